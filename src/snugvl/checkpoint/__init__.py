@@ -1,0 +1,1 @@
+"""What a checkpoint is: its configuration and its safetensors headers. No torch in here."""

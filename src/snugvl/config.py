@@ -1,0 +1,43 @@
+"""Frozen configuration of an engine. "auto" is resolved once, into a new value, by `backends.native`."""
+
+from dataclasses import dataclass
+
+from snugvl.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine allocates at start-up and never exceeds.
+
+    Attributes:
+        num_blocks: KV blocks in the pool.
+        block_size: tokens per KV block.
+        max_model_len: tokens of one sequence, prompt and answer together.
+        max_num_seqs: sequences that run at the same time.
+        max_batched_tokens: tokens of one step; longer prompts are prefilled in chunks of this.
+        max_waiting: requests that may queue before `QueueFull`.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_model_len: int = 8192
+    max_num_seqs: int = 16
+    max_batched_tokens: int = 2048
+    max_waiting: int = 256
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value < 1:
+                raise RequestError(f"{name} must be at least 1, not {value}", field=name)
+        if self.max_batched_tokens < self.max_num_seqs:
+            raise RequestError(
+                f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence needs one token a step",
+                field="max_batched_tokens",
+            )
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens the whole KV pool holds."""
+        return self.num_blocks * self.block_size

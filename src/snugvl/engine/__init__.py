@@ -1,0 +1,1 @@
+"""The engine: requests in, tokens out. Knows no asyncio, no HTTP and no text."""

@@ -1,0 +1,71 @@
+"""What the engine is asked and what it answers: token ids and pixel patches, never text."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from snugvl.errors import SnugvlError
+from snugvl.models.batch import GridTHW
+from snugvl.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VisionItem:
+    """One image or video, preprocessed.
+
+    Attributes:
+        patches: `[t·h·w, patch_dim]` float32, in the order the vision tower wants.
+        grid_thw: temporal patches, rows and columns.
+        digest: hash of content and preprocessing; equal digests have equal encodings.
+    """
+
+    patches: torch.Tensor
+    grid_thw: GridTHW
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineRequest:
+    """One prompt and how to continue it.
+
+    Attributes:
+        request_id: unique among the requests the engine is running.
+        prompt_ids: token ids, placeholders expanded to one per image or video token.
+        vision: images and videos in order of appearance.
+        stop_ids: token ids that end a choice (end of sequence and the user's), unless `ignore_eos`.
+        deadline: `time.monotonic()` seconds after which the request ends with `DeadlineExceeded`.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    vision: tuple[VisionItem, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One new token of one choice of one request, or its end.
+
+    Attributes:
+        choice: index below `sampling.n`.
+        token_id: None only when a choice ends without a new token (abort, error).
+        logprob: log-probability of the token before temperature and filters, if asked for.
+        top_logprobs: the most likely tokens and theirs, most likely first, if asked for.
+        finish: why the choice ended, or None while it goes on.
+        error: with `finish == "error"`.
+    """
+
+    request_id: str
+    choice: int
+    token_id: int | None
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+    finish: FinishReason | None = None
+    error: SnugvlError | None = None
+
+

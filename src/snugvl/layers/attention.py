@@ -1,0 +1,107 @@
+"""Causal attention over the paged KV cache: the plain-torch reference.
+
+One interface, so that a kernel can take its place: new queries, the cache, and `AttentionMetadata`
+saying which sequence each query belongs to and where that sequence's keys and values are.
+
+    flat batch   [ s0 s0 s0 s0 | s1 | s2 | s3 s3 ]     query_lens   = [4, 1, 1, 2]
+                   a prefill    decodes    a chunk     context_lens = [4, 9, 33, 40]
+
+`context_lens` counts the tokens in the cache *after* this step's keys are written, so the queries of
+sequence `s` stand at positions `context_lens[s] - query_lens[s] … context_lens[s] - 1`.
+
+Source: PagedAttention, Kwon et al. 2023 (https://arxiv.org/abs/2309.06180).
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from snugvl.layers.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Where the tokens of a flat batch come from and where their keys and values go.
+
+    Attributes:
+        query_lens: new tokens of each sequence, in batch order; their sum is `tokens`.
+        context_lens: tokens of each sequence in the cache once this step's are written.
+        slot_mapping: `[tokens]` int64, cache slot of each new token.
+        block_tables: `[sequences, blocks]` int64, padded with 0 (masked, never read as a result).
+        block_size: tokens per block.
+    """
+
+    query_lens: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    block_size: int
+
+    def slots(self, sequence: int, length: int) -> torch.Tensor:
+        """Slots of the first `length` tokens of a sequence, `[length]` int64."""
+        blocks = -(-length // self.block_size)
+        table = self.block_tables[sequence, :blocks]
+        offsets = torch.arange(self.block_size, device=table.device)
+        return (table[:, None] * self.block_size + offsets).flatten()[:length]
+
+
+def paged_attention(
+    query: torch.Tensor, cache: KVCache, layer: int, metadata: AttentionMetadata, scale: float
+) -> torch.Tensor:
+    """Attend from `query` `[tokens, heads, head_dim]` to everything before it in its own sequence.
+
+    The new keys and values must be in the cache already. Returns `[tokens, heads, head_dim]`.
+    """
+    if all(length == 1 for length in metadata.query_lens):
+        return _decode(query, cache, layer, metadata, scale)
+    keys, values = cache.layer(layer)
+    output = torch.empty_like(query)
+    starts = [0]
+    for length in metadata.query_lens:
+        starts.append(starts[-1] + length)
+    for sequence, (start, end) in enumerate(pairwise(starts)):
+        slots = metadata.slots(sequence, metadata.context_lens[sequence])
+        output[start:end] = _causal(query[start:end], keys[slots], values[slots], scale)
+    return output
+
+
+def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """One sequence: the last `len(query)` positions of `len(key)` attend causally. `[len, heads, head_dim]`."""
+    new, context = query.shape[0], key.shape[0]
+    mask = None
+    if 1 < new < context:  # a chunk over a cached prefix: SDPA's is_causal aligns to the top left, we need bottom right
+        mask = torch.ones(new, context, dtype=torch.bool, device=query.device).tril(context - new)
+    output = scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        key.transpose(0, 1)[None],
+        value.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=mask is None and new > 1,
+        scale=scale,
+        enable_gqa=True,
+    )
+    return output[0].transpose(0, 1)
+
+
+def _decode(
+    query: torch.Tensor, cache: KVCache, layer: int, metadata: AttentionMetadata, scale: float
+) -> torch.Tensor:
+    """One query per sequence: gather all contexts into one padded batch, one SDPA for all."""
+    keys, values = cache.layer(layer)
+    longest = max(metadata.context_lens)
+    blocks = -(-longest // metadata.block_size)
+    offsets = torch.arange(metadata.block_size, device=query.device)
+    slots = (metadata.block_tables[:, :blocks, None] * metadata.block_size + offsets).flatten(1)[:, :longest]
+    lengths = torch.tensor(metadata.context_lens, device=query.device)
+    mask = torch.arange(longest, device=query.device) < lengths[:, None]
+    output = scaled_dot_product_attention(
+        query[:, :, None],  # [sequences, heads, 1, head_dim]
+        keys[slots].transpose(1, 2),  # [sequences, kv_heads, longest, head_dim]
+        values[slots].transpose(1, 2),
+        attn_mask=mask[:, None, None],
+        scale=scale,
+        enable_gqa=True,
+    )
+    return output[:, :, 0]

@@ -1,0 +1,56 @@
+"""The paged KV cache: one allocation for all layers, addressed by slots.
+
+    block   0               1               2
+            ├───────────────┼───────────────┼──── …
+    slot    0 1 2 … 15      16 17 … 31      32 …      slot = block × block_size + offset
+
+A sequence owns a list of blocks (its block table); its token `i` lives in
+`table[i // block_size] × block_size + i % block_size`. Who owns which block is the engine's business
+(`engine/blocks.py`); here are only the bytes.
+"""
+
+import torch
+
+
+class KVCache:
+    """Keys and values of all layers, `[layers, 2, slots, kv_heads, head_dim]`."""
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        # Zeros, not empty: attention over a padded batch multiplies masked values, and 0 × NaN is NaN.
+        self.storage = torch.zeros(
+            num_layers, 2, num_blocks * block_size, num_kv_heads, head_dim, dtype=dtype, device=device
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole cache."""
+        return self.storage.nbytes
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, each `[slots, kv_heads, head_dim]`, as views."""
+        return self.storage[index, 0], self.storage[index, 1]
+
+    def write(self, index: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store new `key` and `value` `[tokens, kv_heads, head_dim]` of a layer at `slots` `[tokens]`."""
+        keys, values = self.layer(index)
+        keys.index_copy_(0, slots, key)
+        values.index_copy_(0, slots, value)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block in all layers (copy on write of a shared block)."""
+        size = self.block_size
+        self.storage[:, :, target * size : (target + 1) * size] = self.storage[
+            :, :, source * size : (source + 1) * size
+        ]

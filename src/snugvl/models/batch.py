@@ -1,0 +1,55 @@
+"""What a network is given for one step, and what a network is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kv_cache import KVCache
+
+GridTHW = tuple[int, int, int]
+"""Patches of an image or video: temporal patches, rows, columns. Its tokens are t·h·w / merge²."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step over several sequences, flattened token by token.
+
+    Attributes:
+        input_ids: `[tokens]` int64; placeholders where an image or video token stands.
+        positions: `[3, tokens]` int64, M-RoPE positions: time, height, width.
+        attention: which tokens belong together and where the cache has their context.
+        logit_rows: `[n]` int64, the rows whose logits are wanted.
+        vision_rows: `[k]` int64, the rows that hold a placeholder, or None.
+        vision_embeds: `[k, (1 + deepstack levels) · hidden]`, their embeddings, or None.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionMetadata
+    logit_rows: torch.Tensor
+    vision_rows: torch.Tensor | None = None
+    vision_embeds: torch.Tensor | None = None
+
+
+class VisionLanguageModel(Protocol):
+    """A network as the engine sees it. Dtype and device are those of its weights."""
+
+    config: ModelConfig
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def encode_vision(self, patches: torch.Tensor, grids: Sequence[GridTHW]) -> torch.Tensor:
+        """`patches` `[patches, patch_dim]` of several images → `[image tokens, (1 + levels) · hidden]`."""
+        ...
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """Run one step, writing keys and values into the cache. Logits `[n, vocab]` in float32."""
+        ...

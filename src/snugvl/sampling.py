@@ -1,0 +1,96 @@
+"""Sampling parameters, checked once where they enter."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from snugvl.errors import RequestError
+
+_RANGES = {  # lowest, highest, and whether the lowest itself is allowed
+    "temperature": (0.0, 2.0, True),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, True),
+    "repetition_penalty": (0.0, 10.0, False),
+    "presence_penalty": (-2.0, 2.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+}
+_COUNTS = {"max_tokens": (1, 2**31), "top_k": (0, 2**31), "n": (1, 128), "seed": (-(2**63), 2**64 - 1), "logprobs": (0, 20)}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose the next token. The defaults are greedy.
+
+    Applied in this order: `logit_bias`, repetition, frequency and presence penalty, temperature, `top_k`,
+    `top_p`, `min_p`. Penalties follow OpenAI's definition (over generated tokens) and, for
+    `repetition_penalty`, CTRL's (https://arxiv.org/abs/1909.05858, over prompt and generated tokens).
+
+    Attributes:
+        max_tokens: new tokens at most, or None for what the context leaves.
+        temperature: 0 is greedy.
+        top_k: 0 is off.
+        seed: same seed and same request, same tokens; None draws one.
+        logprobs: number of alternatives to report with each token; 0 reports the token's own only.
+        n: choices.
+        stop: strings that end the answer and are not part of it.
+        stop_token_ids: token ids that do the same.
+        ignore_eos: go on after an end-of-sequence token, up to `max_tokens` (for measuring).
+
+    Raises:
+        RequestError: a value out of range; `field` names it.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    n: int = 1
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name in _RANGES:
+                _check_range(item.name, value)
+            elif item.name in _COUNTS and value is not None:
+                _check_count(item.name, value)
+        for token, bias in self.logit_bias.items():
+            if not isinstance(token, int) or not _number(bias) or not -100 <= bias <= 100:
+                raise RequestError(
+                    f"logit_bias maps token ids to numbers from -100 to 100, not {token!r}: {bias!r}",
+                    field="logit_bias",
+                )
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise RequestError(f"stop takes non-empty strings, not {text!r}", field="stop")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken every time."""
+        return self.temperature == 0.0
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_range(name: str, value: float) -> None:
+    low, high, inclusive = _RANGES[name]
+    if not _number(value) or not low <= value <= high or (value == low and not inclusive):
+        start = "from" if inclusive else "above"
+        raise RequestError(f"{name} must be a number {start} {low:g} to {high:g}, not {value!r}", field=name)
+
+
+def _check_count(name: str, value: int) -> None:
+    low, high = _COUNTS[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise RequestError(f"{name} must be a whole number from {low} to {high}, not {value!r}", field=name)
