@@ -14,7 +14,13 @@ _RANGES = {  # lowest, highest, and whether the lowest itself is allowed
     "presence_penalty": (-2.0, 2.0, True),
     "frequency_penalty": (-2.0, 2.0, True),
 }
-_COUNTS = {"max_tokens": (1, 2**31), "top_k": (0, 2**31), "n": (1, 128), "seed": (-(2**63), 2**64 - 1), "logprobs": (0, 20)}
+_COUNTS = {
+    "max_tokens": (1, 2**31),
+    "top_k": (0, 2**31),
+    "n": (1, 128),
+    "seed": (-(2**63), 2**64 - 1),
+    "logprobs": (0, 20),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """`config.json` as frozen, checked values.
 
 An architecture we don't know is refused with its name; a field that is missing is named together with
-the file. Nothing is guessed except the defaults that Hugging Face's own Qwen3-VL configuration has.
+the file. Nothing is guessed: the few defaults are those of Hugging Face's own Qwen3-VL configuration.
 """
 
 import json
@@ -54,6 +54,7 @@ class VisionConfig:
     num_position_embeddings: int
     deepstack_layers: tuple[int, ...]
     hidden_act: str
+    rope_theta: float
 
     @property
     def patch_dim(self) -> int:
@@ -105,7 +106,9 @@ class _Section:
     def get(self, key: str, kind: type, default: Any = None) -> Any:
         value = self.values.get(key, default)
         if value is None:
-            raise CheckpointError(f"{self.where} has no {key!r}; the checkpoint's configuration is incomplete")
+            raise CheckpointError(
+                f"{self.where} has no {key!r}; the checkpoint's configuration is incomplete"
+            )
         if kind is float and isinstance(value, int):
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -164,7 +167,12 @@ def read_config(folder: Path) -> ModelConfig:
         video_token_id=root.get("video_token_id", int, 151656),
         vision_start_token_id=root.get("vision_start_token_id", int, 151652),
         vision_end_token_id=root.get("vision_end_token_id", int, 151653),
-        dtype=str(root.values.get("dtype") or text.values.get("dtype") or root.values.get("torch_dtype") or "bfloat16"),
+        dtype=str(
+            root.values.get("dtype")
+            or text.values.get("dtype")
+            or root.values.get("torch_dtype")
+            or "bfloat16"
+        ),
         quantization=_quantization(root),
     )
     _check(config, str(path))
@@ -188,7 +196,9 @@ def _text(section: _Section) -> TextConfig:
         raise CheckpointError(f"{section.where} has rope settings {rope!r}, expected an object")
     kind = rope.get("rope_type", "default")
     if kind not in ("default", "mrope"):
-        raise UnsupportedModel(f"{section.where} asks for {kind!r} rotary scaling; only 'default' is supported")
+        raise UnsupportedModel(
+            f"{section.where} asks for {kind!r} rotary scaling; only 'default' is supported"
+        )
     if rope.get("mrope_interleaved") is False:
         raise UnsupportedModel(f"{section.where} has mrope_interleaved false; Qwen3-VL interleaves")
     act = section.values.get("hidden_act", "silu")
@@ -196,7 +206,9 @@ def _text(section: _Section) -> TextConfig:
         raise UnsupportedModel(f"{section.where} has hidden_act {act!r}; only 'silu' is supported")
     heads, hidden = section.count("num_attention_heads"), section.count("hidden_size")
     mrope = rope.get("mrope_section", [24, 20, 20])
-    if not (isinstance(mrope, list) and len(mrope) == 3 and all(isinstance(n, int) and n >= 0 for n in mrope)):
+    if not (
+        isinstance(mrope, list) and len(mrope) == 3 and all(isinstance(n, int) and n >= 0 for n in mrope)
+    ):
         raise CheckpointError(f"{section.where} has mrope_section {mrope!r}, expected three counts")
     return TextConfig(
         hidden_size=hidden,
@@ -208,16 +220,18 @@ def _text(section: _Section) -> TextConfig:
         vocab_size=section.count("vocab_size"),
         max_position_embeddings=section.count("max_position_embeddings"),
         rms_norm_eps=section.get("rms_norm_eps", float, 1e-6),
-        rope_theta=float(rope.get("rope_theta") or section.get("rope_theta", float, 5e6)),
+        rope_theta=float(rope.get("rope_theta") or section.get("rope_theta", float)),
         mrope_section=(mrope[0], mrope[1], mrope[2]),
         attention_bias=section.get("attention_bias", bool, False),
     )
 
 
 def _vision(section: _Section) -> VisionConfig:
-    levels = section.get("deepstack_visual_indexes", list, [])
+    levels = section.get("deepstack_visual_indexes", list)
     if not all(isinstance(n, int) for n in levels):
-        raise CheckpointError(f"{section.where} has deepstack_visual_indexes {levels!r}, expected layer numbers")
+        raise CheckpointError(
+            f"{section.where} has deepstack_visual_indexes {levels!r}, expected layer numbers"
+        )
     return VisionConfig(
         depth=section.count("depth"),
         hidden_size=section.count("hidden_size"),
@@ -231,6 +245,7 @@ def _vision(section: _Section) -> VisionConfig:
         num_position_embeddings=section.count("num_position_embeddings", 2304),
         deepstack_layers=tuple(levels),
         hidden_act=section.get("hidden_act", str, "gelu_pytorch_tanh"),
+        rope_theta=float((section.values.get("rope_parameters") or {}).get("rope_theta", 10000.0)),
     )
 
 
@@ -241,7 +256,9 @@ def _quantization(root: _Section) -> Fp8Blocks | None:
     section = _Section(values, f"{root.where}: quantization_config")
     method = section.get("quant_method", str)
     block = section.values.get("weight_block_size")
-    if method != "fp8" or not (isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) for n in block)):
+    if method != "fp8" or not (
+        isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) for n in block)
+    ):
         raise UnsupportedModel(
             f"{section.where} is {method!r} with weight_block_size {block!r}; this version reads bf16, fp16, "
             "fp32 and the official FP8 checkpoints with 128x128 blocks"
@@ -251,25 +268,33 @@ def _quantization(root: _Section) -> Fp8Blocks | None:
 
 def _check(config: ModelConfig, where: str) -> None:
     """Refuse contradictions here, with both numbers, instead of as a shape error deep in the network."""
-    text, vision = config.text, config.vision
-    problems = {
-        f"num_attention_heads {text.num_heads} is not a multiple of num_key_value_heads {text.num_kv_heads}":
-            text.num_heads % text.num_kv_heads,
-        f"mrope_section {list(text.mrope_section)} does not sum to head_dim/2 = {text.head_dim // 2}":
-            sum(text.mrope_section) != text.head_dim // 2,
-        f"vision hidden_size {vision.hidden_size} is not a multiple of num_heads {vision.num_heads}":
-            vision.hidden_size % vision.num_heads,
-        f"vision head size {vision.hidden_size // vision.num_heads} is not a multiple of 4":
-            (vision.hidden_size // vision.num_heads) % 4,
-        f"vision out_hidden_size {vision.out_hidden_size} differs from the text hidden_size {text.hidden_size}":
-            vision.out_hidden_size != text.hidden_size,
-        f"num_position_embeddings {vision.num_position_embeddings} is not a square":
-            vision.position_grid**2 != vision.num_position_embeddings,
-        f"deepstack_visual_indexes {list(vision.deepstack_layers)} name a layer outside 0…{vision.depth - 1}":
-            any(not 0 <= n < vision.depth for n in vision.deepstack_layers),
-        f"{len(vision.deepstack_layers)} deepstack levels need as many decoder layers, there are {text.num_layers}":
-            len(vision.deepstack_layers) > text.num_layers,
-    }
-    for problem, wrong in problems.items():
-        if wrong:
+
+    def require(right: bool, problem: str) -> None:
+        if not right:
             raise CheckpointError(f"{where}: {problem}")
+
+    text, vision = config.text, config.vision
+    require(
+        text.num_heads % text.num_kv_heads == 0,
+        f"num_attention_heads {text.num_heads} is no multiple of num_key_value_heads {text.num_kv_heads}",
+    )
+    require(
+        2 * sum(text.mrope_section) == text.head_dim,
+        f"mrope_section {list(text.mrope_section)} does not sum to half of head_dim {text.head_dim}",
+    )
+    require(
+        vision.hidden_size % (4 * vision.num_heads) == 0,
+        f"vision hidden_size {vision.hidden_size} is no multiple of 4 x num_heads {vision.num_heads}",
+    )
+    require(
+        vision.out_hidden_size == text.hidden_size,
+        f"vision out_hidden_size {vision.out_hidden_size} differs from the text's {text.hidden_size}",
+    )
+    require(
+        vision.position_grid**2 == vision.num_position_embeddings,
+        f"num_position_embeddings {vision.num_position_embeddings} is not a square",
+    )
+    require(
+        all(0 <= level < vision.depth for level in vision.deepstack_layers),
+        f"deepstack_visual_indexes {list(vision.deepstack_layers)} name layers beyond {vision.depth - 1}",
+    )

@@ -67,5 +67,3 @@ class TokenOutput:
     top_logprobs: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
     error: SnugvlError | None = None
-
-

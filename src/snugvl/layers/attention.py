@@ -68,10 +68,12 @@ def paged_attention(
 
 
 def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """One sequence: the last `len(query)` positions of `len(key)` attend causally. `[len, heads, head_dim]`."""
+    """One sequence `[tokens, heads, head_dim]`: its last `len(query)` positions attend causally to `key`."""
     new, context = query.shape[0], key.shape[0]
     mask = None
-    if 1 < new < context:  # a chunk over a cached prefix: SDPA's is_causal aligns to the top left, we need bottom right
+    if (
+        1 < new < context
+    ):  # a chunk over a cached prefix: SDPA's is_causal aligns to the top left, we need bottom right
         mask = torch.ones(new, context, dtype=torch.bool, device=query.device).tril(context - new)
     output = scaled_dot_product_attention(
         query.transpose(0, 1)[None],
@@ -96,6 +98,8 @@ def _decode(
     slots = (metadata.block_tables[:, :blocks, None] * metadata.block_size + offsets).flatten(1)[:, :longest]
     lengths = torch.tensor(metadata.context_lens, device=query.device)
     mask = torch.arange(longest, device=query.device) < lengths[:, None]
+    # Masked places read the sequence's own first slot: a stranger's could hold NaN, and 0 × NaN is NaN.
+    slots = torch.where(mask, slots, slots[:, :1])
     output = scaled_dot_product_attention(
         query[:, :, None],  # [sequences, heads, 1, head_dim]
         keys[slots].transpose(1, 2),  # [sequences, kv_heads, longest, head_dim]

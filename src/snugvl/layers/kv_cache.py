@@ -28,7 +28,7 @@ class KVCache:
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
-        # Zeros, not empty: attention over a padded batch multiplies masked values, and 0 × NaN is NaN.
+        # Zeros, not empty: no run depends on what was in memory, and every page is touched at start-up.
         self.storage = torch.zeros(
             num_layers, 2, num_blocks * block_size, num_kv_heads, head_dim, dtype=dtype, device=device
         )

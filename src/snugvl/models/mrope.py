@@ -47,11 +47,11 @@ def mrope_positions(
             rows, columns = next(frames, (0, 0))
             end = index + rows * columns
             if end == index or end > total or any(token not in pads for token in token_ids[index:end]):
-                raise ValueError(f"placeholders at token {index} don't match an image of {rows}×{columns} tokens")
-            grid = torch.stack(
-                torch.meshgrid(torch.zeros(1), torch.arange(rows), torch.arange(columns), indexing="ij")
-            )
-            parts.append(grid.long().flatten(1) + position)
+                raise ValueError(
+                    f"placeholders at token {index} don't match an image of {rows}×{columns} tokens"
+                )
+            axes = (torch.arange(1), torch.arange(rows), torch.arange(columns))
+            parts.append(torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1) + position)
             position += max(rows, columns)
         index = end
     if next(frames, None) is not None:

@@ -1,0 +1,100 @@
+"""snugvl: vision-language models in the GPU memory people really have.
+
+    import snugvl
+
+    with snugvl.load("pocket") as model:
+        print(model.caption("picture.png").text)
+
+The names below are the public ones. They are loaded when first used, so that importing snugvl (and
+`snugvl --help`) costs neither torch nor anything else that is slow.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from snugvl.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    DeadlineExceeded,
+    DoesNotFit,
+    EngineError,
+    ImageError,
+    ImageTooLarge,
+    InputError,
+    OutputError,
+    QueueFull,
+    RequestError,
+    RequestTooLarge,
+    SnugvlError,
+    UnsupportedModel,
+)
+from snugvl.version import __version__
+
+if TYPE_CHECKING:
+    from snugvl.backends.protocol import Delta, Message, Picture, Request, Stream, Text, Usage, Video, user
+    from snugvl.loading import load
+    from snugvl.model import Model
+    from snugvl.sampling import SamplingParams
+    from snugvl.tasks.results import Answer, Box, Caption, Detection, Detections, Scene, SceneObject
+
+_LAZY = {
+    "load": "loading",
+    "Model": "model",
+    "SamplingParams": "sampling",
+    **dict.fromkeys(
+        ("Delta", "Message", "Picture", "Request", "Stream", "Text", "Usage", "Video", "user"),
+        "backends.protocol",
+    ),
+    **dict.fromkeys(
+        ("Answer", "Box", "Caption", "Detection", "Detections", "Scene", "SceneObject"), "tasks.results"
+    ),
+}
+
+__all__ = [
+    "Answer",
+    "Box",
+    "Caption",
+    "CheckpointError",
+    "CheckpointNotFound",
+    "DeadlineExceeded",
+    "Delta",
+    "Detection",
+    "Detections",
+    "DoesNotFit",
+    "EngineError",
+    "ImageError",
+    "ImageTooLarge",
+    "InputError",
+    "Message",
+    "Model",
+    "OutputError",
+    "Picture",
+    "QueueFull",
+    "Request",
+    "RequestError",
+    "RequestTooLarge",
+    "SamplingParams",
+    "Scene",
+    "SceneObject",
+    "SnugvlError",
+    "Stream",
+    "Text",
+    "UnsupportedModel",
+    "Usage",
+    "Video",
+    "__version__",
+    "load",
+    "user",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'snugvl' has no attribute {name!r}")
+    value = getattr(import_module(f"snugvl.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

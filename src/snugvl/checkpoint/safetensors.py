@@ -1,0 +1,151 @@
+"""Headers of safetensors files: names, dtypes, shapes and places, without reading a weight.
+
+    8 bytes      header length n, little-endian
+    n bytes      JSON: name → {dtype, shape, data_offsets: [begin, end]}
+    the rest     the tensors; offsets count from here
+
+Read by our own code, because the plan needs it without torch and later over range requests. The format:
+https://github.com/huggingface/safetensors#format
+"""
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snugvl.checkpoint.architecture import read_json
+from snugvl.errors import CheckpointError, UnsupportedModel
+
+DTYPE_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where a tensor is. `offset` counts bytes from the start of `file`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    nbytes: int
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+
+def read_tensors(folder: Path) -> dict[str, TensorEntry]:
+    """All tensors of a checkpoint folder, of one file or of the shards that its index names.
+
+    Raises:
+        CheckpointError: no weights, a shard is missing, truncated or corrupt, or a tensor stands twice.
+    """
+    tensors: dict[str, TensorEntry] = {}
+    for path in weight_files(folder):
+        for name, entry in read_header(path).items():
+            if name in tensors:
+                raise CheckpointError(f"{path}: tensor {name!r} is also in {tensors[name].file.name}")
+            tensors[name] = entry
+    return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up a checkpoint."""
+    if (folder / INDEX).is_file():
+        index = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not index:
+            raise CheckpointError(f"{folder / INDEX} has no weight_map")
+        names = sorted({str(name) for name in index.values()})
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise CheckpointError(
+                f"{folder} lacks {missing[0]} ({len(missing)} of {len(names)} weight files are missing); "
+                "finish the download"
+            )
+        return [folder / name for name in names]
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    others = sorted(
+        path.name for pattern in ("*.bin", "*.gguf", "*.pt", "*.pth") for path in folder.glob(pattern)
+    )
+    if others:
+        raise UnsupportedModel(f"{folder} has {others[0]} but no {SINGLE}; only safetensors weights are read")
+    raise CheckpointError(f"{folder} has no weights ({SINGLE} or {INDEX}); finish the download")
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """The header of one file, every entry checked against the file's size.
+
+    Raises:
+        CheckpointError: names the file, the tensor where one is to blame, and what is wrong.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            prefix = file.read(8)
+            if len(prefix) < 8:
+                raise CheckpointError(f"{path} is only {size} bytes; it is truncated, download it again")
+            length = struct.unpack("<Q", prefix)[0]
+            if length > MAX_HEADER_BYTES or 8 + length > size:
+                raise CheckpointError(
+                    f"{path} announces a header of {length:,} bytes in a file of {size:,}; "
+                    "it is truncated or not a safetensors file"
+                )
+            raw = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
+    return parse_header(raw, path, size)
+
+
+def parse_header(raw: bytes, path: Path, size: int) -> dict[str, TensorEntry]:
+    """Entries of a header's JSON `raw`; `size` is the whole file's in bytes."""
+    try:
+        header = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} has a corrupt header: {error}") from None
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path} has a corrupt header: it is not a JSON object")
+    start = 8 + len(raw)
+    header.pop("__metadata__", None)
+    return {name: _entry(name, value, path, start, size) for name, value in header.items()}
+
+
+def _entry(name: str, value: Any, path: Path, start: int, size: int) -> TensorEntry:
+    where = f"{path}: tensor {name!r}"
+    if not isinstance(value, Mapping) or not {"dtype", "shape", "data_offsets"} <= value.keys():
+        raise CheckpointError(f"{where} has a corrupt header entry")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if dtype not in DTYPE_BYTES:
+        raise UnsupportedModel(f"{where} is of dtype {dtype!r}; known are {', '.join(DTYPE_BYTES)}")
+    if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
+        raise CheckpointError(f"{where} has shape {shape!r} and offsets {offsets!r}, expected whole numbers")
+    nbytes = math.prod(shape) * DTYPE_BYTES[dtype]
+    if offsets[1] - offsets[0] != nbytes:
+        raise CheckpointError(
+            f"{where} of shape {shape} and dtype {dtype} needs {nbytes:,} bytes, "
+            f"its header gives it {offsets[1] - offsets[0]:,}"
+        )
+    if start + offsets[1] > size:
+        raise CheckpointError(
+            f"{where} ends at byte {start + offsets[1]:,} but the file has {size:,}; "
+            "the file is truncated, download it again"
+        )
+    return TensorEntry(name, dtype, tuple(shape), path, start + offsets[0], nbytes)
+
+
+def _counts(values: object) -> bool:
+    return isinstance(values, list) and all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in values
+    )

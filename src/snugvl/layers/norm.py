@@ -1,0 +1,19 @@
+"""RMSNorm, in float32 inside whatever the weights are."""
+
+import torch
+from torch import nn
+
+
+class RMSNorm(nn.Module):
+    """`x / rms(x) * weight` over the last dimension (https://arxiv.org/abs/1910.07467)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        # Rounded before the weight, as transformers does: in bf16 the order decides the last bit.
+        return self.weight * wide.to(x.dtype)

@@ -1,0 +1,116 @@
+"""The text decoder of Qwen3 and Qwen3-VL: GQA with q/k-norm, interleaved M-RoPE, SwiGLU, paged KV cache.
+
+`packed_modules` says which checkpoint tensors are rows of one parameter here: one product instead of
+three for the attention inputs, one instead of two for the MLP's.
+
+Source: Hugging Face transformers, `models/qwen3_vl/modeling_qwen3_vl.py` (Apache-2.0).
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import silu
+
+from snugvl.checkpoint.architecture import TextConfig
+from snugvl.layers.attention import AttentionMetadata, paged_attention
+from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.norm import RMSNorm
+from snugvl.layers.rotary import CosSin, mrope, rotate
+
+packed_modules = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over the paged cache."""
+
+    def __init__(self, config: TextConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
+        self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=config.attention_bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+
+    def forward(
+        self, x: torch.Tensor, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """`x` `[tokens, hidden]`; writes this layer's keys and values into the cache first."""
+        heads = (self.heads, self.kv_heads, self.kv_heads)
+        q, k, v = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim).split(heads, dim=1)
+        q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)
+        cache.write(self.layer, metadata.slot_mapping, k, v)
+        output = paged_attention(q, cache, self.layer, metadata, self.head_dim**-0.5)
+        result: torch.Tensor = self.o_proj(output.flatten(1))
+        return result
+
+
+class MLP(nn.Module):
+    """SwiGLU (https://arxiv.org/abs/2002.05202)."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        result: torch.Tensor = self.down_proj(silu(gate) * up)
+        return result
+
+
+class Layer(nn.Module):
+    """A pre-norm decoder layer."""
+
+    def __init__(self, config: TextConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x: torch.Tensor, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotation, cache, metadata)
+        result: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return result
+
+
+class Decoder(nn.Module):
+    """Embeddings, layers and the last norm. Deepstack levels enter after the first layers."""
+
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+        vision_rows: torch.Tensor | None = None,
+        vision_levels: tuple[torch.Tensor, ...] = (),
+    ) -> torch.Tensor:
+        """Hidden states `[tokens, hidden]`, before the last norm.
+
+        `vision_levels[0]` `[k, hidden]` replaces the embeddings of `vision_rows` `[k]`; level `i > 0` is
+        added to them after layer `i - 1`.
+        """
+        x: torch.Tensor = self.embed_tokens(input_ids)
+        if vision_rows is not None:
+            x.index_copy_(0, vision_rows, vision_levels[0].to(x.dtype))
+        config = self.config
+        rotation = mrope(positions, config.head_dim, config.rope_theta, config.mrope_section, x.dtype)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotation, cache, metadata)
+            if vision_rows is not None and index + 1 < len(vision_levels):
+                x.index_add_(0, vision_rows, vision_levels[index + 1].to(x.dtype))
+        return x

@@ -1,0 +1,60 @@
+"""Qwen3-VL: the vision tower and the decoder joined. Parameter names are the checkpoint's."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.layers.kv_cache import KVCache
+from snugvl.models.batch import Batch, GridTHW
+from snugvl.models.decoder import Decoder
+from snugvl.models.vision import VisionTower
+
+
+class Qwen3VL(nn.Module):
+    """The network of every dense Qwen3-VL checkpoint (and of pocket)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = nn.ModuleDict(
+            {"visual": VisionTower(config.vision), "language_model": Decoder(config.text)}
+        )
+        if not config.tie_word_embeddings:
+            self.lm_head = nn.Linear(config.text.hidden_size, config.text.vocab_size, bias=False)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The text part."""
+        part = self.model["language_model"]
+        assert isinstance(part, Decoder)
+        return part
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights and of the KV cache."""
+        return self.decoder.embed_tokens.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.decoder.embed_tokens.weight.device
+
+    def encode_vision(self, patches: torch.Tensor, grids: Sequence[GridTHW]) -> torch.Tensor:
+        """`patches` `[patches, patch_dim]` of several images → `[image tokens, (1 + levels) · hidden]`."""
+        result: torch.Tensor = self.model["visual"](patches.to(self.device), grids)
+        return result
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        """One step of the decoder. Logits `[len(batch.logit_rows), vocab]` in float32."""
+        levels: tuple[torch.Tensor, ...] = ()
+        if batch.vision_embeds is not None:
+            levels = torch.split(batch.vision_embeds, self.config.text.hidden_size, dim=-1)
+        hidden = self.decoder(
+            batch.input_ids, batch.positions, cache, batch.attention, batch.vision_rows, levels
+        )
+        hidden = self.decoder.norm(hidden[batch.logit_rows])
+        head = self.decoder.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        return linear(hidden, head.weight).float()
