@@ -1,0 +1,178 @@
+"""A loaded model with the four tasks and chat: what `snugvl.load` returns."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from PIL import Image, ImageOps
+
+from snugvl.backends.protocol import Backend, Capabilities, Message, Request, Stream, messages_of
+from snugvl.sampling import SamplingParams
+from snugvl.tasks import ask, caption, detect, scene
+from snugvl.tasks.prompts import Detail
+from snugvl.tasks.request import collect
+from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
+
+ImageSource = str | Path | bytes | BinaryIO | Image.Image
+"""An image: a path, the bytes of a file, an open file, or a picture that Pillow has decoded."""
+
+
+class Model:
+    """A vision-language model.
+
+    Every method is safe to call from several threads; calls that run at the same time share the engine's
+    batches, so eight threads are faster than a loop. `sampling` defaults to greedy, with a token limit that
+    suits the task. `max_pixels` lowers the checkpoint's own limit, above which an image is scaled down.
+
+        with snugvl.load("pocket") as model:
+            print(model.caption("picture.png").text)
+
+    All of them raise `ImageError` for something that isn't a picture, `RequestError` for a wrong or too
+    large request, `OutputError` where the model's answer isn't what the task asked for.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the model can do."""
+        return self.backend.capabilities
+
+    def caption(
+        self,
+        image: ImageSource,
+        *,
+        detail: Detail = "short",
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Caption:
+        """Describe an image, in one sentence or in detail."""
+        stream = self.stream_caption(image, detail=detail, sampling=sampling, max_pixels=max_pixels)
+        return caption.result(_read(stream))
+
+    def ask(
+        self,
+        images: ImageSource | Sequence[ImageSource],
+        question: str,
+        *,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Answer:
+        """Answer a question about an image, or about several together."""
+        return ask.result(_read(self.stream_ask(images, question, sampling=sampling, max_pixels=max_pixels)))
+
+    def scene(
+        self,
+        image: ImageSource,
+        *,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Scene:
+        """Analyse an image: summary, setting, objects with counts and positions, text, relations."""
+        request = scene.request(decode(image), self.capabilities, sampling=sampling, max_pixels=max_pixels)
+        return scene.result(self._complete(request))
+
+    def detect(
+        self,
+        image: ImageSource,
+        objects: Sequence[str] = (),
+        *,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Detections:
+        """Find the named objects, or every object, with boxes in pixels of the original image."""
+        picture = decode(image)
+        request = detect.request(
+            picture, objects, self.capabilities, sampling=sampling, max_pixels=max_pixels
+        )
+        return detect.result(self._complete(request), picture.size, objects)
+
+    def chat(self, messages: Message | Sequence[Message], sampling: SamplingParams | None = None) -> Reply:
+        """Continue a conversation (see `snugvl.user`); with `sampling.n` above 1, `stream_chat` has all."""
+        return _read(self.stream_chat(messages, sampling))
+
+    def stream_caption(
+        self,
+        image: ImageSource,
+        *,
+        detail: Detail = "short",
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Stream:
+        """`caption` as it is generated. Close the stream, or leave its `with`, to stop early."""
+        request = caption.request(
+            decode(image), self.capabilities, detail=detail, sampling=sampling, max_pixels=max_pixels
+        )
+        return self.backend.submit(request)
+
+    def stream_ask(
+        self,
+        images: ImageSource | Sequence[ImageSource],
+        question: str,
+        *,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Stream:
+        """`ask` as it is generated."""
+        # typing.BinaryIO is no runtime type, so what isn't one image is told by being a sequence
+        single = isinstance(images, str | bytes) or not isinstance(images, Sequence)
+        several = [images] if single else images
+        request = ask.request(
+            [decode(image) for image in several],
+            question,
+            self.capabilities,
+            sampling=sampling,
+            max_pixels=max_pixels,
+        )
+        return self.backend.submit(request)
+
+    def stream_chat(
+        self, messages: Message | Sequence[Message], sampling: SamplingParams | None = None
+    ) -> Stream:
+        """`chat` as it is generated."""
+        return self.backend.submit(Request(messages_of(messages), sampling or SamplingParams()))
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes held, by component."""
+        return self.backend.memory()
+
+    def close(self) -> None:
+        """Abort what runs and free the model. Safe to call twice."""
+        self.backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _complete(self, request: Request) -> Reply:
+        return _read(self.backend.submit(request))
+
+
+def decode(source: ImageSource) -> Image.Image:
+    """The image, upright and RGB, as the model sees it and boxes are counted in.
+
+    Raises:
+        ImageError: it isn't a picture, or larger than the limits.
+    """
+    from snugvl.inputs.image import open_image
+
+    if isinstance(source, Image.Image):
+        return _opaque(ImageOps.exif_transpose(source))
+    return open_image(source)
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """RGB, transparent parts on white: the same as `open_image` does for files."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    coloured = image.convert("RGBA")
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, coloured).convert("RGB")
+
+
+def _read(stream: Stream) -> Reply:
+    with stream:
+        return collect(stream)
