@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from snugvl.errors import RequestError
 
+DEFAULT_BLOCK_SIZE = 16
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -19,7 +21,7 @@ class EngineConfig:
     """
 
     num_blocks: int
-    block_size: int = 16
+    block_size: int = DEFAULT_BLOCK_SIZE
     max_model_len: int = 8192
     max_num_seqs: int = 16
     max_batched_tokens: int = 2048

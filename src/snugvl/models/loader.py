@@ -72,6 +72,12 @@ def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Qwe
     return model
 
 
+def network_elements(config: ModelConfig) -> int:
+    """Elements of the network that `config` describes (a tied head counts once), without taking memory."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in Qwen3VL(config).parameters())
+
+
 def check_names(
     model: Qwen3VL, config: ModelConfig, tensors: Mapping[str, TensorEntry], folder: Path
 ) -> None:

@@ -1,0 +1,69 @@
+"""A queue from the engine's thread to one reader, who may wait in a thread or in an event loop."""
+
+import asyncio
+from collections import deque
+from threading import Condition
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Items in order, then an end that may be an error. Unbounded: a request's own limits bound it."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._changed = Condition()
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._closed = False
+        self._error: Exception | None = None
+
+    def put(self, item: T) -> None:
+        """Add an item; ignored once closed."""
+        with self._changed:
+            if not self._closed:
+                self._items.append(item)
+                self._wake()
+
+    def close(self, error: Exception | None = None) -> None:
+        """No more items. The reader gets what is left, then `error` or the end. The first call counts."""
+        with self._changed:
+            if not self._closed:
+                self._closed, self._error = True, error
+                self._wake()
+
+    def get(self) -> T | None:
+        """The next item, or None at the end. Waits. Raises the error that ended it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._closed)
+            return self._next()
+
+    async def get_async(self) -> T | None:
+        """`get` without blocking the event loop."""
+        while True:
+            with self._changed:
+                if self._items or self._closed:
+                    return self._next()
+                loop = asyncio.get_running_loop()
+                waiter: asyncio.Future[None] = loop.create_future()
+                self._waiters.append((loop, waiter))
+            await waiter
+
+    def _next(self) -> T | None:
+        if self._items:
+            return self._items.popleft()
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        waiters, self._waiters = self._waiters, []
+        for loop, waiter in waiters:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_finish, waiter)
+
+
+def _finish(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():  # the reader may have been cancelled meanwhile
+        waiter.set_result(None)

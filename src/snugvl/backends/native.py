@@ -1,0 +1,125 @@
+"""Our engine in this process: prompts are prepared in the caller's thread, tokens made in the engine's."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from itertools import count
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+from snugvl.backends.protocol import Capabilities, Delta, Request
+from snugvl.backends.receiver import Receiver
+from snugvl.backends.worker import EngineWorker
+from snugvl.engine.engine import Engine
+from snugvl.engine.request import EngineRequest, TokenOutput
+from snugvl.errors import EngineError
+from snugvl.inputs.prompt import Processor
+
+
+class NativeBackend:
+    """A loaded model on our engine. Safe to use from several threads and event loops."""
+
+    def __init__(self, engine: Engine, processor: Processor, capabilities: Capabilities) -> None:
+        self._engine = engine
+        self._processor = processor
+        self._capabilities = capabilities
+        self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
+        self._ids = count()
+        self._worker = EngineWorker(engine, self._deliver)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this model can do."""
+        return self._capabilities
+
+    def submit(self, request: Request) -> "NativeStream":
+        """Prepare and start a request; it runs whether or not the stream is read.
+
+        Raises:
+            RequestError, ImageError: it is wrong, or too large; nothing was started.
+            EngineError: the backend is closed, or its queue is full.
+        """
+        prompt = self._processor.prepare(request.messages)
+        tokenizer = self._processor.tokenizer
+        stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
+        engine_request = EngineRequest(
+            request_id=str(next(self._ids)),
+            prompt_ids=prompt.prompt_ids,
+            sampling=request.sampling,
+            vision=prompt.vision,
+            stop_ids=stop_ids,
+            deadline=None if request.deadline_s is None else monotonic() + request.deadline_s,
+        )
+        receiver = Receiver(tokenizer, prompt, request.sampling, stop_ids)
+        self._worker.call(lambda: self._add(engine_request, receiver))
+        return NativeStream(self, engine_request.request_id, receiver)
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes held, by component."""
+        return self._worker.call(self._engine.memory)
+
+    def close(self) -> None:
+        """End all requests with an error and stop the engine. Safe to call twice."""
+        self._worker.close()
+        for receiver in self._receivers.values():
+            receiver.fail(EngineError("the model was closed while this request was running"))
+        self._receivers.clear()
+
+    def abort(self, request_id: str) -> None:
+        """End a request and free what it holds; unknown ids are ignored."""
+        self._worker.post(lambda: self._abort(request_id))
+
+    def _add(self, request: EngineRequest, receiver: Receiver) -> None:
+        self._engine.add(request)
+        self._receivers[request.request_id] = receiver
+
+    def _abort(self, request_id: str) -> None:
+        self._engine.abort(request_id)
+        receiver = self._receivers.pop(request_id, None)
+        if receiver is not None:
+            receiver.mailbox.close()
+
+    def _deliver(self, output: TokenOutput) -> None:
+        receiver = self._receivers.get(output.request_id)
+        if receiver is None:
+            return
+        if receiver.receive(output):
+            self._engine.abort(output.request_id, choice=output.choice)
+        if receiver.done:
+            del self._receivers[output.request_id]
+
+
+class NativeStream:
+    """The answer to one request. Closing or dropping it aborts what is not finished."""
+
+    def __init__(self, backend: NativeBackend, request_id: str, receiver: Receiver) -> None:
+        self._backend = backend
+        self._request_id = request_id
+        self._mailbox = receiver.mailbox
+        self._open = True
+
+    def __iter__(self) -> Iterator[Delta]:
+        while (delta := self._mailbox.get()) is not None:
+            yield delta
+        self._open = False
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while (delta := await self._mailbox.get_async()) is not None:
+            yield delta
+        self._open = False
+
+    def close(self) -> None:
+        """Abort what is not finished. Safe to call twice."""
+        if self._open:
+            self._open = False
+            self._backend.abort(self._request_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

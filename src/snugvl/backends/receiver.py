@@ -1,0 +1,96 @@
+"""From the engine's tokens to the reader's text: one receiver a request, run in the engine's thread."""
+
+from snugvl.backends.mailbox import Mailbox
+from snugvl.backends.protocol import Delta, Logprob, TokenLogprob, Usage
+from snugvl.engine.request import TokenOutput
+from snugvl.errors import EngineError
+from snugvl.inputs.detokenizer import Detokenizer
+from snugvl.inputs.prompt import PreparedPrompt
+from snugvl.inputs.tokenizer import Tokenizer
+from snugvl.sampling import SamplingParams
+
+
+class Receiver:
+    """Detokenises each choice, watches for stop strings, counts, and fills the mailbox."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: PreparedPrompt, sampling: SamplingParams, stop_ids: frozenset[int]
+    ) -> None:
+        self.mailbox: Mailbox[Delta] = Mailbox()
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._stop_ids = frozenset() if sampling.ignore_eos else stop_ids
+        self._detokenizers = {
+            choice: Detokenizer(tokenizer, stop=sampling.stop) for choice in range(sampling.n)
+        }
+        # Log-probabilities of tokens whose text is still held back, by choice.
+        self._pending: dict[int, list[Logprob]] = {choice: [] for choice in range(sampling.n)}
+        self._completion_tokens = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether every choice has ended."""
+        return not self._detokenizers
+
+    def receive(self, output: TokenOutput) -> bool:
+        """Take one token. True: a stop string ended this choice, so the engine should end it too."""
+        if output.error is not None:
+            self._detokenizers.clear()
+            self.mailbox.close(output.error)
+            return False
+        detokenizer = self._detokenizers.get(output.choice)
+        if detokenizer is None:  # a token that was under way when the choice ended
+            return False
+        text = self._take_token(output, detokenizer)
+        finish = output.finish
+        if detokenizer.stopped:
+            finish = "stop"
+        elif finish is not None:
+            text += detokenizer.flush()
+        self._emit(output.choice, text, finish, stopped=detokenizer.stopped)
+        return detokenizer.stopped and output.finish is None
+
+    def fail(self, error: Exception) -> None:
+        """End the request with an error."""
+        self._detokenizers.clear()
+        self.mailbox.close(error)
+
+    def _take_token(self, output: TokenOutput, detokenizer: Detokenizer) -> str:
+        if output.token_id is None:
+            return ""
+        self._completion_tokens += 1
+        if output.finish == "stop" and output.token_id in self._stop_ids:
+            return ""  # the end-of-sequence token is counted but is not text
+        if output.logprob is not None:
+            self._pending[output.choice].append(self._logprob(output))
+        return detokenizer.push(output.token_id)
+
+    def _emit(self, choice: int, text: str, finish: str | None, *, stopped: bool) -> None:
+        if finish is not None:
+            del self._detokenizers[choice]
+        if not text and finish is None:
+            return
+        logprobs = tuple(self._pending[choice]) if text or not stopped else ()
+        self._pending[choice].clear()
+        if finish == "error":
+            raise EngineError("the engine ended a request with an error but gave none")
+        usage = None
+        if self.done:
+            usage = Usage(len(self._prompt.prompt_ids), self._completion_tokens, self._prompt.image_tokens)
+        reason = "abort" if finish == "abort" else "length" if finish == "length" else "stop"
+        self.mailbox.put(
+            Delta(text, choice, logprobs, reason if finish is not None else None, usage)  # type: ignore[arg-type]
+        )
+        if self.done:
+            self.mailbox.close()
+
+    def _logprob(self, output: TokenOutput) -> Logprob:
+        assert output.token_id is not None
+        assert output.logprob is not None
+        top = tuple(self._token_logprob(token, value) for token, value in output.top_logprobs)
+        own = self._token_logprob(output.token_id, output.logprob)
+        return Logprob(own.token, own.bytes, own.logprob, top)
+
+    def _token_logprob(self, token_id: int, logprob: float) -> TokenLogprob:
+        raw = self._tokenizer.token_bytes(token_id)
+        return TokenLogprob(raw.decode("utf-8", errors="replace"), raw, logprob)

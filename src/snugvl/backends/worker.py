@@ -1,0 +1,80 @@
+"""The one thread that touches the engine."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import TypeVar
+
+from snugvl.engine.engine import Engine
+from snugvl.engine.request import TokenOutput
+from snugvl.errors import EngineError
+
+T = TypeVar("T")
+
+
+class EngineWorker:
+    """Steps the engine while it has work, and runs what others ask of it between two steps."""
+
+    def __init__(self, engine: Engine, deliver: Callable[[TokenOutput], None]) -> None:
+        self.engine = engine
+        self._deliver = deliver
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._closed = False
+        self._thread = Thread(target=self._run, name="snugvl-engine", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run `function` between two steps and return its result, or raise what it raises.
+
+        Raises:
+            EngineError: the worker is closed.
+        """
+        if self._closed:
+            raise EngineError("the model is closed")
+        future: Future[T] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._jobs.put(job)
+        return future.result()
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Run `function` between two steps, without waiting for it."""
+        if not self._closed:
+            self._jobs.put(function)
+
+    def close(self) -> None:
+        """Stop after the current step. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while self._run_jobs():
+            for output in self.engine.step():
+                self._deliver(output)
+        self._refuse_jobs()
+
+    def _run_jobs(self) -> bool:
+        """Run everything asked for, waiting for the next job while the engine idles. False: stop."""
+        while True:
+            try:
+                job = self._jobs.get(block=not self.engine.has_work)
+            except Empty:
+                return True
+            if job is None:
+                return False
+            job()
+
+    def _refuse_jobs(self) -> None:
+        """Run what was asked for while closing, so that nobody waits for ever."""
+        while not self._jobs.empty():
+            job = self._jobs.get()
+            if job is not None:
+                job()
