@@ -16,7 +16,7 @@ def locate(model: str) -> Path:
     if model == POCKET:
         return Path(__file__).parent.parent / "pocket"
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if model and folder.is_dir():  # Path('') would be the current folder
         return folder
     if folder.is_file():
         raise CheckpointNotFound(f"{model} is a file; give the folder that holds config.json and the weights")

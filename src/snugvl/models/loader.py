@@ -12,6 +12,7 @@ named with its file.
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -64,11 +65,10 @@ def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Qwe
     check_names(model, config, tensors, folder)
     model.to_empty(device=device)
     targets = dict(_targets(model))
-    reader = _Reader(tensors, config.quantization)
-    for entry in sorted(tensors.values(), key=lambda entry: (entry.file, entry.offset)):
-        if entry.name in targets:
-            reader.fill(entry, targets[entry.name])
-    reader.close()
+    with closing(_Reader(tensors, config.quantization)) as reader:
+        for entry in sorted(tensors.values(), key=lambda entry: (entry.file, entry.offset)):
+            if entry.name in targets:
+                reader.fill(entry, targets[entry.name])
     return model
 
 
@@ -175,7 +175,8 @@ class _Reader:
             return None
         scale = self.tensors[entry.name + SCALE_SUFFIX]
         raw = self._read(scale, 0, scale.nbytes)
-        return raw.view(DTYPES[scale.dtype]).view(scale.shape).float()  # float() copies out of the buffer
+        values = raw.view(DTYPES[scale.dtype]).view(scale.shape)
+        return values.to(torch.float32, copy=True)  # out of the buffer, which the weights reuse
 
     def _read(self, entry: TensorEntry, start: int, nbytes: int) -> torch.Tensor:
         """`nbytes` bytes of a tensor, in the shared buffer (grown if one row is larger than it)."""

@@ -1,0 +1,73 @@
+"""Run our network on whole prompts, without an engine: for comparison with the oracle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kv_cache import KVCache
+from snugvl.models.batch import Batch, GridTHW
+from snugvl.models.mrope import mrope_positions
+from snugvl.models.qwen3_vl import Qwen3VL
+from tests.checkpoints import IMAGE, VIDEO
+
+
+@dataclass
+class Prompt:
+    """Token ids with their placeholders, and the images behind them."""
+
+    ids: list[int]
+    grids: list[GridTHW] = field(default_factory=list)
+    patches: torch.Tensor = field(default_factory=lambda: torch.empty(0, 1536))
+
+    @property
+    def vision_rows(self) -> torch.Tensor:
+        return torch.tensor([row for row, token in enumerate(self.ids) if token in (IMAGE, VIDEO)])
+
+
+def new_cache(model: Qwen3VL, blocks: int, block_size: int = 4) -> KVCache:
+    text = model.config.text
+    return KVCache(
+        num_layers=text.num_layers,
+        num_blocks=blocks,
+        block_size=block_size,
+        num_kv_heads=text.num_kv_heads,
+        head_dim=text.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+    )
+
+
+def logits(model: Qwen3VL, prompt: Prompt, chunks: Sequence[int] | None = None) -> torch.Tensor:
+    """Logits of every position, `[tokens, vocab]`, prefilled in `chunks` (default: in one)."""
+    total = len(prompt.ids)
+    positions, _ = mrope_positions(
+        prompt.ids,
+        prompt.grids,
+        placeholders=(IMAGE, VIDEO),
+        merge_size=model.config.vision.spatial_merge_size,
+    )
+    embeds = model.encode_vision(prompt.patches, prompt.grids) if prompt.grids else None
+    rows = prompt.vision_rows
+    cache = new_cache(model, blocks=total)
+    # Blocks in reverse order: a table that is not simply 0, 1, 2 … must be followed.
+    table = torch.arange(-(-total // 4)).flip(0)[None]
+    parts, start = [], 0
+    with torch.inference_mode():
+        for size in chunks or [total]:
+            end = start + size
+            slots = (table[0][torch.arange(start, end) // 4]) * 4 + torch.arange(start, end) % 4
+            inside = (rows >= start) & (rows < end)
+            batch = Batch(
+                input_ids=torch.tensor(prompt.ids[start:end]),
+                positions=positions[:, start:end],
+                attention=AttentionMetadata((size,), (end,), slots, table, 4),
+                logit_rows=torch.arange(size),
+                vision_rows=rows[inside] - start if embeds is not None and inside.any() else None,
+                vision_embeds=embeds[inside] if embeds is not None and inside.any() else None,
+            )
+            parts.append(model(batch, cache))
+            start = end
+    assert start == total
+    return torch.cat(parts)
