@@ -1,0 +1,132 @@
+"""Checks a request before any work: what can't be right is refused, what can't fit is refused with numbers.
+
+Whatever passes can finish. The cache need of a request with `n` choices, in blocks (P = prompt tokens,
+M = new tokens, drawn for n = 2):
+
+    choice 0   ├── shared: P // block ──┤├─ own ──┤       shared + n · own ≤ blocks in the pool
+    choice 1                             ├─ own ──┤       own = ⌈(P + M) / block⌉ - shared
+
+`max_tokens=None` asks for no number, so it is never refused for its choices: it takes what the context
+leaves to one choice, and choices that don't fit beside each other take turns.
+"""
+
+from itertools import accumulate
+
+import torch
+
+from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.config import EngineConfig
+from snugvl.engine.request import EngineRequest, VisionItem
+from snugvl.engine.sequence import Prompt
+from snugvl.errors import RequestError, RequestTooLarge
+from snugvl.models.mrope import mrope_positions
+
+
+def check_prompt(request: EngineRequest, model: ModelConfig) -> Prompt:
+    """The prompt with its positions and placeholders.
+
+    Raises:
+        RequestError: no tokens, token ids outside the vocabulary, patches that are not their grid's, or
+            placeholders that are not the images'.
+    """
+    ids, vocab = request.prompt_ids, model.text.vocab_size
+    if not ids:
+        raise RequestError("the prompt is empty; it needs at least one token", field="prompt_ids")
+    _check_ids("the prompt", ids, vocab, "prompt_ids")
+    _check_ids("logit_bias", tuple(request.sampling.logit_bias), vocab, "logit_bias")
+    merge = model.vision.spatial_merge_size
+    for number, item in enumerate(request.vision):
+        _check_item(number, item, merge, model.vision.patch_dim)
+    pads = (model.image_token_id, model.video_token_id)
+    placeholders = tuple(index for index, token in enumerate(ids) if token in pads)
+    sizes = [t * h * w // merge**2 for t, h, w in (item.grid_thw for item in request.vision)]
+    if sum(sizes) != len(placeholders):
+        raise RequestError(
+            f"the prompt has {len(placeholders)} image and video placeholders, but its "
+            f"{len(sizes)} images and videos have {sum(sizes)} tokens",
+            field="vision",
+        )
+    try:
+        positions, delta = mrope_positions(
+            ids, [item.grid_thw for item in request.vision], placeholders=pads, merge_size=merge
+        )
+    except ValueError as error:
+        raise RequestError(str(error), field="vision") from None
+    starts = tuple(accumulate(sizes, initial=0))
+    return Prompt(ids, positions, delta, request.vision, placeholders, starts, frozenset(ids))
+
+
+def _check_ids(where: str, ids: tuple[int, ...], vocab: int, field: str) -> None:
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise RequestError(
+                f"{where} has token id {token}; this model's vocabulary is 0 to {vocab - 1}", field=field
+            )
+
+
+def _check_item(number: int, item: VisionItem, merge: int, patch_dim: int) -> None:
+    """An item's patches must be those of its grid: anything else would fail inside the network."""
+    name = f"image or video {number + 1}"
+    t, h, w = item.grid_thw
+    if min(t, h, w) < 1 or h % merge or w % merge:
+        raise RequestError(
+            f"{name} has the grid {t}×{h}×{w}; its sides must be positive, rows and columns "
+            f"multiples of {merge}",
+            field="vision",
+        )
+    if item.patches.shape != (t * h * w, patch_dim) or not item.patches.is_floating_point():
+        raise RequestError(
+            f"{name} has patches {list(item.patches.shape)} of {_name(item.patches.dtype)}; its grid "
+            f"{t}×{h}×{w} needs [{t * h * w}, {patch_dim}] of float32",
+            field="vision",
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def resolve_max_tokens(request: EngineRequest, prompt: Prompt, config: EngineConfig) -> int:
+    """New tokens each choice may have.
+
+    Raises:
+        RequestTooLarge: prompt and new tokens, for all choices, exceed the context or the cache.
+    """
+    asked, n = request.sampling.max_tokens, request.sampling.n
+    fits = _fitting(len(prompt), config, n if asked else 1)
+    if fits >= (asked or 1):
+        return asked or fits
+    raise RequestTooLarge(
+        _refusal(prompt, config, asked, n, fits), field="max_tokens" if fits > 0 else "prompt"
+    )
+
+
+def _fitting(prompt: int, config: EngineConfig, n: int) -> int:
+    """New tokens for each of `n` choices that context and cache leave; negative: not even the prompt fits."""
+    shared = prompt // config.block_size
+    own = (config.num_blocks - shared) // n
+    return min(config.max_model_len, (shared + own) * config.block_size) - prompt
+
+
+def _refusal(prompt: Prompt, config: EngineConfig, asked: int | None, n: int, fits: int) -> str:
+    """What was needed, what there is, and what would fit."""
+    image = f", {len(prompt.placeholders)} of them image tokens" if prompt.placeholders else ""
+    new = f"{asked or 1} new" + (f" for each of {n} choices" if asked and n > 1 else "")
+    return (
+        f"the request needs {len(prompt) + (asked or 1)} tokens{' a choice' if n > 1 else ''}: "
+        f"{len(prompt)} of the prompt{image}, and {new}; the context holds {config.max_model_len} and the "
+        f"KV cache {config.cache_tokens}. What fits: {_advice(prompt, config, asked or 1, n, fits)}"
+    )
+
+
+def _advice(prompt: Prompt, config: EngineConfig, asked: int, n: int, fits: int) -> str:
+    options = [f"max_tokens {fits} or less"] if fits > 0 else []
+    choices = next((k for k in range(n - 1, 0, -1) if _fitting(len(prompt), config, k) >= asked), 0)
+    if choices:
+        options.append(f"n {choices} or less")
+    alone = _fitting(len(prompt), config, 1)
+    if options or alone > 0:
+        return " or ".join(options) or f"n 1 with max_tokens {alone} or less"
+    most = min(config.max_model_len, config.cache_tokens) - 1
+    smaller = ", or smaller or fewer images" if prompt.placeholders else ""
+    return f"a prompt of {most} tokens or less{smaller}"

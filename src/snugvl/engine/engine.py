@@ -1,0 +1,275 @@
+"""The engine: `add` requests, call `step` while it `has_work`, deliver what comes out.
+
+A step: end what is past its deadline → schedule → run the network → sample → say what is new. Every
+request that `add` accepts ends with exactly one finished output per choice, or is aborted by the caller.
+
+    add ─ refused (RequestError, RequestTooLarge, QueueFull): nothing happened
+     └─ step … step ─ "stop" | "length" | "error" for each choice
+     └─ abort ─ its outputs say "abort"
+
+Not thread-safe by design: one thread drives it (`backends/worker.py`), so that nothing here needs a lock.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+
+from snugvl.config import EngineConfig
+from snugvl.engine.admission import check_prompt, resolve_max_tokens
+from snugvl.engine.request import EngineRequest, TokenOutput
+from snugvl.engine.runner import Runner
+from snugvl.engine.sampler import Choice, Sampled, sample
+from snugvl.engine.scheduler import Schedule, Scheduler
+from snugvl.engine.sequence import Sequence, State, random_stream
+from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError
+from snugvl.layers.kv_cache import KVCache
+from snugvl.models.batch import VisionLanguageModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Where the engine stands. Counters count since it was made."""
+
+    requests: int
+    running: int
+    waiting: int
+    free_blocks: int
+    num_blocks: int
+    preemptions: int
+    steps: int
+    computed_tokens: int
+    generated_tokens: int
+    items_encoded: int
+    faults: int
+
+
+class Engine:
+    """Runs requests on a model with a fixed KV cache."""
+
+    def __init__(self, model: VisionLanguageModel, config: EngineConfig) -> None:
+        text = model.config.text
+        self.model = model
+        self.config = config
+        self._cache = KVCache(
+            num_layers=text.num_layers,
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=text.num_kv_heads,
+            head_dim=text.head_dim,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._scheduler = Scheduler(config)
+        self._runner = Runner(model, self._cache)
+        self._requests: dict[str, list[Sequence]] = {}  # the choices of each that are not finished
+        self._arrivals = count()
+        self._steps = self._computed = self._generated = self._faults = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._requests)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Where the engine stands now."""
+        pool = self._scheduler.pool
+        return EngineStats(
+            requests=len(self._requests),
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            free_blocks=pool.num_free,
+            num_blocks=pool.num_blocks,
+            preemptions=self._scheduler.preemptions,
+            steps=self._steps,
+            computed_tokens=self._computed,
+            generated_tokens=self._generated,
+            items_encoded=self._runner.items_encoded,
+            faults=self._faults,
+        )
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. It has not been touched when this raises.
+
+        Raises:
+            RequestError: the prompt, its images or its id are wrong.
+            RequestTooLarge: it could not finish even alone.
+            QueueFull: `max_waiting` requests are waiting already.
+        """
+        if request.request_id in self._requests:
+            raise RequestError(f"request {request.request_id!r} is already running", field="request_id")
+        prompt = check_prompt(request, self.model.config)
+        max_tokens = resolve_max_tokens(request, prompt, self.config)
+        if self._scheduler.num_new >= self.config.max_waiting:
+            raise QueueFull(f"{self.config.max_waiting} requests are waiting already; try again later")
+        arrival = next(self._arrivals)
+        choices = [
+            Sequence(request, prompt, (arrival, i), max_tokens, random_stream(request.sampling.seed, i))
+            for i in range(request.sampling.n)
+        ]
+        choices[0].siblings = choices[1:]
+        self._requests[request.request_id] = choices
+        self._scheduler.add(choices[0])
+
+    def abort(self, request_id: str, choice: int | None = None) -> list[TokenOutput]:
+        """End a request, or one choice of it, and free what it holds. Unknown or finished: nothing.
+
+        Returns the outputs that say so; no later step mentions them.
+        """
+        live = self._requests.get(request_id, [])
+        return [
+            self._end(sequence, TokenOutput(request_id, sequence.choice, None, finish="abort"))
+            for sequence in list(live)
+            if choice is None or sequence.choice == choice
+        ]
+
+    @torch.inference_mode()
+    def step(self) -> list[TokenOutput]:
+        """Advance every running sequence by a token or a chunk of its prompt. Never raises what the model does."""
+        outputs = self._expire()
+        try:
+            step = self._scheduler.schedule()
+            assert step.chunks or not self.has_work, "requests wait, but nothing was scheduled"
+            if step.chunks:
+                self._advance(step, outputs)
+        except Exception as error:
+            # Logged here and not chained: a traceback would keep the step's tensors alive in the outputs.
+            logger.exception("a step failed; all running requests end with an error")
+            self._faults += 1
+            failure = EngineError(f"the engine failed: {type(error).__name__}: {error}")
+            # Nothing had started: the fault is in what waits, and would come back for ever.
+            outputs += self.reset(failure) or self._fail_all(failure)
+        return outputs
+
+    def reset(self, error: SnugvlError | None = None) -> list[TokenOutput]:
+        """End every request that has started with `error` and go on with an empty cache.
+
+        Those that still wait for their first step stay in the queue.
+        """
+        error = error or EngineError("the engine was reset while this request was running")
+        self._scheduler.reset()
+        self._runner.keep_encodings([])
+        started = [r for r, live in self._requests.items() if any(s.started for s in live)]
+        return [output for request_id in started for output in self._fail(request_id, error)]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held, by component. `vision_inputs` are the patches of unfinished requests, on the host."""
+        items = {
+            id(v.patches): v.patches.nbytes for live in self._requests.values() for v in live[0].prompt.vision
+        }
+        return {
+            "weights": _weight_bytes(self.model),
+            "kv_cache": self._cache.nbytes,
+            "encoder_outputs": self._runner.encodings_bytes,
+            "vision_inputs": sum(items.values()),
+        }
+
+    def check_integrity(self) -> None:
+        """Assert that blocks, queues and requests agree; when idle, that everything is free again."""
+        self._scheduler.check_integrity()
+        held = {id(s) for queue in (self._scheduler.running, self._scheduler.waiting) for s in queue}
+        live = [s for sequences in self._requests.values() for s in sequences]
+        parked = {id(s) for leader in live for s in leader.siblings}
+        assert held | parked == {id(s) for s in live}, (
+            "a live choice is neither queued nor parked, or vice versa"
+        )
+        assert not held & parked, "a parked choice is queued"
+        assert all(self._requests.values()), "a finished request is still known"
+        if not self.has_work:
+            assert self._scheduler.pool.num_used == 0, "blocks are held by nobody"
+            assert self._runner.encodings_bytes == 0, "encoder outputs are held for nobody"
+
+    def _advance(self, step: Schedule, outputs: list[TokenOutput]) -> None:
+        """Run a schedule and give each sequence whose tokens are all computed its next one."""
+        logits = self._runner.run(step)
+        ready = [chunk.sequence for chunk in step.chunks if chunk.samples]
+        for chunk in step.chunks:
+            chunk.sequence.computed = chunk.end
+        self._steps += 1
+        self._computed += step.tokens
+        rows = [(row, s) for row, head in enumerate(ready) for s in (head, *self._scheduler.fork(head))]
+        sampled = sample(logits, [_choice(row, sequence) for row, sequence in rows])
+        for (_, sequence), result in zip(rows, sampled, strict=True):
+            if sequence.state is not State.FINISHED:  # a broken sibling ended it
+                outputs += self._emit(sequence, result)
+        self._runner.keep_encodings(self._scheduler.running)
+
+    def _emit(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
+        request = sequence.request
+        if result.token_id is None:
+            text = f"the model's logits are not finite after {sequence.length} tokens of this request"
+            return self._fail(request.request_id, EngineError(text))
+        self._generated += 1
+        finish = sequence.append(result.token_id)
+        output = TokenOutput(
+            request_id=request.request_id,
+            choice=sequence.choice,
+            token_id=result.token_id,
+            logprob=result.logprob,
+            top_logprobs=result.top_logprobs,
+            finish=finish,
+        )
+        return [self._end(sequence, output) if finish else output]
+
+    def _expire(self) -> list[TokenOutput]:
+        """End the requests whose deadline has passed."""
+        now = time.monotonic()
+        outputs = []
+        for request_id, live in list(self._requests.items()):
+            deadline = live[0].request.deadline
+            if deadline is not None and now >= deadline:
+                done = sum(len(sequence.generated) for sequence in live)
+                text = f"the deadline passed {now - deadline:.3f} s ago, with {done} tokens generated"
+                outputs += self._fail(request_id, DeadlineExceeded(text))
+        return outputs
+
+    def _fail(self, request_id: str, error: SnugvlError) -> list[TokenOutput]:
+        return [
+            self._end(s, TokenOutput(request_id, s.choice, None, finish="error", error=error))
+            for s in list(self._requests[request_id])
+        ]
+
+    def _fail_all(self, error: SnugvlError) -> list[TokenOutput]:
+        return [output for request_id in list(self._requests) for output in self._fail(request_id, error)]
+
+    def _end(self, sequence: Sequence, output: TokenOutput) -> TokenOutput:
+        """Free a choice and, with the last one, forget its request."""
+        self._scheduler.finish(sequence)
+        live = self._requests[output.request_id]
+        live.remove(sequence)
+        self._promote(sequence, live)
+        if not live:
+            del self._requests[output.request_id]
+        if output.token_id is None:
+            self._runner.keep_encodings(self._scheduler.running)
+        return output
+
+    def _promote(self, ended: Sequence, live: list[Sequence]) -> None:
+        """When the choice that was to prefill the prompt ends, the next one does; a parked one just goes."""
+        if ended.siblings:
+            heir, *rest = ended.siblings
+            heir.siblings, ended.siblings = rest, []
+            self._scheduler.add(heir)
+        else:
+            for sequence in live:
+                if ended in sequence.siblings:
+                    sequence.siblings.remove(ended)
+
+
+def _choice(row: int, sequence: Sequence) -> Choice:
+    params = sequence.request.sampling
+    uniform = 0.0 if params.greedy else sequence.random.random()
+    return Choice(row, params, sequence.prompt.vocabulary, sequence.counts, uniform)
+
+
+def _weight_bytes(model: VisionLanguageModel) -> int:
+    """Bytes of the distinct tensors of a module; tied ones count once."""
+    if not isinstance(model, torch.nn.Module):
+        return 0
+    storages = [t.untyped_storage() for t in (*model.parameters(), *model.buffers())]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())

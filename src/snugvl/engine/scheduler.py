@@ -1,0 +1,193 @@
+"""What runs in the next step, and on which blocks.
+
+    waiting ──admit──→ running ──finish──→
+       ↑                  │
+       └─────preempt──────┘        both lists are sorted by age, oldest first
+
+A step holds at most `max_batched_tokens` tokens, filled in this order:
+
+    | one token for each that decodes | the rest of a prefill begun earlier | newly admitted prompts |
+
+The last prompt takes what is left of the budget and goes on in the next step, so at most one running
+sequence is in the middle of its prompt. An admitted sequence gets the blocks of all its known tokens at
+once; only decoding asks for more later. When none is free the youngest running sequence loses all of its
+blocks and goes back to waiting; its tokens are computed again later.
+
+Nothing starves: the queue is never overtaken, and the oldest running sequence is never preempted (alone,
+it fits: `admission.py` saw to that), so it finishes, and so does everyone after it.
+
+Not thread-safe.
+"""
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from snugvl.config import EngineConfig
+from snugvl.engine.blocks import BlockCopy, BlockPool
+from snugvl.engine.sequence import Sequence, State
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `start … end - 1` of a sequence, to be computed in this step."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether its last logits choose the next token: all known tokens are computed then."""
+        return self.end == self.sequence.length
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One step. `copies` come first, in their order."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the step."""
+        return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+
+def _age(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+class Scheduler:
+    """The waiting and the running sequences, and the block pool they share."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+
+    @property
+    def num_new(self) -> int:
+        """Waiting sequences that have never run: those that `max_waiting` counts."""
+        return sum(not sequence.started for sequence in self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn, which is by age."""
+        sequence.state = State.WAITING
+        insort(self.waiting, sequence, key=_age)
+
+    def schedule(self) -> Schedule:
+        """Choose the tokens of the next step; empty only when nothing is waiting or running."""
+        step = Schedule()
+        for sequence in [s for s in self.running if s.pending == 1]:
+            if sequence.state is State.RUNNING and self._make_room(sequence):
+                self._take(step, sequence, 1)
+        for sequence in [s for s in self.running if s.pending > 1]:
+            self._take(step, sequence, self.config.max_batched_tokens - step.tokens)
+        while step.tokens < self.config.max_batched_tokens and (admitted := self._admit()):
+            self._take(step, admitted, self.config.max_batched_tokens - step.tokens)
+        return step
+
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """Let the siblings of a sequence whose prompt is computed start from its blocks.
+
+        Those without a seat wait, with no blocks: they can take their first token from the same logits,
+        and compute the prompt again when their turn comes.
+        """
+        siblings, sequence.siblings = sequence.siblings, []
+        for sibling in siblings:
+            sibling.started = True
+            if len(self.running) < self.config.max_num_seqs:
+                sibling.table = self.pool.fork(sequence.table)
+                sibling.computed = sequence.computed
+                self._run(sibling)
+            else:
+                self.add(sibling)
+        return siblings
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence, wherever it is. Parked siblings are the caller's to end or to `add`."""
+        if sequence.state is State.RUNNING:
+            self.running.remove(sequence)
+        elif sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+        self.pool.release(sequence.table)
+        sequence.state = State.FINISHED
+
+    def reset(self) -> None:
+        """Forget the contents of the cache; what was running waits, from its first token on."""
+        self.pool = BlockPool(self.config.num_blocks, self.config.block_size)
+        for sequence in self.running:
+            sequence.table = []
+            sequence.computed = 0
+            self.add(sequence)
+        self.running.clear()
+
+    def check_integrity(self) -> None:
+        """Assert what must hold between two steps."""
+        self.pool.check(sequence.table for sequence in self.running)
+        for queue, state in ((self.running, State.RUNNING), (self.waiting, State.WAITING)):
+            assert queue == sorted(queue, key=_age), f"the {state.name} queue is not sorted by age"
+            assert all(sequence.state is state for sequence in queue), f"a stranger is {state.name}"
+        assert len(self.running) <= self.config.max_num_seqs, "more running sequences than seats"
+        for sequence in self.running:
+            held = len(sequence.table) * self.config.block_size
+            assert sequence.computed <= held, "computed tokens without a block"
+            assert sequence.pending > 0, "a running sequence has nothing to compute"
+        assert not any(sequence.table or sequence.computed for sequence in self.waiting), (
+            "waiting with blocks"
+        )
+        assert sum(s.pending > 1 for s in self.running) <= 1, "two prefills are under way"
+
+    def _admit(self) -> Sequence | None:
+        """Move the head of the queue to the running ones if there are seats and blocks for it."""
+        if not self.waiting or len(self.running) >= self.config.max_num_seqs:
+            return None
+        sequence = self.waiting[0]
+        blocks = self.pool.blocks_for(sequence.length)
+        if self.running:
+            # Room for the others to grow, and for its own siblings, or it would be preempted right away.
+            seats = sum(other.seats for other in self.running) + sequence.seats
+            spare = len(self.running) + len(sequence.siblings)
+            if seats > self.config.max_num_seqs or blocks + spare > self.pool.num_free:
+                return None
+        self.waiting.pop(0)
+        self.pool.extend(sequence.table, 0, sequence.length)
+        sequence.started = True
+        self._run(sequence)
+        return sequence
+
+    def _run(self, sequence: Sequence) -> None:
+        sequence.state = State.RUNNING
+        insort(self.running, sequence, key=_age)
+
+    def _take(self, step: Schedule, sequence: Sequence, most: int) -> None:
+        """Put the next tokens of a sequence into the step, `most` at most."""
+        start = sequence.computed
+        end = min(sequence.length, start + most)
+        if end > start:
+            step.copies.extend(self.pool.extend(sequence.table, start, end))
+            step.chunks.append(Chunk(sequence, start, end))
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Preempt the youngest until a sequence can write its next token; False if that was itself.
+
+        Only younger ones can be hit: the caller goes from the oldest to the youngest, so that nobody
+        loses the blocks of tokens already in the step.
+        """
+        start = sequence.computed
+        while self.pool.missing(sequence.table, start, start + 1) > self.pool.num_free:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.pool.release(sequence.table)
+        sequence.computed = 0
+        self.preemptions += 1
+        self.add(sequence)

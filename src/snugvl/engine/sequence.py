@@ -1,0 +1,159 @@
+"""One choice of one request, on its way through the engine.
+
+    tokens    [ prompt ids …                          | generated ids … ]
+                                                                    ↑ the newest is known, not yet computed
+    computed  ──────────────── in the KV cache ────────────────────→│
+    vision        ▒▒▒▒▒▒▒▒      ▒▒▒▒▒▒▒▒                              placeholders, replaced by encoder rows
+                  item 0        item 1
+
+A sequence that is preempted keeps its tokens, its counts and its random stream and loses only its blocks,
+so that it goes on as if nothing had happened once `computed` has caught up again.
+"""
+
+import random
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import torch
+
+from snugvl.engine.request import EngineRequest, FinishReason, VisionItem
+
+
+class State(Enum):
+    """Where a sequence is."""
+
+    PARKED = auto()  # waits for its request's prompt, which another choice is prefilling
+    WAITING = auto()  # owns no blocks; new, or preempted
+    RUNNING = auto()  # owns blocks
+    FINISHED = auto()  # owns nothing, was reported
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSlice:
+    """Rows `start … end - 1` of an item's encoding."""
+
+    item: VisionItem
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A checked prompt, shared by all choices of its request.
+
+    Attributes:
+        ids: token ids, one placeholder per image token.
+        positions: `[3, tokens]` int64, M-RoPE.
+        delta: generated token `i` (counted from the start of the sequence) has position `i + delta`.
+        vision: images and videos in order of appearance.
+        placeholders: indices of the placeholders among `ids`, ascending.
+        item_starts: index among `placeholders` where each item starts; one more than items, for the end.
+        vocabulary: the distinct ids, for the repetition penalty.
+    """
+
+    ids: tuple[int, ...]
+    positions: torch.Tensor
+    delta: int
+    vision: tuple[VisionItem, ...]
+    placeholders: tuple[int, ...]
+    item_starts: tuple[int, ...]
+    vocabulary: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def placeholders_in(self, start: int, end: int) -> tuple[int, ...]:
+        """Indices of the placeholders among tokens `start … end - 1`."""
+        return self.placeholders[bisect_left(self.placeholders, start) : bisect_left(self.placeholders, end)]
+
+    def vision_in(self, start: int, end: int) -> list[VisionSlice]:
+        """The encoder rows that tokens `start … end - 1` need, in order."""
+        low, high = bisect_left(self.placeholders, start), bisect_left(self.placeholders, end)
+        slices = []
+        while low < high:
+            index = bisect_right(self.item_starts, low) - 1
+            first, stop = self.item_starts[index], min(high, self.item_starts[index + 1])
+            slices.append(VisionSlice(self.vision[index], low - first, stop - first))
+            low = stop
+        return slices
+
+    def cut_item(self, computed: int) -> VisionItem | None:
+        """The item that has some rows before token `computed` and some after, if there is one."""
+        used = bisect_left(self.placeholders, computed)
+        index = bisect_left(self.item_starts, used)
+        return self.vision[index - 1] if self.item_starts[index] != used else None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice: its tokens, its blocks, and what sampling remembers.
+
+    Attributes:
+        order: arrival of the request and number of the choice; a higher one is younger.
+        max_tokens: new tokens at most, resolved.
+        computed: tokens whose keys and values are in the cache.
+        random: the choice's own stream, one number per sampled token: never shared, never rewound, so
+            neither strangers in the batch nor a preemption change what is drawn.
+        counts: how often each id was generated.
+        siblings: parked choices that start from this one's prompt once it is computed.
+        started: whether it has ever run.
+    """
+
+    request: EngineRequest
+    prompt: Prompt
+    order: tuple[int, int]
+    max_tokens: int
+    random: random.Random
+    generated: list[int] = field(default_factory=list)
+    counts: Counter[int] = field(default_factory=Counter)
+    table: list[int] = field(default_factory=list)
+    computed: int = 0
+    state: State = State.PARKED
+    siblings: list["Sequence"] = field(default_factory=list)
+    started: bool = False
+
+    @property
+    def choice(self) -> int:
+        """Index of the choice."""
+        return self.order[1]
+
+    @property
+    def length(self) -> int:
+        """Tokens known: prompt and generated."""
+        return len(self.prompt) + len(self.generated)
+
+    @property
+    def pending(self) -> int:
+        """Tokens known but not computed; 1 while it decodes."""
+        return self.length - self.computed
+
+    @property
+    def seats(self) -> int:
+        """Running sequences it is or is about to become."""
+        return 1 + len(self.siblings)
+
+    def ids(self, start: int, end: int) -> list[int]:
+        """Token ids `start … end - 1`."""
+        prompt = len(self.prompt)
+        return [*self.prompt.ids[start:end], *self.generated[max(0, start - prompt) : max(0, end - prompt)]]
+
+    def append(self, token: int) -> FinishReason | None:
+        """Add a generated token; says whether the choice ends with it."""
+        self.generated.append(token)
+        self.counts[token] += 1
+        if token in self.request.sampling.stop_token_ids:
+            return "stop"
+        if token in self.request.stop_ids and not self.request.sampling.ignore_eos:
+            return "stop"
+        return "length" if len(self.generated) >= self.max_tokens else None
+
+
+def random_stream(seed: int | None, choice: int) -> random.Random:
+    """The random numbers of one choice.
+
+    Python's generator rather than torch's: a text seed goes through SHA-512, so all 64 bits and the choice
+    count (torch's CPU generator keeps 32 of them), and one number costs no tensor.
+    """
+    return random.Random(None if seed is None else f"{seed}/{choice}")
