@@ -1,0 +1,176 @@
+"""Chat templates: a conversation to the text the model was trained on.
+
+A template is code from whoever published the checkpoint, so it runs in jinja2's immutable sandbox and sees
+nothing but plain JSON values. The environment is that of `render_jinja_template` in transformers: trimmed
+blocks, loop controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from snugvl.backends.protocol import Message, Picture, Text, Video
+from snugvl.checkpoint.architecture import read_json
+from snugvl.errors import CheckpointError, RequestError
+
+ROLES = ("system", "user", "assistant")
+
+
+class _Refused(jinja2.TemplateError):
+    """The template called `raise_exception`: the conversation is to blame, not the template."""
+
+
+class ChatTemplate:
+    """A checkpoint's chat template. `variables` (bos_token, …) are visible to it."""
+
+    def __init__(
+        self, source: str, *, where: str = "the chat template", variables: Mapping[str, str] | None = None
+    ) -> None:
+        self._where = where
+        self._variables = dict(variables or {})
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(f"{where} is not a valid template: line {error.lineno}: {error}") from None
+
+    @classmethod
+    def from_folder(cls, folder: Path, variables: Mapping[str, str] | None = None) -> "ChatTemplate":
+        """Read chat_template.jinja, else chat_template.json, else tokenizer_config.json.
+
+        Raises:
+            CheckpointError: there is none, or it isn't a template.
+        """
+        path = folder / "chat_template.jinja"
+        if path.exists():
+            try:
+                return cls(path.read_text(encoding="utf-8"), where=str(path), variables=variables)
+            except (OSError, UnicodeDecodeError) as error:
+                raise CheckpointError(f"{path} can't be read: {error}") from None
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            path = folder / name
+            source = _default(read_json(path).get("chat_template")) if path.exists() else None
+            if source is not None:
+                return cls(source, where=str(path), variables=variables)
+        raise CheckpointError(f"{folder} has no chat template (chat_template.jinja); is it a chat model?")
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The conversation as the model's prompt, with one placeholder per image and video.
+
+        Raises:
+            RequestError: no messages, an unknown role, or the template refuses the conversation.
+            CheckpointError: the template itself fails.
+        """
+        if not messages:
+            raise RequestError("the conversation is empty; send at least one message", field="messages")
+        conversation = [_plain(message) for message in messages]
+        try:
+            return self._template.render(
+                messages=conversation,
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+            )
+        except _Refused as error:
+            raise RequestError(f"the chat template refuses this: {error}", field="messages") from None
+        except Exception as error:  # templates can fail in any way Python can
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise CheckpointError(f"{self._where} fails on this conversation: {reason}") from None
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: content is a string, or a list of parts when it has pictures."""
+    if message.role not in ROLES:
+        raise RequestError(
+            f"role {message.role!r} is unknown; use one of {', '.join(ROLES)}", field="messages"
+        )
+    texts = [part.text for part in message.content if isinstance(part, Text)]
+    if len(texts) == len(message.content):
+        return {"role": message.role, "content": "".join(texts)}
+    return {"role": message.role, "content": [_part(part) for part in message.content]}
+
+
+def _part(part: Text | Picture | Video) -> dict[str, str]:
+    match part:
+        case Text(text):
+            return {"type": "text", "text": text}
+        case Picture():
+            return {"type": "image"}
+        case Video():
+            return {"type": "video"}
+
+
+def _default(value: object) -> str | None:
+    """A template, or the one named "default" of several."""
+    if isinstance(value, list):
+        named = {v.get("name"): v.get("template") for v in value if isinstance(v, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the model wrote, for training; here it only passes its body on."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace()` without names that reach into Python."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if str(name).startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"{name!r} is not allowed as the name of an attribute")
+        super().__setitem__(name, value)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own filter escapes `<` and `&` for HTML, which no model was trained on."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise _Refused(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)

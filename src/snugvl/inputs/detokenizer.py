@@ -1,0 +1,108 @@
+"""Streaming text of one choice: bytes to characters, and no character of a stop string.
+
+Text is held back only while it may still become something else: an incomplete UTF-8 character, or a
+beginning of a stop string. The result doesn't depend on how the text is split into tokens: the stop string
+that is complete first ends the text (of several at once, the longest). Time is linear in the text.
+
+    tokens    "He" "llo" "\\n" "\\nQ" ":"      stop "\\nQ:"
+    pushed    He   llo   ""   \\n    ""         the first newline came out when the second made it plain text
+"""
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+
+from snugvl.errors import RequestError
+from snugvl.inputs.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Tokens in, text out."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special: bool = True) -> None:
+        if not all(stop):
+            raise RequestError("a stop string is empty", field="stop")
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stops = [_Matcher(text) for text in dict.fromkeys(stop)]
+        self._held = ""
+        self._decoded = 0  # characters that came out of the decoder
+        self._emitted = 0  # characters handed out
+        self._ends: deque[int] = deque()  # where the text of each token not yet covered ends
+        self._covered = 0
+        self.stopped = False
+
+    @property
+    def covered(self) -> int:
+        """How many of the pushed tokens, from the first, have had all their text handed out.
+
+        A token that holds any part of a stop string never is. Tokens without text count with the text
+        before them.
+        """
+        return self._covered
+
+    def push(self, token_id: int) -> str:
+        """Add a token; returns the text that is certain now, often empty. Nothing after `stopped`."""
+        if self.stopped:
+            return ""
+        data = b"" if token_id in self._skipped else self._tokenizer.token_bytes(token_id)
+        text = self._decoder.decode(data)
+        # A character that is still incomplete belongs to this token too.
+        incomplete = bool(self._decoder.getstate()[0])
+        self._ends.append(self._decoded + len(text) + incomplete)
+        return self._emit(text)
+
+    def flush(self) -> str:
+        """The end: returns what was held back. U+FFFD stands for a character that never was completed."""
+        if self.stopped:
+            return ""
+        text = self._emit(self._decoder.decode(b"", final=True))
+        rest, self._held = self._held, ""
+        return text + self._hand_out(rest)
+
+    def _emit(self, text: str) -> str:
+        """Take new text through the stop strings; returns what can be handed out."""
+        self._decoded += len(text)
+        pending = self._held + text
+        for position, character in enumerate(text, start=len(self._held) + 1):
+            # The longest stop string is the largest of those complete at the same character.
+            length = max((m.length for m in self._stops if m.advance(character)), default=0)
+            if length:
+                self.stopped, self._held = True, ""
+                return self._hand_out(pending[: position - length])
+        keep = max((m.matched for m in self._stops), default=0)
+        cut = len(pending) - keep
+        self._held = pending[cut:]
+        return self._hand_out(pending[:cut])
+
+    def _hand_out(self, text: str) -> str:
+        self._emitted += len(text)
+        while self._ends and self._ends[0] <= self._emitted:
+            self._ends.popleft()
+            self._covered += 1
+        return text
+
+
+class _Matcher:
+    """Knuth-Morris-Pratt: how much of the beginning of one stop string the text now ends with."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self.length = len(stop)
+        self.matched = 0
+        # failure[i]: the longest proper beginning of stop[: i + 1] that it also ends with.
+        self._failure = [0] * len(stop)
+        for i in range(1, len(stop)):
+            k = self._failure[i - 1]
+            while k and stop[i] != stop[k]:
+                k = self._failure[k - 1]
+            self._failure[i] = k + (stop[i] == stop[k])
+
+    def advance(self, character: str) -> bool:
+        """Add a character; True when the stop string is complete."""
+        k = self.matched
+        while k and self._stop[k] != character:
+            k = self._failure[k - 1]
+        self.matched = k + (self._stop[k] == character)
+        return self.matched == self.length

@@ -1,0 +1,282 @@
+"""Picture intake: from a file, bytes or a stream to an upright RGB image, or one clear sentence.
+
+Size is checked before anything is decoded: bytes from the file's size or while reading the stream, pixels
+from the header. Only the formats listed here are tried, so that no exotic decoder of Pillow's ever sees
+what a stranger sent.
+
+Colours follow `convert_to_rgb` of Hugging Face transformers (5.23): transparency is composited on white,
+everything else is Pillow's own conversion. Two deliberate differences: 16-bit greyscale is scaled to 8 bits
+(Pillow clips it at 255, which turns nearly every such picture white), and 32-bit greyscale is refused.
+"""
+
+import stat
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    MpoImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+
+from snugvl.errors import ImageError, ImageTooLarge
+from snugvl.inputs.sniff import describe
+
+try:
+    from PIL import AvifImagePlugin
+except ImportError:  # Pillow before 11.3
+    AvifImagePlugin = None  # type: ignore[assignment]
+
+_PLUGINS = (
+    JpegImagePlugin,
+    MpoImagePlugin,
+    PngImagePlugin,
+    WebPImagePlugin,
+    GifImagePlugin,
+    BmpImagePlugin,
+    TiffImagePlugin,
+    AvifImagePlugin,
+)
+_NAMES = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+# A plugin whose C library is missing registers nothing.
+FORMATS = tuple(name for name, plugin in zip(_NAMES, _PLUGINS, strict=True) if plugin and name in Image.OPEN)
+
+_ORIENTATION_TAG = 0x0112
+_ORIENTATIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# Filters of the warnings module are process-wide: two threads inside `catch_warnings` at once could restore
+# each other's. Pillow only warns while it reads headers and EXIF, which is quick; decoding stays outside.
+_HEADER_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What is refused before decoding. Pixels are those of the file, before any scaling."""
+
+    max_bytes: int = 64 * 1024 * 1024
+    max_pixels: int = 100_000_000
+
+
+def open_image(source: str | Path | bytes | BinaryIO, *, limits: ImageLimits | None = None) -> Image.Image:
+    """Read, check, decode and orient a picture.
+
+    Args:
+        source: a path, the file's bytes, or a binary stream such as `sys.stdin.buffer`.
+
+    Returns:
+        The picture, fully decoded, upright, mode RGB.
+
+    Raises:
+        ImageError: not there, not readable, not a picture, animated or damaged; says which and what to do.
+        ImageTooLarge: more bytes or pixels than `limits`.
+    """
+    limits = limits or ImageLimits()
+    name = _name(source)
+    data = _read(source, name, limits)
+    image = _open_header(data, name)
+    _check(image, name, limits)
+    try:
+        image.load()
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged data
+        raise ImageError(
+            f"{name} is damaged or incomplete ({_one_line(error)}); copy or download it again"
+        ) from None
+    return to_rgb(_upright(image), name)
+
+
+def to_rgb(image: Image.Image, name: str = "the image") -> Image.Image:
+    """`image` in mode RGB, transparency on white. An RGB image comes back as it is.
+
+    Raises:
+        ImageError: a mode that has no sensible RGB form, or pixels that can't be decoded.
+    """
+    try:
+        if "A" in image.getbands() or image.info.get("transparency") is not None:
+            layer = image.convert("RGBA")
+            white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+            return Image.alpha_composite(white, layer).convert("RGB")
+        if image.mode == "RGB":
+            image.load()
+            return image
+        if image.mode.startswith("I;16"):
+            image = _sixteen_to_eight(image)
+        if image.mode in ("I", "F"):
+            raise ImageError(
+                f"{name} has 32-bit samples (mode {image.mode}); convert it to 8 bits per channel"
+            )
+        return image.convert("RGB")
+    except ImageError:
+        raise
+    except Exception as error:
+        raise ImageError(
+            f"{name} has pixels of mode {image.mode} that can't become RGB ({_one_line(error)}); "
+            "convert it to an 8-bit RGB PNG or JPEG"
+        ) from None
+
+
+def _sixteen_to_eight(image: Image.Image) -> Image.Image:
+    import numpy as np  # only rare pictures need it
+
+    # 65535 / 255 = 257, so this is exact at both ends; rounded in between.
+    levels = (np.asarray(image).astype(np.uint32) + 128) // 257
+    return Image.fromarray(levels.astype(np.uint8))
+
+
+def _name(source: str | Path | bytes | BinaryIO) -> str:
+    """How errors call the source."""
+    if isinstance(source, str | Path):
+        return str(source) or "''"
+    if isinstance(source, bytes):
+        return "the image"
+    name = getattr(source, "name", None)
+    if name in ("<stdin>", 0):
+        return "standard input"
+    return str(name) if isinstance(name, str) else "the image"
+
+
+def _read(source: str | Path | bytes | BinaryIO, name: str, limits: ImageLimits) -> bytes:
+    """All bytes of the source, at most `limits.max_bytes`."""
+    if isinstance(source, str | Path):
+        data = _read_file(source, name, limits)
+    elif isinstance(source, bytes):
+        data = source
+    else:
+        data = _read_stream(source, name, limits)
+    if len(data) > limits.max_bytes:
+        raise _too_many_bytes(name, f"{len(data):,} bytes", limits)
+    if not data:
+        raise ImageError(f"{name} is empty (0 bytes); send a picture")
+    return data
+
+
+def _read_file(source: str | Path, name: str, limits: ImageLimits) -> bytes:
+    if name.startswith(("http://", "https://", "data:")):
+        raise ImageError(f"{name[:100]} is a URL, not a file; download the picture and give its path")
+    try:
+        path = Path(source)
+        info = path.stat()
+        if stat.S_ISDIR(info.st_mode):
+            raise ImageError(
+                f"{name} is a folder; give a picture in it, such as {name.rstrip('/')}/photo.jpg"
+            )
+        # A pipe or a device has no size: it is limited while reading.
+        if stat.S_ISREG(info.st_mode) and info.st_size > limits.max_bytes:
+            raise _too_many_bytes(name, f"{info.st_size:,} bytes", limits)
+        with path.open("rb") as stream:
+            return _read_stream(stream, name, limits)
+    except FileNotFoundError:
+        raise ImageError(f"{name} doesn't exist; check the path") from None
+    except PermissionError:
+        raise ImageError(f"{name} can't be read: permission denied; check its access rights") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or _one_line(error)
+        raise ImageError(f"{name!a} can't be read: {reason}; check the path") from None
+
+
+def _read_stream(stream: BinaryIO, name: str, limits: ImageLimits) -> bytes:
+    chunks: list[bytes] = []
+    total = 0
+    while total <= limits.max_bytes:
+        try:
+            chunk = stream.read(min(1 << 20, limits.max_bytes + 1 - total))
+        except OSError as error:
+            raise ImageError(
+                f"{name} can't be read: {error.strerror or _one_line(error)}; try again"
+            ) from None
+        if not chunk:
+            return b"".join(chunks)
+        chunks.append(chunk)
+        total += len(chunk)
+    raise _too_many_bytes(name, f"more than {limits.max_bytes:,} bytes", limits)
+
+
+def _too_many_bytes(name: str, size: str, limits: ImageLimits) -> ImageTooLarge:
+    return ImageTooLarge(
+        f"{name} has {size}, the limit is {limits.max_bytes:,}; save it smaller, or raise the limit"
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warning of Pillow's leaks: what matters is an error of ours, the rest isn't the user's to mend."""
+    with _HEADER_LOCK, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _open_header(data: bytes, name: str) -> Image.Image:
+    try:
+        with _quiet():
+            return Image.open(BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise ImageTooLarge(f"{name} is far larger than 100 million pixels; scale it down first") from None
+    except Exception:  # an unknown format, or a header that its plugin stumbles over
+        raise ImageError(
+            f"{name} is not a picture that can be read: it looks like {describe(data)}"
+        ) from None
+
+
+def _check(image: Image.Image, name: str, limits: ImageLimits) -> None:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise ImageError(f"{name} is {width}×{height} pixels, which is no picture; export it again")
+    if width * height > limits.max_pixels:
+        raise ImageTooLarge(
+            f"{name} is {width:,}×{height:,} = {width * height:,} pixels, "
+            f"the limit is {limits.max_pixels:,}; scale it down first, or raise the limit"
+        )
+    # Phones put a small second picture behind the first (MPO): the first is the photo.
+    frames = 1 if image.format == "MPO" else _count_frames(image, name)
+    if frames > 1 and image.format == "TIFF":
+        raise ImageError(f"{name} has {frames} pages; extract one page as PNG first")
+    if frames > 1:
+        raise ImageError(f"{name} is animated ({frames} frames); extract one frame as PNG first")
+
+
+def _count_frames(image: Image.Image, name: str) -> int:
+    try:
+        with _quiet():
+            return int(getattr(image, "n_frames", 1))
+    except Exception as error:
+        raise ImageError(f"{name} is damaged ({_one_line(error)}); copy or download it again") from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation. Unreadable EXIF data counts as none, as viewers do."""
+    try:
+        with _quiet():
+            orientation = image.getexif().get(_ORIENTATION_TAG)
+    except Exception:
+        return image
+    method = _ORIENTATIONS.get(orientation) if isinstance(orientation, int) else None
+    if method is None:
+        return image
+    turned = image.transpose(method)
+    for stale in ("exif", "xmp", "XML:com.adobe.xmp"):  # or the next reader would turn it again
+        turned.info.pop(stale, None)
+    return turned
+
+
+def _one_line(error: BaseException) -> str:
+    """The first line of an exception's text, or its kind when it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:120] if lines else type(error).__name__

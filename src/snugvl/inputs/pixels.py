@@ -1,0 +1,133 @@
+"""From an RGB image to the patches the vision tower reads.
+
+Equal to transformers' `Qwen2VLImageProcessorPil`: Pillow resizes, pixels become `(x·rescale − mean) / std`
+in float32, and patches are ordered so that the merge_size² patches of one token are neighbours.
+"""
+
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from snugvl.engine.request import VisionItem
+from snugvl.errors import RequestError
+from snugvl.inputs.image import to_rgb
+from snugvl.inputs.resize import smart_resize
+from snugvl.inputs.settings import PixelSettings, read_pixel_settings
+from snugvl.models.batch import GridTHW
+
+
+class ImagePreprocessor:
+    """Prepares images as one checkpoint wants them."""
+
+    def __init__(self, settings: PixelSettings) -> None:
+        self.settings = settings
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "ImagePreprocessor":
+        """Read preprocessor_config.json.
+
+        Raises:
+            CheckpointError: the file is missing or holds nonsense.
+        """
+        return cls(read_pixel_settings(folder))
+
+    def grid(self, width: int, height: int, max_pixels: int | None = None) -> GridTHW:
+        """Patches of an image of that size, without touching pixels.
+
+        Raises:
+            ImageError: longer than 200 times its width, or the other way round.
+            RequestError: `max_pixels` is smaller than one token.
+        """
+        settings = self._limited(max_pixels)
+        new_height, new_width = smart_resize(
+            height,
+            width,
+            factor=settings.factor,
+            min_pixels=settings.min_pixels,
+            max_pixels=settings.max_pixels,
+        )
+        return 1, new_height // settings.patch_size, new_width // settings.patch_size
+
+    def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Prompt tokens that an image of that size costs."""
+        _, rows, columns = self.grid(width, height, max_pixels)
+        return rows * columns // self.settings.merge_size**2
+
+    def prepare(self, image: Image.Image, max_pixels: int | None = None) -> VisionItem:
+        """Resize, normalise and cut into patches.
+
+        Args:
+            max_pixels: lowers the checkpoint's limit for this image.
+
+        Returns:
+            `[rows·columns, 3·temporal_patch_size·patch_size²]` float32 with its grid.
+        """
+        grid = self.grid(image.width, image.height, max_pixels)
+        side = self.settings.patch_size
+        image = to_rgb(image)
+        size = (grid[2] * side, grid[1] * side)
+        # Asking Pillow for the same size would copy.
+        resized = image if image.size == size else image.resize(size, self.settings.resample)
+        pixels = np.asarray(resized)[None]  # [1, height, width, 3]
+        values = patches_of(pixels, self.settings)
+        scale = 1 / self.settings.rescale_factor  # dividing by 255 rounds like transformers' float64
+        normalise(values.div_(scale), self.settings.mean, self.settings.std)
+        # The one frame fills every temporal slot of its patch.
+        values = values.expand(-1, -1, self.settings.temporal_patch_size, -1)
+        patches = values.reshape(-1, self.settings.patch_dim)
+        return VisionItem(patches, grid, digest(pixels, grid, self.settings, "image"))
+
+    def _limited(self, max_pixels: int | None) -> PixelSettings:
+        """The settings with a lower limit, which also wins over `min_pixels`."""
+        settings = self.settings
+        if max_pixels is None or max_pixels >= settings.max_pixels:
+            return settings
+        if max_pixels < settings.factor**2:
+            raise RequestError(
+                f"max_pixels is {max_pixels}; at least {settings.factor**2} are needed "
+                f"({settings.factor}×{settings.factor}, one token)",
+                field="max_pixels",
+            )
+        return replace(settings, max_pixels=max_pixels, min_pixels=min(settings.min_pixels, max_pixels))
+
+
+def patches_of(frames: npt.NDArray[np.uint8], settings: PixelSettings) -> torch.Tensor:
+    """Cut frames into patches.
+
+    Args:
+        frames: `[frames, height, width, 3]`; sides are multiples of a token's, frames a multiple of the
+            temporal patch size, or 1.
+
+    Returns:
+        `[patches, 3, frames per patch, patch_size²]` float32, values 0…255.
+    """
+    count, height, width, _ = frames.shape
+    depth, side, merge = min(count, settings.temporal_patch_size), settings.patch_size, settings.merge_size
+    tokens_high, tokens_wide = height // (merge * side), width // (merge * side)
+    # Pillow's own memory is read-only, which torch can't express: "W" copies it then.
+    view = torch.from_numpy(np.require(frames, requirements=["W", "C"])).view(
+        count // depth, depth, tokens_high, merge, side, tokens_wide, merge, side, 3
+    )
+    # → [t, token row, token column, row in token, column in token, channel, frame, y, x]
+    ordered = view.permute(0, 2, 5, 3, 6, 8, 1, 4, 7)
+    # `contiguous_format` lets one pass both reorder and convert.
+    values = ordered.to(torch.float32, memory_format=torch.contiguous_format)
+    return values.reshape(-1, 3, depth, side * side)
+
+
+def normalise(values: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """`(values - mean) / std` per channel, in place; `values` is `[patches, 3, …]` float32."""
+    for channel, (m, s) in enumerate(zip(mean, std, strict=True)):
+        values[:, channel].sub_(m).div_(s)
+
+
+def digest(pixels: npt.NDArray[np.uint8], grid: GridTHW, settings: PixelSettings, kind: str) -> bytes:
+    """A hash of everything the patches depend on: resized pixels, grid and settings."""
+    state = blake2b(f"{kind} {grid} {settings}".encode(), digest_size=32)
+    state.update(np.ascontiguousarray(pixels).data)
+    return state.digest()

@@ -1,0 +1,164 @@
+"""Text to token ids and back, over `tokenizers.Tokenizer`.
+
+Only byte-level tokenizers (Qwen's, GPT-2's, Llama 3's) are read: there, every token is a run of bytes, so
+bytes of a token, streaming and logprobs are exact.
+"""
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders
+
+from snugvl.checkpoint.architecture import read_json
+from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. `eos_ids`: tokens that end an answer; `variables`: for chat templates."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_ids: frozenset[int],
+        variables: dict[str, str] | None = None,
+    ) -> None:
+        self._backend = backend
+        self.eos_ids = eos_ids
+        self.variables = variables or {}
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        contents = sorted((added[i].content for i in self.special_ids), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, contents)) or "(?!)")
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Read tokenizer.json and the end-of-sequence tokens of a checkpoint folder.
+
+        Raises:
+            CheckpointError: a file is missing or corrupt, or no token ends an answer.
+            UnsupportedModel: not a byte-level tokenizer.
+        """
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise CheckpointError(f"{folder} has no tokenizer.json; it is not a complete checkpoint")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the Rust side raises plain Exception
+            raise CheckpointError(f"{path} is not a tokenizer: {str(error).splitlines()[0][:200]}") from None
+        if not isinstance(backend.decoder, decoders.ByteLevel):
+            raise UnsupportedModel(f"{path} is not a byte-level tokenizer, which is all this version reads")
+        backend.no_padding()
+        backend.no_truncation()
+        config = (
+            read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+        )
+        variables = _special_strings(config)
+        return cls(backend, eos_ids=_eos_ids(folder, backend, variables), variables=variables)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens, added ones among them. A model's embedding may have more rows."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids; the strings of control tokens become control tokens (see `refuse_control_tokens`)."""
+        try:
+            return self._backend.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # a lone surrogate is the one way text can't become UTF-8
+            raise RequestError(f"text can't be tokenised: {str(error).splitlines()[0][:200]}") from None
+
+    def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
+        """Text of token ids; ids outside the vocabulary have none."""
+        return self._backend.decode(ids, skip_special_tokens=skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; empty outside the vocabulary."""
+        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token alone, with U+FFFD for bytes that are only part of a character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_id(self, text: str) -> int | None:
+        """The id of a token by its exact string, such as "<|im_end|>"."""
+        return self._backend.token_to_id(text)
+
+    def refuse_control_tokens(self, text: str, *, field: str | None = None) -> None:
+        """Raise RequestError if `text` would become a control token of the model.
+
+        Anyone who could write one could end their turn and speak as the system.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RequestError("text has a lone surrogate, which is no character", field=field) from None
+        found = self._special.search(text)
+        if found is None and self._backend.normalizer is not None:
+            # A normaliser such as NFKC could turn full-width brackets into plain ones.
+            found = self._special.search(self._backend.normalizer.normalize_str(text))
+        if found:
+            raise RequestError(
+                f"text contains {found.group()!r}, a control token of this model; remove it or break it up",
+                field=field,
+            )
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        """Bytes of every token by id."""
+        table = [b""] * (max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
+        alphabet = _byte_alphabet()
+        for token, token_id in self._backend.get_vocab(with_added_tokens=True).items():
+            # As the byte-level decoder does it: a token with any foreign character stands for itself.
+            mapped = [alphabet.get(character) for character in token]
+            table[token_id] = token.encode() if None in mapped else bytes(b for b in mapped if b is not None)
+        return table
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte: itself where printable, else the next free from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    hidden = (byte for byte in range(256) if byte not in printable)
+    return alphabet | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+def _special_strings(config: dict[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token, … of tokenizer_config.json, which older files write as objects."""
+    found = {}
+    for key in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
+        value = config.get(key)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[key] = value
+    return found
+
+
+def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, variables: dict[str, str]) -> frozenset[int]:
+    """Tokens that end an answer: the generation (else model) configuration's and the tokenizer's own."""
+    ids: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.exists():
+            continue
+        values = read_json(path)
+        text = values.get("text_config")
+        value = values.get("eos_token_id") or (text.get("eos_token_id") if isinstance(text, dict) else None)
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in listed):
+            raise CheckpointError(f"{path} has 'eos_token_id' = {value!r}, expected token ids")
+        ids.update(listed)
+        if ids:
+            break
+    own = backend.token_to_id(variables.get("eos_token", ""))
+    if own is not None:
+        ids.add(own)
+    if not ids:
+        raise CheckpointError(
+            f"{folder} names no token that ends an answer: generation_config.json needs an eos_token_id"
+        )
+    return frozenset(ids)

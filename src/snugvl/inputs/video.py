@@ -1,0 +1,170 @@
+"""From frames with times to patches, and the text that tells the model when each pair of frames was.
+
+Equal to transformers' `Qwen3VLVideoProcessor` and `Qwen3VLProcessor`. Frames are scaled by torch's uint8
+bicubic filter, the very function torchvision calls, not by Pillow as images are: the two differ by a level
+here and there, and transformers has it so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from snugvl.backends.protocol import Video
+from snugvl.engine.request import VisionItem
+from snugvl.errors import RequestError
+from snugvl.inputs.image import to_rgb
+from snugvl.inputs.pixels import digest, normalise, patches_of
+from snugvl.inputs.resize import smart_resize_video
+from snugvl.inputs.settings import (
+    PixelSettings,
+    SamplingSettings,
+    read_pixel_settings,
+    read_sampling_settings,
+)
+from snugvl.models.batch import GridTHW
+
+
+class VideoPreprocessor:
+    """Prepares videos as one checkpoint wants them."""
+
+    def __init__(self, settings: PixelSettings, sampling: SamplingSettings) -> None:
+        self.settings = settings
+        self.sampling = sampling
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "VideoPreprocessor":
+        """Read video_preprocessor_config.json.
+
+        Raises:
+            CheckpointError: the file is missing or holds nonsense.
+        """
+        return cls(read_pixel_settings(folder, video=True), read_sampling_settings(folder))
+
+    def grid(self, frames: int, width: int, height: int) -> GridTHW:
+        """Patches of a video of that many frames of that size, without touching pixels.
+
+        Raises:
+            ImageError: fewer frames than a temporal patch, or an extreme aspect ratio.
+        """
+        settings = self.settings
+        new_height, new_width = smart_resize_video(
+            frames,
+            height,
+            width,
+            factor=settings.factor,
+            temporal_factor=settings.temporal_patch_size,
+            min_pixels=settings.min_pixels,
+            max_pixels=self._max_pixels(frames),
+        )
+        side = settings.patch_size
+        return -(-frames // settings.temporal_patch_size), new_height // side, new_width // side
+
+    def tokens(self, frames: int, width: int, height: int) -> int:
+        """Prompt tokens of the pixels (not of the timestamps) of a video of that size."""
+        depth, rows, columns = self.grid(frames, width, height)
+        return depth * rows * columns // self.settings.merge_size**2
+
+    def check(self, video: Video) -> None:
+        """Raise RequestError unless frames and timestamps make one video."""
+        sizes = {frame.size for frame in video.frames}
+        if not video.frames:
+            raise RequestError("a video has no frames; send at least two", field="messages")
+        if len(sizes) > 1:
+            listed = ", ".join(f"{w}×{h}" for w, h in sorted(sizes)[:3])
+            raise RequestError(
+                f"frames of a video differ in size ({listed}); scale them alike", field="messages"
+            )
+        if len(video.frames) != len(video.timestamps):
+            raise RequestError(
+                f"a video has {len(video.frames)} frames but {len(video.timestamps)} timestamps; "
+                "give one per frame, in seconds",
+                field="messages",
+            )
+        times = video.timestamps
+        if not all(np.isfinite(times)) or times[0] < 0 or any(b < a for a, b in pairwise(times)):
+            raise RequestError(
+                "timestamps of a video must be seconds from 0 that never fall", field="messages"
+            )
+
+    def prepare(self, video: Video) -> VisionItem:
+        """Resize, normalise and cut into patches; an odd last frame is repeated.
+
+        Returns:
+            `[t·rows·columns, 3·temporal_patch_size·patch_size²]` float32 with its grid.
+
+        Raises:
+            RequestError: frames of different sizes, or not one timestamp per frame.
+            ImageError: too few frames, or an extreme aspect ratio.
+        """
+        self.check(video)
+        settings = self.settings
+        grid = self.grid(len(video.frames), *video.frames[0].size)
+        size = (grid[1] * settings.patch_size, grid[2] * settings.patch_size)
+        frames = [_resized(to_rgb(frame), size) for frame in video.frames]
+        frames += [frames[-1]] * (-len(frames) % settings.temporal_patch_size)
+        pixels = np.stack(frames)  # [frames, height, width, 3]
+        values = patches_of(pixels, settings)
+        # transformers fuses the two steps for videos: mean and std in levels instead of pixels in units.
+        scale = torch.tensor(1 / settings.rescale_factor)
+        mean, std = torch.tensor(settings.mean) * scale, torch.tensor(settings.std) * scale
+        normalise(values, tuple(mean.tolist()), tuple(std.tolist()))
+        return VisionItem(
+            values.reshape(-1, settings.patch_dim), grid, digest(pixels, grid, settings, "video")
+        )
+
+    def timestamps(self, video: Video) -> tuple[str, ...]:
+        """What stands before each temporal patch: the mean of its first and last frame's time."""
+        depth = self.settings.temporal_patch_size
+        times = list(video.timestamps)
+        times += [times[-1]] * (-len(times) % depth)
+        return tuple(
+            f"<{(times[i] + times[i + depth - 1]) / 2:.1f} seconds>" for i in range(0, len(times), depth)
+        )
+
+    def sample_frames(
+        self, frames: Sequence[Image.Image], fps: float, *, target_fps: float | None = None
+    ) -> Video:
+        """Choose frames of a whole video, evenly.
+
+        Args:
+            frames: all frames, `fps` of them a second.
+            target_fps: frames a second to keep; the checkpoint's own (2 for Qwen3-VL) when None.
+        """
+        if not frames or not 0 < fps < float("inf"):
+            raise RequestError(f"{len(frames)} frames at {fps} a second make no video", field="messages")
+        sampling = self.sampling if target_fps is None else replace(self.sampling, fps=target_fps)
+        indices = frame_indices(len(frames), fps, sampling)
+        return Video(tuple(frames[i] for i in indices), tuple(i / fps for i in indices))
+
+    def _max_pixels(self, frames: int) -> int:
+        """The area of all frames together, or less where the checkpoint also caps each frame."""
+        limit = self.settings.max_pixels
+        if not self.sampling.cap_pixels:
+            return limit
+        cap = self.sampling.max_frame_tokens * self.settings.factor**2
+        return frames * max(min(cap, limit // frames), int(self.settings.min_pixels * 1.05))
+
+
+def frame_indices(total: int, fps: float, sampling: SamplingSettings) -> list[int]:
+    """Which of `total` frames at `fps` are kept: evenly spaced, first and last among them."""
+    wanted = int(total / fps * sampling.fps)
+    count = min(max(wanted, sampling.min_frames), sampling.max_frames, total)
+    return [int(i) for i in np.linspace(0, total - 1, count).round()]
+
+
+def _resized(frame: Image.Image, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """`frame` scaled to `size` (height, width): `[height, width, 3]`."""
+    pixels = np.array(frame)
+    if pixels.shape[:2] == size:
+        return pixels
+    planes = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()[None]  # [1, 3, height, width]
+    scaled = torch.nn.functional.interpolate(
+        planes, size=size, mode="bicubic", align_corners=False, antialias=True
+    )
+    return scaled[0].permute(1, 2, 0).numpy()
