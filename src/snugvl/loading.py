@@ -72,9 +72,9 @@ def load(
         model=str(model),
         context_tokens=engine_config.max_model_len,
         images=True,
-        video=True,
-        max_pixels=processor.max_pixels,
-        min_pixels=processor.min_pixels,
+        video=processor.videos is not None,
+        max_pixels=processor.images.settings.max_pixels,
+        min_pixels=processor.images.settings.min_pixels,
     )
     return Model(NativeBackend(engine, processor, capabilities))
 
@@ -119,7 +119,9 @@ def _engine_config(
     """The KV pool that free memory allows, between one and a few conversations of full length."""
     limit = config.text.max_position_embeddings
     if context is not None and not 1 <= context <= limit:
-        raise RequestError(f"context must be 1 to {limit:,} tokens for {model}, not {context:,}", field="context")
+        raise RequestError(
+            f"context must be 1 to {limit:,} tokens for {model}, not {context:,}", field="context"
+        )
     length = context or min(DEFAULT_CONTEXT, limit)
     block_size = DEFAULT_BLOCK_SIZE
     weights = network_elements(config) * dtype.itemsize

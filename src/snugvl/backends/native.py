@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Iterator, Mapping
 from itertools import count
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 from snugvl.backends.protocol import Capabilities, Delta, Request
@@ -116,9 +115,7 @@ class NativeStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -2,8 +2,7 @@
 
 from snugvl.backends.mailbox import Mailbox
 from snugvl.backends.protocol import Delta, Logprob, TokenLogprob, Usage
-from snugvl.engine.request import TokenOutput
-from snugvl.errors import EngineError
+from snugvl.engine.request import FinishReason, TokenOutput
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.tokenizer import Tokenizer
@@ -23,8 +22,9 @@ class Receiver:
         self._detokenizers = {
             choice: Detokenizer(tokenizer, stop=sampling.stop) for choice in range(sampling.n)
         }
-        # Log-probabilities of tokens whose text is still held back, by choice.
-        self._pending: dict[int, list[Logprob]] = {choice: [] for choice in range(sampling.n)}
+        # Log-probabilities by choice, and how many of them went out with their text.
+        self._logprobs: dict[int, list[Logprob]] = {choice: [] for choice in range(sampling.n)}
+        self._sent = dict.fromkeys(range(sampling.n), 0)
         self._completion_tokens = 0
 
     @property
@@ -47,7 +47,7 @@ class Receiver:
             finish = "stop"
         elif finish is not None:
             text += detokenizer.flush()
-        self._emit(output.choice, text, finish, stopped=detokenizer.stopped)
+        self._emit(output.choice, text, finish, covered=detokenizer.covered)
         return detokenizer.stopped and output.finish is None
 
     def fail(self, error: Exception) -> None:
@@ -62,25 +62,22 @@ class Receiver:
         if output.finish == "stop" and output.token_id in self._stop_ids:
             return ""  # the end-of-sequence token is counted but is not text
         if output.logprob is not None:
-            self._pending[output.choice].append(self._logprob(output))
+            self._logprobs[output.choice].append(self._logprob(output))
         return detokenizer.push(output.token_id)
 
-    def _emit(self, choice: int, text: str, finish: str | None, *, stopped: bool) -> None:
+    def _emit(self, choice: int, text: str, finish: FinishReason | None, *, covered: int) -> None:
+        """Hand out text with the log-probabilities of the tokens it completes."""
         if finish is not None:
             del self._detokenizers[choice]
         if not text and finish is None:
             return
-        logprobs = tuple(self._pending[choice]) if text or not stopped else ()
-        self._pending[choice].clear()
-        if finish == "error":
-            raise EngineError("the engine ended a request with an error but gave none")
+        logprobs = tuple(self._logprobs[choice][self._sent[choice] : covered])
+        self._sent[choice] += len(logprobs)
         usage = None
         if self.done:
             usage = Usage(len(self._prompt.prompt_ids), self._completion_tokens, self._prompt.image_tokens)
-        reason = "abort" if finish == "abort" else "length" if finish == "length" else "stop"
-        self.mailbox.put(
-            Delta(text, choice, logprobs, reason if finish is not None else None, usage)  # type: ignore[arg-type]
-        )
+        assert finish != "error", "an error output carries its error"
+        self.mailbox.put(Delta(text, choice, logprobs, finish, usage))
         if self.done:
             self.mailbox.close()
 

@@ -28,13 +28,14 @@ class ImagePreprocessor:
         self.settings = settings
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "ImagePreprocessor":
-        """Read preprocessor_config.json.
+    def from_folder(cls, folder: Path, *, max_pixels: int | None = None) -> "ImagePreprocessor":
+        """Read preprocessor_config.json; `max_pixels` lowers its limit for every image.
 
         Raises:
             CheckpointError: the file is missing or holds nonsense.
+            RequestError: `max_pixels` is smaller than one token.
         """
-        return cls(read_pixel_settings(folder))
+        return cls(cls(read_pixel_settings(folder))._limited(max_pixels))
 
     def grid(self, width: int, height: int, max_pixels: int | None = None) -> GridTHW:
         """Patches of an image of that size, without touching pixels.

@@ -74,13 +74,15 @@ class Processor:
                 _check_settings(preprocessor.settings, config)
 
     @classmethod
-    def from_folder(cls, folder: Path, config: ModelConfig) -> "Processor":
+    def from_folder(cls, folder: Path, config: ModelConfig, *, max_pixels: int | None = None) -> "Processor":
         """Read tokenizer, chat template and preprocessor settings of a checkpoint folder.
 
-        A folder without settings for videos takes images only.
+        A folder without settings for videos takes images only. `max_pixels` lowers the checkpoint's limit
+        for every image.
 
         Raises:
             CheckpointError: a file is missing, corrupt, or contradicts `config`.
+            RequestError: `max_pixels` is smaller than one token.
             UnsupportedModel: a kind of tokenizer this version doesn't read.
         """
         tokenizer = Tokenizer.from_folder(folder)
@@ -88,7 +90,7 @@ class Processor:
             config,
             tokenizer,
             ChatTemplate.from_folder(folder, tokenizer.variables),
-            ImagePreprocessor.from_folder(folder),
+            ImagePreprocessor.from_folder(folder, max_pixels=max_pixels),
             VideoPreprocessor.from_folder(folder) if has_video_settings(folder) else None,
         )
 
