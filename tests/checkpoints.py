@@ -57,20 +57,23 @@ class Options:
     fp8: bool = False
     shards: int = 1
     seed: int = 0
+    vocab: int = VOCAB
+    placeholders: tuple[int, int, int, int] = (IMAGE, VIDEO, START, END)
 
 
 def config(options: Options) -> dict[str, Any]:
     """`config.json` in the form that the Hub's checkpoints have."""
-    text = TEXT | {"tie_word_embeddings": options.tied, "dtype": "float32"}
+    changes = {"tie_word_embeddings": options.tied, "dtype": "float32", "vocab_size": options.vocab}
+    image, video, start, end = options.placeholders
     values: dict[str, Any] = {
         "architectures": ["Qwen3VLForConditionalGeneration"],
         "model_type": "qwen3_vl",
         "tie_word_embeddings": options.tied,
-        "image_token_id": IMAGE,
-        "video_token_id": VIDEO,
-        "vision_start_token_id": START,
-        "vision_end_token_id": END,
-        "text_config": text,
+        "image_token_id": image,
+        "video_token_id": video,
+        "vision_start_token_id": start,
+        "vision_end_token_id": end,
+        "text_config": TEXT | changes,
         "vision_config": VISION,
     }
     return deepcopy(values)  # transformers writes into the dictionaries it is given
