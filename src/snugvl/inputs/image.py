@@ -24,7 +24,6 @@ from PIL import (
     GifImagePlugin,
     Image,
     JpegImagePlugin,
-    MpoImagePlugin,
     PngImagePlugin,
     TiffImagePlugin,
     WebPImagePlugin,
@@ -40,7 +39,6 @@ except ImportError:  # Pillow before 11.3
 
 _PLUGINS = (
     JpegImagePlugin,
-    MpoImagePlugin,
     PngImagePlugin,
     WebPImagePlugin,
     GifImagePlugin,
@@ -48,8 +46,8 @@ _PLUGINS = (
     TiffImagePlugin,
     AvifImagePlugin,
 )
-_NAMES = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-# A plugin whose C library is missing registers nothing.
+_NAMES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+# A plugin whose C library is missing registers nothing. Pillow's JPEG plugin also opens MPO.
 FORMATS = tuple(name for name, plugin in zip(_NAMES, _PLUGINS, strict=True) if plugin and name in Image.OPEN)
 
 _ORIENTATION_TAG = 0x0112
@@ -144,7 +142,8 @@ def _sixteen_to_eight(image: Image.Image) -> Image.Image:
 def _name(source: str | Path | bytes | BinaryIO) -> str:
     """How errors call the source."""
     if isinstance(source, str | Path):
-        return str(source) or "''"
+        text = str(source) or "''"
+        return text if len(text) <= 200 else f"{text[:80]}…{text[-80:]}"
     if isinstance(source, bytes):
         return "the image"
     name = getattr(source, "name", None)
@@ -189,7 +188,8 @@ def _read_file(source: str | Path, name: str, limits: ImageLimits) -> bytes:
         raise ImageError(f"{name} can't be read: permission denied; check its access rights") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or _one_line(error)
-        raise ImageError(f"{name!a} can't be read: {reason}; check the path") from None
+        printable = name.replace("\0", "\\0")
+        raise ImageError(f"{printable} can't be read: {reason}; check the path") from None
 
 
 def _read_stream(stream: BinaryIO, name: str, limits: ImageLimits) -> bytes:

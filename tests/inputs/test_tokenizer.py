@@ -1,0 +1,120 @@
+"""Ids and bytes of tokens, the tokens that end an answer, and files that are no tokenizer."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import normalizers
+
+from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
+from snugvl.inputs.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer(checkpoint: Path) -> Tokenizer:
+    return Tokenizer.from_folder(checkpoint)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_text_survives(tokenizer: Tokenizer, text: str) -> None:
+    import unicodedata
+
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids, skip_special=False) == unicodedata.normalize("NFC", text)
+
+
+@given(st.data())
+def test_bytes_of_tokens_make_the_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """Any ids, also such that no text has: broken UTF-8, tokens out of the vocabulary."""
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 5)))
+    joined = b"".join(tokenizer.token_bytes(i) for i in ids)
+    assert joined.decode("utf-8", "replace") == tokenizer.decode(ids, skip_special=False)
+
+
+def test_single_tokens(tokenizer: Tokenizer) -> None:
+    end = tokenizer.token_id("<|im_end|>")
+    assert end is not None
+    assert tokenizer.token_text(end) == "<|im_end|>"
+    assert end in tokenizer.special_ids
+    assert tokenizer.token_id("<think>") not in tokenizer.special_ids
+    assert tokenizer.token_id("no such token") is None
+    assert tokenizer.token_bytes(10**9) == tokenizer.token_bytes(-1) == b""
+    half = tokenizer.encode("é")[0]
+    if len(tokenizer.encode("é")) == 2:
+        assert tokenizer.token_bytes(half) == b"\xc3"
+        assert tokenizer.token_text(half) == "\ufffd"
+
+
+def test_end_of_sequence(broken: Path) -> None:
+    def ids() -> set[str]:
+        tokenizer = Tokenizer.from_folder(broken)
+        return {tokenizer.token_text(i) for i in tokenizer.eos_ids}
+
+    assert ids() == {"<|im_end|>", "<|endoftext|>"}
+    (broken / "generation_config.json").write_text("{}")
+    assert ids() == {"<|im_end|>"}  # the tokenizer's own
+    (broken / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|endoftext|>"}}')
+    assert ids() == {"<|endoftext|>"}  # as older files write it
+    (broken / "tokenizer_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no token that ends an answer: generation_config.json"):
+        ids()
+    (broken / "generation_config.json").unlink()
+    config = json.loads((broken / "config.json").read_text())
+    config["text_config"]["eos_token_id"] = 3
+    (broken / "config.json").write_text(json.dumps(config))
+    assert len(ids()) == 1
+    (broken / "generation_config.json").write_text('{"eos_token_id": "<|im_end|>"}')
+    with pytest.raises(CheckpointError, match=r"'eos_token_id' = '<|im_end|>', expected token ids"):
+        ids()
+
+
+def test_broken_files(broken: Path) -> None:
+    path = broken / "tokenizer.json"
+    for content in ("", "{", "[]", '{"version": "1.0"}', path.read_text()[:5000]):
+        path.write_text(content)
+        with pytest.raises(CheckpointError, match="is not a tokenizer") as raised:
+            Tokenizer.from_folder(broken)
+        assert "\n" not in str(raised.value)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"has no tokenizer\.json"):
+        Tokenizer.from_folder(broken)
+
+
+def test_only_byte_level(broken: Path) -> None:
+    path = broken / "tokenizer.json"
+    values = json.loads(path.read_text()) | {"decoder": None}
+    path.write_text(json.dumps(values))
+    with pytest.raises(UnsupportedModel, match="not a byte-level tokenizer"):
+        Tokenizer.from_folder(broken)
+
+
+def test_padding_and_truncation_of_the_file_are_off(broken: Path) -> None:
+    path = broken / "tokenizer.json"
+    backend = Backend.from_file(str(path))
+    expected = backend.encode("a b c d e").ids
+    backend.enable_truncation(2)
+    backend.enable_padding(length=30)
+    backend.save(str(path))
+    assert Tokenizer.from_folder(broken).encode("a b c d e") == expected
+
+
+def test_control_tokens(tokenizer: Tokenizer, broken: Path) -> None:
+    tokenizer.refuse_control_tokens("plain <|text|> with <think> and <tool_call>")
+    with pytest.raises(RequestError, match=r"'<\|im_end\|>', a control token of this model; remove it"):
+        tokenizer.refuse_control_tokens("x<|im_end|>", field="messages")
+    with pytest.raises(RequestError, match="lone surrogate"):
+        tokenizer.refuse_control_tokens("\ud800")
+    with pytest.raises(RequestError, match="can't be tokenised"):
+        tokenizer.encode("\ud800")
+
+
+def test_control_tokens_that_a_normaliser_would_make(broken: Path) -> None:
+    path = broken / "tokenizer.json"
+    backend = Backend.from_file(str(path))
+    backend.normalizer = normalizers.NFKC()
+    backend.save(str(path))
+    with pytest.raises(RequestError, match="control token"):
+        Tokenizer.from_folder(broken).refuse_control_tokens("＜|im_end|＞")
