@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, cast
 
 from PIL import Image, ImageOps
 
 from snugvl.backends.protocol import Backend, Capabilities, Message, Request, Stream, messages_of
+from snugvl.inputs.image import open_image, to_rgb
 from snugvl.sampling import SamplingParams
 from snugvl.tasks import ask, caption, detect, scene
 from snugvl.tasks.prompts import Detail
@@ -115,11 +116,8 @@ class Model:
         max_pixels: int | None = None,
     ) -> Stream:
         """`ask` as it is generated."""
-        # typing.BinaryIO is no runtime type, so what isn't one image is told by being a sequence
-        single = isinstance(images, str | bytes) or not isinstance(images, Sequence)
-        several = [images] if single else images
         request = ask.request(
-            [decode(image) for image in several],
+            [decode(image) for image in _several(images)],
             question,
             self.capabilities,
             sampling=sampling,
@@ -157,20 +155,15 @@ def decode(source: ImageSource) -> Image.Image:
     Raises:
         ImageError: it isn't a picture, or larger than the limits.
     """
-    from snugvl.inputs.image import open_image
-
     if isinstance(source, Image.Image):
-        return _opaque(ImageOps.exif_transpose(source))
+        return to_rgb(ImageOps.exif_transpose(source))
     return open_image(source)
 
 
-def _opaque(image: Image.Image) -> Image.Image:
-    """RGB, transparent parts on white: the same as `open_image` does for files."""
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    coloured = image.convert("RGBA")
-    white = Image.new("RGBA", image.size, "white")
-    return Image.alpha_composite(white, coloured).convert("RGB")
+def _several(images: ImageSource | Sequence[ImageSource]) -> list[ImageSource]:
+    if isinstance(images, list | tuple):
+        return list(images)
+    return [cast(ImageSource, images)]
 
 
 def _read(stream: Stream) -> Reply:

@@ -1,0 +1,5 @@
+"""`python -m snugvl.cli` is `snugvl`."""
+
+from snugvl.cli.app import main
+
+main()

@@ -1,0 +1,97 @@
+"""The `snugvl` command: its subcommands, and how every error reaches the user.
+
+One line on standard error and the exit code of the exception tree (`snugvl.errors`); a traceback only with
+SNUGVL_DEBUG=1.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from snugvl.cli import ask, caption, detect, scene
+from snugvl.cli.stderr import say, trace
+from snugvl.errors import SnugvlError
+from snugvl.version import __version__
+
+INTERRUPTED = 130
+CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended, as `yes | head` does
+
+app = typer.Typer(
+    name="snugvl",
+    help="See what is in pictures, with a vision-language model on this machine.",
+    epilog="Exit codes: 0 done, 2 usage, 3 input, 4 model files, 5 memory, 6 the model's answer, "
+    "7 some images of several failed, 130 interrupted, 1 anything else.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("caption")(caption.caption)
+app.command("ask")(ask.ask)
+app.command("scene")(scene.scene)
+app.command("detect")(detect.detect)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"snugvl {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run one command line (that of the process by default); its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a path may hold bytes that are no text in this locale
+            stream.reconfigure(errors="replace")
+    try:
+        code = app(args=args, prog_name="snugvl", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.TyperException as error:
+        _say_usage(error)
+        return error.exit_code
+    except SnugvlError as error:
+        say(str(error))
+        trace(error)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is left in the buffer has nowhere to go; without this Python complains about it on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        say(f"{where}{error.strerror or error}")
+        trace(error)
+        return 1
+    except Exception as error:
+        kind = type(error).__name__
+        say(f"unexpected {kind}: {error}; please report it with the traceback that SNUGVL_DEBUG=1 shows")
+        trace(error)
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run())
+
+
+def _say_usage(error: typer.TyperException) -> None:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "snugvl"
+    say(f"{error.format_message().rstrip('.')} (see {command} --help)")

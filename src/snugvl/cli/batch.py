@@ -1,0 +1,193 @@
+"""Do the jobs of a command: several at once, outcomes in the order of the jobs, errors kept apart.
+
+Eight images are in flight at a time: while the engine batches some, others are being decoded. One job that
+fails ends alone. A single image on a terminal is streamed instead.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from snugvl.cli import records, session
+from snugvl.cli.options import ModelChoice, OutputChoice
+from snugvl.cli.progress import Progress, progress
+from snugvl.cli.sinks import JsonLines, Opener, Readable
+from snugvl.cli.sources import STDIN
+from snugvl.cli.stderr import printable, say, trace
+from snugvl.cli.task import Job, Outcome, Task
+from snugvl.errors import InputError, SnugvlError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from snugvl.backends.protocol import Delta
+    from snugvl.model import Model
+
+IN_FLIGHT = 8
+SOME_FAILED = 7
+INTERRUPTED = 130
+
+
+def do(
+    task: Task, jobs: Sequence[Job], choice: ModelChoice, output: OutputChoice, sink: Opener | None = None
+) -> None:
+    """Do `jobs` and put the outcomes where `output` says, or into `sink`.
+
+    Raises:
+        SnugvlError: the error of the job, when there is only one; the model can't be loaded; a file to
+            resume is of other work.
+        typer.Exit: with 7 when some of several jobs failed, with 130 when interrupted.
+    """
+    left = _left(task, jobs, choice, output)
+    if not left:
+        if not output.quiet:
+            say(f"nothing to do: {output.path} has a result for each of {len(jobs)} images")
+        return
+    # One image is read before the model is loaded, so that a mistyped path is told at once.
+    images = _decoded(jobs[0]) if len(jobs) == 1 else None
+    session.note_about(choice, quiet=output.quiet)
+    with session.load_model(choice) as model:
+        if images is not None and task.stream and _for_a_terminal(output):
+            _streamed(task, model, images, output)
+        elif images is not None:
+            _single(task, model, jobs[0], images, _opener(task, jobs, choice, output, sink), output)
+        else:
+            _batch(task, model, left, _opener(task, jobs, choice, output, sink), output)
+
+
+def _left(task: Task, jobs: Sequence[Job], choice: ModelChoice, output: OutputChoice) -> Sequence[Job]:
+    """The jobs to do. A file to continue is put in order first: no failures, no torn line."""
+    if output.path is None:
+        return jobs
+    if not output.resume:
+        records.check_new(output.path)
+        return jobs
+    if any(STDIN in job.names for job in jobs):
+        raise InputError("--resume can't tell whether standard input is the same picture; give files")
+    have = records.results_in(output.path, task, choice.model)
+    records.rewrite(output.path, have)
+    return records.remaining(jobs, have)
+
+
+def _opener(
+    task: Task, jobs: Sequence[Job], choice: ModelChoice, output: OutputChoice, sink: Opener | None
+) -> Opener:
+    if sink:
+        return sink
+    if output.path or output.json:
+        return lambda: JsonLines(task, choice.model, output.path)
+    return lambda: Readable(task.text, several=len(jobs) > 1)
+
+
+def _for_a_terminal(output: OutputChoice) -> bool:
+    return sys.stdout.isatty() and not output.json and output.path is None
+
+
+def _decoded(job: Job) -> list[Image]:
+    from snugvl.model import decode
+
+    return [decode(sys.stdin.buffer if name == STDIN else Path(name)) for name in job.names]
+
+
+def _streamed(task: Task, model: Model, images: Sequence[Image], output: OutputChoice) -> None:
+    from snugvl.tasks.parse import answer_text
+    from snugvl.tasks.request import collect
+
+    assert task.stream is not None
+    deltas: list[Delta] = []
+    started = False
+    with task.stream(model, images) as stream:
+        try:
+            for delta in stream:
+                deltas.append(delta)
+                text = printable(delta.text)
+                sys.stdout.write(text if started else text.lstrip())
+                sys.stdout.flush()
+                started = started or bool(text.strip())
+        finally:
+            sys.stdout.write("\n" if started else "")
+    reply = collect(deltas)
+    answer_text(reply.text)
+    _note_cut(reply.truncated, output)
+
+
+def _single(
+    task: Task, model: Model, job: Job, images: Sequence[Image], sink: Opener, output: OutputChoice
+) -> None:
+    outcome = _attempt(task, model, job, images)
+    with sink() as results:
+        results.put(outcome)
+    if outcome.error:
+        raise outcome.error
+    assert outcome.result is not None
+    _note_cut(outcome.result.truncated, output)
+
+
+def _note_cut(truncated: bool, output: OutputChoice) -> None:
+    if truncated and not output.quiet:
+        say("the answer was cut at its token limit; --max-tokens raises it")
+
+
+def _batch(task: Task, model: Model, jobs: Sequence[Job], sink: Opener, output: OutputChoice) -> None:
+    done = failed = 0
+    shown = not output.quiet and (output.path is not None or not sys.stdout.isatty())
+    try:
+        with sink() as results, progress(len(jobs), task.name, shown=shown) as bar:
+            for outcome in _outcomes(task, model, jobs):
+                results.put(outcome)
+                done += 1
+                failed += outcome.error is not None
+                _report(outcome, bar)
+                bar.advance()
+    except KeyboardInterrupt:
+        how = "; the same command with --resume continues" if output.path else ""
+        say(f"interrupted after {done} of {len(jobs)} images{how}")
+        raise typer.Exit(INTERRUPTED) from None
+    if failed:
+        say(f"{failed} of {len(jobs)} images failed")
+        raise typer.Exit(SOME_FAILED)
+
+
+def _report(outcome: Outcome, bar: Progress) -> None:
+    if outcome.error is None:
+        return
+    message = str(outcome.error)
+    if not isinstance(outcome.error, SnugvlError):
+        message = f"unexpected {type(outcome.error).__name__}: {message}"
+    if outcome.job.names[0] not in message:
+        message = f"{outcome.job.title}: {message}"
+    bar.say(message)
+    trace(outcome.error)
+
+
+def _outcomes(task: Task, model: Model, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    """Outcomes in the order of `jobs`; at most `IN_FLIGHT` are being worked on or wait to be taken."""
+    waiting: deque[Future[Outcome]] = deque()
+    pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="snugvl-batch")
+    try:
+        for job in jobs:
+            if len(waiting) == IN_FLIGHT:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(_attempt, task, model, job))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        # After an interruption the requests that run are aborted when the model closes.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _attempt(task: Task, model: Model, job: Job, images: Sequence[Image] | None = None) -> Outcome:
+    start = time.perf_counter()
+    try:
+        result = task.run(model, job, images if images is not None else _decoded(job))
+    except Exception as error:
+        return Outcome(job, None, error, time.perf_counter() - start)
+    return Outcome(job, result, None, time.perf_counter() - start)

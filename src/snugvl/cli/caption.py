@@ -1,0 +1,45 @@
+"""`snugvl caption`."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from snugvl.cli import batch, options, render, sources
+from snugvl.cli.task import Task, each
+
+
+def caption(
+    images: options.Images,
+    detail: Annotated[
+        Literal["short", "detailed"], typer.Option("--detail", help="One sentence, or all there is to say.")
+    ] = "short",
+    recursive: options.Recursive = False,
+    model: options.Model = options.DEFAULT_MODEL,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    context: options.Context = None,
+    max_pixels: options.MaxPixels = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = None,
+    json: options.Json = False,
+    output: options.Output = None,
+    resume: options.Resume = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Describe images."""
+    generation = options.Generation(max_tokens, temperature, seed)
+    sampling = generation.sampling()
+    task = Task(
+        "caption",
+        {"detail": detail, **generation.chosen()},
+        run=lambda model, _, images: model.caption(images[0], detail=detail, sampling=sampling),
+        text=render.words,
+        stream=lambda model, images: model.stream_caption(images[0], detail=detail, sampling=sampling),
+    )
+    batch.do(
+        task,
+        each(sources.expand(images, recursive=recursive)),
+        options.ModelChoice(model, device, dtype, context, max_pixels),
+        options.OutputChoice(json, output, resume, quiet),
+    )

@@ -1,0 +1,137 @@
+"""`snugvl detect`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from snugvl.cli import batch, options, render, sources
+from snugvl.cli.drawing import targets
+from snugvl.cli.sinks import Gathered, Opener
+from snugvl.cli.task import Job, Outcome, Task, each
+from snugvl.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from snugvl.model import Model
+    from snugvl.sampling import SamplingParams
+    from snugvl.tasks.results import Detections
+
+Format = Literal["json", "coco", "yolo", "csv"]
+
+
+def detect(
+    images: options.Images,
+    objects: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--object", metavar="NAME", help="What to look for; again for more. Default: everything."
+        ),
+    ] = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option("--draw", metavar="PATH", help="Picture with the boxes; a folder for several images."),
+    ] = None,
+    format_: Annotated[
+        Format | None, typer.Option("--format", help="json is JSON Lines; yolo needs a folder as --output.")
+    ] = None,
+    recursive: options.Recursive = False,
+    model: options.Model = options.DEFAULT_MODEL,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    context: options.Context = None,
+    max_pixels: options.MaxPixels = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = None,
+    json: options.Json = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")
+    ] = None,
+    resume: options.Resume = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Find objects: boxes in pixels of the original image."""
+    from snugvl.tasks.detect import check_names
+
+    names = check_names(objects or [])
+    jobs = each(sources.expand(images, recursive=recursive))
+    generation = options.Generation(max_tokens, temperature, seed)
+    pictures = targets(draw, [job.names[0] for job in jobs]) if draw else {}
+    chosen = _format(format_, json, resume)
+    sink = _gathering(chosen, output, jobs, names)
+    task = Task(
+        "detect",
+        {"objects": list(names), **generation.chosen()},
+        run=_runner(names, generation.sampling(), pictures),
+        text=render.detections,
+    )
+    batch.do(
+        task,
+        jobs,
+        options.ModelChoice(model, device, dtype, context, max_pixels),
+        options.OutputChoice(chosen == "json", None if sink else output, resume and not sink, quiet),
+        sink,
+    )
+
+
+def _format(chosen: Format | None, json: bool, resume: bool) -> Format | None:
+    if json and chosen not in (None, "json"):
+        raise typer.BadParameter(f"--json and --format {chosen} are two formats; choose one")
+    if resume and chosen not in (None, "json"):
+        raise typer.BadParameter(f"--resume continues JSON Lines; --format {chosen} is written at the end")
+    return "json" if json else chosen
+
+
+def _runner(names: Sequence[str], sampling: SamplingParams, pictures: dict[str, Path]) -> Any:
+    def run(model: Model, job: Job, images: Sequence[Image]) -> Detections:
+        found = model.detect(images[0], names, sampling=sampling)
+        if target := pictures.get(job.names[0]):
+            from snugvl.tasks import draw
+
+            draw.save(draw.annotate(images[0], found), target)
+        return found
+
+    return run
+
+
+def _gathering(
+    chosen: Format | None, output: Path | None, jobs: Sequence[Job], names: Sequence[str]
+) -> Opener | None:
+    """What writes COCO, YOLO or CSV at the end; checked now, before the work. None for the other formats."""
+    from snugvl.tasks import export
+
+    if chosen in (None, "json"):
+        return None
+    if chosen == "yolo":
+        if output is None:
+            raise typer.BadParameter("--format yolo writes a file per image: name a folder with --output")
+        export.yolo_names([job.names[0] for job in jobs])
+        if output.is_file() or (output.is_dir() and any(output.iterdir())):
+            raise InputError(f"{output} exists and isn't an empty folder; choose another")
+    elif output is not None:
+        from snugvl.cli.records import check_new
+
+        check_new(output)
+
+    def finish(outcomes: Sequence[Outcome]) -> None:
+        items: list[Any] = [(outcome.job.names[0], outcome.result) for outcome in outcomes]
+        if chosen == "yolo":
+            assert output is not None
+            output.mkdir(parents=True, exist_ok=True)
+            for file, text in export.yolo(items, names).items():
+                (output / file).write_text(text, encoding="utf-8")
+            return
+        text = export.coco(items, names) if chosen == "coco" else export.table(items)
+        if output is None:
+            sys.stdout.write(text)
+        else:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(text, encoding="utf-8")
+
+    return lambda: Gathered(finish)

@@ -1,0 +1,100 @@
+"""The options that commands share, and what they become."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from snugvl.sampling import SamplingParams
+
+DEFAULT_MODEL = "pocket"
+
+Images = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="IMAGE...",
+        help="Files, folders, quoted globs ('photos/**/*.jpg'), or - for standard input.",
+    ),
+]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Go into the folders of a folder.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", envvar="SNUGVL_MODEL", metavar="MODEL", help="Checkpoint: a folder or a Hub id."
+    ),
+]
+Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
+DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+Dtype = Annotated[
+    DtypeName,
+    typer.Option("--dtype", help="Number format of weights and cache."),
+]
+Context = Annotated[
+    int | None, typer.Option("--context", min=1, help="Tokens of prompt, images and answer together.")
+]
+MaxPixels = Annotated[
+    int | None, typer.Option("--max-pixels", min=1, help="Scale larger images down to this many pixels.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=1, help="Longest answer; the default suits the task.")
+]
+Temperature = Annotated[
+    float, typer.Option("--temperature", min=0.0, max=2.0, help="0 always takes the likeliest word.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Repeats the draw of a temperature above 0.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON Lines: one object per image.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write JSON Lines to a new file.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the --output file: skip images that it has a result for.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors on standard error.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which model, and how to load it."""
+
+    model: str
+    device: str
+    dtype: DtypeName
+    context: int | None
+    max_pixels: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """How to generate."""
+
+    max_tokens: int | None
+    temperature: float
+    seed: int | None
+
+    def sampling(self) -> SamplingParams:
+        """The same for the tasks."""
+        return SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
+
+    def chosen(self) -> dict[str, Any]:
+        """What differs from the defaults: part of what tells one run from another."""
+        chosen: dict[str, Any] = {}
+        if self.max_tokens is not None:
+            chosen["max_tokens"] = self.max_tokens
+        if self.temperature:
+            chosen |= {"temperature": self.temperature, "seed": self.seed}
+        return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChoice:
+    """Where results go. `path` is a JSON Lines file."""
+
+    json: bool
+    path: Path | None
+    resume: bool
+    quiet: bool
+
+    def __post_init__(self) -> None:
+        if self.resume and self.path is None:
+            raise typer.BadParameter("--resume continues a file: name it with --output")

@@ -1,0 +1,37 @@
+"""`snugvl scene`."""
+
+from snugvl.cli import batch, options, render, sources
+from snugvl.cli.task import Task, each
+
+
+def scene(
+    images: options.Images,
+    recursive: options.Recursive = False,
+    model: options.Model = options.DEFAULT_MODEL,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    context: options.Context = None,
+    max_pixels: options.MaxPixels = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = None,
+    json: options.Json = False,
+    output: options.Output = None,
+    resume: options.Resume = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Analyse images: summary, setting, objects with counts and positions, text, relations."""
+    generation = options.Generation(max_tokens, temperature, seed)
+    sampling = generation.sampling()
+    task = Task(
+        "scene",
+        generation.chosen(),
+        run=lambda model, _, images: model.scene(images[0], sampling=sampling),
+        text=render.scene,
+    )
+    batch.do(
+        task,
+        each(sources.expand(images, recursive=recursive)),
+        options.ModelChoice(model, device, dtype, context, max_pixels),
+        options.OutputChoice(json, output, resume, quiet),
+    )

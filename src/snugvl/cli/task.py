@@ -1,0 +1,66 @@
+"""What a command hands to the batch: jobs, and how to do one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # both import Pillow and pydantic
+    from PIL.Image import Image
+
+    from snugvl.backends.protocol import Stream
+    from snugvl.model import Model
+    from snugvl.tasks.results import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One result to make: of one image, or of several together."""
+
+    names: tuple[str, ...]
+    together: bool = False
+
+    @property
+    def image(self) -> str | list[str]:
+        """How records name it."""
+        return list(self.names) if self.together else self.names[0]
+
+    @property
+    def title(self) -> str:
+        """How people read it."""
+        return ", ".join(self.names)
+
+
+def each(names: Sequence[str]) -> list[Job]:
+    """A job per image."""
+    return [Job((name,)) for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task with its parameters filled in.
+
+    Attributes:
+        name: of the task, in records.
+        params: what was asked, in records; a file is resumed only with the same.
+        run: the result of a job's images.
+        text: the result for people.
+        stream: the same as `run` while it is generated, where the result is plain text.
+    """
+
+    name: str
+    params: dict[str, Any]
+    run: Callable[[Model, Job, Sequence[Image]], Result]
+    text: Callable[[Any], str]
+    stream: Callable[[Model, Sequence[Image]], Stream] | None = field(default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job: a result or an error."""
+
+    job: Job
+    result: Result | None
+    error: Exception | None
+    seconds: float
