@@ -162,13 +162,13 @@ class _Reader:
         for first in range(0, rows, step):
             last = min(first + step, rows)
             piece = self._read(entry, first * row_bytes, (last - first) * row_bytes)
-            values = piece.view(DTYPES[entry.dtype]).view(last - first, -1)
+            values = piece.view(DTYPES[entry.dtype]).view(last - first, -1).to(target.parameter.device)
             destination = target.parameter[target.start + first : target.start + last].view(last - first, -1)
             if scale is None or self.blocks is None:
                 destination.copy_(values)
             else:
                 block = scale[first // self.blocks.rows : -(-last // self.blocks.rows)]
-                destination.copy_(dequantise(values, block, self.blocks))
+                destination.copy_(dequantise(values, block.to(values.device), self.blocks))
 
     def _scale(self, entry: TensorEntry) -> torch.Tensor | None:
         if entry.dtype != "F8_E4M3":
