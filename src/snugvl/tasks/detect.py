@@ -97,9 +97,13 @@ def result(reply: Reply, size: tuple[int, int], objects: Sequence[str] = ()) -> 
     answer = answer_text(reply.text)
     found = find_json(answer)
     boxes = [pair for each in found for pair in _labelled(each.value, None)]
-    empty = any(_is_empty(each.value) for each in found) or _NOTHING.match(answer) is not None
+    cut = reply.truncated or any(not each.complete for each in found)
+    empty = (
+        any(each.complete and _is_empty(each.value) for each in found) or _NOTHING.match(answer) is not None
+    )
     if not boxes and not empty:
-        raise OutputError("the model didn't answer with boxes as JSON", text=reply.text)
+        why = "its answer was cut before the first one; allow more tokens" if cut else "not as JSON"
+        raise OutputError(f"no boxes from the model: {why}", text=reply.text)
     names = {name.casefold(): name for name in check_names(objects)}
     detections = [
         Detection(label=_label(label, names), box=box)
@@ -110,7 +114,7 @@ def result(reply: Reply, size: tuple[int, int], objects: Sequence[str] = ()) -> 
         width=size[0],
         height=size[1],
         objects=tuple(dict.fromkeys(detections)),
-        truncated=reply.truncated or any(not each.complete for each in found),
+        truncated=cut,
         usage=reply.usage,
     )
 
@@ -169,13 +173,17 @@ def _fours(value: Any) -> Iterator[Four]:
 def _four(value: Any) -> Four | None:
     if isinstance(value, list) and len(value) == 2 and all(isinstance(corner, list) for corner in value):
         value = [*value[0], *value[1]]
-    if isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)):
-        return (float(value[0]), float(value[1]), float(value[2]), float(value[3]))
-    return None
+    if not isinstance(value, list) or len(value) != 4:
+        return None
+    x1, y1, x2, y2 = map(_number, value)
+    return None if x1 is None or y1 is None or x2 is None or y2 is None else (x1, y1, x2, y2)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+def _number(value: Any) -> float | None:
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        value = float(value)
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+    return float(value) if usable else None
 
 
 def _is_empty(value: Any) -> bool:

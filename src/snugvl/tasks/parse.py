@@ -74,11 +74,12 @@ def _scan(text: str) -> list[Found]:
         if not reader.broken():
             found.append(Found(value, complete=True))
             position = reader.position
-        elif value:
+        elif value or reader.position == len(text):
+            # At the end of the text even nothing is an answer: what an unfinished list has begun isn't one.
             found.append(Found(value, complete=False))
             position = reader.position
         else:
-            failures += 1
+            failures += 1  # and look inside: "[see {"a": 1}]"
             position = opening.end()
     return found
 
@@ -190,11 +191,10 @@ class _Reader:
     def _number_or_word(self) -> Any:
         pattern = _WORD if self._text[self.position : self.position + 1].isalpha() else _NUMBER
         match = pattern.match(self._text, self.position)
-        if match is None or match.end() == len(self._text):
+        known = match is not None and (pattern is _NUMBER or match.group() in _WORDS)
+        if match is None or not known or match.end() == len(self._text):
             self._broken = True
-            return None
-        if pattern is _WORD and match.group() not in _WORDS:
-            self._broken = True
+            self.position = match.end() if match else self.position
             return None
         self.position = match.end()
         return _WORDS[match.group()] if pattern is _WORD else _number(match.group())
