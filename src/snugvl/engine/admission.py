@@ -120,13 +120,13 @@ def _refusal(prompt: Prompt, config: EngineConfig, asked: int | None, n: int, fi
 
 
 def _advice(prompt: Prompt, config: EngineConfig, asked: int, n: int, fits: int) -> str:
-    options = [f"max_tokens {fits} or less"] if fits > 0 else []
+    options = [f"max_tokens up to {fits}"] if fits > 0 else []
     choices = next((k for k in range(n - 1, 0, -1) if _fitting(len(prompt), config, k) >= asked), 0)
     if choices:
-        options.append(f"n {choices} or less")
+        options.append(f"n up to {choices}")
     alone = _fitting(len(prompt), config, 1)
     if options or alone > 0:
-        return " or ".join(options) or f"n 1 with max_tokens {alone} or less"
+        return ", or ".join(options) or f"n 1 with max_tokens up to {alone}"
     most = min(config.max_model_len, config.cache_tokens) - 1
     smaller = ", or smaller or fewer images" if prompt.placeholders else ""
-    return f"a prompt of {most} tokens or less{smaller}"
+    return f"a prompt of up to {most} tokens{smaller}"

@@ -130,7 +130,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[TokenOutput]:
-        """Advance every running sequence by a token or a chunk of its prompt. Never raises what the model does."""
+        """Advance what runs by a token or a chunk of its prompt. Never raises what the model raises."""
         outputs = self._expire()
         try:
             step = self._scheduler.schedule()

@@ -1,0 +1,182 @@
+"""A tiny network that notices every mistake of the engine, and an oracle that knows no engine.
+
+Real paged attention in two layers; all three rows of the positions enter the keys, the deepstack level the
+second layer, and an image's rows depend on the whole image: a wrong slot, position, row or order changes
+the tokens. float64, so that batching changes logits by 1e-15 and never by a near tie.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from snugvl.checkpoint.architecture import ModelConfig, TextConfig, VisionConfig
+from snugvl.config import EngineConfig
+from snugvl.engine.engine import Engine
+from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
+from snugvl.layers.attention import AttentionMetadata, paged_attention
+from snugvl.layers.kv_cache import KVCache
+from snugvl.models.batch import Batch, GridTHW
+from snugvl.models.mrope import mrope_positions
+from snugvl.sampling import SamplingParams
+
+VOCAB, HIDDEN, HEADS, DIM, LAYERS = 48, 16, 2, 8, 2
+IMAGE, VIDEO, POISON, BOMB = 44, 45, 46, 47  # POISON makes NaN, BOMB raises inside the network
+CONFIG = ModelConfig(
+    architecture="Toy",
+    text=TextConfig(HIDDEN, LAYERS, HEADS, 1, DIM, 32, VOCAB, 4096, 1e-6, 1e4, (2, 1, 1), False),
+    vision=VisionConfig(1, 8, 16, 1, 3, 2, 1, 2, HIDDEN, 16, (0,), "gelu_pytorch_tanh", 1e4),
+    tie_word_embeddings=True,
+    image_token_id=IMAGE,
+    video_token_id=VIDEO,
+    vision_start_token_id=42,
+    vision_end_token_id=43,
+    dtype="float64",
+    quantization=None,
+)
+
+
+class Toy(nn.Module):
+    """`VisionLanguageModel` in miniature."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.config = CONFIG
+        self.encoded: list[GridTHW] = []
+        generator = torch.Generator().manual_seed(7)
+
+        def weight(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype))
+
+        self.embed = weight(VOCAB, HIDDEN)
+        self.position = weight(3, HIDDEN)
+        self.qkv = nn.ParameterList(weight((HEADS + 2) * DIM, HIDDEN) for _ in range(LAYERS))
+        self.out = nn.ParameterList(weight(HIDDEN, HEADS * DIM) for _ in range(LAYERS))
+        self.head = weight(VOCAB, HIDDEN)  # untied, or the toy repeats its input
+        self.patch = weight(2 * HIDDEN, 4 * CONFIG.vision.patch_dim)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed.device
+
+    def encode_vision(self, patches: torch.Tensor, grids: Sequence[GridTHW]) -> torch.Tensor:
+        self.encoded += grids
+        images = patches.split([t * h * w for t, h, w in grids])
+        return torch.cat(
+            [(rows := p.reshape(-1, 4 * p.shape[1]) @ self.patch.T) + rows.mean(0) for p in images]
+        )
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        if (batch.input_ids == BOMB).any():
+            raise RuntimeError("the bomb went off")
+        x = self.embed[batch.input_ids]
+        x = x.masked_fill((batch.input_ids == POISON)[:, None], torch.nan)
+        if batch.vision_rows is not None:
+            x[batch.vision_rows] = batch.vision_embeds[:, :HIDDEN]
+        turn = torch.sin(batch.positions.to(self.dtype).T @ self.position)
+        for layer in range(LAYERS):
+            normed = x / x.pow(2).mean(-1, keepdim=True).sqrt() + turn
+            q, k, v = (normed @ self.qkv[layer].T).view(len(x), -1, DIM).split([HEADS, 1, 1], dim=1)
+            cache.write(layer, batch.attention.slot_mapping, k, v)
+            attended = paged_attention(q.contiguous(), cache, layer, batch.attention, DIM**-0.5)
+            x = x + torch.tanh(attended.flatten(1) @ self.out[layer].T)
+            if layer == 0 and batch.vision_rows is not None:
+                x[batch.vision_rows] += batch.vision_embeds[:, HIDDEN:]
+        logits = (x[batch.logit_rows] @ self.head.T).float() / 4
+        logits[:, 42:] -= 1000  # never generates an image, a poison or a bomb; NaN stays NaN
+        return logits
+
+
+def picture(seed: int, h: int = 4, w: int = 6, t: int = 1) -> VisionItem:
+    """An image of `t·h·w / 4` tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    patches = torch.randn(t * h * w, CONFIG.vision.patch_dim, generator=generator)
+    return VisionItem(patches, (t, h, w), f"{seed}/{h}/{w}".encode())
+
+
+def prompt_of(*parts: int | VisionItem) -> tuple[tuple[int, ...], tuple[VisionItem, ...]]:
+    """Token ids with placeholders, and the items."""
+    ids: list[int] = []
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(part)
+        else:
+            t, h, w = part.grid_thw
+            for _ in range(t):
+                ids += [42, *[IMAGE] * (h * w // 4), 43]
+    return tuple(ids), tuple(part for part in parts if isinstance(part, VisionItem))
+
+
+def request(
+    name: str, *parts: int | VisionItem, deadline: float | None = None, **sampling: object
+) -> EngineRequest:
+    """A request from token ids and pictures; further arguments are sampling parameters."""
+    ids, vision = prompt_of(*parts)
+    stops = frozenset(sampling.pop("stops", ()))  # type: ignore[call-overload]
+    return EngineRequest(name, ids, SamplingParams(**{"max_tokens": 8, **sampling}), vision, stops, deadline)
+
+
+def engine(model: Toy | None = None, **config: int) -> Engine:
+    """An engine with room to spare, unless told otherwise."""
+    sizes = {
+        "num_blocks": 64,
+        "block_size": 4,
+        "max_model_len": 128,
+        "max_num_seqs": 8,
+        "max_batched_tokens": 64,
+    }
+    return Engine(model or Toy(), EngineConfig(**{**sizes, **config}))
+
+
+def run(engine: Engine, *requests: EngineRequest, steps: int = 2000) -> dict[str, list[TokenOutput]]:
+    """Add requests, step until idle with integrity checked at each step, and sort the outputs by request."""
+    for item in requests:
+        engine.add(item)
+    outputs: dict[str, list[TokenOutput]] = {}
+    while engine.has_work:
+        steps -= 1
+        assert steps, "the engine does not finish"
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+        engine.check_integrity()
+    return outputs
+
+
+def tokens(outputs: list[TokenOutput], choice: int = 0) -> list[int]:
+    """The tokens of one choice."""
+    return [o.token_id for o in outputs if o.choice == choice and o.token_id is not None]
+
+
+@torch.inference_mode()
+def oracle(model: Toy, item: EngineRequest, count: int) -> list[int]:
+    """Greedy tokens by computing the whole sequence anew for each: no chunks, no cache, no engine."""
+    merge = CONFIG.vision.spatial_merge_size
+    grids = [v.grid_thw for v in item.vision]
+    ids = list(item.prompt_ids)
+    positions, delta = mrope_positions(ids, grids, placeholders=(IMAGE, VIDEO), merge_size=merge)
+    rows = [i for i, token in enumerate(ids) if token == IMAGE]
+    embeds = [model.encode_vision(v.patches.to(model.dtype), [v.grid_thw]) for v in item.vision]
+    for _ in range(count):
+        size = len(ids)
+        more = torch.arange(len(item.prompt_ids), size) + delta
+        cache = KVCache(
+            num_layers=LAYERS, num_blocks=1, block_size=size, num_kv_heads=1, head_dim=DIM,
+            dtype=model.dtype, device=model.device,
+        )  # fmt: skip
+        batch = Batch(
+            torch.tensor(ids),
+            torch.cat([positions, more.expand(3, -1)], dim=1),
+            AttentionMetadata(
+                (size,), (size,), torch.arange(size), torch.zeros(1, 1, dtype=torch.int64), size
+            ),
+            torch.tensor([size - 1]),
+        )
+        if rows:
+            batch = replace(batch, vision_rows=torch.tensor(rows), vision_embeds=torch.cat(embeds))
+        ids.append(int(model.forward(batch, cache).argmax()))
+    return ids[len(item.prompt_ids) :]
