@@ -1,0 +1,115 @@
+"""What the planner knows of a model, whatever its family: tensors, KV layout, image-token rule.
+
+Read from `config.json`, the preprocessor's configuration and safetensors headers, never from weights.
+The native engine's own, stricter view of what it runs is `architecture.ModelConfig`.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, Protocol
+
+Role = Literal["vision", "connector", "embedding", "lm_head", "linear", "expert", "norm", "scale", "other"]
+FactSource = Literal["folder", "hub cache", "hub", "catalogue"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFact:
+    """One stored tensor. `role` "linear": a matrix of a decoder layer; "scale": belongs to a quantised one."""
+
+    name: str
+    role: Role
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayer:
+    """Keys and values of one decoder layer. `window`: tokens it looks back, or None for all.
+
+    `state_bytes`: constant bytes per sequence of a layer with a recurrent state instead of (or beside) KV.
+    """
+
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TextFacts:
+    """The decoder."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    vocab_size: int
+    max_position_embeddings: int
+    kv_layers: tuple[KVLayer, ...]
+
+
+class ImageRule(Protocol):
+    """A model's own way from an image's size to tokens, equal to transformers' processor."""
+
+    @property
+    def min_pixels(self) -> int: ...
+
+    @property
+    def max_pixels(self) -> int: ...
+
+    def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Prompt tokens of an image, without the few wrapper tokens around it."""
+        ...
+
+    def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Patches the vision tower works on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class VisionFacts:
+    """The vision tower. `deepstack_levels`: extra encoder outputs per image token (0 for most families)."""
+
+    depth: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    patch_size: int
+    merge_size: int
+    patch_dim: int
+    deepstack_levels: int
+    rule: ImageRule
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """One checkpoint.
+
+    Attributes:
+        name: Hub id or folder as the user said it.
+        family: "qwen3_vl", "qwen2_5_vl", "llama", …
+        tensors: every stored tensor, header order.
+        tied: lm_head is the embedding; a stored lm_head is then not loaded.
+        quantization: "fp8", "int4", "int8" as stored, or None for plain weights.
+        download_bytes: weight files and the small files beside them.
+        native: our own engine runs it.
+    """
+
+    name: str
+    revision: str | None
+    source: FactSource
+    architecture: str
+    family: str
+    text: TextFacts
+    vision: VisionFacts | None
+    tensors: tuple[TensorFact, ...]
+    tied: bool
+    quantization: Literal["fp8", "int8", "int4"] | None
+    download_bytes: int
+    native: bool
+
+    @property
+    def elements(self) -> int:
+        """Stored elements, as the Hub counts them (a tied head that is stored all the same included)."""
+        return sum(prod(tensor.shape) for tensor in self.tensors)

@@ -1,0 +1,1 @@
+"""What memory is there: probed on this machine, described by the user, or replayed from a recording."""

@@ -1,0 +1,71 @@
+"""A machine as the planner sees it. Nothing here probes anything; all sizes are bytes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+OperatingSystem = Literal["linux", "wsl2", "windows", "other"]
+Source = Literal["probed", "described", "recorded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who holds GPU memory: a process, or what can't be told apart ("desktop and other apps")."""
+
+    name: str
+    held_bytes: int
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        free_bytes: free now (the lowest of a few samples).
+        compute_capability: (major, minor), such as (12, 0) for an RTX 5060.
+        bandwidth: bytes per second of device memory, from the table of known GPUs, or None.
+        bf16_flops: dense bf16 (fp16 before Ampere) matrix operations per second, or None.
+        context_bytes: cost of a CUDA context with torch's libraries, measured on this machine, or None.
+        mig: this is a slice of a GPU.
+    """
+
+    index: int
+    name: str
+    total_bytes: int
+    free_bytes: int
+    compute_capability: tuple[int, int] | None = None
+    bandwidth: float | None = None
+    bf16_flops: float | None = None
+    tenants: tuple[Tenant, ...] = ()
+    driver: str | None = None
+    context_bytes: int | None = None
+    mig: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        """What others hold."""
+        return self.total_bytes - self.free_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Everything a plan needs to know of a machine.
+
+    Attributes:
+        pinned_bytes: page-locked host memory that can be had, where it is limited (WSL2), or None.
+        spills: over-committed GPU memory silently moves to system memory instead of failing (WSL2, Windows).
+        disk_free_bytes: room where models are downloaded to.
+        notes: what was odd while probing, in whole sentences.
+    """
+
+    os: OperatingSystem
+    gpus: tuple[Gpu, ...]
+    cpu_cores: int
+    ram_total_bytes: int
+    ram_free_bytes: int
+    disk_free_bytes: int
+    source: Source = "probed"
+    container: bool = False
+    spills: bool = False
+    pinned_bytes: int | None = None
+    notes: tuple[str, ...] = ()
