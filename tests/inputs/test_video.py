@@ -43,6 +43,15 @@ def test_patches_equal_transformers(
     assert capped.tokens(*shape) == len(ours.patches) // 4
 
 
+@pytest.mark.parametrize("frames", [2, 40, 80])
+def test_capped_tokens_equal_transformers(videos: VideoPreprocessor, video_oracle: Any, frames: int) -> None:
+    """With many frames the floor of 1.05 × min_pixels a frame wins over the shared budget."""
+    capped = VideoPreprocessor(videos.settings, replace(videos.sampling, cap_pixels=True))
+    options = {"cap_pixels_per_frame": True}
+    patches = video_oracle.get_num_of_video_patches(frames, 300, 300, options)
+    assert capped.tokens(frames, 300, 300) == patches // 4
+
+
 @given(st.integers(1, 3000), st.floats(0.5, 240))
 @settings(deadline=None)
 def test_sampling_equals_transformers(

@@ -9,6 +9,7 @@ everything else is Pillow's own conversion. Two deliberate differences: 16-bit g
 (Pillow clips it at 255, which turns nearly every such picture white), and 32-bit greyscale is refused.
 """
 
+import logging
 import stat
 import threading
 import warnings
@@ -49,6 +50,9 @@ _PLUGINS = (
 _NAMES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 # A plugin whose C library is missing registers nothing. Pillow's JPEG plugin also opens MPO.
 FORMATS = tuple(name for name, plugin in zip(_NAMES, _PLUGINS, strict=True) if plugin and name in Image.OPEN)
+
+# Without a handler of the program's own, Python prints Pillow's log of a damaged TIFF on stderr.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 _ORIENTATION_TAG = 0x0112
 _ORIENTATIONS = {
