@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, Protocol
 
-Role = Literal["vision", "connector", "embedding", "lm_head", "linear", "expert", "norm", "scale", "other"]
+Role = Literal[
+    "vision", "connector", "embedding", "lm_head", "linear", "expert", "norm", "scale", "other"
+]  # fmt: skip
 FactSource = Literal["folder", "hub cache", "hub", "catalogue"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFact:
-    """One stored tensor. `role` "linear": a matrix of a decoder layer; "scale": belongs to a quantised one."""
+    """One stored tensor. `role` "linear": a matrix of a decoder layer; "scale": a quantised one's scales."""
 
     name: str
     role: Role
