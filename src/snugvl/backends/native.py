@@ -37,7 +37,9 @@ class NativeBackend:
             RequestError, ImageError: it is wrong, or too large; nothing was started.
             EngineError: the backend is closed, or its queue is full.
         """
-        prompt = self._processor.prepare(request.messages)
+        # One token less than the context: an answer needs at least one.
+        room = self._capabilities.context_tokens - 1
+        prompt = self._processor.prepare(request.messages, max_tokens=room)
         tokenizer = self._processor.tokenizer
         stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
         engine_request = EngineRequest(
