@@ -102,6 +102,10 @@ class FakeBackend:
     def memory(self) -> Mapping[str, int]:
         return {"weights": 7}
 
+    def reopen(self) -> None:
+        """As if it had been loaded anew."""
+        self._stopped.clear()
+
     def close(self) -> None:
         self.closed += 1
         self._stopped.set()

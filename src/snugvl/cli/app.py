@@ -13,6 +13,7 @@ import typer
 
 from snugvl.cli import ask, caption, detect, scene
 from snugvl.cli.stderr import say, trace
+from snugvl.cli.stdout import ClosedPipe
 from snugvl.errors import SnugvlError
 from snugvl.version import __version__
 
@@ -69,7 +70,7 @@ def run(args: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         say("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
+    except (ClosedPipe, BrokenPipeError):
         # What is left in the buffer has nowhere to go; without this Python complains about it on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE

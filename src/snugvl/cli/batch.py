@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -22,6 +21,7 @@ from snugvl.cli.progress import Progress, progress
 from snugvl.cli.sinks import JsonLines, Opener, Readable
 from snugvl.cli.sources import STDIN
 from snugvl.cli.stderr import printable, say, trace
+from snugvl.cli.stdout import write
 from snugvl.cli.task import Job, Outcome, Task
 from snugvl.errors import InputError, SnugvlError
 
@@ -51,16 +51,32 @@ def do(
         if not output.quiet:
             say(f"nothing to do: {output.path} has a result for each of {len(jobs)} images")
         return
-    # One image is read before the model is loaded, so that a mistyped path is told at once.
-    images = _decoded(jobs[0]) if len(jobs) == 1 else None
     session.note_about(choice, quiet=output.quiet)
+    try:
+        _load_and_do(task, jobs, left, choice, output, sink)
+    except KeyboardInterrupt:
+        say("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _load_and_do(
+    task: Task,
+    jobs: Sequence[Job],
+    left: Sequence[Job],
+    choice: ModelChoice,
+    output: OutputChoice,
+    sink: Opener | None,
+) -> None:
+    # One image is read before the model is loaded, so that a mistyped path is told at once.
+    opener = sink or _opener(task, jobs, choice, output)
+    images = _decoded_or_told(jobs[0], opener) if len(jobs) == 1 else None
     with session.load_model(choice) as model:
         if images is not None and task.stream and _for_a_terminal(output):
             _streamed(task, model, images, output)
         elif images is not None:
-            _single(task, model, jobs[0], images, _opener(task, jobs, choice, output, sink), output)
+            _single(task, model, jobs[0], images, opener, output)
         else:
-            _batch(task, model, left, _opener(task, jobs, choice, output, sink), output)
+            _batch(task, model, left, opener, output)
 
 
 def _left(task: Task, jobs: Sequence[Job], choice: ModelChoice, output: OutputChoice) -> Sequence[Job]:
@@ -77,11 +93,7 @@ def _left(task: Task, jobs: Sequence[Job], choice: ModelChoice, output: OutputCh
     return records.remaining(jobs, have)
 
 
-def _opener(
-    task: Task, jobs: Sequence[Job], choice: ModelChoice, output: OutputChoice, sink: Opener | None
-) -> Opener:
-    if sink:
-        return sink
+def _opener(task: Task, jobs: Sequence[Job], choice: ModelChoice, output: OutputChoice) -> Opener:
     if output.path or output.json:
         return lambda: JsonLines(task, choice.model, output.path)
     return lambda: Readable(task.text, several=len(jobs) > 1)
@@ -94,7 +106,16 @@ def _for_a_terminal(output: OutputChoice) -> bool:
 def _decoded(job: Job) -> list[Image]:
     from snugvl.model import decode
 
-    return [decode(sys.stdin.buffer if name == STDIN else Path(name)) for name in job.names]
+    return [decode(sys.stdin.buffer if name == STDIN else name) for name in job.names]
+
+
+def _decoded_or_told(job: Job, sink: Opener) -> list[Image]:
+    try:
+        return _decoded(job)
+    except SnugvlError as error:
+        with sink() as results:
+            results.put(Outcome(job, None, error, 0.0))
+        raise
 
 
 def _streamed(task: Task, model: Model, images: Sequence[Image], output: OutputChoice) -> None:
@@ -109,11 +130,10 @@ def _streamed(task: Task, model: Model, images: Sequence[Image], output: OutputC
             for delta in stream:
                 deltas.append(delta)
                 text = printable(delta.text)
-                sys.stdout.write(text if started else text.lstrip())
-                sys.stdout.flush()
+                write(text if started else text.lstrip())
                 started = started or bool(text.strip())
         finally:
-            sys.stdout.write("\n" if started else "")
+            write("\n" if started else "")
     reply = collect(deltas)
     answer_text(reply.text)
     _note_cut(reply.truncated, output)

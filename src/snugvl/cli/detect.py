@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +11,7 @@ import typer
 from snugvl.cli import batch, options, render, sources
 from snugvl.cli.drawing import targets
 from snugvl.cli.sinks import Gathered, Opener
+from snugvl.cli.stdout import write
 from snugvl.cli.task import Job, Outcome, Task, each
 from snugvl.errors import InputError
 
@@ -129,7 +129,7 @@ def _gathering(
             return
         text = export.coco(items, names) if chosen == "coco" else export.table(items)
         if output is None:
-            sys.stdout.write(text)
+            write(text)
         else:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(text, encoding="utf-8")

@@ -8,6 +8,7 @@ from typing import IO, Any, Protocol
 
 from snugvl.cli import records
 from snugvl.cli.stderr import printable
+from snugvl.cli.stdout import write
 from snugvl.cli.task import Outcome, Task
 
 
@@ -33,11 +34,11 @@ class Readable:
             return
         text = printable(self._text(outcome.result))
         if not self._several:
-            _write(sys.stdout, text + "\n")
+            write(text + "\n")
         elif sys.stdout.isatty():
             self._in_colour(printable(outcome.job.title), text)
         else:
-            _write(sys.stdout, _under(printable(outcome.job.title) + ":", text) + "\n")
+            write(_under(printable(outcome.job.title) + ":", text) + "\n")
 
     def _in_colour(self, title: str, text: str) -> None:
         from rich.console import Console
@@ -66,7 +67,11 @@ class JsonLines:
 
     def put(self, outcome: Outcome) -> None:
         record = records.record(outcome, self._task, self._model)
-        _write(self._file or sys.stdout, records.encode(record))
+        if self._file is None:
+            write(records.encode(record))
+            return
+        self._file.write(records.encode(record))
+        self._file.flush()
 
     def __enter__(self) -> "JsonLines":
         return self
@@ -77,7 +82,10 @@ class JsonLines:
 
 
 class Gathered:
-    """Keeps the results and hands them to `finish` at the end: formats that are one document."""
+    """Keeps the results and hands them to `finish` at the end: formats that are one document.
+
+    Without any result there is no document: the error is told, and the next try finds its place free.
+    """
 
     def __init__(self, finish: Callable[[Sequence[Outcome]], None]) -> None:
         self._finish = finish
@@ -91,7 +99,8 @@ class Gathered:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._finish(self._outcomes)
+        if self._outcomes:
+            self._finish(self._outcomes)
 
 
 Opener = Callable[[], AbstractContextManager[Sink]]
@@ -103,8 +112,3 @@ def _under(title: str, text: str) -> str:
     if len(lines) <= 1:
         return f"{title} {text}"
     return "\n".join([title, *(f"  {line}" for line in lines)])
-
-
-def _write(file: IO[str], text: str) -> None:
-    file.write(text)
-    file.flush()

@@ -1,0 +1,252 @@
+"""Each command on a scripted model: what it asks and what it prints."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from snugvl.cli import options, session
+from snugvl.tasks.results import Caption, Detections, Scene
+from tests.cli.conftest import Ran
+from tests.tasks.fake import FakeBackend, prompt_of
+
+Run = Callable[..., Ran]
+
+
+def records(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_caption_prints_the_text_and_nothing_else(snugvl: Run, pictures: Path) -> None:
+    assert snugvl("caption", pictures / "a.png") == Ran(0, "A picture of 10x50.\n", "")
+
+
+def test_detail_and_sampling_reach_the_model(snugvl: Run, backend: FakeBackend, pictures: Path) -> None:
+    args = ("--detail", "detailed", "--max-tokens", 9, "--temperature", 0.5, "--seed", 4)
+    assert snugvl("caption", pictures / "a.png", *args).code == 0
+    (request,) = backend.requests
+    assert prompt_of(request) == "Describe this image in detail."
+    sampling = request.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.seed) == (9, 0.5, 4)
+
+
+def test_the_model_is_loaded_as_asked(
+    monkeypatch: pytest.MonkeyPatch, snugvl: Run, backend: FakeBackend, pictures: Path
+) -> None:
+    from snugvl.model import Model
+
+    chosen: list[options.ModelChoice] = []
+    monkeypatch.setattr(session, "load_model", lambda choice: chosen.append(choice) or Model(backend))
+    monkeypatch.setenv("SNUGVL_MODEL", "from/environment")
+    snugvl("caption", pictures / "a.png")
+    args = ("-m", "x/y", "--device", "cuda:1", "--dtype", "float16", "--context", 512, "--max-pixels", 4096)
+    snugvl("scene", pictures / "a.png", *args)
+    assert chosen == [
+        options.ModelChoice("from/environment", "auto", "auto", None, None),
+        options.ModelChoice("x/y", "cuda:1", "float16", 512, 4096),
+    ]
+    assert backend.closed == 2
+
+
+def test_load_model_passes_everything_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    import snugvl
+
+    seen: dict[str, object] = {}
+    monkeypatch.setattr(
+        snugvl, "load", lambda model, **options: seen.update(options, model=model), raising=False
+    )
+    session.load_model(options.ModelChoice("m", "cpu", "float32", 1, 2))
+    assert seen == {"model": "m", "device": "cpu", "dtype": "float32", "context": 1, "max_pixels": 2}
+
+
+def test_a_question_is_last_or_an_option(snugvl: Run, pictures: Path) -> None:
+    expected = Ran(0, "How many? 10x50!\n", "")
+    assert snugvl("ask", pictures / "a.png", "How many?") == expected
+    assert snugvl("ask", "-q", "How many?", pictures / "a.png") == expected
+    assert snugvl("ask", pictures / "a.png", "--question", " How many? ") == expected
+
+
+def test_a_question_is_asked_of_each_image_or_of_all_together(snugvl: Run, pictures: Path) -> None:
+    both = (pictures / "a.png", pictures / "b.jpg")
+    assert snugvl("ask", *both, "Size?").out == f"{both[0]}: Size? 10x50!\n{both[1]}: Size? 20x50!\n"
+    assert snugvl("ask", *both, "Size?", "--together").out == "Size? 10x50 and 20x50!\n"
+    (record,) = records(snugvl("ask", *both, "Size?", "--together", "--json").out)
+    assert record["image"] == [str(path) for path in both]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["What?"], "which image"),
+        (["a.png"], "the question is missing"),
+        (["a.png", "a.png"], "the question is missing"),
+        (["a.png", " "], "the question is empty"),
+        (["a.png", "-q", ""], "the question is empty"),
+        ([], "Missing argument"),
+    ],
+)
+def test_half_a_question_is_a_usage_error(
+    snugvl: Run, pictures: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], message: str
+) -> None:
+    monkeypatch.chdir(pictures)
+    ran = snugvl("ask", *args)
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.err.count("\n") == 1
+    assert "snugvl ask --help" in ran.err
+
+
+def test_scene_reads_well(snugvl: Run, pictures: Path) -> None:
+    lines = snugvl("scene", pictures / "a.png").out.splitlines()
+    assert lines == [
+        "Two cups on a table.",
+        "Setting: indoors",
+        "2 × cup (left; right)",
+        "Text: “SALE”",
+        "- one cup is left of the other",
+    ]
+    several = snugvl("scene", pictures / "a.png", pictures / "b.jpg").out.splitlines()
+    assert several[:2] == [f"{pictures}/a.png:", "  Two cups on a table."]
+
+
+def test_detect_prints_labels_and_pixels(snugvl: Run, backend: FakeBackend, pictures: Path) -> None:
+    Image.new("RGB", (1000, 500)).save(pictures / "big.png")
+    ran = snugvl("detect", pictures / "big.png", "--object", "cup", "--object", "Red Circle")
+    assert [line.split() for line in ran.out.splitlines()] == [
+        ["Red", "Circle", "100", "100", "300", "200"],
+        ["cup", "500", "250", "900", "500"],
+    ]
+    assert '"cup, Red Circle"' in prompt_of(backend.requests[0])
+
+
+def test_json_has_its_documented_form(snugvl: Run, pictures: Path) -> None:
+    (caption,) = records(snugvl("caption", pictures / "a.png", "--json").out)
+    assert list(caption) == ["image", "task", "model", "params", "result", "usage", "seconds"]
+    assert caption["image"] == f"{pictures}/a.png"
+    assert (caption["task"], caption["model"], caption["params"]) == (
+        "caption",
+        "pocket",
+        {"detail": "short"},
+    )
+    assert caption["usage"] == {"prompt_tokens": 20, "completion_tokens": 4, "image_tokens": 16}
+    assert Caption.model_validate(caption["result"]).text == "A picture of 10x50."
+    (scene,) = records(snugvl("scene", pictures / "a.png", "--json").out)
+    assert Scene.model_validate(scene["result"]).objects[0].count == 2
+    (detect,) = records(snugvl("detect", pictures / "a.png", "--json", "--object", "cup").out)
+    assert detect["params"] == {"objects": ["cup"]}
+    assert Detections.model_validate(detect["result"]).width == 10
+    assert snugvl("detect", pictures / "a.png", "--format", "json").out.startswith('{"image"')
+
+
+def test_formats_of_other_tools(snugvl: Run, pictures: Path, tmp_path: Path) -> None:
+    two = (pictures / "a.png", pictures / "b.jpg")
+    coco = json.loads(snugvl("detect", *two, "--format", "coco").out)
+    assert (len(coco["images"]), len(coco["annotations"])) == (2, 4)
+    rows = list(csv.DictReader(io.StringIO(snugvl("detect", *two, "--format", "csv").out)))
+    assert [row["label"] for row in rows] == ["red circle", "cup"] * 2
+    folder = tmp_path / "new" / "labels"
+    assert snugvl("detect", *two, "--format", "yolo", "-o", folder) == Ran(0, "", "")
+    assert {path.name for path in folder.iterdir()} == {"classes.txt", "a.txt", "b.txt"}
+    file = tmp_path / "new" / "out.csv"
+    assert snugvl("detect", *two, "--format", "csv", "-o", file).out == ""
+    assert file.read_text().count("\n") == 5
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["--format", "yolo"], 2, "name a folder with --output"),
+        (["--format", "coco", "--json"], 2, "two formats"),
+        (["--format", "coco", "--resume", "-o", "x"], 2, "--resume continues JSON Lines"),
+        (["--format", "xml"], 2, "xml"),
+        (["--resume"], 2, "name it with --output"),
+        (["--object", "a,b"], 3, "its own name"),
+        (["--object", ""], 3, "needs a name"),
+        (["--draw", "a.txt"], 3, "must end in"),
+        (["--draw", "a.png"], 3, "would replace the input"),
+        (["--draw", "."], 3, "would replace the input"),
+        (["--format", "yolo", "-o", "."], 3, "isn't an empty folder"),
+        (["--format", "csv", "-o", "notes.txt"], 3, "exists"),
+        (["-o", "notes.txt"], 3, "exists"),
+        (["--temperature", "9"], 2, "temperature"),
+        (["--nonsense"], 2, "No such option"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(
+    snugvl: Run,
+    backend: FakeBackend,
+    pictures: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(pictures)
+    before = (pictures / "a.png").read_bytes()
+    ran = snugvl("detect", "a.png", *args)
+    assert (ran.code, ran.out) == (code, "")
+    assert message in ran.err
+    assert ran.err.startswith("snugvl: ")
+    assert ran.err.count("\n") == 1
+    assert backend.requests == []
+    assert (pictures / "a.png").read_bytes() == before
+
+
+def test_draw_writes_a_picture_with_the_boxes(snugvl: Run, pictures: Path, tmp_path: Path) -> None:
+    before = (pictures / "e.gif").read_bytes()
+    target = tmp_path / "new" / "boxes.png"
+    assert snugvl("detect", pictures / "e.gif", "--draw", target).code == 0
+    with Image.open(target) as picture:
+        assert len(picture.convert("RGB").getcolors(100_000)) > 2
+    assert (pictures / "e.gif").read_bytes() == before
+
+
+def test_draw_several_into_a_folder(snugvl: Run, pictures: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "boxes"
+    assert snugvl("detect", pictures, "--draw", folder).code == 0
+    assert {path.name for path in folder.iterdir()} == {"a.png", "b.jpg", "c.PNG", "d.webp", "e.png"}
+    one_file = snugvl("detect", pictures, "--draw", tmp_path / "one.png")
+    assert (one_file.code, "name a folder" in one_file.err) == (3, True)
+    (pictures / "below" / "a.png").write_bytes((pictures / "a.png").read_bytes())
+    same = snugvl("detect", pictures, "-r", "--draw", folder)
+    assert (same.code, "the same picture" in same.err) == (3, True)
+
+
+def test_a_terminal_sees_the_words_as_they_come(
+    snugvl: Run, backend: FakeBackend, pictures: Path, terminal: None
+) -> None:
+    ran = snugvl("caption", pictures / "a.png")
+    assert ran.out == "A picture of 10x50.\n"
+    assert ran.err == f"snugvl: {session.POCKET_NOTE}\n"
+    assert backend.streams[0].closed
+    assert snugvl("ask", pictures / "a.png", "Size?", "--quiet") == Ran(0, "Size? 10x50!\n", "")
+    assert snugvl("caption", pictures / "a.png", "-m", "other").err == ""
+
+
+def test_several_on_a_terminal_have_coloured_names(snugvl: Run, pictures: Path, terminal: None) -> None:
+    out = snugvl("caption", pictures / "a.png", pictures / "b.jpg", "--quiet").out
+    assert "\x1b[" in out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert plain == f"{pictures}/a.png: A picture of 10x50.\n{pictures}/b.jpg: A picture of 20x50.\n"
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_a_cut_answer_is_told(snugvl: Run, backend: FakeBackend, pictures: Path, finish: str) -> None:
+    backend._finish = finish
+    assert ("cut" in snugvl("caption", pictures / "a.png").err) == (finish == "length")
+    assert snugvl("caption", pictures / "a.png", "--quiet").err == ""
+
+
+def test_control_characters_of_a_model_never_reach_the_terminal(
+    snugvl: Run, backend: FakeBackend, pictures: Path, terminal: None
+) -> None:
+    backend._script = lambda _: "\x1b[2J\x07evil\x9b31m \x1b]0;title\x07text"
+    for images in ([pictures / "a.png"], [pictures / "a.png", pictures / "b.jpg"]):
+        out = snugvl("caption", *images, "--quiet").out
+        assert not re.search(r"[\x07\x9b]|\x1b[^\[]|\x1b\[2J", out)
+        assert "evil" in out

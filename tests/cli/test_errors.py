@@ -1,0 +1,172 @@
+"""Bad input: one line that says what to do, the documented exit code, never a traceback."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from snugvl import errors
+from snugvl.cli.app import run
+from tests.cli.conftest import Ran
+from tests.tasks.fake import FakeBackend
+
+Run = Callable[..., Ran]
+
+
+def bomb(path: Path) -> None:
+    """A PNG whose header says 30,000×30,000, with data that inflates to as much."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 0, 0, 0, 0)
+    data = zlib.compress(bytes(1_000_000), 9)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    )
+
+
+def truncated_jpeg(path: Path) -> None:
+    Image.effect_noise((200, 200), 90).convert("RGB").save(path)
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def animated_gif(path: Path) -> None:
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue", "green")]
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+
+
+CORPUS: dict[str, Callable[[Path], object]] = {
+    "random.bin": lambda path: path.write_bytes(os.urandom(500)),
+    "text.png": lambda path: path.write_text("this is not a picture"),
+    "empty.jpg": lambda path: path.write_bytes(b""),
+    "truncated.jpg": truncated_jpeg,
+    "bomb.png": bomb,
+    "animated.gif": animated_gif,
+    "missing.png": lambda path: None,
+    "new\nline \x1b[31m.png": lambda path: path.write_text("text"),
+}
+
+
+@pytest.mark.parametrize("name", CORPUS)
+@pytest.mark.parametrize("command", ["caption", "ask", "scene", "detect"])
+def test_each_bad_file_is_one_line(
+    snugvl: Run, backend: FakeBackend, tmp_path: Path, name: str, command: str
+) -> None:
+    CORPUS[name](tmp_path / name)
+    ran = snugvl(command, tmp_path / name, *(["What?"] if command == "ask" else []))
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.startswith("snugvl: ")
+    assert ran.err.count("\n") == 1
+    assert name[:3] in ran.err
+    assert ran.err.isprintable() or ran.err.strip("\n").isprintable()
+    assert backend.requests == []
+    assert backend.closed == 0  # no model was loaded for it
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("empty", "no pictures in"),
+        ("*.nothing", "no file matches"),
+        ("only-below", "add --recursive"),
+        ("https://example.org/a.png", "URL"),
+        ("", ""),
+    ],
+)
+def test_arguments_that_mean_no_picture(
+    snugvl: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "only-below" / "deep").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "only-below" / "deep" / "a.png")
+    ran = snugvl("caption", argument)
+    assert (ran.code, ran.err.count("\n")) == (3, 1)
+    assert message in ran.err
+
+
+def test_a_single_failure_has_its_record_and_leaves_no_document(
+    snugvl: Run, pictures: Path, tmp_path: Path
+) -> None:
+    record = json.loads(snugvl("detect", pictures / "notes.txt", "--json").out)
+    assert list(record) == ["image", "task", "model", "params", "error"]
+    assert record["error"]["type"] == "ImageError"
+    file = tmp_path / "coco.json"
+    assert snugvl("detect", pictures / "notes.txt", "--format", "coco", "-o", file).code == 3
+    assert not file.exists()
+
+
+TREE = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, errors.SnugvlError)
+]
+
+
+@pytest.mark.parametrize("kind", TREE)
+def test_every_error_leaves_with_its_exit_code(
+    snugvl: Run, backend: FakeBackend, pictures: Path, kind: type[errors.SnugvlError]
+) -> None:
+    backend._script = lambda _: kind("what is\nwrong")
+    ran = snugvl("caption", pictures / "a.png")
+    assert ran == Ran(kind.exit_code, "", "snugvl: what is wrong\n")
+
+
+@pytest.mark.parametrize("answer", ["I see two cups.", ""])
+def test_an_answer_of_the_wrong_kind(snugvl: Run, backend: FakeBackend, pictures: Path, answer: str) -> None:
+    backend._script = lambda _: answer
+    ran = snugvl("detect", pictures / "a.png", "--json")
+    assert ran.code == 6
+    assert '"type": "OutputError"' in ran.out
+    assert f'"text": "{answer}"' in ran.out
+
+
+def test_a_bug_is_one_line_and_how_to_see_more(
+    snugvl: Run, backend: FakeBackend, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend._script = lambda _: ZeroDivisionError("a bug")
+    ran = snugvl("caption", pictures / "a.png")
+    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert "unexpected ZeroDivisionError: a bug" in ran.err
+    assert "SNUGVL_DEBUG=1" in ran.err
+    monkeypatch.setenv("SNUGVL_DEBUG", "1")
+    assert "Traceback" in snugvl("caption", pictures / "a.png").err
+
+
+def test_a_place_that_cannot_be_written(snugvl: Run, pictures: Path) -> None:
+    ran = snugvl("caption", pictures / "a.png", "-o", pictures / "notes.txt" / "out.jsonl")
+    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert "notes.txt" in ran.err
+
+
+def test_standard_input_without_a_pipe(snugvl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Keyboard:
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Keyboard())
+    ran = snugvl("caption", "-")
+    assert (ran.code, "nothing is piped" in ran.err) == (2, True)
+
+
+def test_the_real_loader_speaks_through_the_same_door(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "no-model").mkdir()
+    assert run(["caption", str(pictures / "a.png"), "-m", str(tmp_path / "no-model")]) == 4
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_no_traceback_in_a_process_of_its_own(pictures: Path) -> None:
+    command = [sys.executable, "-m", "tests.cli.fake_main", "caption", str(pictures / "a.png")]
+    environment = {**os.environ, "FAKE_BUG": "1"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)

@@ -1,0 +1,25 @@
+"""The command line on the real engine, with random weights: what it says is noise, how it says it isn't."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from snugvl.cli.app import run
+
+
+def test_a_batch_runs_through_the_native_engine(
+    tiny: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(
+        ["ask", str(pictures), "What?", "-m", str(tiny), "--device", "cpu", "--max-tokens", "5", "--json"]
+    )
+    captured = capsys.readouterr()
+    records = [json.loads(line) for line in captured.out.splitlines()]
+    assert len(records) == 5
+    assert code == (7 if any("error" in record for record in records) else 0)
+    for record in records:
+        if "error" in record:  # random weights may well say nothing
+            assert record["error"]["type"] == "OutputError", captured.err
+        else:
+            assert record["usage"]["image_tokens"] > 0

@@ -1,0 +1,121 @@
+"""What only a process of its own can show: start-up, pipes, Ctrl+C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from snugvl.version import __version__
+
+FAKE = [sys.executable, "-m", "tests.cli.fake_main"]
+REAL = [sys.executable, "-m", "snugvl.cli"]
+
+
+def shell(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(40):
+        Image.new("RGB", (10 + number, 10)).save(folder / f"{number:02}.png")
+    return folder
+
+
+@pytest.mark.parametrize("args", [["--help"], ["caption", "--help"], ["detect", "-h"], ["--version"], []])
+def test_help_imports_nothing_slow(args: list[str]) -> None:
+    code = (
+        "import sys\nfrom snugvl.cli.app import run\n"
+        f"assert run({args!r}) == 0\n"
+        "slow = {'torch', 'transformers', 'PIL', 'numpy', 'rich'} & set(sys.modules)\n"
+        "assert not slow, slow"
+    )
+    ran = shell([sys.executable, "-c", code])
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_help_is_quick() -> None:
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        shell([*REAL, "--help"])
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.3
+
+
+def test_version_and_help_name_everything() -> None:
+    assert shell([*REAL, "--version"]).stdout == f"snugvl {__version__}\n"
+    text = shell([*REAL, "--help"]).stdout
+    assert all(command in text for command in ("caption", "ask", "scene", "detect"))
+
+
+def test_piped_output_is_plain(many: Path) -> None:
+    ran = shell([*FAKE, "caption", str(many)], FORCE_COLOR="1", TERM="xterm-256color")
+    assert ran.returncode == 0
+    assert "\x1b" not in ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[0] == f"{many}/00.png: A picture of 10x10."
+    assert ran.stderr == ""
+
+
+def test_standard_input_and_shell_pipes(many: Path) -> None:
+    command = f"cat {many}/03.png | {' '.join(FAKE)} ask - 'Size?'"
+    assert shell(["bash", "-c", command]).stdout == "Size? 13x10!\n"
+
+
+@pytest.mark.parametrize("command", ["caption", "caption --json"])
+def test_a_closed_pipe_ends_quietly(many: Path, command: str) -> None:
+    line = f"set -o pipefail; {' '.join(FAKE)} {command} {many} | head -1"
+    ran = shell(["bash", "-c", line], FAKE_DELAY="0.01")
+    assert (ran.returncode, ran.stderr) == (141, "")
+    assert ran.stdout.count("\n") == 1
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(many: Path, tmp_path: Path) -> None:
+    file = tmp_path / "out.jsonl"
+    command = [*FAKE, "caption", str(many), "-o", str(file)]
+    environment = {**os.environ, "FAKE_DELAY": "0.05"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and (not file.exists() or file.read_text().count("\n") < 3):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert error.count("\n") == 1
+    assert "--resume" in error
+    done = [json.loads(line) for line in file.read_text().splitlines()]
+    assert 3 <= len(done) < 40
+    assert all("result" in record for record in done)
+    assert shell([*command, "--resume"]).returncode == 0
+    images = [json.loads(line)["image"] for line in file.read_text().splitlines()]
+    assert images == [str(path) for path in sorted(many.iterdir())]
+
+
+def test_ctrl_c_on_one_image(many: Path) -> None:
+    command = [*FAKE, "caption", str(many / "00.png")]
+    environment = {**os.environ, "FAKE_ANSWER": "word " * 500, "FAKE_DELAY": "0.05"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=10)
+    assert (process.returncode, error) == (130, "snugvl: interrupted\n")
+
+
+def test_ctrl_c_still_writes_a_coco_file(many: Path, tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    command = [*FAKE, "detect", str(many), "--format", "coco", "-o", str(file)]
+    environment = {**os.environ, "FAKE_DELAY": "0.03"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert 0 < len(json.loads(file.read_text())["images"]) < 40
