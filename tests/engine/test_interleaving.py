@@ -112,7 +112,7 @@ def alone(which: int, count: int, sampling: tuple[tuple[str, object], ...]) -> d
     return {choice: tokens(outputs, choice) for choice in range(dict(sampling).get("n", 1))}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     actions=st.lists(ACTIONS, min_size=2, max_size=25),
     blocks=st.integers(7, 14),

@@ -97,7 +97,7 @@ def resolve_max_tokens(request: EngineRequest, prompt: Prompt, config: EngineCon
     if fits >= (asked or 1):
         return asked or fits
     raise RequestTooLarge(
-        _refusal(prompt, config, asked, n, fits), field="max_tokens" if fits > 0 else "prompt"
+        _refusal(prompt, config, asked, n, fits), field="max_tokens" if fits > 0 else "prompt_ids"
     )
 
 

@@ -1,0 +1,197 @@
+"""Each sampling parameter against the plainest reference, and the batch against each row alone."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snugvl.engine.sampler import Choice, penalized, sample, support
+from snugvl.engine.sequence import random_stream
+from snugvl.sampling import SamplingParams
+
+LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0, 0.0, 3.0, -torch.inf, 1.0]])
+
+
+def one(
+    logits: torch.Tensor, uniform: float = 0.0, counts: dict[int, int] | None = None, **params: object
+) -> int:
+    result = sample(logits, [Choice(0, SamplingParams(**params), (), counts, uniform)])[0].token_id
+    assert result is not None
+    return result
+
+
+def drawn(logits: torch.Tensor, steps: int = 400, **params: object) -> set[int]:
+    """Every token that some uniform number draws."""
+    choice = SamplingParams(**{"temperature": 1.0, **params})
+    choices = [Choice(0, choice, uniform=i / steps) for i in range(steps)]
+    return {r.token_id for r in sample(logits, choices) if r.token_id is not None}
+
+
+def reference(row: list[float], params: SamplingParams) -> set[int]:
+    """Support in plain Python: rank, cut at k, cut at p, cut at min_p."""
+    ranked = sorted(range(len(row)), key=lambda i: (-row[i], i))[: params.top_k or None]
+    weights = [math.exp(row[i] - row[ranked[0]]) for i in ranked]
+    total, seen, kept = sum(weights), 0.0, set()
+    for token, weight in zip(ranked, weights, strict=True):
+        if seen / total < params.top_p and weight >= params.min_p:
+            kept.add(token)
+        seen += weight
+    return kept
+
+
+def test_greedy_takes_the_highest_and_of_equals_the_first() -> None:
+    assert one(LOGITS) == 3
+    assert one(LOGITS.flip(-1)) == 2
+    assert one(torch.zeros(1, 9)) == 0
+
+
+def test_logit_bias_comes_before_everything() -> None:
+    assert one(LOGITS, logit_bias={3: -1.0, 5: -1.0, 7: 4.0}) == 7
+    assert one(LOGITS, logit_bias={3: -100.0}) == 5
+    assert one(LOGITS, logit_bias={1: 100.0}, temperature=1.0, uniform=0.99) == 1
+
+
+def test_penalties_against_their_definitions() -> None:
+    params = SamplingParams(
+        repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25, logit_bias={2: 1.0}
+    )
+    counts = {0: 3, 1: 1}
+    got = penalized(LOGITS, [Choice(0, params, prompt=(2, 3, 3, 0), counts=counts)])[0].tolist()
+    want = list(LOGITS[0].tolist())
+    want[2] += 1.0
+    for token in {0, 1, 2, 3}:  # prompt and generated, once each
+        want[token] = want[token] / 2 if want[token] > 0 else want[token] * 2
+    for token, count in counts.items():  # generated only
+        want[token] -= 0.5 * count + 0.25
+    assert got == pytest.approx(want)
+    assert LOGITS[0, 0] == 2.0, "the logits themselves stay"
+
+
+def test_no_penalty_copies_nothing() -> None:
+    assert penalized(LOGITS, [Choice(0, SamplingParams(), prompt=(1,), counts={1: 1})]) is LOGITS
+
+
+ROWS = st.lists(st.integers(-40, 40).map(lambda n: n / 10), min_size=2, max_size=12)
+FILTERS = st.builds(
+    SamplingParams,
+    top_k=st.sampled_from([0, 1, 2, 3, 5, 50]),
+    top_p=st.sampled_from([0.05, 0.31, 0.57, 0.9, 0.99, 1.0]),
+    min_p=st.sampled_from([0.0, 0.03, 0.21, 0.6, 0.995]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(row=ROWS, params=FILTERS)
+def test_support_equals_the_reference(row: list[float], params: SamplingParams) -> None:
+    keep = support(torch.tensor([row]), [params])
+    kept = set(range(len(row))) if keep is None else set(keep[0].nonzero()[:, 0].tolist())
+    assert kept == reference(row, params)
+
+
+@pytest.mark.parametrize(
+    "params", [{"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.3}, {"top_k": 4, "top_p": 0.95, "min_p": 0.1}]
+)
+def test_nothing_outside_the_support_is_ever_drawn(params: dict[str, float]) -> None:
+    assert drawn(LOGITS, **params) == reference(LOGITS[0].tolist(), SamplingParams(**params))
+
+
+def test_top_k_and_top_p_follow_the_temperature() -> None:
+    """p(3), p(5) ≈ 0.37 each at temperature 1, but all alike when hot."""
+    assert drawn(LOGITS, top_p=0.7) == {3, 5}
+    assert len(drawn(LOGITS, top_p=0.7, temperature=2.0)) > 2
+
+
+def test_off_means_off() -> None:
+    assert support(LOGITS, [SamplingParams(temperature=1.0)]) is None
+    many = torch.zeros(2, 70_000)
+    keep = support(many, [SamplingParams(), SamplingParams(top_k=3)])
+    assert keep is not None
+    assert keep.sum(-1).tolist() == [70_000, 3], "rounding takes no tail from a row that doesn't filter"
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    stream, params = random_stream(0, 0), SamplingParams(temperature=1.5)
+    choices = [Choice(0, params, uniform=stream.random()) for _ in range(20_000)]
+    counts = Counter(result.token_id for result in sample(LOGITS, choices))
+    for token, probability in enumerate((LOGITS[0] / 1.5).softmax(-1).tolist()):
+        assert counts[token] / 20_000 == pytest.approx(probability, abs=0.015)
+    assert counts[6] == 0, "a probability of zero is never drawn"
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-3, 2.0])
+def test_extremes_stay_in_the_vocabulary(uniform: float, temperature: float) -> None:
+    logits = torch.full((1, 300), -torch.inf)
+    logits[0, 100:200] = torch.linspace(-1e4, 1e4, 100)
+    assert 100 <= one(logits, uniform, temperature=temperature) < 200
+    if temperature < 1:
+        assert one(logits, uniform, temperature=temperature) == 199
+
+
+def test_logprobs_are_those_of_the_network_itself() -> None:
+    want = LOGITS[0].log_softmax(-1)
+    params = SamplingParams(logprobs=3, logit_bias={7: 100.0}, temperature=0.3, presence_penalty=2.0, top_k=1)
+    result = sample(LOGITS, [Choice(0, params, counts={7: 1})])[0]
+    assert result.token_id == 7
+    assert result.logprob == pytest.approx(float(want[7]))
+    assert [token for token, _ in result.top_logprobs] == [3, 5, 0]
+    assert [value for _, value in result.top_logprobs] == pytest.approx([float(want[i]) for i in (3, 5, 0)])
+
+
+def test_logprobs_of_a_vocabulary_smaller_than_asked() -> None:
+    result = sample(LOGITS[:, :2], [Choice(0, SamplingParams(logprobs=20))])[0]
+    assert [token for token, _ in result.top_logprobs] == [0, 1]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_broken_rows_are_reported_and_others_are_not(bad: float) -> None:
+    logits = LOGITS.repeat(3, 1)
+    logits[1, 4] = bad
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, logprobs=2, top_p=0.9)
+        results = sample(logits, [Choice(row, params, uniform=0.3) for row in range(3)])
+        assert results[1].token_id is None
+        assert results[1].logprob is None
+        assert results[0] == results[2]
+        assert results[0].token_id in (3, 5)
+    assert sample(torch.full((1, 4), -torch.inf), [Choice(0, SamplingParams())])[0].token_id is None
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 3]),
+    top_p=st.sampled_from([0.4, 1.0]),
+    min_p=st.sampled_from([0.0, 0.2]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    frequency_penalty=st.sampled_from([0.0, 0.7]),
+    logit_bias=st.sampled_from([{}, {3: 2.0, 1: -5.0}]),
+    logprobs=st.sampled_from([None, 0, 4]),
+)
+CHOICES = st.builds(
+    Choice,
+    row=st.integers(0, 4),
+    params=PARAMS,
+    prompt=st.sampled_from([(), (1, 2, 3)]),
+    counts=st.sampled_from([None, {2: 1, 5: 3}]),
+    uniform=st.floats(0, 1, exclude_max=True),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(choices=st.lists(CHOICES, min_size=1, max_size=70))
+def test_a_batch_equals_each_row_alone(choices: list[Choice]) -> None:
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)) * 3
+    together = sample(logits, choices)
+    assert together == [sample(logits, [choice])[0] for choice in choices]
+
+
+def test_streams_differ_by_choice_and_by_every_bit_of_the_seed() -> None:
+    seeds = [0, 1, -1, 2**32, 2**63, 2**64 - 1, -(2**63)]
+    first = {random_stream(seed, choice).random() for seed in seeds for choice in range(3)}
+    assert len(first) == 21
+    assert random_stream(7, 2).random() == random_stream(7, 2).random()
+    assert random_stream(None, 0).random() != random_stream(None, 0).random()
