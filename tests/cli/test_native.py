@@ -6,17 +6,30 @@ from pathlib import Path
 import pytest
 
 from snugvl.cli.app import run
+from tests import checkpoints
+from tests.inputs.conftest import SPECIAL, small_tokenizer, write_checkpoint
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with tokenizer and template."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("cli"))
+    tokenizer = small_tokenizer()
+    ids = {text: tokenizer.token_to_id(text) for text in SPECIAL}
+    names = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    image, video, start, end = (ids[name] for name in names)
+    options = checkpoints.Options(vocab=512, placeholders=(image, video, start, end))
+    return checkpoints.write(folder, options)
 
 
 def test_a_batch_runs_through_the_native_engine(
-    tiny: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+    whole: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run(
-        ["ask", str(pictures), "What?", "-m", str(tiny), "--device", "cpu", "--max-tokens", "5", "--json"]
-    )
+    command = ["ask", str(pictures), "What?", "-m", str(whole), "--max-tokens", "5", "--json"]
+    code = run([*command, "--device", "cpu", "--dtype", "float32"])
     captured = capsys.readouterr()
     records = [json.loads(line) for line in captured.out.splitlines()]
-    assert len(records) == 5
+    assert len(records) == 5, captured.err
     assert code == (7 if any("error" in record for record in records) else 0)
     for record in records:
         if "error" in record:  # random weights may well say nothing

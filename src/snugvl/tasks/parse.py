@@ -21,6 +21,7 @@ _FENCE = re.compile(r"```[A-Za-z0-9]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _OPENING = re.compile(r"[\[{]")
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_TOKEN = re.compile(r"[-+.\w]*")  # a number or a bare word, whole or not
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _WORDS: dict[str, Any] = {
     "true": True,
@@ -74,7 +75,7 @@ def _scan(text: str) -> list[Found]:
         if not reader.broken():
             found.append(Found(value, complete=True))
             position = reader.position
-        elif value or reader.position == len(text):
+        elif value or reader.position >= len(text):
             # At the end of the text even nothing is an answer: what an unfinished list has begun isn't one.
             found.append(Found(value, complete=False))
             position = reader.position
@@ -189,15 +190,19 @@ class _Reader:
         return _ESCAPES.get(code, code), position + 1
 
     def _number_or_word(self) -> Any:
-        pattern = _WORD if self._text[self.position : self.position + 1].isalpha() else _NUMBER
-        match = pattern.match(self._text, self.position)
-        known = match is not None and (pattern is _NUMBER or match.group() in _WORDS)
-        if match is None or not known or match.end() == len(self._text):
+        match = _TOKEN.match(self._text, self.position)
+        assert match is not None  # the pattern matches the empty string
+        token = match.group()
+        number = _NUMBER.fullmatch(token)
+        if match.end() == len(self._text):
+            self.position = match.end()
             self._broken = True
-            self.position = match.end() if match else self.position
+        elif not number and token not in _WORDS:
+            self._broken = True
+        if self._broken:
             return None
         self.position = match.end()
-        return _WORDS[match.group()] if pattern is _WORD else _number(match.group())
+        return _number(token) if number else _WORDS[token]
 
 
 def _number(digits: str) -> float | int:
