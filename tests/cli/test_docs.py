@@ -1,0 +1,51 @@
+"""docs/cli.md says what the program does."""
+
+import json
+import re
+
+from snugvl.cli import app
+from snugvl.tasks.results import Answer, Caption, Detections, Scene
+from tests.cli import help_pages
+
+RESULTS = {"caption": Caption, "ask": Answer, "scene": Scene, "detect": Detections}
+
+
+def page() -> str:
+    return help_pages.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_reference_is_what_help_prints() -> None:
+    generated = page().partition(help_pages.MARK)[2]
+    assert generated == help_pages.reference(), "stale: run python -m tests.cli.help_pages"
+
+
+def test_every_command_is_in_the_reference() -> None:
+    assert {command.name for command in app.app.registered_commands} == {
+        name for command in help_pages.COMMANDS for name in command
+    }
+
+
+def test_the_example_records_are_valid() -> None:
+    block = re.search(r"<!-- records -->\n```json\n(.*?)```", page(), re.DOTALL)
+    assert block is not None
+    seen = set()
+    for line in block.group(1).splitlines():
+        record = json.loads(line)
+        seen.add(record["task"])
+        if "result" in record:
+            result = RESULTS[record["task"]].model_validate(record["result"])
+            assert result.model_dump(mode="json", exclude={"usage"}) == record["result"]
+            assert list(record) == ["image", "task", "model", "params", "result", "usage", "seconds"]
+        else:
+            assert list(record) == ["image", "task", "model", "params", "error"]
+    assert seen == set(RESULTS)
+
+
+def test_the_environment_variables_are_the_documented_ones() -> None:
+    source = help_pages.PAGE.parents[1] / "src" / "snugvl"
+    used = {
+        name
+        for path in source.rglob("*.py")
+        for name in re.findall(r"SNUGVL_[A-Z]+", path.read_text("utf-8"))
+    }
+    assert used == set(re.findall(r"^\| `(SNUGVL_[A-Z]+)`", page(), re.MULTILINE))
