@@ -1,0 +1,55 @@
+"""The whole footprint of one way to run a model."""
+
+from dataclasses import dataclass
+
+from snugvl.planner.footprint.component import Component, Footprint, footprint_of
+from snugvl.planner.footprint.decoder import decoder_components
+from snugvl.planner.footprint.kv import kv_component
+from snugvl.planner.footprint.vision import vision_components
+from snugvl.planner.footprint.vllm import vllm_components
+from snugvl.planner.footprint.weights import weight_components
+from snugvl.planner.inventory import Inventory
+from snugvl.planner.settings import Settings
+
+FUSED_SINCE = (8, 0)  # flash attention in PyTorch; before, grouped heads fall back to plain matrix products
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the footprint depends on of a GPU (or of a CPU, whose context costs nothing).
+
+    Attributes:
+        context_bytes: CUDA context, torch's libraries and cuBLAS' workspace.
+        context_measured: on this machine; otherwise the documented default.
+    """
+
+    context_bytes: int
+    context_measured: bool = False
+    compute_capability: tuple[int, int] | None = None
+
+    @property
+    def fused_attention(self) -> bool:
+        """Unknown GPUs count as recent; a CPU's kernel is fused too."""
+        return self.compute_capability is None or self.compute_capability >= FUSED_SINCE
+
+
+def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint:
+    """Every component of `settings` on the fullest of its GPUs."""
+    parts = []
+    if device.context_bytes:
+        parts.append(
+            Component(
+                "CUDA context and libraries",
+                device.context_bytes,
+                basis="measured" if device.context_measured else "default",
+                why="measured on this GPU" if device.context_measured else "documented default, not measured",
+            )
+        )
+    parts += weight_components(model, settings)
+    parts.append(kv_component(model, settings))
+    if settings.engine == "vllm":
+        parts += vllm_components(model, settings)
+    else:
+        parts += vision_components(model, settings)
+        parts += decoder_components(model, settings, fused=device.fused_attention)
+    return footprint_of(parts)

@@ -1,0 +1,105 @@
+"""The vision tower at work, and what it hands to the decoder.
+
+Per patch, with h hidden, i intermediate, d head size of the tower, all 16-bit unless said:
+
+    input            2 · patch_dim (native); transformers: 4 · patch_dim as float32 and 2 · patch_dim cast
+    attention block  24h + 8d + 16 (native), 38h + 8d + 64 (transformers): rotary in float32 is the peak
+    MLP              8h + 4i (residual, normed, two intermediates)
+    deepstack        the levels already made: levels · width / merge², 2 bytes
+
+Traced on the operations of our own tower and of transformers 5.23 (`tests/planner/test_workspace.py` repeats
+it). On an H200 transformers' slope was 42.6 kB per patch of the 2B; this gives 42,560.
+Row chunks (issue 5) will change `native_workspace` alone.
+"""
+
+from typing import Final
+
+from snugvl.checkpoint.facts import VisionFacts
+from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.images import ImageSize, largest_image
+from snugvl.planner.inventory import Inventory
+from snugvl.planner.settings import Settings
+
+WIDE: Final = 4  # bytes of a float32 value
+HALF: Final = 2  # bytes of a 16-bit value
+
+
+def encoder_bytes_per_token(model: Inventory, itemsize: int = HALF) -> int:
+    """Encoder output per image token: the tower's output and each deepstack level, each a hidden vector."""
+    vision = model.facts.vision
+    assert vision is not None
+    return (1 + vision.deepstack_levels) * model.facts.text.hidden_size * itemsize
+
+
+def native_workspace(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int:
+    """Our tower's peak for one image: today all its patches at once."""
+    vision = _vision(model)
+    h, head = vision.hidden_size, vision.hidden_size // vision.num_heads
+    level = _level_bytes(model, itemsize)
+    kept = vision.deepstack_levels * level
+    # Until the last level is made, the embeddings of the patches are still referred to.
+    before = (max(vision.deepstack_levels - 1, 0)) * level + itemsize * h
+    scale = itemsize / HALF
+    attention = int((12 * scale + 12) * h) + 8 * head + 16
+    mlp = (4 * h + 2 * vision.intermediate_size) * itemsize + 8 * head
+    return image.patches * (itemsize * vision.patch_dim + max(kept, before) + max(attention, mlp))
+
+
+def transformers_workspace(model: Inventory, image: ImageSize) -> int:
+    """transformers' peak for one image, SDPA attention: all patches at once."""
+    vision = _vision(model)
+    h, head = vision.hidden_size, vision.hidden_size // vision.num_heads
+    inputs = (WIDE + HALF) * vision.patch_dim
+    attention = 38 * h + 8 * head + 64
+    mlp = HALF * (4 * h + 2 * vision.intermediate_size) + 8 * head
+    levels = vision.deepstack_levels * _level_bytes(model, HALF)
+    return image.patches * (inputs + max(attention, mlp) + levels)
+
+
+def vllm_workspace(model: Inventory, image: ImageSize) -> int:
+    """vLLM's tower for one image, its own first-order estimate: P · (2h · 3 + 4i + 2 · patch_dim) and levels.
+
+    Consistent with two published logs (5070 Ti 2B, L4 8B), not measured by us.
+    """
+    vision = _vision(model)
+    row = 6 * vision.hidden_size + 4 * vision.intermediate_size + HALF * vision.patch_dim
+    return image.patches * (row + vision.deepstack_levels * _level_bytes(model, HALF))
+
+
+def vision_components(model: Inventory, settings: Settings) -> list[Component]:
+    """Workspace of the tower and the encoder outputs, of native and transformers (vLLM: `vllm.py`)."""
+    if model.facts.vision is None or settings.images == 0:
+        return []
+    image = largest_image(model, settings.max_pixels)
+    itemsize = 4 if settings.weights == "fp32" else HALF
+    each = image.tokens * encoder_bytes_per_token(model, itemsize)
+    if settings.engine == "native":
+        workspace = native_workspace(model, image, itemsize)
+        held = held_outputs(settings, image, each)
+    else:
+        # transformers encodes all images of a request in one batch; its outputs are in the prefill's bytes.
+        many = ImageSize(image.tokens * settings.images, image.patches * settings.images)
+        workspace, held = transformers_workspace(model, many), 0
+    why = f"{image.patches:,} patches ({image.tokens:,} image tokens)"
+    parts = [Component("vision workspace", workspace, "vision", "predicted", why)]
+    if held:
+        others = max(0, held - each)
+        parts.append(Component("encoder outputs of other images", others, "vision"))
+        parts.append(Component("encoder outputs", held, "prefill", why=f"{held // max(each, 1)} image(s)"))
+    return parts
+
+
+def held_outputs(settings: Settings, image: ImageSize, each: int) -> int:
+    """Outputs our engine holds at once: of every image that a chunk touches, and of one cut by its end."""
+    touched = 2 + settings.chunk // max(image.tokens, 1)
+    return min(settings.images * settings.concurrency, touched) * each
+
+
+def _level_bytes(model: Inventory, itemsize: int) -> int:
+    """Bytes per patch of one deepstack level."""
+    return itemsize * model.facts.text.hidden_size // _vision(model).merge_size ** 2
+
+
+def _vision(model: Inventory) -> VisionFacts:
+    assert model.facts.vision is not None, "no vision tower"
+    return model.facts.vision

@@ -1,0 +1,89 @@
+"""What vLLM holds beside weights and KV, and what it profiles at start (read in vLLM 0.33).
+
+    M-RoPE cache        4 · max_position · head_dim · 2 bytes: four times the positions, cosine and sine halves
+    deepstack buffers   levels · max_num_batched_tokens · hidden · 2 bytes
+    encoder cache       max(max_num_batched_tokens, tokens of the largest image) · (1 + levels) · hidden · 2
+    encoder profile     one forward of the largest image that `max_pixels` allows, whatever is really sent
+    decoder profile     max_num_batched_tokens, as transformers' bytes per token
+    non-torch           0.13 GiB beyond the context (published H100 table); NCCL for several GPUs
+
+All of it is inside `gpu_memory_utilization` · total, which must be free when vLLM starts.
+"""
+
+from typing import Final
+
+from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.decoder import LOGIT_BYTES, transformers_prefill, widths
+from snugvl.planner.footprint.images import largest_image
+from snugvl.planner.footprint.vision import encoder_bytes_per_token, vllm_workspace
+from snugvl.planner.inventory import Inventory
+from snugvl.planner.settings import Settings
+
+NON_TORCH_BYTES: Final = 133 * (1 << 20)
+NCCL_BYTES: Final = 300 * (1 << 20)
+GRAPH_BASE_BYTES: Final = 64 * (1 << 20)
+GRAPH_BYTES_PER_SEQUENCE: Final = 2 * (1 << 20)
+MROPE_FACTOR: Final = 4
+MROPE_FAMILIES: Final = ("qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl")
+
+
+def position_cache(model: Inventory) -> int:
+    """Cosines and sines of every position the model allows (`--max-model-len` does not shrink it)."""
+    factor = MROPE_FACTOR if model.facts.family in MROPE_FAMILIES else 1
+    return factor * model.facts.text.max_position_embeddings * widths(model).d * 2
+
+
+def deepstack_buffers(model: Inventory, batched_tokens: int) -> int:
+    """Inputs of the first decoder layers, for the largest batch."""
+    vision = model.facts.vision
+    return vision.deepstack_levels * batched_tokens * widths(model).h * 2 if vision else 0
+
+
+def encoder_cache(model: Inventory, settings: Settings) -> int:
+    """Encoder outputs that may be held: at least those of one largest image."""
+    if model.facts.vision is None or not settings.images:
+        return 0
+    tokens = max(settings.chunk, largest_image(model, settings.max_pixels).tokens)
+    return tokens * encoder_bytes_per_token(model)
+
+
+def decoder_profile(model: Inventory, settings: Settings) -> int:
+    """Activations of the largest batch, and the logits and sampling of every sequence."""
+    share = settings.tensor_parallel
+    w = widths(model)
+    whole = transformers_prefill(model, settings.chunk, 0)
+    sharded = whole - settings.chunk * 6 * w.i + settings.chunk * 6 * -(-w.i // share)
+    return sharded + settings.concurrency * model.facts.text.vocab_size * 2 * LOGIT_BYTES
+
+
+def graphs(settings: Settings) -> int:
+    """CUDA graphs of a few batch sizes. Published: 0.03 to 0.63 GiB; vLLM measures it at start."""
+    if settings.eager:
+        return 0
+    return GRAPH_BASE_BYTES + GRAPH_BYTES_PER_SEQUENCE * settings.concurrency
+
+
+def vllm_components(model: Inventory, settings: Settings) -> list[Component]:
+    """All of it."""
+    parts = [
+        Component("vLLM non-torch", NON_TORCH_BYTES, basis="default", why="published, H100"),
+        Component("vLLM rotary cache", position_cache(model), why="every position the model allows"),
+        Component("CUDA graphs", graphs(settings), basis="predicted"),
+    ]
+    if settings.gpus > 1:
+        parts.append(Component("NCCL", NCCL_BYTES, basis="default", why=f"{settings.gpus} GPUs"))
+    if model.facts.vision is not None and settings.images:
+        image = largest_image(model, settings.max_pixels)
+        why = f"{image.patches:,} patches ({image.tokens:,} image tokens), profiled at start"
+        workspace = vllm_workspace(model, image)
+        cached = encoder_cache(model, settings)
+        parts += [
+            Component("vLLM deepstack buffers", deepstack_buffers(model, settings.chunk)),
+            Component("vision workspace", workspace, "vision", "predicted", why),
+            Component("encoder cache", cached, why=f"{cached // encoder_bytes_per_token(model):,} tokens"),
+        ]
+    why = f"{settings.chunk:,} batched tokens, profiled at start"
+    parts.append(
+        Component("prefill workspace", decoder_profile(model, settings), "prefill", "predicted", why)
+    )
+    return parts

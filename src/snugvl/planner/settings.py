@@ -1,0 +1,50 @@
+"""How a model is to be run: every choice that changes a byte, as one frozen value."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Engine = Literal["native", "transformers", "vllm"]
+WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int4"]
+KVFormat = Literal["bf16", "fp8"]
+Placement = Literal["gpu", "streamed", "cpu"]
+
+ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm")
+KV_BYTES: Final[dict[KVFormat, int]] = {"bf16": 2, "fp8": 1}
+BLOCK_TOKENS: Final = 16  # tokens of a KV block, ours and vLLM's
+DEFAULT_CHUNK: Final = 2048  # tokens of one step: EngineConfig's default, and vLLM's server below 70 GB
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One way to run a model.
+
+    Attributes:
+        weights: format of the decoder's matrices in memory; what isn't a matrix of a layer stays bf16.
+        context: tokens of one sequence: prompt, image tokens and answer.
+        max_pixels: larger images are scaled down to this many pixels; None for a model without images.
+        images: images of one request.
+        concurrency: requests that run at the same time, each with its whole context.
+        chunk: most tokens of one step (`max_num_batched_tokens` of vLLM).
+        vision: where the vision tower's weights are: on the GPU, streamed block by block, on the CPU.
+        tensor_parallel, pipeline_parallel: GPUs that share each layer, and groups of layers.
+        eager: no CUDA graphs (vLLM's `--enforce-eager`).
+    """
+
+    engine: Engine
+    weights: WeightFormat = "bf16"
+    kv: KVFormat = "bf16"
+    context: int = 8192
+    max_pixels: int | None = None
+    images: int = 1
+    concurrency: int = 1
+    chunk: int = DEFAULT_CHUNK
+    vision: Placement = "gpu"
+    embedding: Placement = "gpu"
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    eager: bool = True
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that one copy of the model takes."""
+        return self.tensor_parallel * self.pipeline_parallel
