@@ -51,6 +51,20 @@ def test_without_max_tokens_the_context_is_the_end() -> None:
     assert outputs[-1].finish == "length"
 
 
+def test_penalties_count_what_was_generated(here: Engine) -> None:
+    """Against one request a token, whose bias says what the penalties should."""
+    ids, bias = (1, 2, 3), dict.fromkeys(range(6), 4.0)  # a preference, or nothing would repeat
+    params = {"frequency_penalty": 0.4, "presence_penalty": 0.3, "logit_bias": bias}
+    got = tokens(run(here, request("a", *ids, max_tokens=16, **params))["a"])
+    assert len(set(got)) < len(got)
+    want: list[int] = []
+    for _ in range(16):
+        now = {t: bias.get(t, 0.0) - 0.4 * want.count(t) - 0.3 * (t in want) for t in range(42)}
+        want += tokens(run(here, request("b", *ids, *want, max_tokens=1, logit_bias=now))["b"])
+    assert got == want
+    assert got != tokens(run(here, request("a", *ids, max_tokens=16, logit_bias=bias))["a"])
+
+
 def test_logprobs_only_where_asked(here: Engine) -> None:
     outputs = run(here, request("a", 1, logprobs=3), request("b", 1, logprobs=0), request("c", 1))
     assert all(
@@ -187,14 +201,16 @@ def test_logits_that_are_not_numbers_end_their_request_only() -> None:
         assert tokens(run(here, request("y", 1, 2, 3, 4, 5))["y"]) == right, "its blocks poison nobody"
 
 
-def test_a_poisoned_prompt_does_not_reach_its_neighbours_through_padding() -> None:
-    """Block 0 holds NaN while a shorter neighbour's padded block table points there."""
+def test_a_poisoned_prompt_leaves_nothing_in_its_blocks() -> None:
+    """NaN stays in freed blocks: the next owner's unwritten slots, and those that padding points to."""
     right = tokens(run(engine(), request("x", 7, max_tokens=12))["x"])
     here = engine(num_blocks=12, max_model_len=40, max_batched_tokens=8)
     here.add(request("poison", POISON, *range(30)))
-    here.step()
+    for _ in range(3):
+        here.step()
     here.abort("poison")
-    outputs = run(here, request("long", *range(20), max_tokens=12), request("x", 7, max_tokens=12))
+    assert here._cache.storage.isnan().any()
+    outputs = run(here, request("x", 7, max_tokens=12), request("long", *range(20), max_tokens=12))
     assert tokens(outputs["x"]) == right
 
 

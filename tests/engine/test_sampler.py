@@ -70,6 +70,12 @@ def test_penalties_against_their_definitions() -> None:
     assert LOGITS[0, 0] == 2.0, "the logits themselves stay"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1.0])
+def test_the_smallest_penalty_stays_finite(temperature: float) -> None:
+    params = {"repetition_penalty": 1e-300, "temperature": temperature, "counts": {7: 1}}
+    assert one(LOGITS, 0.9, **params) == 7
+
+
 def test_no_penalty_copies_nothing() -> None:
     assert penalized(LOGITS, [Choice(0, SamplingParams(), prompt=(1,), counts={1: 1})]) is LOGITS
 
@@ -107,9 +113,11 @@ def test_top_k_and_top_p_follow_the_temperature() -> None:
 def test_off_means_off() -> None:
     assert support(LOGITS, [SamplingParams(temperature=1.0)]) is None
     many = torch.zeros(2, 70_000)
+    many[:, 1:] -= 30.0  # the first has probability 1 in float32, and the sum before the others is 1 already
     keep = support(many, [SamplingParams(), SamplingParams(top_k=3)])
     assert keep is not None
     assert keep.sum(-1).tolist() == [70_000, 3], "rounding takes no tail from a row that doesn't filter"
+    assert keep[1].nonzero()[:, 0].tolist() == [0, 1, 2], "of equals the lowest ids"
 
 
 def test_frequencies_follow_the_probabilities() -> None:

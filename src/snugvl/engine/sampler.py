@@ -20,6 +20,7 @@ import torch
 from snugvl.sampling import SamplingParams
 
 _ROWS = 32  # sampled at a time: bounds the workspace for n = 128 choices, 128 × 150,000 × 40 bytes otherwise
+_HIGHEST = 1e30  # of a score in float32; divided by the lowest temperature it is still finite
 _COLDEST = 1e-6  # a lower temperature would underflow in float32; this one is greedy but for exact ties
 
 
@@ -99,7 +100,8 @@ def penalized(logits: torch.Tensor, choices: Sequence[Choice]) -> torch.Tensor:
     if repeated:
         where, penalty = _entries(repeated, scores)
         values = scores[where]
-        scores[where] = torch.where(values > 0, values / penalty, values * penalty)
+        # Clamped, as the smallest penalties would overflow, and inf has no probability.
+        scores[where] = torch.where(values > 0, values / penalty, values * penalty).clamp(max=_HIGHEST)
     if counted:
         where, penalty = _entries(counted, scores)
         scores[where] -= penalty
@@ -120,18 +122,13 @@ def _entries(entries: list[tuple[int, int, float]], scores: torch.Tensor) -> tup
 def _draw(scores: torch.Tensor, choices: Sequence[Choice]) -> torch.Tensor:
     """Draw from `scores` `[n, vocab]` at each choice's own number. Token ids `[n]`."""
     temperature = _column([max(choice.params.temperature, _COLDEST) for choice in choices], scores)
-    # The highest becomes 0 first, so that a low temperature can't overflow.
-    scores = (scores - scores.amax(-1, keepdim=True)) / temperature
+    scores = scores / temperature
     keep = support(scores, [choice.params for choice in choices])
     if keep is not None:
         scores = scores.masked_fill(~keep, -torch.inf)
     ladder = scores.softmax(-1).double().cumsum(-1)  # [n, vocab]; a token of probability 0 adds no step
-    top = ladder[:, -1:]
-    uniform = torch.tensor(
-        [[choice.uniform] for choice in choices], dtype=torch.float64, device=scores.device
-    )
-    # u · top may round up to top, which is beyond the last step.
-    height = torch.minimum(uniform * top, top.nextafter(torch.zeros_like(top)))
+    # In float64 a number below 1 (1 - 2⁻⁵³ at most) times the sum stays below the sum, so a step is found.
+    height = _column([choice.uniform for choice in choices], ladder) * ladder[:, -1:]
     found = torch.searchsorted(ladder, height, right=True)[:, 0]
     return found.clamp(max=scores.shape[-1] - 1)  # beyond only where the ladder is NaN; reported by `_sample`
 
