@@ -27,6 +27,13 @@ def checkpoint(model: network.Pocket, dtype: torch.dtype = torch.bfloat16) -> di
     return out
 
 
+def restored(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inverse of `checkpoint`: parameters of the training network from published tensors."""
+    out = {name.removeprefix("model."): tensor.float() for name, tensor in weights.items()}
+    out[DOUBLED] = out[DOUBLED].sum(2).flatten(1)
+    return out
+
+
 def config(size: network.Size, special: dict[str, int]) -> dict[str, Any]:
     """config.json."""
     end, pad = special["<|im_end|>"], special["<|endoftext|>"]

@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
 from training.pocket import assets, lettering, network, packing, tokens
-from training.pocket.export import export
+from training.pocket.export import export, restored
 from training.pocket.optimizer import Optimizer
 from training.pocket.render import Atlas, Renderer
 from training.pocket.scenes import Recipe
@@ -47,6 +48,7 @@ class Plan:
     save_every: float = 90.0  # seconds
     steps: int = 1 << 30  # stop after so many (tests)
     resume: bool = False
+    init: str = ""  # a model folder to start from, with a fresh optimizer
     flex: bool = True
 
 
@@ -71,6 +73,9 @@ class Trainer:
         self.model = network.Pocket(self.size).to(self.device)
         self.optimizer = Optimizer(self.model)
         self.step, self.elapsed, self.scenes = 0, 0.0, 0
+        if plan.init:
+            weights = load_file(Path(plan.init) / "model.safetensors")
+            self.model.load_state_dict(restored(weights))
         if plan.resume:
             self.load()
         self.render = Renderer(Atlas(self.pack.sprites, self.pool, self.device), compiled=self.cuda)
@@ -183,6 +188,8 @@ class Trainer:
             if self.step - begun > 10:  # the first steps compile
                 self.elapsed += now - last
             last = now
+            if self.step == 60 and self.cuda:
+                self._time(batch)
             if self.step % 100 == 0 or self.step == 10:
                 self.report(losses, check if self.step % 1000 == 0 or self.step == 100 else None)
                 losses = []
@@ -191,6 +198,16 @@ class Trainer:
                 saved = time.monotonic()
         self.report(losses, check)
         self.save()
+
+    def _time(self, batch: packing.Batch) -> None:
+        """Print how long drawing and one whole step take, in milliseconds."""
+        for name, work in (("render", lambda: self.render(batch)), ("forward", lambda: self.forward(batch))):
+            torch.cuda.synchronize()
+            start = time.monotonic()
+            for _ in range(5):
+                work()
+            torch.cuda.synchronize()
+            print(name, round((time.monotonic() - start) * 200, 1), "ms", flush=True)
 
     def _validation(self, count: int) -> list[packing.Batch]:
         """Fixed scenes of another seed than training's."""
