@@ -72,8 +72,8 @@ def test_penalties_against_their_definitions() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, 1.0])
 def test_the_smallest_penalty_stays_finite(temperature: float) -> None:
-    params = {"repetition_penalty": 1e-300, "temperature": temperature, "counts": {7: 1}}
-    assert one(LOGITS, 0.9, **params) == 7
+    params = {"repetition_penalty": 1e-300, "temperature": temperature, "counts": {0: 1}}
+    assert one(LOGITS, 0.9, **params) == 0
 
 
 def test_no_penalty_copies_nothing() -> None:

@@ -43,11 +43,11 @@ def test_seats_and_blocks_limit_admission() -> None:
         here.add(request(name, 1, 2))
     here.step()
     assert (here.stats.running, here.stats.waiting) == (3, 1)
-    here = engine(MODEL, num_blocks=8, max_model_len=32)
+    here = engine(MODEL, num_blocks=9, max_model_len=32)
     for name in "abcd":
         here.add(request(name, *range(9)))
     here.step()
-    # Two prompts of three blocks; the remaining two are theirs to grow.
+    # Two prompts of three blocks; of the other three, two are theirs to grow.
     assert (here.stats.running, here.stats.waiting) == (2, 2)
 
 
