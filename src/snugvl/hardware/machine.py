@@ -27,6 +27,8 @@ class Gpu:
         bf16_flops: dense bf16 (fp16 before Ampere) matrix operations per second, or None.
         context_bytes: cost of a CUDA context with torch's libraries, measured on this machine, or None.
         mig: this is a slice of a GPU.
+        index: as CUDA counts the visible ones, `cuda:index`.
+        uuid: NVML's, which CUDA_VISIBLE_DEVICES takes; None where described.
     """
 
     index: int
@@ -40,6 +42,7 @@ class Gpu:
     driver: str | None = None
     context_bytes: int | None = None
     mig: bool = False
+    uuid: str | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -56,6 +59,7 @@ class Machine:
         spills: over-committed GPU memory silently moves to system memory instead of failing (WSL2, Windows).
         disk_free_bytes: room where models are downloaded to.
         notes: what was odd while probing, in whole sentences.
+        host_ram_bytes: memory of the whole machine where a container may use only `ram_total_bytes` of it.
     """
 
     os: OperatingSystem
@@ -69,3 +73,4 @@ class Machine:
     spills: bool = False
     pinned_bytes: int | None = None
     notes: tuple[str, ...] = ()
+    host_ram_bytes: int | None = None

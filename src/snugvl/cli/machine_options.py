@@ -1,0 +1,88 @@
+"""The options that say which machine is meant: this one, one that is described, or one that was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from snugvl.hardware.machine import Machine
+
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help="Describe a machine: its GPU, such as rtx-5060, or none."),
+]
+Os = Annotated[
+    Literal["linux", "wsl2", "windows", "other"] | None,
+    typer.Option("--os", help="The described machine's system (linux by default)."),
+]
+Held = Annotated[
+    str | None,
+    typer.Option("--held", metavar="SIZE", help="GPU memory that others hold there, such as 951MiB."),
+]
+Vram = Annotated[
+    str | None,
+    typer.Option("--vram", metavar="SIZE", help="GPU memory in all, such as 8151MiB; known for most GPUs."),
+]
+Gpus = Annotated[int | None, typer.Option("--gpus", metavar="N", help="How many such GPUs.")]
+Ram = Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="System memory, such as 32GiB.")]
+MachineFile = Annotated[
+    Path | None,
+    typer.Option("--machine", metavar="FILE", help="A recording that snugvl doctor --record made."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineChoice:
+    """Which machine a command means; nothing given: this one."""
+
+    gpu: str | None = None
+    os: Literal["linux", "wsl2", "windows", "other"] | None = None
+    held: str | None = None
+    vram: str | None = None
+    gpus: int | None = None
+    ram: str | None = None
+    machine: Path | None = None
+
+    @property
+    def described(self) -> bool:
+        """A machine is described by its GPU."""
+        return self.gpu is not None or self.vram is not None
+
+    def __post_init__(self) -> None:
+        details = {"--os": self.os, "--held": self.held, "--gpus": self.gpus, "--ram": self.ram}
+        extra = next((option for option, value in details.items() if value is not None), None)
+        if self.machine is not None and (self.described or extra):
+            named = extra or ("--gpu" if self.gpu is not None else "--vram")
+            raise typer.BadParameter(f"--machine replays a recording; {named} describes another machine")
+        if extra and not self.described:
+            raise typer.BadParameter(f"{extra} describes a machine: name its GPU too, with --gpu or --vram")
+
+
+def machine_from(options: MachineChoice) -> Machine:
+    """The machine that is meant.
+
+    Raises:
+        InputError: a description or a recording that can't be.
+    """
+    if options.machine is not None:
+        from snugvl.hardware.recording import replay
+
+        return replay(options.machine)
+    if options.described:
+        from snugvl.hardware.describe import describe
+
+        return describe(
+            options.gpu,
+            os=options.os or "linux",
+            held=options.held,
+            vram=options.vram,
+            count=1 if options.gpus is None else options.gpus,
+            ram=options.ram,
+        )
+    from snugvl.hardware.probe import probe
+
+    return probe()

@@ -1,0 +1,127 @@
+"""A machine from a description, to plan for one that isn't here."""
+
+from typing import Final, get_args
+
+from snugvl.errors import InputError
+from snugvl.hardware import gpus
+from snugvl.hardware.machine import Gpu, Machine, OperatingSystem, Tenant
+from snugvl.hardware.sizes import GIB, format_size, parse_size
+
+DESKTOP: Final = "desktop and other apps"
+NO_GPU: Final = "none"
+
+# Windows draws on the GPU that shows the desktop: 0.3 to 1.3 GiB were seen (memory.md, section D).
+ASSUMED_DESKTOP_BYTES: Final = 1 * GIB
+ASSUMED_RAM_BYTES: Final = 16 * GIB
+ASSUMED_DISK_BYTES: Final = 1024 * GIB
+ASSUMED_CORES: Final = 8
+MAX_GPUS: Final = 1024
+
+
+def describe(
+    gpu: str | None = None,
+    *,
+    os: str = "linux",
+    held: str | int | None = None,
+    vram: str | int | None = None,
+    count: int = 1,
+    ram: str | int | None = None,
+    disk: str | int | None = None,
+    cores: int | None = None,
+) -> Machine:
+    """A machine with `count` GPUs of one kind; what isn't said is assumed, and a note says so.
+
+    Args:
+        gpu: a name of the table, however spelled, or "none"; or None with `vram`: any GPU of that memory.
+        held: of each GPU's memory by others, such as "951MiB".
+        vram: total memory of each GPU; the table's by default.
+        ram: system memory (under WSL2 that of the virtual machine), all of it free.
+
+    Raises:
+        InputError: an unknown GPU or system, a size that is none, zero or negative, more held than there is.
+    """
+    system = _system(os)
+    notes: list[str] = []
+    ram_bytes = _size(ram, "ram")
+    if ram_bytes is None:
+        ram_bytes = ASSUMED_RAM_BYTES
+        notes.append(f"System memory wasn't described; {format_size(ram_bytes)} is assumed.")
+    disk_bytes = _size(disk, "disk")
+    return Machine(
+        os=system,
+        gpus=_gpus(gpu, system, held, vram, count, notes),
+        cpu_cores=_count(ASSUMED_CORES if cores is None else cores, "cores"),
+        ram_total_bytes=ram_bytes,
+        ram_free_bytes=ram_bytes,
+        disk_free_bytes=ASSUMED_DISK_BYTES if disk_bytes is None else disk_bytes,
+        source="described",
+        spills=system in ("wsl2", "windows"),
+        pinned_bytes=ram_bytes // 2 if system in ("wsl2", "windows") else None,
+        notes=tuple(notes),
+    )
+
+
+def _gpus(
+    name: str | None,
+    system: OperatingSystem,
+    held: str | int | None,
+    vram: str | int | None,
+    count: int,
+    notes: list[str],
+) -> tuple[Gpu, ...]:
+    _count(count, "number of GPUs", MAX_GPUS)
+    if name is not None and name.strip().lower() == NO_GPU:
+        if vram is not None or held is not None:
+            raise InputError("GPU memory was described for a machine with --gpu none; leave one of them out")
+        return ()
+    total_bytes = _size(vram, "vram")
+    if name is None and total_bytes is None:
+        raise InputError("a description needs a GPU: --gpu rtx-5060, --vram 8151MiB, or --gpu none")
+    model = gpus.lookup(name, total_bytes) if name is not None else None
+    if model is None:
+        notes.append("The GPU has no name: its speed and what it can compute aren't known.")
+    total = total_bytes or (model.total_bytes if model else 0)
+    held_bytes = _size(held, "held", zero=True)
+    if held_bytes is None:
+        held_bytes = min(ASSUMED_DESKTOP_BYTES, total // 2) if system in ("wsl2", "windows") else 0
+        notes.append(f"What others hold wasn't described; {format_size(held_bytes)} is assumed (see --held).")
+    if held_bytes > total:
+        raise InputError(f"held {format_size(held_bytes)} is more than the GPU has ({format_size(total)})")
+    return tuple(_gpu(index, model, total, held_bytes) for index in range(count))
+
+
+def _gpu(index: int, model: gpus.GpuModel | None, total_bytes: int, held_bytes: int) -> Gpu:
+    return Gpu(
+        index=index,
+        name=model.product if model else f"GPU with {format_size(total_bytes)}",
+        total_bytes=total_bytes,
+        free_bytes=total_bytes - held_bytes,
+        compute_capability=model.compute_capability if model else None,
+        bandwidth=model.bandwidth if model else None,
+        bf16_flops=model.bf16_flops if model else None,
+        tenants=(Tenant(DESKTOP, held_bytes),) if held_bytes else (),
+    )
+
+
+def _system(name: str) -> OperatingSystem:
+    for known in get_args(OperatingSystem):
+        if name.strip().lower() == known:
+            system: OperatingSystem = known
+            return system
+    raise InputError(f"unknown system {name!r}; use one of {', '.join(get_args(OperatingSystem))}")
+
+
+def _size(value: str | int | None, what: str, *, zero: bool = False) -> int | None:
+    """Bytes of `value`, which may be text or bytes already."""
+    if value is None:
+        return None
+    size = parse_size(value if isinstance(value, str) else f"{value}B", what)
+    if size == 0 and not zero:
+        raise InputError(f"{what} {value!r} is zero; say how much there is, such as 8GiB")
+    return size
+
+
+def _count(value: int, what: str, most: int = 2**16) -> int:
+    if not 1 <= value <= most:
+        raise InputError(f"{what} {value} is not from 1 to {most}")
+    return value

@@ -1,0 +1,148 @@
+"""GPUs that people own: memory as NVML reports it, bandwidth, compute capability, matrix speed.
+
+The figures lie in `gpus.csv`, each with where it comes from. Dense tensor speed is the datasheet's where it
+gives one with fp32 accumulation (as torch multiplies); GeForce datasheets don't, so it follows from theirs:
+
+    flops = CUDA cores / cores per SM × boost clock × operations per SM and clock
+
+which gives the figures of NVIDIA's architecture papers: 71.2 (RTX 3090), 165.2 (4090), 209.5 (5090) TFLOP/s.
+"""
+
+import csv
+import difflib
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Final, Literal
+
+from snugvl.errors import InputError
+from snugvl.hardware.sizes import MIB
+
+MemorySource = Literal["nvml", "nominal"]
+
+_CORES_PER_SM: Final = {7: 64, 8: 128, 12: 128}  # by major compute capability, GeForce only
+_TENSOR_OPS: Final = 512  # per SM and clock, fp16 in, fp32 accumulated: GeForce Turing to Blackwell
+_PLAIN_OPS: Final = 256  # GTX 16xx has no tensor cores: 128 fp16 multiply-adds
+_IGNORED = re.compile(r"nvidia|geforce|tesla|quadro|graphics|generation|workstationedition|gpu|\((?:r|tm)\)")
+_NOT_WORD = re.compile(r"[^a-z0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """One model of GPU.
+
+    Attributes:
+        name: NVML's, without the vendor.
+        total_bytes: as NVML reports it.
+        memory_source: "nominal": the vendor's gigabytes; NVML may report up to 0.6 % less.
+        bandwidth: bytes per second, vendor's datasheet.
+        bf16_flops: dense bf16 (fp16 before Ampere) operations per second, or None where no source is sure.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    total_bytes: int
+    memory_source: MemorySource
+    bandwidth: float
+    compute_capability: tuple[int, int]
+    bf16_flops: float | None
+
+    @property
+    def product(self) -> str:
+        """The name as NVML gives it."""
+        return self.name if self.name.startswith(("Tesla", "Quadro", "TITAN")) else f"NVIDIA {self.name}"
+
+
+@cache
+def known() -> tuple[GpuModel, ...]:
+    """Every GPU of the table, in its order."""
+    text = files("snugvl.hardware").joinpath("gpus.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return tuple(_model(row) for row in rows)
+
+
+def find(name: str, total_bytes: int | None = None) -> GpuModel | None:
+    """The GPU of that name, however it is spelled; of several the one whose memory is nearest to `total_bytes`.
+
+    Without `total_bytes` the first of the table is taken.
+    """
+    matches = _index().get(_key(name), ())
+    if not matches:
+        return None
+    if total_bytes is None:
+        return matches[0]
+    return min(matches, key=lambda model: abs(model.total_bytes - total_bytes))
+
+
+def lookup(name: str, total_bytes: int | None = None) -> GpuModel:
+    """Like `find`.
+
+    Raises:
+        InputError: unknown; names the nearest.
+    """
+    model = find(name, total_bytes)
+    if model is not None:
+        return model
+    near = nearest(name)
+    hint = f"nearest: {', '.join(near)}" if near else "no name comes near"
+    raise InputError(f"no GPU {name!r} in the table ({hint}); or say its memory alone, with --vram")
+
+
+def nearest(name: str, count: int = 3) -> list[str]:
+    """The names in the table that are spelled most like `name`, as `--gpu` takes them."""
+    keys = difflib.get_close_matches(_key(name), _index(), n=3 * count, cutoff=0.5)
+    names = dict.fromkeys(_short(_index()[key][0].name) for key in keys)
+    return list(names)[:count]
+
+
+@cache
+def _index() -> dict[str, tuple[GpuModel, ...]]:
+    found: dict[str, list[GpuModel]] = {}
+    for model in known():
+        for key in dict.fromkeys(_key(name) for name in (model.name, *model.aliases)):
+            found.setdefault(key, []).append(model)
+    # "5060" and "4060 laptop" mean the GeForce; where a workstation card is only told by RTX, GeForce wins.
+    for key in list(found):
+        bare = key.removeprefix("rtx").removeprefix("gtx")
+        if bare != key and bare[:4].isdigit() and any("GeForce" in model.name for model in found[key]):
+            found.setdefault(bare, found[key])
+    return {key: tuple(models) for key, models in found.items()}
+
+
+def _key(name: str) -> str:
+    """A spelling's essence: "NVIDIA GeForce RTX 5060 Laptop GPU", "rtx-5060 mobile" → "rtx5060laptop"."""
+    joined = _NOT_WORD.sub("", name.lower().replace("(r)", "").replace("(tm)", ""))
+    return _IGNORED.sub("", joined.replace("mobile", "laptop").replace("gib", "gb"))
+
+
+def _short(name: str) -> str:
+    words = name.lower().replace("geforce ", "").replace(" gpu", "").replace(" generation", "")
+    return words.replace("tesla ", "").replace(" ", "-")
+
+
+def _model(row: dict[str, str]) -> GpuModel:
+    major, minor = row["cc"].split(".")
+    source: MemorySource = "nvml" if row["mib_source"] == "nvml" else "nominal"
+    return GpuModel(
+        name=row["name"],
+        aliases=_aliases(row["aliases"]),
+        total_bytes=int(row["mib"]) * MIB,
+        memory_source=source,
+        bandwidth=float(row["gb_per_s"]) * 1e9,
+        compute_capability=(int(major), int(minor)),
+        bf16_flops=_flops(row, int(major)),
+    )
+
+
+def _aliases(text: str) -> tuple[str, ...]:
+    return tuple(alias for alias in text.split(";") if alias)
+
+
+def _flops(row: dict[str, str], major: int) -> float | None:
+    if row["tflops"]:
+        return float(row["tflops"]) * 1e12
+    if not (row["cores"] and row["boost_mhz"]):
+        return None
+    per_clock = _PLAIN_OPS if "GTX" in row["name"] else _TENSOR_OPS
+    return int(row["cores"]) / _CORES_PER_SM[major] * int(row["boost_mhz"]) * 1e6 * per_clock
