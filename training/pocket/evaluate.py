@@ -1,0 +1,146 @@
+"""Measure a pocket folder on scenes it never trained on, through snugvl's public API.
+
+    python -m training.pocket.evaluate --scenes 2000 --json benchmarks/results/pocket/evaluation.json
+
+Every picture has a size never trained on, words are in fonts never trained on, sizes and colour-shape pairs are
+drawn from the held-out ones where possible. `--split dev` uses other seeds: look at those while developing.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+import snugvl
+from training.pocket import assets, language, lettering, questions, scoring, tasks
+from training.pocket.questions import Asker, Exchange
+from training.pocket.scenes import Box, Recipe, Scene, Thing, draw_scene
+from training.pocket.scoring import Tally
+
+FOLDER = Path(__file__).parents[2] / "src/snugvl/pocket"
+QUESTIONS = 5  # a scene, beside the captions, the boxes, the analysis and the reading
+
+
+def make(split: str, index: int, cast: assets.Cast, fonts: Sequence[str]) -> tuple[Scene, Image.Image, list[Exchange]]:
+    """Scene number `index` of a split: truth, picture, questions."""
+    from training.pocket.paint import paint
+
+    rng = random.Random(f"{split} {index}")
+    recipe = Recipe(evaluation=True, word_share=0.34)
+    scene = draw_scene(rng, recipe, cast, lettering.Live(tuple(fonts)))
+    while not scene.things:
+        scene = draw_scene(rng, recipe, cast, lettering.Live(tuple(fonts)))
+    asker = Asker(scene, rng, held_out=True)
+    asked: list[Exchange] = []
+    while len(asked) < QUESTIONS:
+        exchange = questions.ask(asker)
+        if exchange is not None and exchange.kind not in ("caption", "beyond", "text"):
+            asked.append(exchange)
+    if scene.words:
+        asked.append(Exchange("text", "What does it say?", language.join([f'"{t.text}"' for t in scene.words])))
+    return scene, paint(scene, tuple(fonts), rng), asked
+
+
+def named(scene: Scene, index: int) -> tuple[list[str], list[Thing]]:
+    """One or two names to look for and the things they mean."""
+    asker = Asker(scene, random.Random(f"named {index}"), held_out=True)
+    pairs = [tasks.wanted(asker) for _ in range(1 + index % 2)]
+    return [n for n, _ in pairs], [t for t in scene.things if any(test(t) for _, test in pairs)]
+
+
+def boxes(detections: Any) -> list[tuple[str, Box]]:
+    """Labels and boxes in pixels of the picture."""
+    return [(d.label, (d.box.x1, d.box.y1, d.box.x2, d.box.y2)) for d in detections.objects]
+
+
+def judge(model: Any, scene: Scene, image: Image.Image, asked: list[Exchange], index: int) -> tuple[Tally, list[Any]]:
+    """One scene's tally and its mistakes."""
+    tally, wrong = Tally(), []
+    for e in asked:
+        said = model.ask(image, e.question).text
+        good = scoring.same_answer(e.kind, said, e.answer)
+        tally.add("questions", good)
+        tally.add(f"question: {e.kind}", good)
+        if e.kind == "text":
+            found = scoring.Counter(scoring.words_in(said)) & scoring.Counter(scoring.words_in(e.answer))
+            tally.add("words", found.total(), len(scene.words))
+        if not good:
+            wrong.append([index, e.question, e.answer, said])
+    truth = language.short_caption(scene)
+    said = model.caption(image).text
+    tally.add("caption facts", *scoring.agreement(scoring.caption_facts(said), scoring.caption_facts(truth)))
+    if said != truth:
+        wrong.append([index, "caption", truth, said])
+    try:
+        tally.boxes(boxes(model.detect(image)), scene.things)
+        names, true = named(scene, index)
+        found_named, side = boxes(model.detect(image, names)), Tally()
+        tally.add("named boxes", side.boxes(found_named, true) * 2 + (not true and not found_named),
+                  len(found_named) + len(true) + (not true and not found_named))  # fmt: skip
+        analysis = model.scene(image)
+        facts = scoring.scene_facts({o.name: o.count for o in analysis.objects}, analysis.setting, analysis.text)
+        tally.add("scene facts", *scoring.agreement(facts, scoring.true_scene_facts(scene)))
+    except snugvl.OutputError as error:
+        tally.add("unreadable answers", 1)
+        wrong.append([index, "output", str(error), ""])
+    return tally, wrong
+
+
+def merge(total: Tally, part: Tally) -> None:
+    """Add a scene's tally to a tier's."""
+    total.right.update(part.right)
+    total.asked.update(part.asked)
+    total.overlap += part.overlap
+
+
+def evaluate(folder: Path, split: str, first: int, count: int, threads: int) -> dict[str, Any]:
+    """All measures by tier, with every mistake."""
+    cast, fonts = assets.load().cast, lettering.font_files(held_out=True)
+    groups: dict[str, Tally] = {}
+    wrong: list[Any] = []
+    started = time.monotonic()
+
+    def work(index: int) -> tuple[Scene, Tally, list[Any]]:
+        scene, image, asked = make(split, index, cast, fonts)
+        return scene, *judge(model, scene, image, asked, index)
+
+    with snugvl.load(folder) as model, ThreadPoolExecutor(threads) as pool:
+        for scene, tally, mistakes in pool.map(work, range(first, first + count)):
+            names = ["all", scoring.tier(scene), *(["unseen pairs"] if scoring.unseen_pair(scene) else [])]
+            for name in names:
+                group = groups.setdefault(name, Tally())
+                merge(group, tally)
+                group.add("scenes", 1, 0)
+            wrong += mistakes
+    tables = {name: {"scenes": g.right["scenes"], **g.table()} for name, g in sorted(groups.items())}
+    return {"split": split, "scenes": count, "minutes": round((time.monotonic() - started) / 60, 1),
+            "tiers": tables, "mistakes": wrong}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=FOLDER)
+    parser.add_argument("--split", default="final")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--scenes", type=int, default=2000)
+    parser.add_argument("--threads", type=int, default=32)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result = evaluate(args.model, args.split, args.first, args.scenes, args.threads)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    names = list(result["tiers"])
+    print(f"{'':24}" + "".join(f"{n:>14}" for n in names))
+    for measure in sorted({m for t in result["tiers"].values() for m in t}):
+        print(f"{measure:24}" + "".join(f"{result['tiers'][n].get(measure, ''):>14}" for n in names))
+
+
+if __name__ == "__main__":
+    main()
