@@ -1,4 +1,4 @@
-"""A model's tensors grouped by what the planner asks of them, so that a plan needn't walk a thousand names."""
+"""A model's tensors grouped by what the planner asks of them: a plan needn't walk a thousand names."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class Inventory:
 
 
 def inventory(facts: ModelFacts) -> Inventory:
-    """Group the tensors of a model. A head that is stored although it is tied is left out: no engine loads it."""
+    """Group the tensors of a model. A stored head that is tied is left out: no engine loads it."""
     counts: dict[tuple[str, str, tuple[int, ...], int], int] = defaultdict(int)
     parameters = 0
     for tensor in facts.tensors:

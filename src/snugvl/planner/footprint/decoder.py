@@ -7,8 +7,8 @@ Prefill per token, MLP being the peak (traced on our network and on transformers
     transformers     6i + 8h + 4d + 16, and 20h per image token (deepstack, merged embeddings, their copies)
 
 Attention of a chunk over a cached prefix is plain torch today, and SDPA has no fused kernel for a mask with
-grouped heads: it computes all scores in float32. Per (new token × cached token) 8 · heads + 3 bytes, per cached
-token 8q + 12k + 8, per new token 4h + 14q + 6k + 4d. Decode: 12(q + k) + 4 · heads + 16 per cached token of
+grouped heads: it computes all scores in float32. Per (new token × cached token) 8 · heads + 3 bytes, per
+cached token 8q + 12k + 8, per new token 4h + 14q + 6k + 4d. Decode: 12(q + k) + 4 · heads + 16 per cached token of
 each sequence. A paged kernel (issue 5) will change `native_chunk_attention` and `native_decode` alone.
 """
 
@@ -69,6 +69,11 @@ def native_decode(model: Inventory, sequences: int, context: int) -> int:
     return sequences * context * (12 * (w.q + w.k) + 4 * w.heads + 16)
 
 
+def gathered_keys(model: Inventory, settings: Settings, itemsize: int) -> int:
+    """Keys and values of one layer, gathered for a decode step with a fused kernel."""
+    return settings.concurrency * settings.context * 2 * widths(model).k * itemsize
+
+
 def transformers_prefill(model: Inventory, tokens: int, image_tokens: int) -> int:
     """Workspace of a whole prompt: transformers doesn't chunk."""
     w = widths(model)
@@ -85,13 +90,16 @@ def logits(model: Inventory, rows: int) -> int:
     return rows * model.facts.text.vocab_size * LOGIT_BYTES
 
 
-def decoder_components(model: Inventory, settings: Settings, *, fused: bool = True) -> list[Component]:
+def decoder_components(
+    model: Inventory, settings: Settings, *, fused: bool = True, cpu: bool = False
+) -> list[Component]:
     """Prefill and decode of native and transformers (vLLM: `vllm.py`).
 
     `fused`: the GPU has a fused attention kernel for grouped heads (compute capability 8.0 and later).
+    `cpu`: torch's kernel for CPUs takes masks and grouped heads.
     """
     if settings.engine == "native":
-        return _native(model, settings, fused)
+        return _native(model, settings, fused, cpu)
     image = largest_image(model, settings.max_pixels)
     images = image.tokens * settings.images
     prefill = transformers_prefill(model, settings.context, min(images, settings.context))
@@ -108,12 +116,12 @@ def decoder_components(model: Inventory, settings: Settings, *, fused: bool = Tr
     ]
 
 
-def _native(model: Inventory, settings: Settings, fused: bool) -> list[Component]:
+def _native(model: Inventory, settings: Settings, fused: bool, cpu: bool) -> list[Component]:
     itemsize = 4 if settings.weights == "fp32" else 2
     chunk = min(settings.chunk, settings.context * settings.concurrency)
     prefill, why = native_prefill(model, chunk, itemsize), f"{chunk:,} tokens of a chunk"
     alone = settings.concurrency == 1 and settings.context <= settings.chunk
-    if not fused or not alone:
+    if not cpu and (not fused or not alone):
         # The longest chunk over the longest prefix. A lone prompt within one chunk never meets a prefix.
         new = min(settings.chunk, settings.context)
         attention = native_chunk_attention(model, new, settings.context)
@@ -122,7 +130,7 @@ def _native(model: Inventory, settings: Settings, fused: bool) -> list[Component
     if model.facts.vision is not None and settings.images:
         prefill += chunk * (1 + model.facts.vision.deepstack_levels) * widths(model).h * itemsize
     rows = settings.concurrency
-    decode = native_decode(model, rows, settings.context)
+    decode = gathered_keys(model, settings, itemsize) if cpu else native_decode(model, rows, settings.context)
     return [
         Component("prefill workspace", prefill, "prefill", "predicted", why),
         Component("logits", logits(model, rows), "prefill"),

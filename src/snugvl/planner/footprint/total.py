@@ -21,15 +21,18 @@ class Device:
     Attributes:
         context_bytes: CUDA context, torch's libraries and cuBLAS' workspace.
         context_measured: on this machine; otherwise the documented default.
+        cpu: main memory, no GPU; `free_bytes` of it decide about float32.
     """
 
     context_bytes: int
     context_measured: bool = False
     compute_capability: tuple[int, int] | None = None
+    cpu: bool = False
+    free_bytes: int = 0
 
     @property
     def fused_attention(self) -> bool:
-        """Unknown GPUs count as recent; a CPU's kernel is fused too."""
+        """Unknown GPUs count as recent."""
         return self.compute_capability is None or self.compute_capability >= FUSED_SINCE
 
 
@@ -51,5 +54,5 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
         parts += vllm_components(model, settings)
     else:
         parts += vision_components(model, settings)
-        parts += decoder_components(model, settings, fused=device.fused_attention)
+        parts += decoder_components(model, settings, fused=device.fused_attention, cpu=device.cpu)
     return footprint_of(parts)

@@ -1,6 +1,6 @@
 """What vLLM holds beside weights and KV, and what it profiles at start (read in vLLM 0.33).
 
-    M-RoPE cache        4 · max_position · head_dim · 2 bytes: four times the positions, cosine and sine halves
+    M-RoPE cache        4 · max_position · head_dim · 2 bytes: four times the positions
     deepstack buffers   levels · max_num_batched_tokens · hidden · 2 bytes
     encoder cache       max(max_num_batched_tokens, tokens of the largest image) · (1 + levels) · hidden · 2
     encoder profile     one forward of the largest image that `max_pixels` allows, whatever is really sent
@@ -14,7 +14,7 @@ from typing import Final
 
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.decoder import LOGIT_BYTES, transformers_prefill, widths
-from snugvl.planner.footprint.images import largest_image
+from snugvl.planner.footprint.images import ImageSize, largest_image
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, vllm_workspace
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
@@ -47,6 +47,13 @@ def encoder_cache(model: Inventory, settings: Settings) -> int:
     return tokens * encoder_bytes_per_token(model)
 
 
+def profiled(model: Inventory, settings: Settings) -> ImageSize:
+    """The images that vLLM encodes together when it profiles: as many as its encoder budget holds."""
+    image = largest_image(model, settings.max_pixels)
+    many = max(1, min(settings.chunk // max(image.tokens, 1), settings.images * settings.concurrency))
+    return ImageSize(image.tokens * many, image.patches * many)
+
+
 def decoder_profile(model: Inventory, settings: Settings) -> int:
     """Activations of the largest batch, and the logits and sampling of every sequence."""
     share = settings.tensor_parallel
@@ -73,7 +80,7 @@ def vllm_components(model: Inventory, settings: Settings) -> list[Component]:
     if settings.gpus > 1:
         parts.append(Component("NCCL", NCCL_BYTES, basis="default", why=f"{settings.gpus} GPUs"))
     if model.facts.vision is not None and settings.images:
-        image = largest_image(model, settings.max_pixels)
+        image = profiled(model, settings)
         why = f"{image.patches:,} patches ({image.tokens:,} image tokens), profiled at start"
         workspace = vllm_workspace(model, image)
         cached = encoder_cache(model, settings)

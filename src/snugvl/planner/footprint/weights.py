@@ -94,7 +94,8 @@ def weight_components(model: Inventory, settings: Settings) -> list[Component]:
         entries = [(-(-size // share), count) for size, count in entries]
         nbytes = sum(size * count for size, count in entries)
         place = {"vision": settings.vision, "embedding": settings.embedding}.get(part, "gpu")
-        if place == "cpu" or not nbytes:
+        unused = part == "vision" and settings.images == 0 and settings.engine == "vllm"
+        if place == "cpu" or unused or not nbytes:
             continue
         if place == "streamed":  # two blocks: one computes while the next arrives
             nbytes = 2 * _largest_block(model, nbytes)

@@ -1,0 +1,85 @@
+"""How much of a machine may be used: free memory less a margin.
+
+| system | margin | why |
+|---|---|---|
+| WSL2, Windows | 10 % of free, at least 256 MiB | free is not usable there: 0.3 to 1.3 GiB were missing |
+| Linux and others | 3 % of free, 128 MiB to 1 GiB | the band of our own predictions |
+| main memory (no GPU) | 10 % of free, at least 512 MiB | the system's own needs vary |
+
+Under WSL2 what exceeds the usable memory silently moves to system memory and runs 2 to 10 times slower.
+A budget never shrinks when more memory is free.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
+from snugvl.planner.footprint.total import Device
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+# PyTorch with lazy loading took 256 MiB (RTX 3090, cu128) to 426 MiB (RTX 6000 Ada, cu130), an H200 526 MiB;
+# with torch's libraries and one cuBLAS product 719 MiB there. Measured on a machine, that figure is used.
+DEFAULT_CONTEXT_BYTES: Final = 512 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Memory of one device: total = held by others + margin + usable. `gpu` is None for main memory."""
+
+    name: str
+    total_bytes: int
+    held_bytes: int
+    margin_bytes: int
+    device: Device
+    gpu: Gpu | None = None
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a footprint may take, its CUDA context included."""
+        return max(0, self.total_bytes - self.held_bytes - self.margin_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """Not held by others."""
+        return self.total_bytes - self.held_bytes
+
+
+def margin_bytes(free_bytes: int, system: OperatingSystem) -> int:
+    """Bytes of free GPU memory that are left alone."""
+    if system in ("wsl2", "windows"):
+        return min(free_bytes, max(free_bytes // 10, 256 * MIB))
+    return min(free_bytes, max(min(free_bytes * 3 // 100, GIB), 128 * MIB))
+
+
+def gpu_budget(gpu: Gpu, system: OperatingSystem) -> Budget:
+    """The budget of one GPU."""
+    measured = gpu.context_bytes is not None
+    context = gpu.context_bytes if gpu.context_bytes is not None else DEFAULT_CONTEXT_BYTES
+    return Budget(
+        gpu.name,
+        gpu.total_bytes,
+        gpu.held_bytes,
+        margin_bytes(gpu.free_bytes, system),
+        Device(context, measured, gpu.compute_capability),
+        gpu,
+    )
+
+
+def host_budget(machine: Machine) -> Budget:
+    """The budget of main memory, for a machine without a GPU."""
+    free = machine.ram_free_bytes
+    margin = min(free, max(free // 10, 512 * MIB))
+    return Budget(
+        "main memory",
+        machine.ram_total_bytes,
+        machine.ram_total_bytes - free,
+        margin,
+        Device(0, cpu=True, free_bytes=free),
+    )
+
+
+def budgets(machine: Machine) -> list[Budget]:
+    """One budget a GPU, most usable first; main memory where there is no GPU."""
+    found = [gpu_budget(gpu, machine.os) for gpu in machine.gpus]
+    return sorted(found, key=lambda budget: -budget.usable_bytes) or [host_budget(machine)]

@@ -1,0 +1,62 @@
+"""The command to type next. When `snugvl serve` comes (issue 4), `native_arguments` changes."""
+
+import shlex
+
+from snugvl.planner.plan import Choice
+from snugvl.planner.vllm_flags import vllm_arguments
+from snugvl.planner.wishes import Wishes
+
+TARGETS = {
+    "caption": ["IMAGE"],
+    "scene": ["IMAGE"],
+    "ask": ["IMAGE", "What is in this picture?"],
+    "detect": ["IMAGE", "person"],
+}
+
+
+def next_command(choice: Choice, wishes: Wishes) -> str:
+    """One line for a POSIX shell."""
+    if choice.option.engine == "vllm":
+        visible = ",".join(str(index) for index in choice.gpus)
+        chosen = f"CUDA_VISIBLE_DEVICES={visible} " if visible not in ("", "0") else ""
+        return chosen + shlex.join(vllm_arguments(choice))
+    if choice.option.engine == "transformers":
+        return _transformers(choice)
+    return shlex.join(native_arguments(choice, wishes))
+
+
+def native_arguments(choice: Choice, wishes: Wishes) -> list[str]:
+    """The words of our own command."""
+    task = "ask" if wishes.images > 1 else wishes.task
+    words = ["snugvl", task]
+    if task == "ask" and wishes.images > 1:
+        words.append("--together")
+    words += ["--model", choice.option.model.name, "--context", str(choice.settings.context)]
+    if choice.settings.max_pixels is not None:
+        words += ["--max-pixels", str(choice.settings.max_pixels)]
+    if choice.gpus not in ((), (0,)):
+        words += ["--device", f"cuda:{choice.gpus[0]}"]
+    images = [f"IMAGE{number}" for number in range(1, wishes.images + 1)] if wishes.images > 1 else []
+    return words + (images + TARGETS[task][1:] if images else TARGETS[task])
+
+
+def _transformers(choice: Choice) -> str:
+    """Python that loads the model as planned; `generate` is then called with at most the planned context."""
+    model = repr(choice.option.model.name)
+    gpu = choice.gpus[0] if choice.gpus else 0
+    names = "AutoModelForImageTextToText, AutoProcessor"
+    extra = ""
+    if choice.option.model.facts.quantization == "fp8":
+        names += ", FineGrainedFP8Config"
+        extra = ", quantization_config=FineGrainedFP8Config(dequantize=True)"
+    processor = f"AutoProcessor.from_pretrained({model}"
+    if choice.settings.max_pixels is not None:
+        least = choice.option.model.facts.vision.rule.min_pixels if choice.option.model.facts.vision else 0
+        size = {"shortest_edge": least, "longest_edge": choice.settings.max_pixels}
+        processor += f", size={size!r}"
+    code = (
+        f"from transformers import {names}; processor = {processor}); "
+        f"model = AutoModelForImageTextToText.from_pretrained({model}, dtype='bfloat16', "
+        f"device_map='cuda:{gpu}', attn_implementation='sdpa'{extra})"
+    )
+    return shlex.join(["python", "-i", "-c", code])

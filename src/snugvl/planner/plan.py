@@ -1,0 +1,82 @@
+"""The result of the solver."""
+
+from dataclasses import dataclass
+
+from snugvl.planner.budget import Budget
+from snugvl.planner.capabilities import Option, Refusal
+from snugvl.planner.footprint.component import Footprint
+from snugvl.planner.settings import Settings
+from snugvl.planner.speed import Speed
+from snugvl.planner.wishes import Wishes
+
+Score = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to run a model. `tokens` are those of the largest image; `gpus` the indices of what it uses."""
+
+    option: Option
+    settings: Settings
+    tokens: int
+    footprint: Footprint
+    budget: Budget
+    speed: Speed
+    score: Score
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def spare_bytes(self) -> int:
+        """What is left under the margin."""
+        return self.budget.usable_bytes - self.footprint.total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Something that does not fit, in bytes.
+
+    Attributes:
+        what: what was tried, such as "16,384-token images (16.8 megapixels)".
+        short_bytes: how much too much.
+        blame: the largest component that could shrink, or the largest at all, and its bytes.
+        remedy: what would fit, as a clause, or None.
+    """
+
+    what: str
+    short_bytes: int
+    blame: str
+    blame_bytes: int
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Something that would fit, once an issue has landed."""
+
+    option: Option
+    tokens: int
+    context: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do.
+
+    Attributes:
+        choice: the best way that fits today, or None.
+        runners_up: other ways that fit, best first.
+        rejections: why nothing better was chosen, and why what doesn't fit doesn't.
+        pending: better ways that are on their way.
+        refusals: engines that can't run a model at all on this machine, with the model's name.
+        closest: where nothing fits, the way that comes nearest: its footprint shows what is missing.
+    """
+
+    wishes: Wishes
+    budget: Budget
+    choice: Choice | None
+    runners_up: tuple[Choice, ...]
+    rejections: tuple[Rejection, ...]
+    pending: tuple[Pending, ...]
+    refusals: tuple[tuple[str, Refusal], ...]
+    closest: Choice | None = None

@@ -1,0 +1,145 @@
+"""Why something does not fit, in bytes, with what is to blame and what would fit."""
+
+from dataclasses import replace
+
+from snugvl.planner.budget import Budget
+from snugvl.planner.fit import Fitted, Fitter
+from snugvl.planner.footprint.component import Footprint
+from snugvl.planner.footprint.images import largest_image, scales
+from snugvl.planner.plan import Choice, Plan, Rejection
+from snugvl.planner.settings import Settings
+from snugvl.planner.wishes import LEAST_ROOM_TOKENS
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def gib(count: int) -> str:
+    """Bytes for people: 4.88 GiB, 951 MiB."""
+    return f"{count / GIB:,.2f} GiB" if count >= GIB else f"{count / MIB:,.0f} MiB"
+
+
+def megapixels(pixels: int) -> str:
+    """Pixels for people, 10^6 of them: 2.8 megapixels."""
+    return f"{pixels / 1e6:.1f} megapixels"
+
+
+def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
+    """Why not the model's largest images, and why not twice the context."""
+    rejections = []
+    base = choice.settings
+    if base.images and scales(fitter.option.model) and fitter.wishes.max_pixels is None:
+        most = largest_image(fitter.option.model, None).tokens
+        context = max(
+            base.context, min(most * base.images + LEAST_ROOM_TOKENS, fitter.wishes.context or 1 << 62)
+        )
+        tried = replace(fitter.with_tokens(base, most), context=context)
+        if most > choice.tokens and fitter.fastest(tried) is None:
+            leanest = _leanest(fitter, tried)
+            fits = megapixels(choice.settings.max_pixels or 0)
+            rejections.append(
+                _rejection(
+                    f"{most:,}-token images ({megapixels(leanest.settings.max_pixels or 0)})",
+                    leanest,
+                    f"at {fits} ({choice.tokens:,} tokens) it fits",
+                    choice.footprint,
+                )
+            )
+    limit = fitter.option.model.facts.text.max_position_embeddings
+    if fitter.wishes.context is None and base.context < limit:
+        doubled = replace(base, context=min(limit, 2 * base.context))
+        if fitter.fastest(doubled) is None:
+            leanest = _leanest(fitter, doubled)
+            what = f"a context of {doubled.context:,} tokens"
+            rejections.append(_rejection(what, leanest, f"{base.context:,} tokens fit", choice.footprint))
+    return rejections
+
+
+def _leanest(fitter: Fitter, base: Settings) -> Fitted:
+    tokens = largest_image(fitter.option.model, base.max_pixels).tokens
+    tried = [fitter.fitted(settings, tokens) for settings in fitter.variants(base)]
+    return min(tried, key=lambda fitted: fitted.footprint.total_bytes)
+
+
+def why_not_fitting(fitter: Fitter) -> Rejection:
+    """Why an option does not fit at all, and what would."""
+    least = fitter.least()
+    images = f", {least.tokens:,}-token images" if least.tokens else ""
+    what = f"{fitter.option.title}, {least.settings.context:,} tokens of context{images}"
+    return _rejection(what, least, _remedy(fitter, least))
+
+
+def _remedy(fitter: Fitter, least: Fitted) -> str | None:
+    """What would fit: a shorter context, fewer requests, memory that others hold."""
+    wishes, settings = fitter.wishes, least.settings
+    if wishes.max_pixels is not None:
+        tokens = fitter.largest_tokens_at(settings)
+        if tokens is not None:
+            pixels = fitter.with_tokens(settings, tokens).max_pixels or 0
+            return f"at {megapixels(pixels)} ({tokens:,} tokens) it fits"
+    if wishes.context is not None:
+        context = fitter.longest_context_at(settings)
+        if context is not None:
+            return f"a context of {context:,} tokens fits"
+    if settings.concurrency > 1:
+        alone = replace(settings, concurrency=1)
+        if fitter.fastest(alone) is not None:
+            return "one request at a time fits"
+    short = least.footprint.total_bytes - least.budget.usable_bytes
+    if short <= least.budget.held_bytes * 9 // 10:
+        return f"it fits when others give {gib(short * 10 // 9)} of their {gib(least.budget.held_bytes)} back"
+    return None
+
+
+def _rejection(
+    what: str, fitted: Fitted, remedy: str | None, instead_of: Footprint | None = None
+) -> Rejection:
+    """`instead_of`: what fits; the component that grew most from there is to blame."""
+    name, nbytes = blame(fitted.footprint, instead_of)
+    short = fitted.footprint.total_bytes - fitted.budget.usable_bytes
+    return Rejection(what, max(short, 1), name, nbytes, remedy)
+
+
+def blame(footprint: Footprint, instead_of: Footprint | None = None) -> tuple[str, int]:
+    """The largest component of the total, or the one that grew most against another footprint."""
+    sums, before = _sums(footprint), _sums(instead_of) if instead_of else {}
+    name = max(sums, key=lambda key: sums[key] - before.get(key, 0))
+    return name, sums[name]
+
+
+def _sums(footprint: Footprint) -> dict[str, int]:
+    """Bytes by name of what counts, weights together."""
+    sums: dict[str, int] = {}
+    for component in footprint.counted:
+        name = "weights" if component.name.startswith("weights") else component.name
+        sums[name] = sums.get(name, 0) + component.nbytes
+    return sums
+
+
+def refusal_line(plan: Plan) -> str:
+    """One line for `DoesNotFit`: what is missing and the way out."""
+    closest, budget = plan.closest, plan.budget
+    if closest is None:
+        reasons = "; ".join(
+            f"{name} with {refusal.engine}: {refusal.reason}" for name, refusal in plan.refusals
+        )
+        return f"nothing can run what was asked for: {reasons or 'no model allows these wishes'}"
+    name, nbytes = blame(closest.footprint)
+    short = closest.footprint.total_bytes - budget.usable_bytes
+    line = (
+        f"{closest.option.model.name} does not fit {budget.name}: the smallest way, {closest.option.weights} "
+        f"with {closest.option.engine}, takes {gib(closest.footprint.total_bytes)} ({name} {gib(nbytes)}), "
+        f"{gib(short)} more than the {gib(budget.usable_bytes)} that may be used"
+    )
+    return f"{line}; {way_out(plan, budget)}"
+
+
+def way_out(plan: Plan, budget: Budget) -> str:
+    """What to do where nothing fits."""
+    remedies = [rejection.remedy for rejection in plan.rejections if rejection.remedy]
+    if remedies:
+        return remedies[0]
+    if plan.pending:
+        entry = plan.pending[0]
+        return f"with {entry.option.weights} ({entry.option.pending} pending) it would fit"
+    return "use a smaller model, or a GPU with more memory"

@@ -1,0 +1,49 @@
+"""`vllm serve …` with every flag computed (names and meaning as in vLLM 0.33).
+
+Utilisation counts of the card's TOTAL memory, must be free when vLLM starts, and does not include the CUDA
+context, which exists before vLLM looks:
+
+    --gpu-memory-utilization = ⌊(usable - context) / total⌋ to four digits
+
+What the model doesn't take of it becomes KV cache, so more requests than planned may run at once.
+"""
+
+import json
+import math
+from typing import Final
+
+from snugvl.planner.footprint.images import scales
+from snugvl.planner.plan import Choice
+
+DIGITS: Final = 10_000
+
+
+def utilisation(choice: Choice) -> float:
+    """`--gpu-memory-utilization` from free memory."""
+    budget = choice.budget
+    room = budget.usable_bytes - budget.device.context_bytes
+    return math.floor(room * DIGITS / budget.total_bytes) / DIGITS
+
+
+def vllm_arguments(choice: Choice) -> list[str]:
+    """The words of the command."""
+    settings, model = choice.settings, choice.option.model
+    words = ["vllm", "serve", model.name]
+    words += ["--max-model-len", str(settings.context)]
+    words += ["--max-num-seqs", str(settings.concurrency)]
+    words += ["--max-num-batched-tokens", str(max(settings.chunk, settings.concurrency))]
+    words += ["--gpu-memory-utilization", f"{utilisation(choice):.4f}"]
+    if settings.kv == "fp8":
+        words += ["--kv-cache-dtype", "fp8"]
+    if model.facts.vision is not None:
+        limits = {"image": settings.images, "video": 0} if settings.images else {"image": 0, "video": 0}
+        words += ["--limit-mm-per-prompt", json.dumps(limits)]
+        if settings.images and settings.max_pixels is not None and scales(model):
+            words += ["--mm-processor-kwargs", json.dumps({"max_pixels": settings.max_pixels})]
+    if settings.eager:
+        words.append("--enforce-eager")
+    if settings.tensor_parallel > 1:
+        words += ["--tensor-parallel-size", str(settings.tensor_parallel)]
+    if settings.pipeline_parallel > 1:
+        words += ["--pipeline-parallel-size", str(settings.pipeline_parallel)]
+    return words

@@ -1,0 +1,75 @@
+"""What the user asked for: constraints of the solver."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from snugvl.errors import RequestError
+from snugvl.planner.settings import Engine, WeightFormat
+
+Quality = Literal["any", "int4", "int8", "fp8", "bf16"]
+PlanTask = Literal["caption", "ask", "scene", "detect"]
+
+FORMAT_QUALITY: Final[dict[WeightFormat, int]] = {"fp32": 4, "bf16": 4, "fp8": 3, "int8": 2, "int4": 1}
+FLOORS: Final[dict[Quality, int]] = {"any": 0, "int4": 1, "int8": 2, "fp8": 3, "bf16": 4}
+GROUNDING_TOKENS: Final = 1024  # fewer image tokens per picture hurt boxes (anchors: llama.cpp #16842)
+LEAST_TOKENS: Final = 256
+ROOM_TOKENS: Final = 1024  # of a context for the question, the answer and the template
+LEAST_ROOM_TOKENS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Constraints. None leaves a choice to the solver.
+
+    Attributes:
+        context: tokens of one sequence, at least.
+        images: images of one request; 0 for text alone.
+        min_image_tokens: tokens that a large image must keep; 1,024 by default for boxes, else 256.
+        max_pixels: the pixel budget itself.
+        quality: coarsest weight format that is acceptable.
+    """
+
+    context: int | None = None
+    images: int = 1
+    min_image_tokens: int | None = None
+    max_pixels: int | None = None
+    quality: Quality = "any"
+    backend: Engine | Literal["auto"] = "auto"
+    concurrency: int = 1
+    task: PlanTask = "caption"
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("context", 1),
+            ("min_image_tokens", 1),
+            ("max_pixels", 1),
+            ("images", 0),
+            ("concurrency", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise RequestError(f"{name} must be at least {least}, not {value:,}", field=name)
+        if self.images == 0 and self.task == "detect":
+            raise RequestError("boxes need an image; images is 0", field="images")
+        if (
+            self.context is not None
+            and self.images * self.least_image_tokens + LEAST_ROOM_TOKENS > self.context
+        ):
+            raise RequestError(
+                f"a context of {self.context:,} tokens can't hold {self.images} image(s) of "
+                f"{self.least_image_tokens:,} tokens and {LEAST_ROOM_TOKENS} of text; at least "
+                f"{self.images * self.least_image_tokens + LEAST_ROOM_TOKENS:,} are needed",
+                field="context",
+            )
+
+    @property
+    def least_image_tokens(self) -> int:
+        """Tokens that a large image keeps at least."""
+        if self.min_image_tokens is not None:
+            return self.min_image_tokens
+        return GROUNDING_TOKENS if self.task == "detect" else LEAST_TOKENS
+
+    @property
+    def floor(self) -> int:
+        """Lowest acceptable value of `FORMAT_QUALITY`."""
+        return FLOORS[self.quality]
