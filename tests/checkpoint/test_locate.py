@@ -17,7 +17,7 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
 
 
 def test_a_hub_id_is_found_in_the_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     repo = tmp_path / "models--org--name"
     snapshot = repo / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -29,8 +29,8 @@ def test_a_hub_id_is_found_in_the_local_cache(tmp_path: Path, monkeypatch: pytes
 def test_a_hub_id_that_is_not_there_says_how_to_download_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointNotFound, match="hf download Qwen/Qwen3-VL-2B-Instruct-FP8"):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointNotFound, match="snugvl pull Qwen/Qwen3-VL-2B-Instruct-FP8"):
         locate("Qwen/Qwen3-VL-2B-Instruct-FP8")
 
 

@@ -4,13 +4,13 @@ An architecture we don't know is refused with its name; a field that is missing 
 the file. Nothing is guessed: the few defaults are those of Hugging Face's own Qwen3-VL configuration.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from snugvl.checkpoint.section import Section, read_json
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 SUPPORTED = ("Qwen3VLForConditionalGeneration",)
@@ -96,54 +96,6 @@ class ModelConfig:
         return self.text.hidden_size * (1 + len(self.vision.deepstack_layers))
 
 
-class _Section:
-    """A JSON object that names itself when a field is missing or of the wrong kind."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values = values
-        self.where = where
-
-    def get(self, key: str, kind: type, default: Any = None) -> Any:
-        value = self.values.get(key, default)
-        if value is None:
-            raise CheckpointError(
-                f"{self.where} has no {key!r}; the checkpoint's configuration is incomplete"
-            )
-        if kind is float and isinstance(value, int):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise CheckpointError(f"{self.where} has {key!r} = {value!r}, expected {kind.__name__}")
-        return value
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value: int = self.get(key, int, default)
-        if value < 1:
-            raise CheckpointError(f"{self.where} has {key!r} = {value}, expected a positive number")
-        return value
-
-    def section(self, key: str) -> "_Section":
-        return _Section(self.get(key, dict), f"{self.where}: {key}")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of the checkpoint.
-
-    Raises:
-        CheckpointError: the file is missing, unreadable, not JSON or not an object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}; it is not a complete checkpoint") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a {type(value).__name__}, expected a JSON object")
-    return value
-
-
 def read_config(folder: Path) -> ModelConfig:
     """Parse and check `config.json` of a checkpoint folder.
 
@@ -152,7 +104,12 @@ def read_config(folder: Path) -> ModelConfig:
         UnsupportedModel: an architecture or a quantisation this engine doesn't run.
     """
     path = folder / "config.json"
-    root = _Section(read_json(path), str(path))
+    return parse_config(read_json(path), str(path))
+
+
+def parse_config(values: Mapping[str, Any], where: str) -> ModelConfig:
+    """The same from an object that is read already; `where` names it in errors."""
+    root = Section(values, where)
     architecture = _architecture(root)
     text, vision = root.section("text_config"), root.section("vision_config")
     config = ModelConfig(
@@ -175,11 +132,11 @@ def read_config(folder: Path) -> ModelConfig:
         ),
         quantization=_quantization(root),
     )
-    _check(config, str(path))
+    _check(config, where)
     return config
 
 
-def _architecture(root: _Section) -> str:
+def _architecture(root: Section) -> str:
     names = root.values.get("architectures") or [f"model_type {root.values.get('model_type')!r}"]
     name = str(names[0]) if isinstance(names, list) else str(names)
     if name not in SUPPORTED:
@@ -189,7 +146,7 @@ def _architecture(root: _Section) -> str:
     return name
 
 
-def _text(section: _Section) -> TextConfig:
+def _text(section: Section) -> TextConfig:
     # transformers < 5 writes rope_scaling and rope_theta, later versions rope_parameters.
     rope = section.values.get("rope_parameters") or section.values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
@@ -226,7 +183,7 @@ def _text(section: _Section) -> TextConfig:
     )
 
 
-def _vision(section: _Section) -> VisionConfig:
+def _vision(section: Section) -> VisionConfig:
     levels = section.get("deepstack_visual_indexes", list)
     if not all(isinstance(n, int) for n in levels):
         raise CheckpointError(
@@ -249,11 +206,11 @@ def _vision(section: _Section) -> VisionConfig:
     )
 
 
-def _quantization(root: _Section) -> Fp8Blocks | None:
+def _quantization(root: Section) -> Fp8Blocks | None:
     values = root.values.get("quantization_config")
     if values is None:
         return None
-    section = _Section(values, f"{root.where}: quantization_config")
+    section = Section(values, f"{root.where}: quantization_config")
     method = section.get("quant_method", str)
     block = section.values.get("weight_block_size")
     if method != "fp8" or not (

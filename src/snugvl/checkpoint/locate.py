@@ -1,5 +1,6 @@
 """From what the user calls a model to the folder that holds it. Nothing is downloaded here."""
 
+import os
 from pathlib import Path
 
 from snugvl.errors import CheckpointNotFound
@@ -13,6 +14,23 @@ def locate(model: str) -> Path:
     Raises:
         CheckpointNotFound: says how to get it.
     """
+    folder = near(model)
+    if folder is not None:
+        return folder
+    hint = (
+        f"download it with: snugvl pull {model}"
+        if looks_like_hub_id(model)
+        else f"use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
+    )
+    raise CheckpointNotFound(f"no model {model!r} on this machine; {hint}")
+
+
+def near(model: str, *, revision: str | None = None) -> Path | None:
+    """The folder of `model` on this machine, or None.
+
+    Raises:
+        CheckpointNotFound: `model` is a file.
+    """
     if model == POCKET:
         return Path(__file__).parent.parent / "pocket"
     folder = Path(model).expanduser()
@@ -20,29 +38,40 @@ def locate(model: str) -> Path:
         return folder
     if folder.is_file():
         raise CheckpointNotFound(f"{model} is a file; give the folder that holds config.json and the weights")
-    cached = _in_hub_cache(model)
-    if cached is not None:
-        return cached
-    hint = (
-        f"download it with: hf download {model}"
-        if _looks_like_hub_id(model)
-        else f"use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
-    )
-    raise CheckpointNotFound(f"no model {model!r} on this machine; {hint}")
+    return _in_hub_cache(model, revision or "main")
 
 
-def _looks_like_hub_id(model: str) -> bool:
+def looks_like_hub_id(model: str) -> bool:
+    """Whether `model` has the form owner/name."""
     parts = model.split("/")
     return len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts)
 
 
-def _in_hub_cache(model: str) -> Path | None:
-    if not _looks_like_hub_id(model):
-        return None
-    from huggingface_hub import snapshot_download  # slow to import, and rarely needed
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps snapshots, from its documented environment variables.
 
+    Looked up by ourselves: importing huggingface_hub takes longer than a plan.
+    """
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(name):
+            return Path(os.path.expandvars(os.environ[name])).expanduser()
+    home = os.environ.get("HF_HOME")
+    if not home:
+        home = str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
+    return Path(os.path.expandvars(home)).expanduser() / "hub"
+
+
+def _in_hub_cache(model: str, revision: str) -> Path | None:
+    """A snapshot of the cache: models--owner--name/refs/BRANCH holds a commit, snapshots/COMMIT the files."""
+    if not looks_like_hub_id(model):
+        return None
+    repo = hub_cache() / ("models--" + model.replace("/", "--"))
+    if ".." in Path(revision).parts:
+        return None
+    ref = repo / "refs" / revision
     try:
-        return Path(snapshot_download(model, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
+        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
+        snapshot = repo / "snapshots" / commit
+        return snapshot if commit and snapshot.is_dir() else None
+    except (OSError, UnicodeDecodeError, ValueError):
         return None

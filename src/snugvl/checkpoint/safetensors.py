@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snugvl.checkpoint.architecture import read_json
+from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 DTYPE_BYTES = {

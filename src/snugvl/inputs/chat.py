@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from snugvl.backends.protocol import Message, Picture, Text, Video
-from snugvl.checkpoint.architecture import read_json
+from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError, RequestError
 
 ROLES = ("system", "user", "assistant")

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from snugvl.checkpoint.architecture import read_json
+from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError
 
 # Switches of transformers' processors that we have only one way of.

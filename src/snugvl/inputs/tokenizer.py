@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders
 
-from snugvl.checkpoint.architecture import read_json
+from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
 
 

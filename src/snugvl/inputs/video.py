@@ -20,7 +20,7 @@ from snugvl.engine.request import VisionItem
 from snugvl.errors import RequestError
 from snugvl.inputs.image import to_rgb
 from snugvl.inputs.pixels import digest, normalise, patches_of
-from snugvl.inputs.resize import smart_resize_video
+from snugvl.checkpoint.resize import smart_resize_video
 from snugvl.inputs.settings import (
     PixelSettings,
     SamplingSettings,

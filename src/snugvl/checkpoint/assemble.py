@@ -1,0 +1,113 @@
+"""From a configuration and headers, wherever they were read, to the facts that the planner works on."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from snugvl.checkpoint.architecture import parse_config
+from snugvl.checkpoint.facts import FactSource, ModelFacts, Role, TensorFact
+from snugvl.checkpoint.families import describe
+from snugvl.checkpoint.families.network import Network
+from snugvl.checkpoint.quantized import Packing, check_whole, elements, place, read_packing
+from snugvl.checkpoint.section import Section
+from snugvl.errors import CheckpointError, UnsupportedModel
+
+
+class Stored(NamedTuple):
+    """One tensor as a header has it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What was read of a checkpoint.
+
+    Attributes:
+        where: the folder or the Hub id, for errors.
+        config: config.json.
+        images: the image processor's settings, or None where there are none.
+        download_bytes: weight files and the small files beside them.
+    """
+
+    where: str
+    source: FactSource
+    revision: str | None
+    config: Mapping[str, Any]
+    images: Mapping[str, Any] | None
+    tensors: tuple[Stored, ...]
+    download_bytes: int
+
+
+def network_of(config: Mapping[str, Any], images: Mapping[str, Any] | None, where: str) -> Network:
+    """The family's view of a configuration.
+
+    Raises:
+        CheckpointError, UnsupportedModel: as `families.describe`.
+    """
+    settings = None if images is None else Section(images, f"{where}: preprocessor_config.json")
+    return describe(Section(config, f"{where}: config.json"), settings)
+
+
+def assemble(name: str, material: Material) -> ModelFacts:
+    """The facts of `material`; every tensor that the configuration asks for must be there, and whole.
+
+    Raises:
+        CheckpointError: a tensor is missing or of another size than the configuration says.
+        UnsupportedModel: an unknown architecture or quantisation.
+    """
+    network = network_of(material.config, material.images, material.where)
+    packing = read_packing(Section(material.config, f"{material.where}: config.json"))
+    return ModelFacts(
+        name=name,
+        revision=material.revision,
+        source=material.source,
+        architecture=network.architecture,
+        family=network.family,
+        text=network.text,
+        vision=network.vision,
+        tensors=_classified(network, packing, material),
+        tied=network.tied,
+        quantization=packing.kind if packing else None,
+        download_bytes=material.download_bytes,
+        native=network.native and _runs_here(material),
+    )
+
+
+def _classified(network: Network, packing: Packing | None, material: Material) -> tuple[TensorFact, ...]:
+    expected = {tensor.name: tensor for tensor in network.tensors}
+    held: dict[str, int] = defaultdict(int)
+    facts = []
+    for tensor in material.tensors:
+        spot = place(network.canonical(tensor.name))
+        known = expected.get(spot.of)
+        role: Role = known.role if known else "lm_head" if spot.of == "lm_head.weight" else "other"
+        if spot.part == "scale":
+            role = "scale"
+        elif known:
+            held[known.name] += elements(math.prod(tensor.shape), tensor.nbytes, spot.part, packing)
+        facts.append(TensorFact(tensor.name, role, tensor.dtype, tensor.shape, tensor.nbytes))
+    missing = [name for name in expected if name not in held]
+    if missing:
+        raise CheckpointError(
+            f"{material.where} lacks the tensor {missing[0]} ({len(missing)} of {len(expected)} that its "
+            "config.json asks for are missing); finish the download, or the files are not of this model"
+        )
+    for name, count in held.items():
+        shape = expected[name].shape
+        check_whole(name, count, shape, math.prod(shape), material.where)
+    return tuple(facts)
+
+
+def _runs_here(material: Material) -> bool:
+    """Whether the native engine's own, stricter reader accepts the configuration."""
+    try:
+        parse_config(material.config, material.where)
+    except (UnsupportedModel, CheckpointError):
+        return False
+    return True

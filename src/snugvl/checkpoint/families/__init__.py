@@ -1,0 +1,35 @@
+"""The families we know, by the name of transformers' class. An unknown one is refused, never guessed."""
+
+from types import ModuleType
+
+from snugvl.checkpoint.families import qwen3_vl
+from snugvl.checkpoint.families.network import Network
+from snugvl.checkpoint.section import Section
+from snugvl.errors import CheckpointError, UnsupportedModel
+
+_MODULES: tuple[ModuleType, ...] = (qwen3_vl,)
+_BY_ARCHITECTURE = {name: module for module in _MODULES for name in module.ARCHITECTURES}
+ARCHITECTURES = tuple(_BY_ARCHITECTURE)
+
+
+def describe(root: Section, images: Section | None) -> Network:
+    """What a `config.json` says, together with the image processor's settings.
+
+    Raises:
+        CheckpointError: a field is missing or contradicts another one.
+        UnsupportedModel: an architecture that no module here knows.
+    """
+    names = root.values.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        kind = root.values.get("model_type")
+        raise CheckpointError(
+            f"{root.where} names no architecture (its model_type is {kind!r}); it can't be planned for"
+        )
+    module = _BY_ARCHITECTURE.get(names[0])
+    if module is None:
+        raise UnsupportedModel(
+            f"{root.where} is a {names[0]}, whose tensors, cache and image tokens snugvl doesn't know; "
+            f"it knows {', '.join(ARCHITECTURES)}"
+        )
+    network: Network = module.describe(root, names[0], images)
+    return network

@@ -1,0 +1,205 @@
+"""From an image's size to prompt tokens and vision patches, each family's own way, equal to transformers'.
+
+`max_pixels` lowers the checkpoint's limit where the family has one: the scaled area (Qwen), the area of all
+tiles (InternVL), the square of the longest side (SmolVLM). Gemma 3 always works on one fixed square.
+"""
+
+import math
+from dataclasses import dataclass
+
+from snugvl.checkpoint.resize import smart_resize
+from snugvl.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class SmartResize:
+    """Qwen2-VL and its successors: any aspect, sides multiples of `patch_size` · `merge_size` pixels."""
+
+    patch_size: int
+    merge_size: int
+    min_pixels: int
+    max_pixels: int
+
+    @property
+    def factor(self) -> int:
+        """Side of the square that becomes one token, in pixels."""
+        return self.patch_size * self.merge_size
+
+    def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Prompt tokens: patches / merge_size²."""
+        return self.patches(width, height, max_pixels) // self.merge_size**2
+
+    def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Patches of the vision tower.
+
+        Raises:
+            ImageError: one side is more than 200 times the other.
+            RequestError: `max_pixels` is smaller than one token.
+        """
+        limit = _limit(self.max_pixels, max_pixels, self.factor**2)
+        new_height, new_width = smart_resize(
+            height, width, factor=self.factor, min_pixels=min(self.min_pixels, limit), max_pixels=limit
+        )
+        return (new_height // self.patch_size) * (new_width // self.patch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSquare:
+    """Gemma 3 without pan & scan: every image becomes `side`² pixels and `image_tokens` tokens."""
+
+    side: int
+    patch_size: int
+    image_tokens: int
+
+    @property
+    def min_pixels(self) -> int:
+        """The one size there is."""
+        return self.side**2
+
+    @property
+    def max_pixels(self) -> int:
+        """The one size there is."""
+        return self.side**2
+
+    def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Always the same."""
+        return self.image_tokens
+
+    def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Always the same."""
+        return (self.side // self.patch_size) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class TilesAndThumbnail:
+    """InternVL: the grid of `side`² tiles whose aspect is nearest, and a thumbnail beside two tiles or more.
+
+    Source: `get_optimal_tiled_canvas` of transformers' GotOcr2ImageProcessor, InternVL's image processor.
+    """
+
+    side: int
+    patch_size: int
+    tokens_per_tile: int
+    min_tiles: int
+    max_tiles: int
+
+    @property
+    def min_pixels(self) -> int:
+        """One tile."""
+        return self.side**2 * self.min_tiles
+
+    @property
+    def max_pixels(self) -> int:
+        """All tiles, without the thumbnail."""
+        return self.side**2 * self.max_tiles
+
+    def tiles(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Tiles of the image, the thumbnail included."""
+        limit = _limit(self.max_pixels, max_pixels, self.side**2) // self.side**2
+        columns, rows = _canvas(width, height, self.side, min(self.min_tiles, limit), limit)
+        count = columns * rows
+        return count + 1 if count > 1 else 1
+
+    def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Tiles · tokens of a tile."""
+        return self.tiles(width, height, max_pixels) * self.tokens_per_tile
+
+    def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Tiles · patches of a tile (without the tower's class token)."""
+        return self.tiles(width, height, max_pixels) * (self.side // self.patch_size) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledTiles:
+    """SmolVLM (Idefics 3): the longest side is scaled, up too, to `longest`; then `side`² tiles and a thumbnail.
+
+    Source: `get_number_of_image_patches` of transformers' Idefics3ImageProcessor. `split` False: one tile.
+    """
+
+    side: int
+    longest: int
+    patch_size: int
+    tokens_per_tile: int
+    split: bool = True
+
+    @property
+    def min_pixels(self) -> int:
+        """The smallest limit that changes anything: one tile."""
+        return self.side**2
+
+    @property
+    def max_pixels(self) -> int:
+        """The square of the longest side."""
+        return self.longest**2
+
+    def tiles(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Tiles of the image, the thumbnail included."""
+        longest = self.longest
+        if max_pixels is not None and max_pixels < self.max_pixels:
+            edge = math.isqrt(_limit(self.max_pixels, max_pixels, self.side**2))
+            longest = edge // self.side * self.side
+        if not self.split:
+            return 1
+        height, width = _longest_to(height, width, longest)
+        height, width = _whole_tiles(height, width, self.side)
+        rows, columns = math.ceil(height / self.side), math.ceil(width / self.side)
+        return rows * columns + 1 if max(height, width) > self.side else 1
+
+    def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Tiles · tokens of a tile."""
+        return self.tiles(width, height, max_pixels) * self.tokens_per_tile
+
+    def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Tiles · patches of a tile."""
+        return self.tiles(width, height, max_pixels) * (self.side // self.patch_size) ** 2
+
+
+def _limit(own: int, wished: int | None, least: int) -> int:
+    if wished is None or wished >= own:
+        return own
+    if wished < least:
+        raise RequestError(f"max_pixels is {wished}; at least {least} are needed", field="max_pixels")
+    return wished
+
+
+def _canvas(width: int, height: int, side: int, least: int, most: int) -> tuple[int, int]:
+    """Columns and rows of the nearest aspect; of equally near ones the larger if the image fills half of it."""
+    grids = sorted(
+        (
+            (columns, rows)
+            for columns in range(1, most + 1)
+            for rows in range(1, most + 1)
+            if least <= columns * rows <= most
+        ),
+        key=lambda grid: grid[0] * grid[1],
+    )
+    aspect, best, nearest = width / height, (1, 1), math.inf
+    for columns, rows in grids:
+        distance = abs(aspect - columns / rows)
+        if distance < nearest or (
+            distance == nearest and width * height > 0.5 * side**2 * columns * rows
+        ):  # fmt: skip
+            nearest, best = distance, (columns, rows)
+    return best
+
+
+def _longest_to(height: int, width: int, longest: int) -> tuple[int, int]:
+    """Scale so that the longest side is `longest`, the other one even and at least 1."""
+    aspect = width / height
+    if width >= height:
+        width, height = longest, int(longest / aspect)
+        height += height % 2
+    else:
+        height, width = longest, int(longest * aspect)
+        width += width % 2
+    return max(height, 1), max(width, 1)
+
+
+def _whole_tiles(height: int, width: int, side: int) -> tuple[int, int]:
+    """Sides rounded up to whole tiles, the longer one first and the other one from its aspect."""
+    aspect = width / height
+    if width >= height:
+        width = math.ceil(width / side) * side
+        return math.ceil(int(width / aspect) / side) * side, width
+    height = math.ceil(height / side) * side
+    return height, math.ceil(int(height * aspect) / side) * side
