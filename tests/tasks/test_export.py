@@ -27,7 +27,8 @@ def test_coco_is_a_data_set() -> None:
         (3, "c.png", 100),
     ]
     assert [category["name"] for category in data["categories"]] == ["plate", "cup", 'a "tea", poté']
-    ids = {category["id"] for category in data["categories"]}
+    ids = [category["id"] for category in data["categories"]]
+    assert ids == [1, 2, 3]
     for annotation in data["annotations"]:
         assert annotation["category_id"] in ids
         assert annotation["area"] == annotation["bbox"][2] * annotation["bbox"][3]

@@ -31,6 +31,7 @@ def only(text: str) -> tuple[object, bool]:
         ('```\n{"a": 1}\n```', {"a": 1}),
         ('Here you are:\n```json\n{"a": 1}\n```\nAnything else?', {"a": 1}),
         ('See [below]: {"a": 1}', {"a": 1}),
+        ('Not [1] but\n```json\n{"a": 1}\n```\nsee [2]', {"a": 1}),
         ('Sure! {"a": [1, 2.5, -3e2]} Done.', {"a": [1, 2.5, -300.0]}),
         ("{'a': 'it''s', 'b': None, 'c': True}", {"a": "it''s", "b": None, "c": True}),
         ("{'a': 'the cat's tail'}", {"a": "the cat's tail"}),

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from snugvl.cli import ask, caption, detect, scene
+from snugvl.cli import ask, caption, detect, plan, scene
 from snugvl.cli.stderr import say, trace
 from snugvl.cli.stdout import ClosedPipe
 from snugvl.errors import SnugvlError
@@ -27,12 +27,13 @@ app = typer.Typer(
     "7 some images of several failed, 130 interrupted, 1 anything else.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command("caption")(caption.caption)
 app.command("ask")(ask.ask)
 app.command("scene")(scene.scene)
 app.command("detect")(detect.detect)
+app.command("plan")(plan.plan)
 
 
 def _print_version(value: bool) -> None:

@@ -13,7 +13,7 @@ DEFAULT_MODEL = "pocket"
 Images = Annotated[
     list[str],
     typer.Argument(
-        metavar="IMAGE...",
+        metavar="IMAGE",
         help="Files, folders, quoted globs ('photos/**/*.jpg'), or - for standard input.",
     ),
 ]

@@ -1,0 +1,125 @@
+"""`snugvl plan`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from snugvl.cli import machine_options
+from snugvl.cli.stderr import printable
+from snugvl.errors import DoesNotFit
+
+if TYPE_CHECKING:
+    from snugvl.hardware.machine import Machine
+    from snugvl.planner.plan import Plan
+    from snugvl.planner.report.sections import Measured
+    from snugvl.planner.solve import Candidate
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A folder, a Hub id or pocket; without one the best of the catalogue is recommended.",
+        ),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", help="Tokens of prompt, images and answer together.")
+    ] = None,
+    images: Annotated[int, typer.Option("--images", help="Images of one request; 0 for text alone.")] = 1,
+    min_image_tokens: Annotated[
+        int | None,
+        typer.Option("--min-image-tokens", help="Detail a large image must keep; 1024 for --task detect."),
+    ] = None,
+    max_pixels: Annotated[
+        int | None, typer.Option("--max-pixels", help="The pixel budget itself: larger images are scaled down.")
+    ] = None,
+    task: Annotated[
+        Literal["caption", "ask", "scene", "detect"], typer.Option("--task", help="What it is for.")
+    ] = "caption",
+    quality: Annotated[
+        Literal["any", "int4", "int8", "fp8", "bf16"],
+        typer.Option("--quality", help="Coarsest weights that are acceptable."),
+    ] = "any",
+    backend: Annotated[
+        Literal["auto", "native", "transformers", "vllm"], typer.Option("--backend", help="Which engine.")
+    ] = "auto",
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", help="Requests at the same time, each with its whole context.")
+    ] = 1,
+    gpu: machine_options.Gpu = None,
+    os: machine_options.Os = None,
+    held: machine_options.Held = None,
+    vram: machine_options.Vram = None,
+    gpus: machine_options.Gpus = None,
+    ram: machine_options.Ram = None,
+    machine: machine_options.MachineFile = None,
+    json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON (docs/plan.md).")] = False,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw the plan as a picture, too.")
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Use what is on this machine and the built-in catalogue.")
+    ] = False,
+) -> None:
+    """Say what fits, before anything is downloaded: the best settings, the memory, and why not more."""
+    from snugvl.planner.solve import require, solve
+    from snugvl.planner.wishes import Wishes
+
+    wishes = Wishes(context, images, min_image_tokens, max_pixels, quality, backend, concurrency, task)
+    choice = machine_options.MachineChoice(gpu, os, held, vram, gpus, ram, machine)
+    candidates = _candidates(model, offline, wishes.images > 0)
+    found = machine_options.machine_from(choice)
+    result = solve(candidates, found, wishes)
+    _put(result, found, json=json, svg=svg)
+    try:
+        require(result)
+    except DoesNotFit:
+        raise typer.Exit(DoesNotFit.exit_code) from None
+
+
+def _candidates(model: str | None, offline: bool, sees: bool) -> list[Candidate]:
+    """The given model, or every form of every model of the catalogue that is ranked."""
+    from snugvl.planner.solve import Candidate
+
+    if model is not None:
+        from snugvl.checkpoint.read import facts_of
+
+        return [Candidate(facts_of(model, offline=offline))]
+    from snugvl.planner.recommend import catalogue_candidates
+
+    return catalogue_candidates(sees=sees)
+
+
+def _put(plan: Plan, machine: Machine, *, json: bool, svg: Path | None) -> None:
+    from snugvl.planner.report.sections import report
+
+    measured = _measured(machine)
+    if svg is not None:
+        from snugvl.planner.report.svg import svg as draw
+
+        svg.parent.mkdir(parents=True, exist_ok=True)
+        svg.write_text(draw(report(plan, machine, measured)), encoding="utf-8")
+    if json:
+        import json as encoder
+
+        from snugvl.planner.report.document import document
+
+        sys.stdout.write(encoder.dumps(document(plan, machine, measured), indent=2) + "\n")
+    elif sys.stdout.isatty():
+        from snugvl.planner.report.terminal import show
+
+        show(report(plan, machine, measured), sys.stdout)
+    else:
+        from snugvl.planner.report.plain import plain
+
+        sys.stdout.write(printable(plain(report(plan, machine, measured))))
+
+
+def _measured(machine: Machine) -> Measured | None:
+    """What earlier runs on this machine took, where it was probed."""
+    return None
