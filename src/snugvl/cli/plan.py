@@ -36,7 +36,8 @@ def plan(
         typer.Option("--min-image-tokens", help="Detail a large image must keep; 1024 for --task detect."),
     ] = None,
     max_pixels: Annotated[
-        int | None, typer.Option("--max-pixels", help="The pixel budget itself: larger images are scaled down.")
+        int | None,
+        typer.Option("--max-pixels", help="The pixel budget itself: larger images are scaled down."),
     ] = None,
     task: Annotated[
         Literal["caption", "ask", "scene", "detect"], typer.Option("--task", help="What it is for.")

@@ -37,9 +37,10 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
         if most > choice.tokens and fitter.fastest(tried) is None:
             leanest = _leanest(fitter, tried)
             fits = megapixels(choice.settings.max_pixels or 0)
+            longer = f" in a context of {context:,}" if context > base.context else ""
             rejections.append(
                 _rejection(
-                    f"{most:,}-token images ({megapixels(leanest.settings.max_pixels or 0)})",
+                    f"{most:,}-token images ({megapixels(leanest.settings.max_pixels or 0)}){longer}",
                     leanest,
                     f"at {fits} ({choice.tokens:,} tokens) it fits",
                     choice.footprint,
@@ -65,7 +66,8 @@ def why_not_fitting(fitter: Fitter) -> Rejection:
     """Why an option does not fit at all, and what would."""
     least = fitter.least()
     images = f", {least.tokens:,}-token images" if least.tokens else ""
-    what = f"{fitter.option.title}, {least.settings.context:,} tokens of context{images}"
+    pending = f" ({fitter.option.pending} pending)" if fitter.option.pending else ""
+    what = f"{fitter.option.title}{pending}, {least.settings.context:,} tokens of context{images}"
     return _rejection(what, least, _remedy(fitter, least))
 
 

@@ -182,11 +182,18 @@ def _rejections(
     if best is not None:
         fitter = next(fitter for fitter, _ in fitters if fitter.option is best.option)
         rejections += why_not_more(fitter, best)
-    rank = best.score[0] if best else -1
+    nearest: dict[str, tuple[int, Fitter]] = {}
+    several = len({fitter.option.model.name for fitter, _ in fitters}) > 1
     for fitter, quality in failed:
-        if not fitter.option.pending and quality >= rank:
-            rejections.append(why_not_fitting(fitter))
-    return tuple(rejections)
+        if best is not None and (fitter.option.pending or quality < best.score[0]):
+            continue
+        # Of several models, each is refused once, where it comes nearest.
+        key = fitter.option.model.name if several else fitter.option.title
+        missing = _missing(fitter.least())
+        if key not in nearest or missing < nearest[key][0]:
+            nearest[key] = (missing, fitter)
+    ordered = sorted(nearest.values(), key=lambda entry: entry[0])
+    return tuple(rejections + [why_not_fitting(fitter) for _, fitter in ordered])
 
 
 def _pending(soon: list[tuple[Fitter, Fitted, int]], best: Choice | None) -> tuple[Pending, ...]:

@@ -1,8 +1,11 @@
 """How large an image can get under a pixel budget, by the model's own rule."""
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
+from snugvl.checkpoint.facts import VisionFacts
 from snugvl.planner.inventory import Inventory
 
 # Width : height of the images that are tried; the rule's rounding makes the shape matter a little.
@@ -21,15 +24,18 @@ class ImageSize:
 def largest_image(model: Inventory, max_pixels: int | None) -> ImageSize:
     """Most tokens and patches of an image within `max_pixels` (None: the model's own limit)."""
     vision = model.facts.vision
-    if vision is None:
-        return ImageSize(0, 0)
+    return ImageSize(0, 0) if vision is None else _largest(vision, max_pixels)
+
+
+@lru_cache(maxsize=4096)
+def _largest(vision: VisionFacts, max_pixels: int | None) -> ImageSize:
     rule, tokens, patches = vision.rule, 0, 0
     for wide, high in SHAPES:
         unit = HUGE // max(wide, high)
         width, height = unit * wide, unit * high
         tokens = max(tokens, rule.tokens(width, height, max_pixels))
         patches = max(patches, rule.patches(width, height, max_pixels))
-    if scales(model):
+    if _scales(vision):
         # A dynamic rule may fill its budget to the last cell: the bound that no shape exceeds.
         limit = min(max_pixels or rule.max_pixels, rule.max_pixels)
         side = vision.patch_size * vision.merge_size
@@ -40,12 +46,14 @@ def largest_image(model: Inventory, max_pixels: int | None) -> ImageSize:
 def scales(model: Inventory) -> bool:
     """Whether an image's tokens follow from its pixels (otherwise they come in fixed tiles)."""
     vision = model.facts.vision
-    if vision is None:
-        return False
+    return vision is not None and _scales(vision)
+
+
+@lru_cache(maxsize=256)
+def _scales(vision: VisionFacts) -> bool:
     rule, side = vision.rule, vision.patch_size * vision.merge_size
-    small, large = side * 16, side * 32
-    low = rule.tokens(small, small, None)
-    return low == 256 and rule.tokens(large, large, None) == 1024
+    few, many = -(-math.isqrt(rule.min_pixels) // side), math.isqrt(rule.max_pixels) // side
+    return few < many and all(rule.tokens(n * side, n * side, None) == n * n for n in (few, many))
 
 
 def pixels_for(model: Inventory, tokens: int) -> int:

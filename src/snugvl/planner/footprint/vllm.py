@@ -74,7 +74,9 @@ def vllm_components(model: Inventory, settings: Settings) -> list[Component]:
     """All of it."""
     parts = [
         Component("vLLM non-torch", NON_TORCH_BYTES, basis="default", why="published, H100"),
-        Component("vLLM rotary cache", position_cache(model), why="every position the model allows"),
+        Component(
+            "vLLM rotary cache", position_cache(model), why="all positions of the model; no flag shrinks it"
+        ),
         Component("CUDA graphs", graphs(settings), basis="predicted"),
     ]
     if settings.gpus > 1:

@@ -1,0 +1,92 @@
+"""A plan as JSON, schema version 1 (documented in docs/plan.md). Sizes are bytes, speeds per second."""
+
+from typing import Any
+
+from snugvl.hardware.machine import Machine
+from snugvl.planner.commands import next_command
+from snugvl.planner.footprint.component import Component
+from snugvl.planner.plan import Choice, Pending, Plan, Rejection
+from snugvl.planner.report.sections import Measured, headline
+
+SCHEMA_VERSION = 1
+
+
+def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> dict[str, Any]:
+    """The plan as JSON values."""
+    budget = plan.budget
+    return {
+        "schema": SCHEMA_VERSION,
+        "headline": headline(plan, machine),
+        "fits": plan.choice is not None,
+        "wishes": {name: getattr(plan.wishes, name) for name in type(plan.wishes).__slots__},
+        "machine": {"os": machine.os, "gpus": len(machine.gpus), "source": machine.source},
+        "budget": {
+            "device": budget.name,
+            "total_bytes": budget.total_bytes,
+            "held_bytes": budget.held_bytes,
+            "margin_bytes": budget.margin_bytes,
+            "usable_bytes": budget.usable_bytes,
+        },
+        "choice": _choice(plan.choice, measured) if plan.choice else None,
+        "command": next_command(plan.choice, plan.wishes) if plan.choice else None,
+        "closest": _choice(plan.closest, measured) if plan.closest else None,
+        "runners_up": [_choice(choice, measured) for choice in plan.runners_up],
+        "rejections": [_rejection(rejection) for rejection in plan.rejections],
+        "pending": [_pending(entry) for entry in plan.pending],
+        "refusals": [
+            {"model": name, "engine": refusal.engine, "reason": refusal.reason}
+            for name, refusal in plan.refusals
+        ],
+    }
+
+
+def _choice(choice: Choice, measured: Measured | None) -> dict[str, Any]:
+    settings = choice.settings
+    return {
+        "model": choice.option.model.name,
+        "stored_format": choice.option.stored_quality,
+        "settings": {name: getattr(settings, name) for name in type(settings).__slots__},
+        "image_tokens": choice.tokens,
+        "gpus": list(choice.gpus),
+        "total_bytes": choice.footprint.total_bytes,
+        "spare_bytes": choice.spare_bytes,
+        "peak_phase": choice.footprint.peak_phase,
+        "components": [_component(part, choice, measured) for part in choice.footprint.components],
+        "roofline": {
+            "decode_tokens_per_s": choice.speed.decode_tokens_per_s,
+            "first_token_s": choice.speed.first_token_s,
+        },
+    }
+
+
+def _component(part: Component, choice: Choice, measured: Measured | None) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "bytes": part.nbytes,
+        "measured_bytes": measured(choice.option.engine, part.name) if measured else None,
+        "phase": part.phase,
+        "basis": part.basis,
+        "why": part.why,
+    }
+
+
+def _rejection(rejection: Rejection) -> dict[str, Any]:
+    return {
+        "what": rejection.what,
+        "short_bytes": rejection.short_bytes,
+        "blame": rejection.blame,
+        "blame_bytes": rejection.blame_bytes,
+        "remedy": rejection.remedy,
+    }
+
+
+def _pending(entry: Pending) -> dict[str, Any]:
+    return {
+        "model": entry.option.model.name,
+        "engine": entry.option.engine,
+        "weights": entry.option.weights,
+        "issue": entry.option.pending,
+        "image_tokens": entry.tokens,
+        "context": entry.context,
+        "total_bytes": entry.total_bytes,
+    }

@@ -1,0 +1,205 @@
+"""What a report says, as plain lines and rows; how it looks is up to the renderers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from snugvl.hardware.machine import Machine
+from snugvl.planner.commands import next_command
+from snugvl.planner.footprint.images import scales
+from snugvl.planner.plan import Choice, Plan
+from snugvl.planner.shortfall import gib, megapixels, way_out
+
+Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "margin"]
+Measured = Callable[[str, str], int | None]  # (engine, component) → bytes measured on this machine
+
+ENGINES = {"native": "snugvl's own engine", "transformers": "transformers", "vllm": "vLLM"}
+ENGINE_NAMES = {
+    "native": "native: snugvl's own, in the same process",
+    "transformers": "Hugging Face transformers",
+    "vllm": "vLLM, a server of its own (installed separately)",
+}
+SYSTEMS = {"linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "other": "another system"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One part of the memory bar. `measured_bytes`: what an earlier run really took."""
+
+    label: str
+    nbytes: int
+    kind: Kind
+    note: str = ""
+    measured_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything a renderer needs."""
+
+    headline: str
+    fits: bool
+    facts: tuple[tuple[str, str], ...]
+    total_bytes: int
+    used_bytes: int
+    usable_bytes: int
+    rows: tuple[Row, ...]
+    command: str | None
+    also: tuple[str, ...]
+    why_not: tuple[str, ...]
+    coming: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def report(plan: Plan, machine: Machine, measured: Measured | None = None) -> Report:
+    """The report of a plan."""
+    shown = plan.choice or plan.closest
+    return Report(
+        headline=headline(plan, machine),
+        fits=plan.choice is not None,
+        facts=tuple(settings_facts(shown)) if shown else (),
+        total_bytes=plan.budget.total_bytes,
+        used_bytes=shown.footprint.total_bytes if shown else 0,
+        usable_bytes=plan.budget.usable_bytes,
+        rows=tuple(memory_rows(shown, measured)) if shown else (),
+        command=next_command(plan.choice, plan.wishes) if plan.choice else None,
+        also=tuple(_also(choice) for choice in plan.runners_up),
+        why_not=tuple(_why_not(plan)),
+        coming=tuple(_coming(plan)),
+        notes=tuple(_notes(plan, machine)),
+    )
+
+
+def headline(plan: Plan, machine: Machine) -> str:
+    """The answer in one line."""
+    where = f"{plan.budget.name} ({gib(plan.budget.total_bytes)}, {SYSTEMS[machine.os]})"
+    if plan.choice is None:
+        if plan.closest is None:
+            return f"nothing can run this on {where}"
+        short = plan.closest.footprint.total_bytes - plan.budget.usable_bytes
+        return f"{plan.closest.option.model.name} does not fit {where}: {gib(short)} too much"
+    name, engine = plan.choice.option.model.name, ENGINES[plan.choice.option.engine]
+    many = f" × {plan.choice.settings.gpus}" if plan.choice.settings.gpus > 1 else ""
+    return f"{name} fits {where}{many}, with {engine}"
+
+
+def settings_facts(choice: Choice) -> list[tuple[str, str]]:
+    """Label and value of each setting."""
+    settings, model = choice.settings, choice.option.model
+    facts = [("engine", ENGINE_NAMES[settings.engine]), ("weights", _weights(choice))]
+    context = f"{settings.context:,} tokens for prompt, images and answer, {settings.kv} cache"
+    facts.append(("context", context))
+    if settings.images and model.facts.vision is not None:
+        size = f", up to {megapixels(settings.max_pixels)}" if scales(model) and settings.max_pixels else ""
+        facts.append(("images", f"{settings.images} a request{size} ({choice.tokens:,} tokens each)"))
+    if settings.concurrency > 1:
+        facts.append(("requests", f"{settings.concurrency} at the same time, each with its whole context"))
+    if settings.gpus > 1:
+        facts.append(
+            ("GPUs", f"{settings.gpus}: tensor parallel {settings.tensor_parallel}, "
+             f"pipeline parallel {settings.pipeline_parallel}")
+        )  # fmt: skip
+    speed = choice.speed
+    if speed.decode_tokens_per_s is not None:
+        bound = f"at most {speed.decode_tokens_per_s:,.0f} tokens/s"
+        if speed.first_token_s is not None:
+            bound += f", first token after at least {speed.first_token_s:.2f} s"
+        facts.append(("speed", f"{bound} (roofline, an upper bound)"))
+    return facts
+
+
+def _weights(choice: Choice) -> str:
+    stored, weights = choice.option.stored_quality, choice.settings.weights
+    if stored != weights and stored == "fp8":
+        return f"{weights}: this engine turns the FP8 file into {weights} while loading"
+    return weights
+
+
+def memory_rows(choice: Choice, measured: Measured | None = None) -> list[Row]:
+    """Parts of the card's memory, from what others hold to what stays free; they sum up to its total."""
+    budget, rows = choice.budget, []
+    if budget.held_bytes:
+        rows.append(Row("held by others", budget.held_bytes, "held", _tenants(choice)))
+    for part in choice.footprint.counted:
+        found = measured(choice.option.engine, part.name) if measured else None
+        phase = "" if part.phase == "always" else f"only during {part.phase}"
+        note = "; ".join(text for text in (part.why, phase) if text)
+        rows.append(Row(part.name, part.nbytes, _kind(part.name), note, found))
+    if choice.spare_bytes > 0:
+        rows.append(
+            Row(
+                "spare",
+                choice.spare_bytes,
+                "spare",
+                "vLLM makes it KV cache" if choice.option.engine == "vllm" else "",
+            )
+        )
+    rows.append(Row("margin", budget.margin_bytes, "margin", _margin_note(choice)))
+    return rows
+
+
+def _kind(name: str) -> Kind:
+    if name.startswith("weights"):
+        return "weights"
+    if name.startswith("CUDA context"):
+        return "context"
+    if name in ("KV cache", "encoder cache", "encoder outputs", "encoder outputs of other images"):
+        return "kv"
+    return "work" if "workspace" in name or name == "logits" else "other"
+
+
+def _tenants(choice: Choice) -> str:
+    gpu = choice.budget.gpu
+    if gpu is None or not gpu.tenants:
+        return ""
+    largest = sorted(gpu.tenants, key=lambda tenant: -tenant.held_bytes)[:3]
+    return ", ".join(tenant.name for tenant in largest)
+
+
+def _margin_note(choice: Choice) -> str:
+    budget = choice.budget
+    return f"{budget.margin_bytes * 100 / max(budget.free_bytes, 1):.0f} % of what is free stays untouched"
+
+
+def _also(choice: Choice) -> str:
+    images = f", {choice.tokens:,}-token images" if choice.tokens and choice.settings.images else ""
+    total = gib(choice.footprint.total_bytes)
+    return f"{choice.option.title}: {choice.settings.context:,} tokens of context{images}, {total}"
+
+
+def _why_not(plan: Plan) -> list[str]:
+    lines = []
+    for rejection in plan.rejections:
+        why = f"{rejection.blame} {gib(rejection.blame_bytes)}"
+        line = f"{rejection.what}: {gib(rejection.short_bytes)} too much ({why})"
+        lines.append(f"{line}; {rejection.remedy}" if rejection.remedy else line)
+    reasons: dict[str, list[str]] = {}
+    for name, refusal in plan.refusals:
+        reasons.setdefault(f"with {refusal.engine}: {refusal.reason}", []).append(name)
+    lines += [f"{', '.join(names)} {reason}" for reason, names in reasons.items()]
+    return lines
+
+
+def _coming(plan: Plan) -> list[str]:
+    lines = []
+    for entry in plan.pending:
+        images = f", {entry.tokens:,}-token images" if entry.tokens else ""
+        lines.append(
+            f"with {entry.option.weights} in our own engine ({entry.option.pending} pending) "
+            f"{entry.option.model.name} would fit: {entry.context:,} tokens of context{images}, "
+            f"{gib(entry.total_bytes)}"
+        )
+    return lines
+
+
+def _notes(plan: Plan, machine: Machine) -> list[str]:
+    # What was assumed of system memory doesn't matter where a GPU is planned for.
+    notes = [note for note in machine.notes if not (machine.gpus and note.startswith("System memory"))]
+    if machine.spills:
+        notes.append(
+            "On this system what exceeds the card moves to system memory without an error and runs 2 to 10 "
+            "times slower; the margin keeps away from that."
+        )
+    if plan.choice is None and plan.closest is not None:
+        notes.append(f"Way out: {way_out(plan, plan.budget)}.")
+    return notes

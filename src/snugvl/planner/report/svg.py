@@ -1,0 +1,117 @@
+"""A report as one SVG picture: the memory bar, its legend and the command. Nothing comes from outside."""
+
+from html import escape
+
+from snugvl.planner.report.sections import Kind, Report, Row
+from snugvl.planner.shortfall import gib
+
+COLOURS: dict[Kind, str] = {
+    "held": "#8a8f98", "context": "#5b6470", "weights": "#3b6fd4", "kv": "#2f9e6e", "work": "#e0a526",
+    "other": "#9a5fc0", "spare": "#e8ecf1", "margin": "#d9534f",
+}  # fmt: skip
+WIDTH, PAD, BAR_TOP, BAR_HEIGHT, LINE = 960, 32, 128, 44, 26
+FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
+MONO = "ui-monospace, 'DejaVu Sans Mono', monospace"
+COMMAND_COLUMNS = 108
+
+
+def svg(report: Report) -> str:
+    """The picture."""
+    command = wrapped(report.command or "", COMMAND_COLUMNS)
+    legend_top = BAR_TOP + BAR_HEIGHT + 44
+    command_top = legend_top + LINE * len(report.rows) + 20
+    height = command_top + 20 * len(command) + PAD
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'height="{height}" font-family="{FONT}" role="img">',
+        f"<title>{escape(report.headline)}</title>",
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        _text(PAD, 48, report.headline, size=_headline_size(report.headline), weight=600),
+        _text(PAD, 80, _summary(report), size=14, colour="#4a5260"),
+        _text(PAD, 104, _settings(report), size=14, colour="#4a5260"),
+        *_bar(report),
+        *_legend(report.rows, legend_top),
+        *[
+            _text(PAD, command_top + 20 * number, line, size=13, family=MONO)
+            for number, line in enumerate(command)
+        ],
+        "</svg>",
+    ]  # fmt: skip
+    return "\n".join(parts) + "\n"
+
+
+def wrapped(command: str, columns: int) -> list[str]:
+    """A command over several lines, cut between words, each but the last ending in a backslash."""
+    lines: list[str] = []
+    for word in command.split(" ") if command else []:
+        if lines and len(lines[-1]) + 1 + len(word) <= columns - 2:
+            lines[-1] += " " + word
+        else:
+            lines.append(word if not lines else "  " + word)
+    return [line + " \\" for line in lines[:-1]] + lines[-1:]
+
+
+def _summary(report: Report) -> str:
+    state = "takes" if report.fits else "would take"
+    return f"{state} {gib(report.used_bytes)} of {gib(report.usable_bytes)} that may be used"
+
+
+def _settings(report: Report) -> str:
+    kept = [value for label, value in report.facts if label in ("weights", "context", "images")]
+    return " · ".join(kept)
+
+
+def _headline_size(text: str) -> int:
+    return 22 if len(text) <= 74 else 17
+
+
+def _bar(report: Report) -> list[str]:
+    total = max(sum(row.nbytes for row in report.rows), report.total_bytes, 1)
+    scale, left, parts = (WIDTH - 2 * PAD) / total, float(PAD), []
+    for row in report.rows:
+        width = row.nbytes * scale
+        tip = escape(f"{row.label}: {gib(row.nbytes)}")
+        parts.append(
+            f'<rect x="{left:.1f}" y="{BAR_TOP}" width="{width:.1f}" height="{BAR_HEIGHT}" '
+            f'fill="{COLOURS[row.kind]}" stroke="#ffffff" stroke-width="1"><title>{tip}</title></rect>'
+        )
+        left += width
+    edge = PAD + report.total_bytes * scale
+    label = f"{gib(report.total_bytes)} of the card"
+    parts.append(
+        f'<line x1="{edge:.1f}" x2="{edge:.1f}" y1="{BAR_TOP - 6}" y2="{BAR_TOP + BAR_HEIGHT + 6}" '
+        'stroke="#20262e" stroke-width="2"/>'
+    )
+    parts.append(_text(edge, BAR_TOP + BAR_HEIGHT + 22, label, size=13, colour="#4a5260", anchor="end"))
+    return parts
+
+
+def _legend(rows: tuple[Row, ...], top: int) -> list[str]:
+    parts = []
+    for number, row in enumerate(rows):
+        y = top + LINE * number
+        parts.append(
+            f'<rect x="{PAD}" y="{y - 12}" width="14" height="14" rx="3" fill="{COLOURS[row.kind]}" '
+            'stroke="#c3c9d2" stroke-width="0.5"/>'
+        )
+        parts.append(_text(PAD + 24, y, row.label, size=14))
+        parts.append(_text(PAD + 340, y, gib(row.nbytes), size=14, anchor="end"))
+        parts.append(_text(PAD + 360, y, _short(row), size=13, colour="#4a5260"))
+    return parts
+
+
+def _short(row: Row) -> str:
+    measured = f"measured {gib(row.measured_bytes)}; " if row.measured_bytes is not None else ""
+    text = measured + row.note
+    return text if len(text) <= 78 else text[:77] + "…"
+
+
+def _text(
+    x: float, y: float, text: str, *, size: int, colour: str = "#20262e", weight: int = 400,
+    anchor: str = "start", family: str = "",
+) -> str:  # fmt: skip
+    style = f' font-family="{family}"' if family else ""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" font-weight="{weight}" '
+        f'text-anchor="{anchor}"{style} xml:space="preserve">{escape(text)}</text>'
+    )

@@ -1,0 +1,54 @@
+"""A report on a terminal: the same lines in colour. Rich is imported when it is needed."""
+
+from typing import TextIO
+
+from snugvl.planner.report.plain import sections, shares
+from snugvl.planner.report.sections import Kind, Report
+from snugvl.planner.shortfall import gib
+
+COLOURS: dict[Kind, str] = {
+    "held": "grey50", "context": "bright_black", "weights": "blue", "kv": "green", "work": "yellow",
+    "other": "magenta", "spare": "grey23", "margin": "red",
+}  # fmt: skip
+BAR_WIDTH = 76
+
+
+def show(report: Report, file: TextIO) -> None:
+    """Write a report to a terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=file, highlight=False)
+    console.print(Text(report.headline, "bold green" if report.fits else "bold red"), soft_wrap=True)
+    for label, value in report.facts:
+        console.print(Text.assemble((f"  {label:<9}", "cyan"), value), soft_wrap=True)
+    if report.rows:
+        console.print()
+        console.print(f"Memory: {gib(report.used_bytes)} of {gib(report.usable_bytes)} that may be used")
+        cells = shares(report.rows, min(BAR_WIDTH, console.width - 14))
+        bar = Text("  ")
+        for row, width in zip(report.rows, cells, strict=True):
+            bar.append("█" * width, COLOURS[row.kind])
+        bar.append(f" {gib(report.total_bytes)}")
+        console.print(bar)
+        table = Table(box=None, pad_edge=False, show_header=_measured(report), padding=(0, 2, 0, 0))
+        table.add_column("")
+        table.add_column("planned", justify="right")
+        if _measured(report):
+            table.add_column("measured", justify="right")
+        table.add_column("", style="dim")
+        for row in report.rows:
+            found = gib(row.measured_bytes) if row.measured_bytes is not None else ""
+            cells_of = [gib(row.nbytes), *([found] if _measured(report) else []), row.note]
+            table.add_row(Text.assemble(("  ■ ", COLOURS[row.kind]), row.label), *cells_of)
+        console.print(table)
+    for title, entries in sections(report):
+        console.print()
+        console.print(Text(title, "bold"))
+        for entry in entries:
+            console.print(Text(f"  {entry}"), soft_wrap=True)
+
+
+def _measured(report: Report) -> bool:
+    return any(row.measured_bytes is not None for row in report.rows)
