@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests import checkpoints
+
+
+# Two test processes on two cores: more threads each would only wait for one another.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
