@@ -1,10 +1,12 @@
 """`snugvl` in a process of its own, with a scripted backend instead of a model.
 
-`python -m tests.cli.fake_main ARGUMENTS`; FAKE_DELAY is the time a word takes, FAKE_ANSWER an answer to
-everything, and FAKE_BUG makes the model fail in a way nobody foresaw.
+`python -m tests.cli.fake_main ARGUMENTS`. FAKE_DELAY is the time a word takes, FAKE_ANSWER an answer to
+everything, FAKE_READY a file that is made when the model is loaded; FAKE_BUG makes loading fail in a way
+nobody foresaw.
 """
 
 import os
+from pathlib import Path
 
 from snugvl.cli import session
 from snugvl.cli.app import main
@@ -16,6 +18,8 @@ def load_model(choice: object) -> Model:
 
     if os.environ.get("FAKE_BUG"):
         raise ZeroDivisionError("a bug")
+    if ready := os.environ.get("FAKE_READY"):
+        Path(ready).touch()
     answer = os.environ.get("FAKE_ANSWER")
     script = (lambda _: answer) if answer is not None else sensible
     return Model(FakeBackend(script, delay=float(os.environ.get("FAKE_DELAY", "0"))))

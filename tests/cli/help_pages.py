@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from snugvl.cli.app import app
+
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 MARK = "<!-- help -->\n"
-COMMANDS = ((), ("caption",), ("ask",), ("scene",), ("detect",))
+COMMANDS = ((), *((command.name,) for command in app.registered_commands if command.name))
 
 
 def help_of(*command: str) -> str:
