@@ -31,28 +31,61 @@ from snugvl.errors import (
 from snugvl.version import __version__
 
 if TYPE_CHECKING:
-    from snugvl.backends.protocol import Delta, Message, Picture, Request, Stream, Text, Usage, Video, user
+    from snugvl.backends.protocol import (
+        Capabilities,
+        Delta,
+        Message,
+        Picture,
+        Request,
+        Stream,
+        Text,
+        Usage,
+        Video,
+        user,
+    )
     from snugvl.loading import load
     from snugvl.model import Model
     from snugvl.sampling import SamplingParams
-    from snugvl.tasks.results import Answer, Box, Caption, Detection, Detections, Scene, SceneObject
+    from snugvl.tasks.results import (
+        Answer,
+        Box,
+        Caption,
+        Detection,
+        Detections,
+        Reply,
+        Scene,
+        SceneObject,
+    )
 
 _LAZY = {
     "load": "loading",
     "Model": "model",
     "SamplingParams": "sampling",
     **dict.fromkeys(
-        ("Delta", "Message", "Picture", "Request", "Stream", "Text", "Usage", "Video", "user"),
+        (
+            "Capabilities",
+            "Delta",
+            "Message",
+            "Picture",
+            "Request",
+            "Stream",
+            "Text",
+            "Usage",
+            "Video",
+            "user",
+        ),
         "backends.protocol",
     ),
     **dict.fromkeys(
-        ("Answer", "Box", "Caption", "Detection", "Detections", "Scene", "SceneObject"), "tasks.results"
+        ("Answer", "Box", "Caption", "Detection", "Detections", "Reply", "Scene", "SceneObject"),
+        "tasks.results",
     ),
 }
 
 __all__ = [
     "Answer",
     "Box",
+    "Capabilities",
     "Caption",
     "CheckpointError",
     "CheckpointNotFound",
@@ -70,6 +103,7 @@ __all__ = [
     "OutputError",
     "Picture",
     "QueueFull",
+    "Reply",
     "Request",
     "RequestError",
     "RequestTooLarge",
