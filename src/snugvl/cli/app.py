@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from snugvl.cli import ask, caption, detect, plan, scene
+from snugvl.cli import ask, caption, detect, doctor, plan, scene
 from snugvl.cli.stderr import say, trace
 from snugvl.cli.stdout import ClosedPipe
 from snugvl.errors import SnugvlError
@@ -33,6 +33,7 @@ app.command("caption")(caption.caption)
 app.command("ask")(ask.ask)
 app.command("scene")(scene.scene)
 app.command("detect")(detect.detect)
+app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 
 

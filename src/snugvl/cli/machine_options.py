@@ -52,6 +52,11 @@ class MachineChoice:
         """A machine is described by its GPU."""
         return self.gpu is not None or self.vram is not None
 
+    @property
+    def here(self) -> bool:
+        """This machine is meant."""
+        return not self.described and self.machine is None
+
     def __post_init__(self) -> None:
         details = {"--os": self.os, "--held": self.held, "--gpus": self.gpus, "--ram": self.ram}
         extra = next((option for option, value in details.items() if value is not None), None)

@@ -63,9 +63,9 @@ def known() -> tuple[GpuModel, ...]:
 
 
 def find(name: str, total_bytes: int | None = None) -> GpuModel | None:
-    """The GPU of that name, however it is spelled; of several the one whose memory is nearest to `total_bytes`.
+    """The GPU of that name, however it is spelled, or None.
 
-    Without `total_bytes` the first of the table is taken.
+    Of several the one whose memory is nearest to `total_bytes`; without it the first of the table.
     """
     matches = _index().get(_key(name), ())
     if not matches:

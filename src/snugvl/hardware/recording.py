@@ -55,7 +55,7 @@ def replay(path: Path) -> Machine:
             f"{path} has schema {value.get('schema')!r}, this version reads {SCHEMA}; record it again"
         )
     try:
-        machine = _read(Machine, value["machine"], "machine")
+        machine: Machine = _read(Machine, value["machine"], "machine")
         _check(machine)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None

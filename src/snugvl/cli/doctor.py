@@ -1,0 +1,89 @@
+"""`snugvl doctor`."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snugvl.cli import machine_options as options
+from snugvl.cli.machine_options import MachineChoice, machine_from
+from snugvl.cli.stderr import say
+from snugvl.cli.stdout import write
+
+if TYPE_CHECKING:
+    from snugvl.hardware.machine import Machine
+
+
+def doctor(
+    gpu: options.Gpu = None,
+    os: options.Os = None,
+    held: options.Held = None,
+    vram: options.Vram = None,
+    gpus: options.Gpus = None,
+    ram: options.Ram = None,
+    machine: options.MachineFile = None,
+    measure_context: Annotated[
+        bool,
+        typer.Option("--measure-context", help="Measure what a CUDA context costs here, and remember it."),
+    ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="FILE", help="Write the machine to a file for --machine."),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object, described in docs/machine.md.")
+    ] = False,
+) -> None:
+    """Show the memory of this machine, who holds it, what is odd, and what would free some."""
+    choice = MachineChoice(gpu, os, held, vram, gpus, ram, machine)
+    if log is not None:
+        if not choice.here or measure_context or record is not None:
+            raise typer.BadParameter("--log reads an engine's log; it goes with no other option but --json")
+        from snugvl.cli import doctor_log
+
+        doctor_log.run(log, json=json)
+        return
+    if measure_context and not choice.here:
+        raise typer.BadParameter("--measure-context measures this machine, not one that is described")
+    from snugvl.cli import doctor_view
+    from snugvl.hardware import host, software
+    from snugvl.hardware.advice import LOW_DISK_BYTES, advise
+
+    found = machine_from(choice)
+    if measure_context:
+        found = _measured(found)
+    if record is not None:
+        _record(found, record)
+    build = software.torch_build() if choice.here else None
+    low_disk = choice.here and found.disk_free_bytes < LOW_DISK_BYTES
+    advice = advise(found, build, host.downloaded(host.hub_cache()) if low_disk else ())
+    if json:
+        document = doctor_view.as_document(found, advice, build)
+        write(json_module.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    else:
+        doctor_view.show(found, advice)
+
+
+def _measured(machine: Machine) -> Machine:
+    """`machine` with the context's cost measured on every kind of GPU once."""
+    from snugvl.errors import EngineError
+    from snugvl.hardware import context_cost
+
+    if not machine.gpus:
+        raise EngineError("there is no GPU here to measure a CUDA context on: " + " ".join(machine.notes))
+    costs: dict[str, int] = {}
+    for gpu in machine.gpus:
+        if gpu.name not in costs:
+            costs[gpu.name] = context_cost.measure(gpu).context_bytes
+    return replace(machine, gpus=tuple(replace(gpu, context_bytes=costs[gpu.name]) for gpu in machine.gpus))
+
+
+def _record(machine: Machine, path: Path) -> None:
+    from snugvl.hardware.recording import record
+
+    path.write_text(record(machine), encoding="utf-8")
+    say(f"wrote {path}; it names the processes that hold GPU memory")

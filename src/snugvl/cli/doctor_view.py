@@ -1,0 +1,131 @@
+"""The doctor's report: the same lines for a terminal, in colour, and for a pipe, plain."""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+from snugvl.cli.stderr import printable
+from snugvl.cli.stdout import write
+from snugvl.hardware import context_cost
+from snugvl.hardware.advice import Advice
+from snugvl.hardware.machine import Gpu, Machine
+from snugvl.hardware.recording import as_json
+from snugvl.hardware.sizes import format_size
+from snugvl.hardware.software import TorchBuild
+
+SCHEMA: Final = 1
+BAR_CELLS: Final = 40
+WIDEST: Final = 110
+_SIZE_WIDTH: Final = 11
+_SYSTEMS: Final = {"linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "other": "Another system"}
+
+Line = list[tuple[str, str]]  # pieces of text, each with a style of rich or ""
+
+
+def as_document(machine: Machine, advice: Advice, build: TorchBuild | None) -> dict[str, Any]:
+    """The report as `--json` prints it; docs/machine.md describes it."""
+    return {
+        "schema": SCHEMA,
+        "machine": as_json(machine),
+        "torch": None if build is None else asdict(build),
+        "odd": list(advice.odd),
+        "steps": [asdict(step) for step in advice.steps],
+    }
+
+
+def show(machine: Machine, advice: Advice) -> None:
+    """Print the report."""
+    terminal = sys.stdout.isatty()
+    width = min(WIDEST, shutil.get_terminal_size().columns) if terminal else None
+    lines = [[(printable(text), style) for text, style in line] for line in _report(machine, advice, width)]
+    if not terminal:
+        write("".join("".join(text for text, _ in line).rstrip() + "\n" for line in lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, highlight=False)
+    for line in lines:
+        console.print(Text.assemble(*line), soft_wrap=True)
+
+
+def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Line]:
+    where = _SYSTEMS[machine.os] + (" in a container" if machine.container else "")
+    told = {"probed": "", "described": " (described)", "recorded": " (recorded)"}[machine.source]
+    cores = "1 core" if machine.cpu_cores == 1 else f"{machine.cpu_cores} cores"
+    yield [(f"{where}{told}", "bold"), (f", {cores}", "")]
+    memory = f"Memory {format_size(machine.ram_free_bytes)} free of {format_size(machine.ram_total_bytes)}"
+    disk = f", disk {format_size(machine.disk_free_bytes)} free" if machine.source != "described" else ""
+    yield [(memory + disk, "")]
+    for gpu in machine.gpus:
+        yield []
+        yield from _gpu(gpu, width)
+    if not machine.gpus:
+        yield []
+        yield [("No GPU", "bold"), (": models run on the processor, slowly.", "")]
+    if advice.odd:
+        yield []
+        yield [("What is odd", "bold")]
+        for sentence in advice.odd:
+            yield from _hanging("  - ", "yellow", sentence, width)
+    yield []
+    if not advice.steps:
+        yield [("Nothing to do", "bold"), (": no step would free memory worth it.", "")]
+        return
+    yield [("What to do", "bold"), (", most first; each frees up to", "")]
+    for step in advice.steps:
+        place = f"cuda:{step.gpu}  " if step.gpu is not None and len(machine.gpus) > 1 else ""
+        kind = {"gpu": "", "ram": "RAM: ", "disk": "disk: "}[step.resource]
+        yield from _hanging(
+            f"{format_size(step.frees_bytes):>{_SIZE_WIDTH}}  ", "green", f"{place}{kind}{step.text}", width
+        )
+
+
+def _gpu(gpu: Gpu, width: int | None) -> Iterator[Line]:
+    facts = [format_size(gpu.total_bytes)]
+    if gpu.compute_capability is not None:
+        facts.append("compute {}.{}".format(*gpu.compute_capability))
+    facts.append(f"{gpu.bandwidth / 1e9:.0f} GB/s" if gpu.bandwidth else "bandwidth unknown")
+    if gpu.driver is not None:
+        facts.append(f"driver {gpu.driver}")
+    yield [(f"cuda:{gpu.index}  {gpu.name}", "bold"), (f"  {', '.join(facts)}", "")]
+    held = round(BAR_CELLS * gpu.held_bytes / gpu.total_bytes)
+    full, empty = _blocks()
+    free = f"{format_size(gpu.free_bytes)} free"
+    yield [
+        ("  ", ""),
+        (full * held, "red"),
+        (empty * (BAR_CELLS - held), "green"),
+        (f"  {format_size(gpu.held_bytes)} held, ", ""),
+        (free, "bold green"),
+    ]
+    for tenant in gpu.tenants:
+        process = "" if tenant.pid is None else f" (process {tenant.pid})"
+        size = f"{format_size(tenant.held_bytes):>{_SIZE_WIDTH}}  "
+        yield from _hanging(size, "", tenant.name + process, width)
+    if gpu.context_bytes is None:
+        cost_bytes = context_cost.estimate(gpu)
+        source = "estimated" if gpu.uuid is None else "estimated; --measure-context measures it"
+    else:
+        cost_bytes, source = gpu.context_bytes, f"measured with driver {gpu.driver}"
+    size = f"{format_size(cost_bytes):>{_SIZE_WIDTH}}  "
+    yield from _hanging(size, "cyan", f"for a CUDA context with torch, once it starts ({source})", width)
+
+
+def _hanging(lead: str, style: str, text: str, width: int | None) -> Iterator[Line]:
+    """`text` after `lead`, wrapped under itself on a terminal."""
+    rows = textwrap.wrap(text, max(20, width - len(lead)), break_on_hyphens=False) if width else [text]
+    for number, row in enumerate(rows or [""]):
+        yield [(lead, style), (row, "")] if number == 0 else [(" " * len(lead) + row, "")]
+
+
+def _blocks() -> tuple[str, str]:
+    """A held and a free cell that this output can show."""
+    try:
+        "█░".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "#", "."
+    return "█", "░"

@@ -1,0 +1,181 @@
+"""What is odd about a machine, and what would free memory on it, most bytes first. Pure: no I/O."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from snugvl.hardware.machine import Gpu, Machine, Tenant
+from snugvl.hardware.nvml import OUTSIDE, RESERVED, UNNAMED
+from snugvl.hardware.sizes import GIB, MIB, format_size
+from snugvl.hardware.software import TorchBuild, driver_too_old, lacks_kernels
+
+Resource = Literal["gpu", "ram", "disk"]
+
+LOW_DISK_BYTES: Final = 20 * GIB  # the largest model that an 8 GB card runs is a download of 17.5 GB
+LOW_RAM_BYTES: Final = 8 * GIB
+_WORTH_BYTES: Final = 32 * MIB  # nobody closes a program for less
+
+# Programs by name, and how each gives its memory back. The first that matches counts.
+_ENGINES: Final = (
+    (r"ollama", "ollama", "`ollama stop MODEL`, or `sudo systemctl stop ollama`"),
+    (r"vllm", "vLLM", "stop its server"),
+    (r"sglang", "SGLang", "stop its server"),
+    (r"llama[-_.](server|cli|box)|llamacpp|koboldcpp", "llama.cpp", "stop its server"),
+    (r"comfy", "ComfyUI", "“Unload models” in its menu, or stop it"),
+    (r"lm[-_ ]?studio|\blms\b", "LM Studio", "`lms unload --all`"),
+    (r"tabby|exllama|text-generation|tgi|tritonserver|invokeai|webui", "an engine", "stop its server"),
+    (r"snugvl", "snugvl", "stop its server"),
+)
+_DESKTOP: Final = re.compile(
+    r"xorg|xwayland|gnome|mutter|kwin|plasma|cinnamon|muffin|xfwm|marco|compiz|weston|sway|hyprland|niri|budgie"
+    r"|\bgdm|sddm|desktop portal|kded|ksmserver",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something to do. `frees_bytes` is an upper bound; `gpu`: of which GPU, where it is GPU memory."""
+
+    text: str
+    frees_bytes: int
+    resource: Resource
+    gpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What is odd, in whole sentences, and what to do, most bytes first."""
+
+    odd: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+def advise(
+    machine: Machine,
+    build: TorchBuild | None = None,
+    downloads: Sequence[tuple[str, int]] = (),
+) -> Advice:
+    """Advice for `machine`. Give torch's `build` and the Hub cache's `downloads` if it is this machine."""
+    steps = [step for gpu in machine.gpus for step in _gpu_steps(gpu, machine)]
+    steps += [*_ram_steps(machine), *_disk_steps(machine, downloads)]
+    steps = [step for step in steps if step.frees_bytes >= _WORTH_BYTES]
+    return Advice(tuple(_odd(machine, build)), tuple(sorted(steps, key=lambda step: -step.frees_bytes)))
+
+
+def _odd(machine: Machine, build: TorchBuild | None) -> Sequence[str]:
+    found = list(machine.notes)
+    if machine.spills and machine.gpus:
+        found.append(
+            f"{'WSL2' if machine.os == 'wsl2' else 'Windows'} doesn't fail when GPU memory runs out: it "
+            "moves some to system memory and everything gets 2 to 10 times slower, so plans keep a margin."
+        )
+    if machine.pinned_bytes is not None and machine.gpus:
+        found.append(
+            f"At most about {format_size(machine.pinned_bytes)} of system memory can be pinned for transfers."
+        )
+    if machine.host_ram_bytes is not None:
+        found.append(
+            f"A limit ({'container' if machine.container else 'control group'}) leaves "
+            f"{format_size(machine.ram_total_bytes)} of {format_size(machine.host_ram_bytes)} system memory."
+        )
+    found += [
+        f"{gpu.name} is a slice of a GPU (MIG): no other slice can lend it memory."
+        for gpu in machine.gpus
+        if gpu.mig
+    ]
+    if build is not None:
+        found += _odd_torch(machine, build)
+    return list(dict.fromkeys(found))
+
+
+def _odd_torch(machine: Machine, build: TorchBuild) -> Sequence[str]:
+    if build.cpu_only and machine.gpus:
+        return [
+            f"torch {build.version} is a CPU build although there is a GPU; install a CUDA build of torch."
+        ]
+    found = []
+    for gpu in machine.gpus:
+        lowest = driver_too_old(gpu.driver, build, windows=machine.os in ("wsl2", "windows"))
+        cuda = ".".join(map(str, build.cuda or ()))
+        if lowest:
+            where = "in Windows, " if machine.os == "wsl2" else ""
+            found.append(
+                f"Driver {gpu.driver} is too old for torch {build.version} (CUDA {cuda}); {where}update "
+                f"it to {lowest} or later."
+            )
+        needed = lacks_kernels(gpu.compute_capability, build)
+        if needed:
+            found.append(
+                f"torch {build.version} (CUDA {cuda}) has no code for {gpu.name}; install one built with "
+                f"CUDA {needed}."
+            )
+    return found
+
+
+def _gpu_steps(gpu: Gpu, machine: Machine) -> Sequence[Step]:
+    def step(text: str, frees_bytes: int) -> Step:
+        return Step(text, frees_bytes, "gpu", gpu.index)
+
+    steps: list[Step] = []
+    drawing = [tenant for tenant in gpu.tenants if _DESKTOP.search(tenant.name) and tenant.pid is not None]
+    if drawing:
+        names = ", ".join(tenant.name for tenant in drawing)
+        steps.append(
+            step(
+                f"Draw the desktop ({names}) on the processor's graphics (monitor on the mainboard's socket) "
+                "or log in without one: sudo systemctl isolate multi-user.target",
+                sum(tenant.held_bytes for tenant in drawing),
+            )
+        )
+    others = [tenant for tenant in gpu.tenants if tenant not in drawing and tenant.name != RESERVED]
+    return [*steps, *(step(_about(tenant, machine), tenant.held_bytes) for tenant in others)]
+
+
+def _about(tenant: Tenant, machine: Machine) -> str:
+    """How to make one tenant leave."""
+    if tenant.pid is not None:
+        for pattern, name, how in _ENGINES:
+            if re.search(pattern, tenant.name, re.IGNORECASE):
+                return f"Stop {name} ({tenant.name}, process {tenant.pid}): {how}"
+        return f"Close {tenant.name} (process {tenant.pid})"
+    if tenant.name == OUTSIDE:
+        return "Look outside this container who uses the GPU (nvidia-smi on the host), and stop it"
+    if tenant.name == UNNAMED:
+        return "Look who else uses the GPU (sudo fuser -v /dev/nvidia*), and stop it"
+    if machine.os in ("wsl2", "windows"):
+        return (
+            "Draw the Windows desktop on the processor's graphics (monitor on the mainboard's socket), or "
+            "close what draws: browsers, chat, games (Task Manager, Details, column “Dedicated GPU memory”); "
+            "stop engines in Windows too (Ollama, LM Studio, ComfyUI)"
+        )
+    return f"Close {tenant.name}; nvidia-smi names the processes"
+
+
+def _ram_steps(machine: Machine) -> Sequence[Step]:
+    if machine.host_ram_bytes is None:
+        if machine.os == "wsl2" and machine.source != "described" and machine.ram_total_bytes < LOW_RAM_BYTES:
+            text = (
+                "Give WSL2 more memory: memory=… under [wsl2] in %UserProfile%\\.wslconfig, then "
+                "wsl --shutdown"
+            )
+            # By default WSL2 gets half of the PC's memory, so as much again is there.
+            return [Step(text, machine.ram_total_bytes, "ram")]
+        return []
+    gain = machine.host_ram_bytes - machine.ram_total_bytes
+    text = (
+        "Raise the container's memory limit (docker run --memory, resources.limits.memory in Kubernetes)"
+        if machine.container
+        else "Raise this session's memory limit (systemd MemoryMax, Slurm --mem)"
+    )
+    return [Step(text, gain, "ram")]
+
+
+def _disk_steps(machine: Machine, downloads: Sequence[tuple[str, int]]) -> Sequence[Step]:
+    if machine.disk_free_bytes >= LOW_DISK_BYTES:
+        return []
+    return [
+        Step(f"Delete the download of {name}: hf cache rm model/{name}", size, "disk")
+        for name, size in downloads
+    ]

@@ -1,0 +1,101 @@
+"""The machine around the GPU: cores, system memory, room on the disk where models are downloaded to."""
+
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from snugvl.hardware import container
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What this process may use.
+
+    Attributes:
+        ram_total_bytes, ram_free_bytes: after the limits of control groups.
+        host_ram_bytes: of the whole machine, where a limit leaves less of it.
+        disk_free_bytes: in `cache`, the folder that models are downloaded to.
+    """
+
+    cores: int
+    ram_total_bytes: int
+    ram_free_bytes: int
+    host_ram_bytes: int | None
+    cache: Path
+    disk_free_bytes: int
+    container: bool
+
+
+def look(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Host:
+    """This machine. `root` stands for / and `environ` for the environment in tests."""
+    limits = container.limits(root)
+    total, free = _memory(root)
+    limited = limits.memory_bytes is not None and limits.memory_bytes < total
+    cache = hub_cache(environ)
+    return Host(
+        cores=_cores(limits.cores),
+        ram_total_bytes=min(total, limits.memory_bytes or total),
+        ram_free_bytes=free if limits.memory_free_bytes is None else min(free, limits.memory_free_bytes),
+        host_ram_bytes=total if limited else None,
+        cache=cache,
+        disk_free_bytes=disk_free(cache),
+        container=container.in_container(root, environ),
+    )
+
+
+def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where huggingface_hub keeps downloads: its own order of variables, without importing it."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if environ.get(variable):
+            return Path(environ[variable]).expanduser()
+    if environ.get("HF_HOME"):
+        return Path(environ["HF_HOME"]).expanduser() / "hub"
+    caches = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(caches).expanduser() / "huggingface" / "hub"
+
+
+def disk_free(folder: Path) -> int:
+    """Bytes free for this user where `folder` is or would be made; 0 where that can't be told."""
+    for place in (folder, *folder.absolute().parents):
+        try:
+            return shutil.disk_usage(place).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return 0
+    return 0
+
+
+def downloaded(cache: Path) -> list[tuple[str, int]]:
+    """Models in the Hub's cache with their bytes on disk, largest first: what can be deleted."""
+    found = []
+    for folder in cache.glob("models--*"):
+        size_bytes = 0
+        for blob in (folder / "blobs").glob("*"):
+            try:
+                size_bytes += blob.lstat().st_size
+            except OSError:
+                continue
+        found.append((folder.name.removeprefix("models--").replace("--", "/"), size_bytes))
+    return sorted(found, key=lambda each: -each[1])
+
+
+def _cores(quota: float | None) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def _memory(root: Path) -> tuple[int, int]:
+    """Total and available bytes of the whole machine, from /proc/meminfo or else psutil."""
+    try:
+        lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+        values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
+        return values["MemTotal"], values["MemAvailable"]
+    except (OSError, ValueError, KeyError):
+        import psutil
+
+        memory = psutil.virtual_memory()
+        return memory.total, memory.available

@@ -1,0 +1,74 @@
+"""Which torch is installed, and what it needs of driver and GPU: from package metadata, without an import."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Final
+
+# Lowest driver of each CUDA major version (NVIDIA's CUDA toolkit release notes: minor version compatibility).
+# Under WSL2 NVML tells the Windows driver's version, whose lowest is 528.33 and 580 likewise.
+MIN_DRIVER: Final = {12: (525, 60), 13: (580, 65)}
+MIN_DRIVER_WINDOWS: Final = {12: (528, 33), 13: (580, 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """The installed torch. `cuda`: the version it was built with, None for a CPU build or an unknown one."""
+
+    version: str
+    cuda: tuple[int, int] | None
+    cpu_only: bool
+
+
+def torch_build(version_of: Callable[[str], str] = metadata.version) -> TorchBuild | None:
+    """The installed torch, or None.
+
+    A wheel of an index of its own says "+cpu" or "+cu128"; the plain one of the package index for Linux is a
+    CUDA build whose runtime is a package beside it.
+    """
+    version = _version(version_of, "torch")
+    if version is None:
+        return None
+    local = version.partition("+")[2]
+    if local.startswith("cpu"):
+        return TorchBuild(version, None, cpu_only=True)
+    if match := re.fullmatch(r"cu(\d+)(\d)", local):
+        return TorchBuild(version, (int(match[1]), int(match[2])), cpu_only=False)
+    for package in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12"):
+        runtime = _version(version_of, package)
+        if runtime and (match := re.match(r"(\d+)\.(\d+)", runtime)):
+            return TorchBuild(version, (int(match[1]), int(match[2])), cpu_only=False)
+    return TorchBuild(version, None, cpu_only=False)
+
+
+def driver_too_old(driver: str | None, build: TorchBuild, *, windows: bool) -> str | None:
+    """The lowest driver that `build` runs with, if `driver` is below it."""
+    if driver is None or build.cuda is None:
+        return None
+    lowest = (MIN_DRIVER_WINDOWS if windows else MIN_DRIVER).get(build.cuda[0])
+    have = tuple(int(part) for part in re.findall(r"\d+", driver)[:2])
+    if lowest is None or not have or have >= lowest:
+        return None
+    return f"{lowest[0]}.{lowest[1]:02}"
+
+
+def lacks_kernels(capability: tuple[int, int] | None, build: TorchBuild) -> str | None:
+    """The CUDA version that torch needs for this GPU ("12.8 or later"), if `build` has no code for it.
+
+    Blackwell (10.0 and up) came with CUDA 12.8; CUDA 13 dropped everything before Turing (7.5).
+    """
+    if capability is None or build.cuda is None:
+        return None
+    if capability >= (10, 0) and build.cuda < (12, 8):
+        return "12.8 or later"
+    if capability < (7, 5) and build.cuda >= (13, 0):
+        return "12"
+    return None
+
+
+def _version(version_of: Callable[[str], str], package: str) -> str | None:
+    try:
+        return version_of(package)
+    except metadata.PackageNotFoundError:
+        return None
