@@ -34,6 +34,10 @@ def doctor(
         Path | None,
         typer.Option("--record", metavar="FILE", help="Write the machine to a file for --machine."),
     ] = None,
+    log: Annotated[
+        str | None,
+        typer.Option("--log", metavar="FILE", help="Say why an engine failed, from its log; - reads a pipe."),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object, described in docs/machine.md.")
     ] = False,
