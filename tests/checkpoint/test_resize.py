@@ -4,8 +4,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from snugvl.errors import ImageError
 from snugvl.checkpoint.resize import MAX_ASPECT, smart_resize, smart_resize_video
+from snugvl.errors import ImageError
 
 SIDES = st.integers(1, 6000)
 LIMITS = st.tuples(st.sampled_from([1, 3136, 4096, 65536]), st.sampled_from([100_352, 1 << 20, 1 << 24]))

@@ -91,7 +91,8 @@ def _classified(network: Network, packing: Packing | None, material: Material) -
             role = "scale"
         elif known:
             held[known.name] += elements(math.prod(tensor.shape), tensor.nbytes, spot.part, packing)
-        facts.append(TensorFact(tensor.name, role, tensor.dtype, tensor.shape, tensor.nbytes))
+        loaded = known is not None or role == "lm_head"
+        facts.append(TensorFact(tensor.name, role, tensor.dtype, tensor.shape, tensor.nbytes, loaded))
     missing = [name for name in expected if name not in held]
     if missing:
         raise CheckpointError(

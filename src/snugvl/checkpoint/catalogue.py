@@ -1,6 +1,6 @@
 """Models known without a network: their exact configuration, the forms they are published in, their order.
 
-The data is `catalogue.json`; its tensors follow from the configuration, as everywhere. The order by quality is
+The data is `catalogue.json`; its tensors follow from the configuration. The order by quality is
 that of the vendors' own published scores; `quality_source` says which. Revisions are unknown.
 """
 
@@ -87,7 +87,15 @@ def catalogue_facts(model: str) -> ModelFacts | None:
         config["quantization_config"] = FP8_BLOCKS
     network = network_of(config, entry.images, f"catalogue: {form.repo}")
     dtype = _DTYPES[str(config["dtype"])]
-    tensors = tuple(_stored(network.tensors, form, dtype, network.text.vocab_size, network.text.hidden_size))
+    tensors = tuple(
+        _stored(
+            (*network.tensors, *network.unloaded),
+            form,
+            dtype,
+            network.text.vocab_size,
+            network.text.hidden_size,
+        )
+    )
     download = sum(tensor.nbytes for tensor in tensors) + entry.small_files_bytes
     return assemble(
         model, Material(f"catalogue: {form.repo}", "catalogue", None, config, entry.images, tensors, download)

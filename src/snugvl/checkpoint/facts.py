@@ -16,13 +16,17 @@ FactSource = Literal["folder", "hub cache", "hub", "catalogue"]
 
 @dataclass(frozen=True, slots=True)
 class TensorFact:
-    """One stored tensor. `role` "linear": a matrix of a decoder layer; "scale": a quantised one's scales."""
+    """One stored tensor. `role` "linear": a matrix of a decoder layer; "scale": a quantised one's scales.
+
+    `loaded` False: stored, but no network has it (Qwen3.5's mtp.*, old rotary tables): it costs disk only.
+    """
 
     name: str
     role: Role
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    loaded: bool = True
 
 
 @dataclass(frozen=True, slots=True)

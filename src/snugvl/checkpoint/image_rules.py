@@ -111,7 +111,7 @@ class TilesAndThumbnail:
 
 @dataclass(frozen=True, slots=True)
 class ScaledTiles:
-    """SmolVLM (Idefics 3): the longest side is scaled, up too, to `longest`; then `side`² tiles and a thumbnail.
+    """SmolVLM (Idefics 3): the longest side is scaled, up too, to `longest`; `side`² tiles and a thumbnail.
 
     Source: `get_number_of_image_patches` of transformers' Idefics3ImageProcessor. `split` False: one tile.
     """
@@ -163,7 +163,7 @@ def _limit(own: int, wished: int | None, least: int) -> int:
 
 
 def _canvas(width: int, height: int, side: int, least: int, most: int) -> tuple[int, int]:
-    """Columns and rows of the nearest aspect; of equally near ones the larger if the image fills half of it."""
+    """Columns and rows of the nearest aspect; of equally near ones the larger if the image fills half."""
     grids = sorted(
         (
             (columns, rows)

@@ -124,7 +124,7 @@ def elements(numel: int, nbytes: int, part: str, packing: Packing | None) -> int
 
 
 def check_whole(name: str, held: int, shape: tuple[int, ...], wanted: int, where: str) -> None:
-    """Refuse a matrix that holds fewer or more elements than its shape has; packing may pad each row to a word.
+    """Refuse a matrix of fewer or more elements than its shape has; packing may pad each row to a word.
 
     Raises:
         CheckpointError: names the tensor and both numbers.

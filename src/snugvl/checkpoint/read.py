@@ -4,9 +4,9 @@ from pathlib import Path
 
 from snugvl.checkpoint.assemble import assemble
 from snugvl.checkpoint.catalogue import catalogue_facts
-from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.facts import FactSource, ModelFacts
 from snugvl.checkpoint.folder import folder_material
-from snugvl.checkpoint.locate import POCKET, looks_like_hub_id, near
+from snugvl.checkpoint.locate import POCKET, near
 from snugvl.errors import CheckpointNotFound
 
 
@@ -20,8 +20,9 @@ def facts_of(
 ) -> ModelFacts:
     """Facts of `model`: "pocket", a folder, or a Hub id; never from weights.
 
-    Asked in this order: the folder; the local Hub cache; our own cache of headers; the Hub, by range requests;
-    the built-in catalogue, where there is no network or `offline` forbids it. `ModelFacts.source` says which.
+    Asked in this order: the folder; the local Hub cache; our own cache of headers; the Hub, by range
+    requests; the built-in catalogue, where there is no network or `offline` forbids it.
+    `ModelFacts.source` says which.
 
     Args:
         offline: ask no network.
@@ -36,7 +37,7 @@ def facts_of(
     """
     place = near(model, revision=revision)
     if place is not None:
-        source = "folder" if model == POCKET or Path(model).expanduser() == place else "hub cache"
+        source: FactSource = "folder" if model == POCKET or Path(model).expanduser() == place else "hub cache"
         return assemble(model, folder_material(place, source=source))
     facts = catalogue_facts(model)
     if facts is None:

@@ -1,4 +1,4 @@
-"""JSON of a checkpoint, read and checked field by field: every error names the file, the field and its value."""
+"""JSON of a checkpoint, checked field by field: every error names the file, the field and its value."""
 
 import json
 from collections.abc import Mapping

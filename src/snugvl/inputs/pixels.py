@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from snugvl.checkpoint.resize import smart_resize
 from snugvl.engine.request import VisionItem
 from snugvl.errors import RequestError
 from snugvl.inputs.image import to_rgb
-from snugvl.checkpoint.resize import smart_resize
 from snugvl.inputs.settings import PixelSettings, read_pixel_settings
 from snugvl.models.batch import GridTHW
 

@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 
 from snugvl.backends.protocol import Video
+from snugvl.checkpoint.resize import smart_resize_video
 from snugvl.engine.request import VisionItem
 from snugvl.errors import RequestError
 from snugvl.inputs.image import to_rgb
 from snugvl.inputs.pixels import digest, normalise, patches_of
-from snugvl.checkpoint.resize import smart_resize_video
 from snugvl.inputs.settings import (
     PixelSettings,
     SamplingSettings,

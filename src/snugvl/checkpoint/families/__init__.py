@@ -2,12 +2,23 @@
 
 from types import ModuleType
 
-from snugvl.checkpoint.families import qwen3_vl
+from snugvl.checkpoint.families import (
+    gemma3,
+    internvl,
+    phi3,
+    qwen2_5_vl,
+    qwen3_5,
+    qwen3_vl,
+    smolvlm,
+    text,
+)  # fmt: skip
 from snugvl.checkpoint.families.network import Network
 from snugvl.checkpoint.section import Section
 from snugvl.errors import CheckpointError, UnsupportedModel
 
-_MODULES: tuple[ModuleType, ...] = (qwen3_vl,)
+_MODULES: tuple[ModuleType, ...] = (
+    qwen3_vl, qwen3_5, qwen2_5_vl, internvl, gemma3, smolvlm, text, phi3,
+)  # fmt: skip
 _BY_ARCHITECTURE = {name: module for module in _MODULES for name in module.ARCHITECTURES}
 ARCHITECTURES = tuple(_BY_ARCHITECTURE)
 

@@ -1,12 +1,14 @@
 """The decoder that nearly all families share: attention with grouped keys, a gated MLP, RMS norms."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from snugvl.checkpoint.facts import KVLayer, TextFacts
 from snugvl.checkpoint.families.network import Expected, linear, norm
 from snugvl.checkpoint.section import Section
 from snugvl.errors import CheckpointError
+
+MAX_LAYERS = 1000  # a name is made for each tensor of each layer: nonsense must not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,36 @@ class Decoder:
     mlp_bias: bool = False
     qk_norm: bool = False
     experts: Experts | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sizes: Mapping[str, int],
+        *,
+        windows: tuple[int | None, ...],
+        qkv_bias: bool = False,
+        o_bias: bool = False,
+        mlp_bias: bool = False,
+        qk_norm: bool = False,
+        experts: Experts | None = None,
+    ) -> "Decoder":
+        """From what `read_sizes` returns."""
+        return cls(
+            hidden=sizes["hidden"],
+            intermediate=sizes["intermediate"],
+            layers=sizes["layers"],
+            heads=sizes["heads"],
+            kv_heads=sizes["kv_heads"],
+            head_dim=sizes["head_dim"],
+            vocab=sizes["vocab"],
+            max_positions=sizes["max_positions"],
+            windows=windows,
+            qkv_bias=qkv_bias,
+            o_bias=o_bias,
+            mlp_bias=mlp_bias,
+            qk_norm=qk_norm,
+            experts=experts,
+        )
 
     def facts(self) -> TextFacts:
         """The same as the planner's nouns."""
@@ -86,7 +118,7 @@ def _mixture(name: str, hidden: int, experts: Experts) -> Iterator[Expected]:
     yield Expected(f"{name}.gate.weight", (experts.count, hidden), "other")
 
 
-def read_sizes(section: Section, defaults: dict[str, int]) -> dict[str, int]:
+def read_sizes(section: Section, defaults: Mapping[str, int]) -> dict[str, int]:
     """The sizes every decoder has. `defaults`: what transformers' class assumes when a file leaves one out.
 
     Raises:
@@ -110,9 +142,6 @@ def read_sizes(section: Section, defaults: dict[str, int]) -> dict[str, int]:
             f"num_key_value_heads {sizes['kv_heads']}"
         )
     return sizes
-
-
-MAX_LAYERS = 1000  # a name is made for each tensor of each layer: nonsense must not fill the memory
 
 
 def windows_by_type(

@@ -26,6 +26,7 @@ class Network:
 
     Attributes:
         tied: lm_head is the embedding; a file may store it all the same.
+        unloaded: what published files store besides, and no engine loads.
         aliases: (prefix in older files, prefix in transformers' state_dict), the first match counts.
         native: our own engine has this network (a quantisation may still exclude it).
     """
@@ -36,6 +37,7 @@ class Network:
     vision: VisionFacts | None
     tied: bool
     tensors: tuple[Expected, ...]
+    unloaded: tuple[Expected, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     native: bool = False
 

@@ -30,8 +30,8 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
     text = root.section("text_config")
     sizes = read_sizes(text, _MIXTURE_DEFAULTS if mixture else _DENSE_DEFAULTS)
     bias = text.get("attention_bias", bool, False)
-    decoder = Decoder(
-        **sizes,
+    decoder = Decoder.of(
+        sizes,
         windows=(None,) * sizes["layers"],
         qkv_bias=bias,
         o_bias=bias,

@@ -90,7 +90,7 @@ def read_tower(section: Section, out_hidden: int, deepstack: int) -> QwenTower:
     )
     if tower.out_hidden != out_hidden:
         raise CheckpointError(
-            f"{section.where} has out_hidden_size {tower.out_hidden}, the decoder's hidden_size is {out_hidden}"
+            f"{section.where} has out_hidden_size {tower.out_hidden}, the decoder's width is {out_hidden}"
         )
     return tower
 
@@ -104,7 +104,7 @@ def read_rule(images: Section, patch: int, merge: int) -> SmartResize:
     sizes = images.count("patch_size", patch), images.count("merge_size", merge)
     if sizes != (patch, merge):
         raise CheckpointError(
-            f"{images.where} has patches of {sizes[0]} merged by {sizes[1]}, the vision tower {patch} by {merge}"
+            f"{images.where} has patches of {sizes[0]} merged by {sizes[1]}, the tower {patch} by {merge}"
         )
     limits = []
     for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):

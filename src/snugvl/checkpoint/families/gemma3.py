@@ -1,0 +1,95 @@
+"""Gemma 3: five layers with a window to one without, four norms a layer, a SigLIP encoder of fixed size."""
+
+from collections.abc import Iterator
+
+from snugvl.checkpoint.families.decoder import Decoder, read_sizes, windows_by_type
+from snugvl.checkpoint.families.network import Expected, Network, edge, head, images_of, norm
+from snugvl.checkpoint.families.siglip import read_siglip
+from snugvl.checkpoint.image_rules import FixedSquare
+from snugvl.checkpoint.section import Section
+from snugvl.errors import CheckpointError, UnsupportedModel
+
+SEES, TEXT = "Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"
+ARCHITECTURES = (SEES, TEXT)
+_DEFAULTS = {
+    "hidden": 2304, "intermediate": 9216, "layers": 26, "heads": 8, "kv_heads": 4, "head_dim": 256,
+    "vocab": 262208, "max_positions": 131072,
+}  # fmt: skip
+_SIGLIP = {"depth": 12, "hidden": 768, "intermediate": 3072, "heads": 12, "image": 224, "patch": 16}
+_ALIASES = (
+    ("language_model.model.", "model.language_model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("vision_tower.vision_model.", "model.vision_tower."),
+    ("vision_tower.", "model.vision_tower."),
+    ("multi_modal_projector.", "model.multi_modal_projector."),
+    ("model.vision_tower.vision_model.", "model.vision_tower."),
+)
+
+
+def describe(root: Section, architecture: str, images: Section | None) -> Network:
+    """Read a Gemma 3 configuration, with eyes (4B and up) or without (1B).
+
+    Raises:
+        CheckpointError: a field is missing or contradicts another one.
+        UnsupportedModel: pan & scan, which makes several images of one, is switched on.
+    """
+    if architecture == TEXT:
+        decoder = _decoder(root)
+        tied = root.get("tie_word_embeddings", bool, True)
+        tensors = (*_tensors(decoder, "model"), *head(tied, decoder.vocab, decoder.hidden))
+        return Network("gemma3_text", architecture, decoder.facts(), None, tied, tensors)
+    decoder = _decoder(root.section("text_config"))
+    tied = root.get("tie_word_embeddings", bool, True)
+    tower = read_siglip(root.section("vision_config"), _SIGLIP)
+    settings = images_of(images, root.where)
+    if settings.values.get("do_pan_and_scan"):
+        raise UnsupportedModel(f"{settings.where} has do_pan_and_scan; only one square per image is known")
+    image_tokens = root.count("mm_tokens_per_image", 256)
+    side = edge(settings, "size", "height", default=tower.image)
+    grid, tokens_per_side = side // tower.patch, round(image_tokens**0.5)
+    if side != tower.image or tokens_per_side**2 != image_tokens or grid % tokens_per_side:
+        raise CheckpointError(
+            f"{root.where}: {image_tokens} tokens of an image of {side} pixels do not divide the encoder's "
+            f"{grid}×{grid} patches of {tower.image} pixels"
+        )
+    rule = FixedSquare(side, tower.patch, image_tokens)
+    return Network(
+        family="gemma3",
+        architecture=architecture,
+        text=decoder.facts(),
+        vision=tower.facts(rule, merge=grid // tokens_per_side),
+        tied=tied,
+        tensors=(
+            *tower.tensors("model.vision_tower"),
+            *_projector(tower.hidden, decoder.hidden),
+            *_tensors(decoder, "model.language_model"),
+            *head(tied, decoder.vocab, decoder.hidden),
+        ),
+        aliases=_ALIASES,
+    )
+
+
+def _decoder(text: Section) -> Decoder:
+    sizes = read_sizes(text, _DEFAULTS)
+    layers, pattern = sizes["layers"], text.count("sliding_window_pattern", 6)
+    types = ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(layers)]
+    windows = windows_by_type(text, layers, text.count("sliding_window", 4096), types)
+    bias = text.get("attention_bias", bool, False)
+    return Decoder.of(sizes, windows=windows, qkv_bias=bias, o_bias=bias, qk_norm=True)
+
+
+def _tensors(decoder: Decoder, prefix: str) -> Iterator[Expected]:
+    yield Expected(f"{prefix}.embed_tokens.weight", (decoder.vocab, decoder.hidden), "embedding")
+    for index in range(decoder.layers):
+        layer = f"{prefix}.layers.{index}"
+        yield from decoder.attention(f"{layer}.self_attn")
+        yield from decoder.mlp(f"{layer}.mlp")
+        for place in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            yield from norm(f"{layer}.{place}_layernorm", decoder.hidden)
+    yield from norm(f"{prefix}.norm", decoder.hidden)
+
+
+def _projector(vision: int, hidden: int) -> Iterator[Expected]:
+    name = "model.multi_modal_projector"
+    yield Expected(f"{name}.mm_input_projection_weight", (vision, hidden), "connector")
+    yield from norm(f"{name}.mm_soft_emb_norm", vision, "connector")
