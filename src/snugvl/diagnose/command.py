@@ -1,0 +1,176 @@
+"""The user's command: found in the log, taken apart, changed, and put together safely quoted.
+
+Nothing here runs anything. What a log holds is data: every word is quoted for the shell on its way out, and a
+command that can't be taken apart, or holds more than one command, is not given back.
+"""
+
+# ruff: noqa: E501 - one pattern or one whole sentence a line reads better than a wrapped one
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from snugvl.diagnose.result import Change
+from snugvl.diagnose.scan import Run
+
+# Flags without a value, so that the word after them is not taken for one.
+_SWITCHES: Final = frozenset({
+    "--enforce-eager", "--trust-remote-code", "--enable-prefix-caching", "--no-enable-prefix-caching",
+    "--enable-chunked-prefill", "--language-model-only", "--skip-mm-profiling", "--enable-auto-tool-choice",
+    "--enable-sleep-mode", "--disable-v1-engine", "--use-v2-block-manager", "--enable-reasoning",
+    "--disable-log-requests", "--disable-log-stats", "--disable-custom-all-reduce", "--headless",
+    "--worker-use-ray", "--disable-frontend-multiprocessing", "--engine-use-ray", "--async-scheduling",
+})  # fmt: skip
+_NAMES: Final = {"--device-memory-utilization": "--gpu-memory-utilization", "-tp": "--tensor-parallel-size"}
+_OPERATOR: Final = re.compile(r"[;&|<>`]|\$\(")
+_SKIPPED: Final = frozenset({"model_tag", "model", "subparser", "config", "served_model_name_list"})
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command line. `start`: its words up to and with the model; `flags`: in order, None for a switch."""
+
+    env: tuple[tuple[str, str], ...]
+    start: tuple[str, ...]
+    flags: tuple[tuple[str, str | None], ...]
+    line: int
+    rebuilt: bool = False
+
+    def get(self, flag: str) -> str | None:
+        """The value of a flag."""
+        return next((value for name, value in reversed(self.flags) if name == flag), None)
+
+    def has(self, flag: str) -> bool:
+        """The flag is there."""
+        return any(name == flag for name, _ in self.flags)
+
+    @property
+    def model(self) -> str | None:
+        """The model that the command serves."""
+        if named := self.get("--model"):
+            return named
+        return self.start[-1] if len(self.start) > 1 and self.start[-2:-1] == ("serve",) else None
+
+    def changed(self, changes: tuple[Change, ...]) -> str:
+        """One line for a shell with the changes applied."""
+        env = dict(self.env)
+        flags = dict(self.flags)
+        for change in changes:
+            target = flags if change.flag.startswith("-") else env
+            if change.new is None:
+                target.pop(change.flag, None)
+            else:
+                target[change.flag] = change.new or None  # type: ignore[assignment]
+        words = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+        words += [shlex.quote(word) for word in self.start]
+        for name, value in flags.items():
+            words.append(shlex.quote(name))
+            if value is not None:
+                words.append(shlex.quote(value))
+        return " ".join(words)
+
+
+def find(run: Run) -> Command | None:
+    """The command of the log: as typed, or put together from vLLM's own list of arguments."""
+    for hit in reversed(run.all("command")):
+        if parsed := parse(hit.groups[0], hit.line):
+            return parsed
+    for key in ("args", "namespace"):
+        if listed := run.last(key):
+            values = arguments(listed.groups[0])
+            if key == "namespace":
+                values = {name: values[name] for name in _NAMESPACE if values.get(name) is not None}
+            if values:
+                return _rebuild(values, listed.line)
+    return None
+
+
+def parse(text: str, line: int = 0) -> Command | None:
+    """A typed `vllm serve …`, `python -m vllm.entrypoints.openai.api_server …` or `docker run …` line."""
+    text = re.split(r"\s(?:2>|&>|>|\||&&|;|&)", text.rstrip("\\").rstrip("`"), maxsplit=1)[0]
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return None
+    env = []
+    while words and re.fullmatch(r"[A-Za-z_]\w{0,60}=.*", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        env.append((name, value))
+    split = next((i for i, word in enumerate(words) if _opens(word)), None)
+    if split is None or any(_OPERATOR.search(word) for word in words[: split + 1]):
+        return None
+    start, rest = words[: split + 1], words[split + 1 :]
+    if rest and start[-1] == "serve" and not rest[0].startswith("-"):
+        start.append(rest.pop(0))
+    return Command(tuple(env), tuple(start), _flags(rest), line)
+
+
+def _opens(word: str) -> bool:
+    return word == "serve" or word == "vllm.entrypoints.openai.api_server" or "vllm/vllm-openai" in word
+
+
+def _flags(words: list[str]) -> tuple[tuple[str, str | None], ...]:
+    found: list[tuple[str, str | None]] = []
+    for index, word in enumerate(words):
+        if not re.match(r"--?[A-Za-z]", word):
+            if found and index and found[-1][1] is None and found[-1][0] not in _SWITCHES:
+                found[-1] = (found[-1][0], word)
+            elif found and found[-1][1] is not None and not word.startswith("-"):
+                found[-1] = (found[-1][0], f"{found[-1][1]} {word}")  # a flag with several values
+            continue
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+        found.append((_NAMES.get(name, name), value if equals else None))
+    return tuple(found)
+
+
+_NAMESPACE: Final = (
+    "model_tag", "model", "max_model_len", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens",
+    "limit_mm_per_prompt", "mm_processor_kwargs", "quantization", "cpu_offload_gb", "port", "served_model_name",
+)  # fmt: skip
+_PAIR: Final = re.compile(
+    r"['\"]?(\w{1,60})['\"]?\s{0,3}[:=]\s{0,3}('[^']{0,300}'|\"[^\"]{0,300}\"|\{[^{}]{0,300}\}|\[[^\]]{0,300}\]|[\w.+-]{1,60})"
+)
+
+
+def arguments(text: str) -> dict[str, object]:
+    """The pairs of `{'model': …}` or `model='…', …`, also of a line that is cut off or not plain Python."""
+    if text.startswith("{"):
+        try:
+            value = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            pass
+        else:
+            return {str(name): item for name, item in value.items()} if isinstance(value, dict) else {}
+    found: dict[str, object] = {}
+    for name, raw in _PAIR.findall(text[:16384]):
+        try:
+            found.setdefault(name, ast.literal_eval(raw))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            found.setdefault(name, raw)
+    return found
+
+
+def _rebuild(values: Mapping[str, object], line: int) -> Command | None:
+    model = values.get("model_tag") or values.get("model")
+    if not isinstance(model, str) or not model:
+        return None
+    flags: list[tuple[str, str | None]] = []
+    for name, value in values.items():
+        flag = "--" + name.replace("_", "-")
+        if name in _SKIPPED or value is None or not re.fullmatch(r"\w{1,60}", name):
+            continue
+        if value is True:
+            flags.append((flag, None))
+        elif isinstance(value, dict):
+            flags.append((flag, json.dumps(value)))
+        elif isinstance(value, list):
+            flags.append((flag, " ".join(str(item) for item in value)))
+        elif value is not False:
+            flags.append((flag, str(value)))
+    return Command((), ("vllm", "serve", model), tuple(flags), line, rebuilt=True)

@@ -1,0 +1,246 @@
+"""Causes that are a matter of memory on the GPU, for vLLM and PyTorch, from the numbers of the run."""
+
+# ruff: noqa: E501 - one pattern or one whole sentence a line reads better than a wrapped one
+
+from typing import Final
+
+from snugvl.diagnose.facts import GIB, MIB, Facts, size, sized
+from snugvl.diagnose.models import stored_format
+from snugvl.diagnose.result import Cause, Confidence, Kind
+
+SMALL_TOKENS: Final = 1024  # image tokens below which grounding suffers: no plan should go lower by itself
+NOTICEABLE: Final = 300 * MIB  # held by others
+
+
+def gib(nbytes: int) -> str:
+    """GiB with two decimals."""
+    return f"{nbytes / GIB:.2f} GiB"
+
+
+def cause(facts: Facts, kind: Kind, confidence: Confidence, text: str, *keys: str) -> Cause:
+    """A cause with the lines of those kinds as evidence."""
+    return Cause(kind, confidence, text, facts.run.evidence(*keys))
+
+
+def profile_saving(facts: Facts) -> int | None:
+    """Bytes that an encoder profile of SMALL_TOKENS instead of this run's would give back, about."""
+    if not facts.known or not facts.known.profile_bytes:
+        return None
+    tokens = facts.image_tokens or (0 if facts.explicit_pixels else facts.known.max_image_tokens)
+    return max(tokens - SMALL_TOKENS, 0) * facts.known.profile_bytes
+
+
+def no_room_for_cache(facts: Facts) -> list[Cause]:
+    """vLLM found no, or too little, memory for the KV cache: vision profile, weights, utilisation or context."""
+    run = facts.run
+    keys = ("no_blocks", "kv_short", "kv_short_tokens", "autofit_failed")
+    if not run.has(*keys):
+        return []
+    found: list[Cause] = []
+    available = facts.kv.nbytes if facts.kv else None
+    saving = profile_saving(facts) or 0
+    if (available is not None and available > 0) or run.has("kv_short_tokens"):
+        found.append(_context(facts))
+    if saving >= GIB // 2 and (available is None or available < 2 * GIB):
+        tokens = facts.image_tokens or (facts.known.max_image_tokens if facts.known else 0)
+        said = "vLLM profiled" if facts.image_tokens else "by its checkpoint's default vLLM profiles"
+        text = f"{said} the encoder with {tokens:,} image tokens; with {SMALL_TOKENS:,} about {gib(saving)} come back"
+        decisive = available is not None and available <= 0 < available + saving
+        confidence: Confidence = "certain" if decisive and facts.image_tokens else "likely"
+        found.insert(0 if (available or 0) <= 0 else len(found),
+                     cause(facts, "vision_profile", confidence, f"{text}.", "encoder", "kv", *keys))  # fmt: skip
+    if (available is None or available <= 0) and (weights := _weights_dominate(facts, saving)):
+        found.append(weights)
+    if low := _utilisation_low(facts):
+        found.append(low)
+    if not found:
+        text = "No memory was left for the KV cache, and the log has too few numbers to say what took it."
+        found.append(cause(facts, "out_of_memory", "possible", text, "kv", *keys))
+    return found
+
+
+def _context(facts: Facts) -> Cause:
+    run = facts.run
+    if hit := run.last("kv_short_tokens"):
+        text = f"{hit.groups[0]} tokens were asked for; the KV cache holds {hit.groups[1]}."
+    elif facts.kv and facts.kv_needed and facts.kv_needed.nbytes > facts.kv.nbytes:
+        text = f"{facts.context:,} tokens need {gib(facts.kv_needed.nbytes)} of KV cache; there are {gib(facts.kv.nbytes)}."
+    else:
+        text = "One full-length request needs more KV cache than there is."
+    return cause(facts, "context", "certain", text, "kv", "kv_short", "kv_short_tokens")
+
+
+def _weights_dominate(facts: Facts, saving: int) -> Cause | None:
+    if not facts.weights or not facts.ceiling:
+        return None
+    share = facts.weights.nbytes / facts.ceiling.nbytes
+    hopeless = facts.kv is not None and facts.kv.nbytes + saving <= 0
+    enough = 0.9 if saving else 0.7
+    if share < enough and not hopeless:
+        return None
+    text = f"The weights take {gib(facts.weights.nbytes)} of a ceiling of {gib(facts.ceiling.nbytes)}."
+    return cause(
+        facts, "weights", "certain" if share > 1 else "likely", text, "weights", "v0_parts", "v0_ceiling"
+    )
+
+
+def _utilisation_low(facts: Facts) -> Cause | None:
+    if facts.utilisation is None or not facts.utilisation_given or facts.utilisation > 0.85:
+        return None
+    if facts.free and facts.total and facts.free.nbytes < facts.total.nbytes * (facts.utilisation + 0.05):
+        return None  # nothing more is free
+    text = f"Only {facts.utilisation:.2f} of the card is allowed; if nothing else holds the rest, raising it helps."
+    return cause(
+        facts, "utilisation_low", "likely", text, "v0_ceiling", "args", "namespace", "command", "summary"
+    )
+
+
+def over_free(facts: Facts) -> list[Cause]:
+    """The utilisation is a fraction of the card's total, and less than that is free."""
+    if not (hit := facts.run.last("over_free")) or not (facts.free and facts.total and facts.ceiling):
+        return []
+    gap = facts.ceiling.nbytes - facts.free.nbytes
+    text = (
+        f"It is a fraction of the whole card: {hit.groups[2]} × {gib(facts.total.nbytes)} = "
+        f"{gib(facts.ceiling.nbytes)}, but {gib(facts.free.nbytes)} are free, {gib(gap)} too few."
+    )
+    found = [cause(facts, "utilisation_over_free", "certain", text, "over_free")]
+    held = facts.total.nbytes - facts.free.nbytes
+    if held >= NOTICEABLE:
+        where = "; under WSL2 that is the Windows desktop and its programs" if facts.wsl2 else ""
+        text = f"{gib(held)} were taken before vLLM started{where}."
+        found.append(cause(facts, "tenants", "certain", text, "over_free", "wsl"))
+    return found
+
+
+def disturbed(facts: Facts) -> list[Cause]:
+    """Free memory grew during profiling."""
+    hit = facts.run.last("disturbed")
+    if not hit:
+        return []
+    unit = "GiB" if hit.groups[1] or float_or_zero(hit.groups[0]) < 10_000 else "bytes"
+    before, after = size(hit.groups[0], unit), size(hit.groups[2], unit)
+    grown = f" by {gib(after.nbytes - before.nbytes)}" if before and after else ""
+    text = f"Free memory grew{grown} while vLLM measured itself, so that its measurement is worthless."
+    return [cause(facts, "profiling_disturbed", "certain", text, "disturbed")]
+
+
+def float_or_zero(text: str) -> float:
+    """A number of a log, 0 for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def out_of_memory(facts: Facts) -> list[Cause]:
+    """PyTorch's allocator failed: by when it failed and what its message says."""
+    run = facts.run
+    if not run.has("oom", "oom_bare", "load_failed", "sampler"):
+        return []
+    found: list[Cause] = [*_spill(facts)]
+    if run.has("sampler"):
+        text = "Everything else fitted; the trial with as many sequences as allowed did not."
+        found.append(cause(facts, "batch", "certain", text, "sampler", "oom"))
+    elif run.has("capturing") or run.has("oom_pools"):
+        text = "Weights and KV cache were in place; the graphs for many batch sizes no longer fitted."
+        found.append(cause(facts, "cuda_graphs", "likely", text, "capturing", "oom_parts", "oom"))
+    elif run.has("load_failed") or _while_loading(facts):
+        expected = _expected_weights(facts)
+        text = "The memory ran out while the weights were loaded"
+        text += f"; {facts.known.name} needs {gib(expected)} for them." if facts.known and expected else "."
+        found.append(
+            cause(facts, "weights", "certain", text, "loading", "from_pretrained", "load_failed", "oom")
+        )
+    elif run.has("weights") and not run.has("kv") and (saving := profile_saving(facts)) and saving > GIB // 2:
+        text = f"It ran out in the profiling run after the weights; an encoder profile of {SMALL_TOKENS:,} tokens would take about {gib(saving)} less."
+        found.append(cause(facts, "vision_profile", "likely", text, "encoder", "weights", "oom"))
+        found += [weights] if (weights := _weights_dominate(facts, saving)) else []
+    found += _others(facts)
+    if fragmented := _fragmented(facts):
+        found.append(fragmented)
+    if not found:
+        text = "The message alone does not say what took the memory."
+        found.append(cause(facts, "out_of_memory", "certain", text, "oom", "oom_new", "oom_old", "oom_bare"))
+    return found
+
+
+def _while_loading(facts: Facts) -> bool:
+    """It failed before the weights were in: vLLM says so by order; elsewhere they do not fit the card."""
+    run = facts.run
+    if run.has("loading"):
+        return not run.has("weights", "v0_parts")
+    expected = _expected_weights(facts)
+    return bool(expected and facts.total and expected > facts.total.nbytes)
+
+
+def _expected_weights(facts: Facts) -> int | None:
+    stored = stored_format(facts.model)
+    return facts.known.weights_bytes.get(stored) if facts.known and stored else None
+
+
+def _others(facts: Facts) -> list[Cause]:
+    run = facts.run
+    hit, process = run.last("oom_new"), run.last("oom_process")
+    named = [(other.groups[0], value) for other in run.all("oom_others") if (value := sized(other, 1))]
+    if named:
+        text = ", ".join(f"process {pid} {gib(value.nbytes)}" for pid, value in dict(named).items())
+        return [cause(facts, "tenants", "likely", f"Other processes hold memory: {text}.", "oom_others")]
+    if old := run.last("oom_old"):
+        total, free, reserved = sized(old, 1), sized(old, 5), sized(old, 7)
+        held = total.nbytes - free.nbytes - reserved.nbytes if total and free and reserved else 0
+        if held < GIB:  # our own CUDA context is in it
+            return []
+        text = f"{gib(held)} are neither free nor PyTorch's; a CUDA context takes half a GiB at most."
+        return [cause(facts, "tenants", "possible", text, "oom_old")]
+    if not hit or not process:
+        return []
+    total, free, mine = sized(hit, 1), sized(hit, 3), sized(process, 0)
+    if not (total and free and mine) or mine.nbytes > total.nbytes:
+        return []
+    held = total.nbytes - free.nbytes - mine.nbytes
+    if held < NOTICEABLE:
+        return []
+    text = f"{gib(held)} of {gib(total.nbytes)} belong neither to this process nor to the free memory."
+    return [cause(facts, "tenants", "likely", text, "oom_new", "oom_process")]
+
+
+def _fragmented(facts: Facts) -> Cause | None:
+    run = facts.run
+    wanted = sized(hit, 0) if (hit := run.last("oom")) else None
+    unused = None
+    if parts := run.last("oom_parts"):
+        unused = sized(parts, 4)
+    elif old := run.last("oom_old"):
+        allocated, reserved = sized(old, 3), sized(old, 7)
+        if allocated and reserved:
+            unused = size(str(reserved.nbytes - allocated.nbytes), "bytes")
+    if not wanted or not unused or unused.nbytes < max(wanted.nbytes, 200 * MIB):
+        return None
+    text = f"{gib(wanted.nbytes)} were asked for while {gib(unused.nbytes)} lay reserved and unused."
+    return cause(facts, "fragmentation", "likely", text, "oom", "oom_parts", "oom_old")
+
+
+def _spill(facts: Facts) -> list[Cause]:
+    """More in use than the card has: the rest is system memory (Windows and WSL2 do that silently)."""
+    run = facts.run
+    if not facts.total:
+        return []
+    for key, group in (("oom_process", 0), ("oom_parts", 0), ("oom_old", 3)):
+        if (hit := run.last(key)) and (used := sized(hit, group)) and used.nbytes > facts.total.nbytes + MIB:
+            text = f"{gib(used.nbytes)} were in use on a card of {gib(facts.total.nbytes)}; the rest lay in system memory."
+            return [cause(facts, "spill", "certain", text, key)]
+    return []
+
+
+def tied_head(facts: Facts) -> list[Cause]:
+    """FP8 checkpoints that store a head although the model ties it: loaded, it costs its bytes again."""
+    known, weights = facts.known, facts.weights
+    if not known or not weights or not known.untied_bytes or stored_format(facts.model) != "fp8":
+        return []
+    extra = weights.nbytes - known.weights_bytes["fp8"]
+    # vLLM itself adds about 0.3 GiB (position table, input buffers).
+    if not known.untied_bytes - 100 * MIB <= extra <= known.untied_bytes + 600 * MIB or extra < 500 * MIB:
+        return []
+    text = f"{gib(weights.nbytes)} were loaded, {gib(known.weights_bytes['fp8'])} are needed; the stored head has {gib(known.untied_bytes)}."
+    return [cause(facts, "tied_head", "possible", text, "weights")]

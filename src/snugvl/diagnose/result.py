@@ -1,0 +1,146 @@
+"""What a diagnosis says: causes with their evidence, the run's budget, the changed command. Sizes: bytes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal[
+    "vision_profile", "context", "utilisation_over_free", "utilisation_low", "tenants",
+    "profiling_disturbed", "cuda_graphs", "batch", "uva", "fp8_kernels", "dtype", "tied_head", "weights",
+    "fragmentation", "encoder_cache", "image_buffer", "prompt_too_long", "too_many_images", "spill",
+    "residency", "cpu_offload", "unknown_flag", "removed_switch", "port", "model_access", "architecture",
+    "driver", "host_killed", "host_memory", "shared_memory", "out_of_memory",
+]  # fmt: skip
+Confidence = Literal["certain", "likely", "possible"]
+Origin = Literal["measured", "computed", "inferred"]
+Engine = Literal["vllm", "ollama", "llama.cpp", "transformers", "pytorch"]
+
+TITLES: Mapping[Kind, str] = {
+    "vision_profile": "vLLM reserves memory for the largest image the checkpoint allows",
+    "context": "the context is too long for the memory that is left for the KV cache",
+    "utilisation_over_free": "--gpu-memory-utilization asks for more than is free",
+    "utilisation_low": "--gpu-memory-utilization leaves memory of the card unused",
+    "tenants": "other programs (desktop, browser, another engine) hold GPU memory",
+    "profiling_disturbed": "another program gave GPU memory back while vLLM was measuring",
+    "cuda_graphs": "capturing CUDA graphs needs memory that is no longer there",
+    "batch": "the warm-up of many sequences at once needs too much memory",
+    "uva": "vLLM's runner wants unified addressing over pinned memory, which WSL2 has switched off",
+    "fp8_kernels": "this GPU, or this build, has no kernel for the model's FP8 weights",
+    "dtype": "this GPU cannot compute in the model's number format",
+    "tied_head": "the output head is loaded a second time although the model ties it to the embedding",
+    "weights": "the weights alone are too big for this GPU",
+    "fragmentation": "enough memory is reserved by PyTorch, but in pieces that are too small",
+    "encoder_cache": "an image has more tokens than the encoder cache holds",
+    "image_buffer": "the vision encoder's buffer for this image did not fit",
+    "prompt_too_long": "the prompt, its images included, is longer than the context",
+    "too_many_images": "more images in a request than the server allows",
+    "spill": "GPU memory overflowed into system memory, which is slow",
+    "residency": "Windows could not keep the memory on the GPU although it looked free",
+    "cpu_offload": "part of the model does not fit and went to the CPU",
+    "unknown_flag": "the command has a flag that this version does not know",
+    "removed_switch": "a switch that no longer exists, or never did",
+    "port": "the port is already in use",
+    "model_access": "the model could not be found or may not be read",
+    "architecture": "the installed software is too old for this model",
+    "driver": "the GPU driver and this build of PyTorch do not fit together, or no driver is visible",
+    "host_killed": "the operating system killed the process for using too much system memory",
+    "host_memory": "too little system memory (RAM) for this model",
+    "shared_memory": "the shared memory of the system is too small",
+    "out_of_memory": "the GPU ran out of memory",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A line of the log, counted from 1, cleaned of control characters and shortened."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One reason. `explanation` is whole sentences with this run's numbers."""
+
+    kind: Kind
+    confidence: Confidence
+    explanation: str
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def title(self) -> str:
+        """The kind in words."""
+        return TITLES[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A line of the budget. Measured: the log says so; computed: a formula on it; inferred: assumed."""
+
+    name: str
+    nbytes: int
+    origin: Origin
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Where the memory of the run went.
+
+    Attributes:
+        frame: what there was: total, free, ceiling.
+        uses: what it was spent on; together at most the ceiling.
+        remainder_bytes: ceiling − uses; None where the log does not say enough. Negative: over the ceiling.
+        needed_bytes: KV cache that the run asked for, or None.
+        note: what is unknown, in a sentence, or "".
+    """
+
+    frame: tuple[Part, ...] = ()
+    uses: tuple[Part, ...] = ()
+    remainder_bytes: int | None = None
+    needed_bytes: int | None = None
+    note: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.frame or self.uses or self.needed_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change. `flag` with `new` None: remove it. Flags without dashes are environment variables."""
+
+    flag: str
+    old: str | None
+    new: str | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything.
+
+    Attributes:
+        recognised: False if nothing in the log is known to us.
+        healthy: the engine came up and no failure was found.
+        starts: how many starts the log holds; only the last is diagnosed.
+        command: the changed command, safe to paste, or None without one in the log.
+        changes: what was changed, or what to add.
+        advice: what the engine itself advises, and whether it is right here.
+        notes: what else was understood, and what to run.
+    """
+
+    recognised: bool
+    healthy: bool
+    engine: Engine | None
+    version: str | None
+    model: str | None
+    gpu: str | None
+    wsl2: bool
+    starts: int
+    lines: int
+    causes: tuple[Cause, ...] = ()
+    budget: Budget = field(default_factory=Budget)
+    command: str | None = None
+    changes: tuple[Change, ...] = ()
+    advice: str = ""
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,151 @@
+"""One pass over a log: which known lines it has, with their numbers, for its last start."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from snugvl.diagnose.patterns import PATTERNS, Pattern
+from snugvl.diagnose.result import Engine, Evidence
+from snugvl.diagnose.stream import LINE_BYTES, decode, excerpt
+
+KEPT: Final = 12  # hits kept of a pattern: the first half and the last half
+MAX_CONTINUED: Final = 60  # lines of one command
+_ORDER: Final = {"command": 0, "version": 1, "args": 2, "namespace": 2, "engine": 3}
+# Lines that describe the machine or the user's command, true before a start and after it.
+_LASTING: Final = frozenset({"gpu", "wsl", "smi_row", "version_line", "env_v1"})
+_PREFIX: Final = re.compile(r"^(?:[\w.-]{1,60} +\| +)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A known line."""
+
+    line: int
+    text: str
+    start: int
+    groups: tuple[str, ...]
+    named: dict[str, str]
+
+    @property
+    def evidence(self) -> Evidence:
+        """To show."""
+        return Evidence(self.line, excerpt(self.text, self.start))
+
+
+@dataclass(slots=True)
+class Run:
+    """What one start left in the log."""
+
+    hits: dict[str, list[Hit]] = field(default_factory=dict)
+    engines: set[Engine] = field(default_factory=set)
+    failures: set[str] = field(default_factory=set)
+    starts: int = 0
+    lines: int = 0
+    before: tuple[dict[str, list[Hit]], set[str]] | None = None  # the start before a command line
+
+    def first(self, key: str) -> Hit | None:
+        """The first line of that kind."""
+        found = self.hits.get(key)
+        return found[0] if found else None
+
+    def last(self, key: str) -> Hit | None:
+        """The last line of that kind."""
+        found = self.hits.get(key)
+        return found[-1] if found else None
+
+    def all(self, key: str) -> list[Hit]:
+        """The lines of that kind that were kept."""
+        return self.hits.get(key, [])
+
+    def has(self, *keys: str) -> bool:
+        """Any of them."""
+        return any(key in self.hits for key in keys)
+
+    def evidence(self, *keys: str) -> tuple[Evidence, ...]:
+        """The last line of each kind, in the log's order, none twice."""
+        found = {hit.line: hit.evidence for key in keys if (hit := self.last(key))}
+        return tuple(found[line] for line in sorted(found))
+
+
+def scan(log: Iterable[bytes]) -> Run:
+    """Read blocks of whole lines (`stream.blocks`)."""
+    run = Run()
+    line = 0
+    for block in log:
+        for number, start, end, found in _known_lines(block):
+            _take(run, found, line + number, decode(block[start:end]))
+            command = run.last("command")
+            if command and command.line == line + number and command.text.endswith("\\"):
+                _join(run, block[end + 1 : end + 1 + LINE_BYTES])
+        line += block.count(b"\n") + (not block.endswith(b"\n"))
+    if run.before and not run.failures and not run.has("version", "args", "namespace", "engine", "weights"):
+        # The command was written below its log.
+        hits, run.failures = run.before
+        run.hits = hits | {"command": run.hits["command"]}
+        run.starts -= 1
+    run.lines = line
+    return run
+
+
+def _known_lines(block: bytes) -> Iterator[tuple[int, int, int, list[Pattern]]]:
+    """Lines with a literal in them: number in the block from 1, start, end, patterns. Costs the hits only."""
+    found: dict[int, list[Pattern]] = {}
+    for pattern in PATTERNS:
+        at = block.find(pattern.needle)
+        while at >= 0:
+            found.setdefault(block.rfind(b"\n", 0, at) + 1, []).append(pattern)
+            end = block.find(b"\n", at)
+            at = block.find(pattern.needle, end) if end >= 0 else -1
+    number, counted = 1, 0
+    for start in sorted(found):
+        number, counted = number + block.count(b"\n", counted, start), start
+        end = block.find(b"\n", start)
+        yield number, start, end if end >= 0 else len(block), found[start]
+
+
+def _take(run: Run, found: list[Pattern], number: int, text: str) -> None:
+    for pattern in found:
+        match = pattern.regex.search(text)
+        if match is None:
+            continue
+        if pattern.key in _ORDER:
+            _begin(run, pattern.key)
+        groups = tuple(value or "" for value in match.groups())
+        named = {name: value or "" for name, value in match.groupdict().items()}
+        hits = run.hits.setdefault(pattern.key, [])
+        if len(hits) >= KEPT:
+            del hits[KEPT // 2]
+        hits.append(Hit(number, text, match.start(), groups, named))
+        if pattern.engine:
+            run.engines.add(pattern.engine)
+        if pattern.fails:
+            run.failures.add(pattern.key)
+
+
+def _begin(run: Run, key: str) -> None:
+    """A line that opens a start: forget the start before, unless this one belongs to it."""
+    reached = max((rank for name, rank in _ORDER.items() if run.has(name)), default=-1)
+    rank = _ORDER[key]
+    if key == "engine":  # every rank of a parallel start prints one, before it loads anything
+        again = run.has("engine") and (run.has("weights") or bool(run.failures))
+    else:
+        again = rank <= reached
+    if again:
+        run.before = (dict(run.hits), set(run.failures)) if key == "command" else None
+        for name in [name for name in run.hits if name not in _LASTING]:
+            del run.hits[name]
+        run.failures.clear()
+        run.starts += 1
+    run.starts = max(run.starts, 1)
+
+
+def _join(run: Run, rest: bytes) -> None:
+    """Put a command that goes on over several lines in place of its first line."""
+    hit = run.hits["command"].pop()
+    words = hit.groups[0]
+    for raw in rest.split(b"\n", MAX_CONTINUED)[:MAX_CONTINUED]:
+        if not words.endswith("\\"):
+            break
+        words = words.rstrip("\\") + _PREFIX.sub("", decode(raw).removeprefix("> "))
+    run.hits["command"].append(Hit(hit.line, hit.text, hit.start, (words.rstrip("\\"),), {}))
