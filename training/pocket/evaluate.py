@@ -112,8 +112,9 @@ def evaluate(folder: Path, split: str, first: int, count: int, threads: int) -> 
 
     with snugvl.load(folder) as model, ThreadPoolExecutor(threads) as pool:
         for scene, tally, mistakes in pool.map(work, range(first, first + count)):
-            names = ["all", scoring.tier(scene), *(["unseen pairs"] if scoring.unseen_pair(scene) else [])]
-            for name in names:
+            slim = max(scene.width / scene.height, scene.height / scene.width) > 6
+            extra = {"unseen pairs": scoring.unseen_pair(scene), "beyond 6:1": slim}
+            for name in ("all", scoring.tier(scene), *(n for n, yes in extra.items() if yes)):
                 group = groups.setdefault(name, Tally())
                 merge(group, tally)
                 group.add("scenes", 1, 0)

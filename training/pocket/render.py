@@ -22,7 +22,8 @@ class Atlas:
     def __init__(self, sprites: dict[str, np.ndarray], pool: lettering.Pool, device: torch.device) -> None:
         fields = [geometry.distance_field(s, FIELD, REACH) for s in world.SHAPES]
         self.fields = torch.from_numpy(np.stack(fields)).reshape(-1).to(device)  # [shapes * FIELD * FIELD]
-        self.pictograms = torch.cat([_level(sprites, side) for side in LEVELS]).to(device)  # flat, 4 bytes a texel
+        texels = torch.cat([_level(sprites, side) for side in LEVELS])  # [texels, 4] uint8
+        self.pictograms = texels.contiguous().view(torch.int32).reshape(-1).to(device)  # little-endian RGBA
         self.ink = torch.from_numpy(pool.ink).to(device)
         self.offsets = torch.from_numpy(pool.offsets).to(device)
         self.sizes = torch.from_numpy(pool.sizes).to(device)
@@ -112,9 +113,9 @@ def paint_object(
     dx, dy = x - cx, y - cy
     a, b = (cos * dx + sin * dy) / hx, (cos * dy - sin * dx) / hy
     inside = (a.abs() < REACH) & (b.abs() < REACH)
-    u = ((a / REACH + 1) / 2 * FIELD).long().clamp(0, FIELD - 1)
-    v = ((b / REACH + 1) / 2 * FIELD).long().clamp(0, FIELD - 1)
-    shape = torch.where(kind == 1, sprite, 0 * sprite).long()
+    u = ((a / REACH + 1) / 2 * FIELD).int().clamp(0, FIELD - 1)
+    v = ((b / REACH + 1) / 2 * FIELD).int().clamp(0, FIELD - 1)
+    shape = torch.where(kind == 1, sprite, 0 * sprite).int()
     distance = fields[(shape * FIELD + v) * FIELD + u]
     pixel = torch.minimum(hx, hy) * scale / soft
     cover = (0.5 - distance * pixel).clamp(0, 1) * inside * (kind == 1)
@@ -134,8 +135,8 @@ def _paint_pictogram(
     count = len(world.PICTOGRAMS)
     one, two = count * LEVELS[0] ** 2, count * (LEVELS[0] ** 2 + LEVELS[1] ** 2)
     big, middle = shown > 72, shown > 42
-    side = torch.where(big, LEVELS[0], torch.where(middle, LEVELS[1], LEVELS[2]))
-    base = torch.where(big, 0, torch.where(middle, one, two)) + torch.where(kind == 2, sprite, 0 * sprite).long() * side * side
+    side = torch.where(big, LEVELS[0], torch.where(middle, LEVELS[1], LEVELS[2])).int()
+    base = torch.where(big, 0, torch.where(middle, one, two)).int() + torch.where(kind == 2, sprite, 0 * sprite).int() * side * side
     u, v = (a + 1) / 2 * side - 0.5, (b + 1) / 2 * side - 0.5
     u0, v0 = u.floor(), v.floor()
     fu, fv = (u - u0)[:, None], (v - v0)[:, None]
@@ -143,12 +144,13 @@ def _paint_pictogram(
     alpha = torch.zeros_like(fu)
     for du in (0, 1):
         for dv in (0, 1):
-            i, j = u0.long() + du, v0.long() + dv
+            i, j = u0.int() + du, v0.int() + dv
             good = (i >= 0) & (j >= 0) & (i < side) & (j < side) & (kind == 2)
             at = base + j.clamp(min=0).minimum(side - 1) * side + i.clamp(min=0).minimum(side - 1)
             weight = (fu if du else 1 - fu) * (fv if dv else 1 - fv) * good[:, None]
-            color = color + torch.stack([pictograms[at, c].float() for c in range(3)], dim=1) * weight
-            alpha = alpha + pictograms[at, 3].float()[:, None] * weight
+            texel = pictograms[at]
+            color = color + torch.stack([((texel >> s) & 255).float() for s in (0, 8, 16)], dim=1) * weight
+            alpha = alpha + ((texel >> 24) & 255).float()[:, None] * weight
     return canvas * (1 - alpha / 255) + color
 
 

@@ -44,6 +44,12 @@ class Thing:
     outline: Rgb | None = None
     outline_width: float = 0.0  # share of the smaller half extent
     shade: float = 0.0  # brightness change from top to bottom of the fill, -0.2..0.2
+    line: float | None = None  # for words that share a line: where that line sorts
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Reading order."""
+        return self.line or self.box[1] + self.box[3], self.box[0] + self.box[2]
 
     @property
     def label(self) -> str:
@@ -100,7 +106,8 @@ def _canvas(rng: random.Random, recipe: Recipe) -> tuple[int, int]:
             width = height = rng.choice((64, 96, 128, 192, 224, 256, 300, 384, 400, 512, 640, 768, 1000, 1024))
         else:
             area = math.exp(rng.uniform(math.log(80), math.log(860)))
-            ratio = math.exp(rng.triangular(-1.9, 1.9, 0))
+            # Mostly ordinary pictures, some strips down to 1:16.
+            ratio = math.exp(rng.triangular(-1.6, 1.6, 0) if rng.random() < 0.7 else rng.uniform(-2.78, 2.78))
             width, height = round(area * ratio**0.5), round(area / ratio**0.5)
         if recipe.evaluation:
             height += rng.randrange(10)
@@ -146,6 +153,8 @@ class _Artist:
         self.width, self.height, self.unit = width, height, math.sqrt(width * height)
         self.background = _background(rng, width, height)
         self.things: list[Thing] = []
+        # Now and then things may cover each other's corners a little.
+        self.gap = (-0.03 if rng.random() < 0.12 else 0.012) * self.unit
 
     def color_for(self, shape: str, wanted: str | None = None) -> tuple[str, Rgb] | None:
         """A colour name and value visible on the background, allowed with `shape` in this split."""
@@ -185,7 +194,7 @@ class _Artist:
     def place(self, half_box: tuple[float, float]) -> tuple[float, float] | None:
         """A free centre for a thing whose upright box has these half extents, or None."""
         bw, bh = half_box
-        rng, gap = self.rng, 0.012 * self.unit
+        rng, gap = self.rng, self.gap
         margin = 0.004 * self.unit
         if 2 * (bw + margin) >= self.width or 2 * (bh + margin) >= self.height:
             return None
@@ -195,12 +204,17 @@ class _Artist:
             fx, fy = x / self.width, y / self.height
             if min(abs(fx - 1 / 3), abs(fx - 2 / 3), abs(fy - 1 / 3), abs(fy - 2 / 3)) < 0.022:
                 continue
-            if all(
-                x - bw > t.box[2] + gap or x + bw < t.box[0] - gap or y - bh > t.box[3] + gap or y + bh < t.box[1] - gap
-                for t in self.things
-            ):
+            if self.free(x, y, bw, bh, gap):
                 return x, y
         return None
+
+    def free(self, x: float, y: float, bw: float, bh: float, gap: float) -> bool:
+        """Whether a box of half extents (bw, bh) around (x, y) keeps its distance, from words always."""
+        for t in self.things:
+            g = max(gap, 0.008 * self.unit) if t.kind == "word" else gap
+            if x - bw <= t.box[2] + g and x + bw >= t.box[0] - g and y - bh <= t.box[3] + g and y + bh >= t.box[1] - g:
+                return False
+        return True
 
     def add_shape(self, shape: str, color: str | None, size: str) -> bool:
         """Place one shape; False when it can't be placed or coloured."""
@@ -262,12 +276,38 @@ class _Artist:
         spot = self.place(half)
         if spot is None:
             return False
-        self.things.append(Thing(
-            "word", "text", *paint, spot, half, 0.0,
-            (spot[0] - half[0], spot[1] - half[1], spot[0] + half[0], spot[1] + half[1]), "medium",
-            text=text, handle=handle,
-        ))  # fmt: skip
+        self._write(text, handle, paint, spot, half, None)
+        if rng.random() < 0.3:
+            self._continue_line(letters, tall, paint)
         return True
+
+    def _write(
+        self, text: str, handle: int, paint: tuple[str, Rgb], spot: tuple[float, float], half: tuple[float, float],
+        line: float | None,
+    ) -> None:  # fmt: skip
+        box = (spot[0] - half[0], spot[1] - half[1], spot[0] + half[0], spot[1] + half[1])
+        self.things.append(
+            Thing("word", "text", *paint, spot, half, 0.0, box, "medium", text=text, handle=handle, line=line)
+        )
+
+    def _continue_line(self, letters: Lettering, tall: float, paint: tuple[str, Rgb]) -> None:
+        """A second word to the right of the last one, as in "HELLO WORLD", if there is room."""
+        last = self.things[-1]
+        handle, text, ink_w, ink_h = letters.pick(self.rng)
+        half = (ink_w * tall / 2, ink_h * tall / 2)
+        x = last.box[2] + tall * self.rng.uniform(0.22, 0.5) + half[0]
+        y = last.center[1]
+        fx = x / self.width
+        if x + half[0] > 0.99 * self.width or min(abs(fx - 1 / 3), abs(fx - 2 / 3)) < 0.022:
+            return
+        if not 0 < y - half[1] < y + half[1] < self.height:
+            return
+        others = [t for t in self.things if t is not last]
+        self.things, kept = others, self.things
+        clear = self.free(x, y, *half, 0.01 * self.unit)
+        self.things = kept
+        if clear:
+            self._write(text, handle, paint, (x, y), half, last.box[1] + last.box[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +344,9 @@ def draw_scene(rng: random.Random, recipe: Recipe, cast: Cast, letters: Letterin
     artist = _Artist(rng, recipe, *_canvas(rng, recipe))
     words = rng.choice((1, 1, 1, 2, 2, 3)) if rng.random() < recipe.word_share else 0
     for _ in range(words):
-        artist.add_word(letters)
+        if len(artist.things) < 3:
+            artist.add_word(letters)
+    del artist.things[3:]
     groups = [] if words and rng.random() < 0.3 else _groups(rng, tuple(cast.aspects))
     crowd = sum(g[2] for g in groups)
     usual = rng.choice(("small", "medium") if crowd > 5 else ("small", "medium", "large"))
@@ -325,5 +367,5 @@ def draw_scene(rng: random.Random, recipe: Recipe, cast: Cast, letters: Letterin
             if kind == "shape" and (color is None or rng.random() < 0.05):
                 color = artist.things[-1].color  # a group keeps its colour, mostly
                 colors.append(color)
-    things = sorted(artist.things, key=lambda t: (t.box[1] + t.box[3], t.box[0] + t.box[2]))
+    things = sorted(artist.things, key=lambda t: t.order)
     return Scene(artist.width, artist.height, artist.background, tuple(things))
