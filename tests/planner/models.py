@@ -1,9 +1,17 @@
 """Models for the planner's tests, built tensor by tensor from published dimensions, without the catalogue."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod, sqrt
 
-from snugvl.checkpoint.facts import KVLayer, ModelFacts, Role, TensorFact, TextFacts, VisionFacts
+from snugvl.checkpoint.facts import (
+    ImageRule,
+    KVLayer,
+    ModelFacts,
+    Role,
+    TensorFact,
+    TextFacts,
+    VisionFacts,
+)
 
 BYTES = {"BF16": 2, "F8_E4M3": 1, "F32": 4, "I32": 4}
 
@@ -139,3 +147,20 @@ def _vision(shape: Shape) -> list[TensorFact]:
 
 def _tensor(name: str, role: Role, shape: tuple[int, ...], dtype: str = "BF16") -> TensorFact:
     return TensorFact(name, role, dtype, shape, prod(shape) * BYTES[dtype])
+
+
+def with_rule(facts: ModelFacts, rule: ImageRule) -> ModelFacts:
+    """The same with another way from images to tokens."""
+    assert facts.vision is not None
+    return replace(facts, vision=replace(facts.vision, rule=rule))
+
+
+def with_windows(facts: ModelFacts, layers: tuple[KVLayer, ...]) -> ModelFacts:
+    """The same with other attention layers."""
+    return replace(facts, text=replace(facts.text, kv_layers=layers))
+
+
+def text_only(facts: ModelFacts) -> ModelFacts:
+    """The same without its vision tower."""
+    tensors = tuple(tensor for tensor in facts.tensors if tensor.role != "vision")
+    return replace(facts, vision=None, tensors=tensors)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import Option, chunks, kv_formats_on
 from snugvl.planner.footprint.component import Footprint
-from snugvl.planner.footprint.images import largest_image, pixels_for, scales
+from snugvl.planner.footprint.images import largest_image, pixels_for
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.goals import CONTEXT_GRAIN, TOKEN_GRAIN, Goal, goals
 from snugvl.planner.settings import KVFormat, Settings
@@ -141,15 +141,6 @@ class Fitter:
         return _highest(
             low, high, CONTEXT_GRAIN, lambda n: self.fastest(replace(base, context=n)) is not None
         )
-
-    def largest_tokens_at(self, base: Settings) -> int | None:
-        """Most image tokens that fit at this context, or None; None for models with images of one size."""
-        if not base.images or not scales(self.option.model):
-            return None
-        low, high = self.wishes.least_image_tokens, largest_image(self.option.model, None).tokens
-        if low > high or self.fastest(self.with_tokens(base, low)) is None:
-            return None
-        return self.most_tokens(base, low, high)
 
     def longest_context_at(self, base: Settings) -> int | None:
         """Longest context that fits with these images, or None."""

@@ -75,10 +75,9 @@ def _remedy(fitter: Fitter, least: Fitted) -> str | None:
     """What would fit: a shorter context, fewer requests, memory that others hold."""
     wishes, settings = fitter.wishes, least.settings
     if wishes.max_pixels is not None:
-        tokens = fitter.largest_tokens_at(settings)
-        if tokens is not None:
-            pixels = fitter.with_tokens(settings, tokens).max_pixels or 0
-            return f"at {megapixels(pixels)} ({tokens:,} tokens) it fits"
+        smaller = Fitter(fitter.option, replace(wishes, max_pixels=None), fitter.budgets).best()
+        if smaller is not None:
+            return f"at {megapixels(smaller.settings.max_pixels or 0)} ({smaller.tokens:,} tokens) it fits"
     if wishes.context is not None:
         context = fitter.longest_context_at(settings)
         if context is not None:

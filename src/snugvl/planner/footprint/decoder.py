@@ -9,7 +9,7 @@ Prefill per token, MLP being the peak (traced on our network and on transformers
 Attention of a chunk over a cached prefix is plain torch today, and SDPA has no fused kernel for a mask with
 grouped heads: it computes all scores in float32. Per (new token × cached token) 8 · heads + 3 bytes, per
 cached token 8q + 12k + 8, per new token 4h + 14q + 6k + 4d. Decode: 12(q + k) + 4 · heads + 16 per cached
-token of each sequence. A paged kernel (issue 5) will change `native_chunk_attention` and `native_decode` alone.
+token of each sequence. A paged kernel (issue 5) changes `native_chunk_attention` and `native_decode` alone.
 """
 
 from dataclasses import dataclass

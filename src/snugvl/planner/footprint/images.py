@@ -10,6 +10,7 @@ from snugvl.planner.inventory import Inventory
 
 # Width : height of the images that are tried; the rule's rounding makes the shape matter a little.
 SHAPES: Final = ((1, 1), (4, 3), (3, 2), (16, 9), (2, 1), (1, 2), (9, 16), (3, 4), (4, 1))
+LONGEST: Final = 200  # times as long as wide, at most, in every rule that scales
 HUGE: Final = 16384  # pixels of a side: beyond every rule's limit, so that the limit decides
 
 
@@ -36,10 +37,13 @@ def _largest(vision: VisionFacts, max_pixels: int | None) -> ImageSize:
         tokens = max(tokens, rule.tokens(width, height, max_pixels))
         patches = max(patches, rule.patches(width, height, max_pixels))
     if _scales(vision):
-        # A dynamic rule may fill its budget to the last cell: the bound that no shape exceeds.
+        # A dynamic rule may fill its budget to the last cell, and a strip is one cell high at least: the
+        # bound that no shape exceeds.
         limit = min(max_pixels or rule.max_pixels, rule.max_pixels)
         side = vision.patch_size * vision.merge_size
-        tokens, patches = max(tokens, limit // side**2), max(patches, limit // vision.patch_size**2)
+        strip = -(-math.isqrt(LONGEST * limit) // side) + 1
+        tokens = max(tokens, limit // side**2, strip)
+        patches = max(patches, tokens * vision.merge_size**2)
     return ImageSize(tokens, patches)
 
 

@@ -4,7 +4,7 @@ Per patch, with h hidden, i intermediate, d head size of the tower, all 16-bit u
 
     input            2 · patch_dim (native); transformers: 4 · patch_dim as float32 and 2 · patch_dim cast
     attention block  24h + 8d + 16 (native), 38h + 8d + 64 (transformers): rotary in float32 is the peak
-    MLP              8h + 4i (residual, normed, two intermediates)
+    MLP              6h + 4i (input, residual, normed, two intermediates)
     deepstack        the levels already made: levels · width / merge², 2 bytes
 
 Traced on the operations of our own tower and of transformers 5.23 (`tests/planner/test_workspace.py` repeats
@@ -39,9 +39,8 @@ def native_workspace(model: Inventory, image: ImageSize, itemsize: int = HALF) -
     kept = vision.deepstack_levels * level
     # Until the last level is made, the embeddings of the patches are still referred to.
     before = (max(vision.deepstack_levels - 1, 0)) * level + itemsize * h
-    scale = itemsize / HALF
-    attention = int((12 * scale + 12) * h) + 8 * head + 16
-    mlp = (4 * h + 2 * vision.intermediate_size) * itemsize + 8 * head
+    attention = (8 * itemsize + 8) * h + 8 * head + 16  # 24h in 16 bits, 40h in float32
+    mlp = (3 * h + 2 * vision.intermediate_size) * itemsize + 8 * head + 16
     return image.patches * (itemsize * vision.patch_dim + max(kept, before) + max(attention, mlp))
 
 

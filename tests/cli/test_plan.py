@@ -1,0 +1,81 @@
+"""`snugvl plan` as a user types it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from snugvl.cli.app import run
+
+CARD = ["--gpu", "rtx-5060", "--os", "wsl2", "--held", "951MiB", "--offline"]
+MODEL = "Qwen/Qwen3-VL-4B-Instruct-FP8"
+
+
+def test_the_first_thing_a_user_types(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", MODEL, *CARD]) == 0
+    out = capsys.readouterr().out
+    assert f"{MODEL} fits NVIDIA GeForce RTX 5060 (7.96 GiB, WSL2), with vLLM" in out
+    assert "--max-model-len" in out
+    assert "16,384-token images" in out
+
+
+def test_the_best_of_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *CARD, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["choice"]["model"] == MODEL
+    assert len({entry["what"].split(" ")[0] for entry in plan["rejections"]}) > 3
+    assert run(["plan", "--gpu", "rtx-5060", "--offline", "--images", "0", "--json"]) == 0
+
+
+def test_what_does_not_fit_is_exit_code_5(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "Qwen/Qwen3-VL-8B-Instruct-FP8", *CARD]) == 5
+    out = capsys.readouterr().out
+    assert "does not fit" in out
+    assert "weights 9.86 GiB" in out
+    assert "int4" in out
+
+
+def test_a_picture_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "deep" / "plan.svg"
+    assert run(["plan", MODEL, *CARD, "--svg", str(path)]) == 0
+    assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["no/such-model"], 4, "no/such-model"),
+        (["--images", "-1"], 3, "images must be at least 0"),
+        (["--context", "0"], 3, "context must be at least 1"),
+        (["--held", "-3GiB"], 3, "-3GiB"),
+        (["--gpu", "rtx-9999"], 3, "rtx-9999"),
+        (["--quality", "best"], 2, "best"),
+        ([MODEL, "--context", "300000"], 5, "262,144"),
+    ],
+)
+def test_nonsense_gets_one_clear_line(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {word for word in arguments if word.startswith("--")}
+    card = [
+        word for pair in zip(CARD[:6:2], CARD[1:6:2], strict=True) if pair[0] not in names for word in pair
+    ]
+    assert run(["plan", *arguments, *card, "--offline"]) == code
+    captured = capsys.readouterr()
+    assert words in captured.out + captured.err
+    assert "Traceback" not in captured.err
+    assert captured.err.count("\n") <= 1
+
+
+def test_no_torch_and_nothing_slow_is_imported() -> None:
+    code = (
+        "import sys\nfrom snugvl.cli.app import run\n"
+        f"assert run({['plan', MODEL, *CARD]!r}) == 0\n"
+        "bad = {'torch', 'transformers', 'numpy', 'PIL', 'rich.progress', 'huggingface_hub'}\n"
+        "print('LOADED', sorted(bad & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "LOADED []"

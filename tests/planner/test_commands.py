@@ -1,0 +1,110 @@
+"""The commands: every flag computed, and safe to paste."""
+
+import json
+import shlex
+from dataclasses import replace
+
+from snugvl.planner.commands import next_command
+from snugvl.planner.plan import Choice
+from snugvl.planner.solve import Candidate, require, solve
+from snugvl.planner.wishes import Wishes
+from tests.planner.machines import GIB, MIB, machine, rtx_5060
+from tests.planner.models import qwen3_vl, text_only
+
+
+def chosen(size: str, wishes: Wishes, fp8: bool = True, **on: object) -> Choice:
+    place = machine(**on) if on else rtx_5060()  # type: ignore[arg-type]
+    return require(solve([Candidate(qwen3_vl(size, fp8=fp8))], place, wishes))
+
+
+def flags(command: str) -> dict[str, str]:
+    """Flags with a value, as a shell would hand them over."""
+    words = shlex.split(command)
+    return {words[i]: words[i + 1] for i in range(len(words) - 1) if words[i].startswith("--")}
+
+
+def test_vllm_gets_every_flag() -> None:
+    wishes = Wishes(backend="vllm", images=2, concurrency=3, context=4096)
+    choice = chosen("2B", wishes)
+    command = next_command(choice, wishes)
+    assert command.startswith("vllm serve Qwen/Qwen3-VL-2B-Instruct-FP8 ")
+    found = flags(command)
+    assert found["--max-model-len"] == "4096"
+    assert found["--max-num-seqs"] == "3"
+    assert found["--max-num-batched-tokens"] == str(choice.settings.chunk)
+    assert json.loads(found["--limit-mm-per-prompt"]) == {"image": 2, "video": 0}
+    assert json.loads(found["--mm-processor-kwargs"]) == {"max_pixels": choice.settings.max_pixels}
+    assert ("--enforce-eager" in command) == choice.settings.eager
+    assert "tensor-parallel" not in command
+
+
+def test_utilisation_is_of_the_total_and_fits_what_is_free() -> None:
+    choice = chosen("4B", Wishes(backend="vllm"))
+    budget = choice.budget
+    asked = float(flags(next_command(choice, Wishes()))["--gpu-memory-utilization"]) * budget.total_bytes
+    assert asked + budget.device.context_bytes <= budget.usable_bytes
+    # … and it is enough for what was planned.
+    assert asked + budget.device.context_bytes >= choice.footprint.total_bytes - budget.total_bytes / 10_000
+
+
+def test_fp8_cache_and_several_gpus() -> None:
+    wishes = Wishes(backend="vllm")
+    choice = chosen("2B", wishes)
+    small = replace(choice, settings=replace(choice.settings, kv="fp8", eager=False))
+    assert "--kv-cache-dtype fp8" in next_command(small, wishes)
+    assert "--enforce-eager" not in next_command(small, wishes)
+    pair = chosen("8B", wishes, fp8=False, total_bytes=12 * GIB, gpus=2)
+    command = next_command(pair, wishes)
+    assert command.startswith("CUDA_VISIBLE_DEVICES=0,1 vllm serve")
+    assert "--tensor-parallel-size 2" in command
+
+
+def test_text_alone_leaves_the_tower_out() -> None:
+    wishes = Wishes(images=0, backend="vllm")
+    choice = chosen("2B", wishes)
+    assert "weights: vision tower" not in {part.name for part in choice.footprint.components}
+    assert json.loads(flags(next_command(choice, wishes))["--limit-mm-per-prompt"]) == {
+        "image": 0,
+        "video": 0,
+    }
+    model = text_only(qwen3_vl("2B"))
+    plain = require(solve([Candidate(model)], machine(24 * GIB), wishes))
+    assert "--limit-mm-per-prompt" not in next_command(plain, wishes)
+
+
+def test_our_own_command_is_one_that_we_have() -> None:
+    wishes = Wishes(backend="native", task="detect")
+    choice = chosen("2B", wishes, fp8=False, total_bytes=16 * GIB)
+    words = shlex.split(next_command(choice, wishes))
+    assert words[:4] == ["snugvl", "detect", "--model", "Qwen/Qwen3-VL-2B-Instruct"]
+    assert words[words.index("--context") + 1] == str(choice.settings.context)
+    assert words[words.index("--max-pixels") + 1] == str(choice.settings.max_pixels)
+    several = Wishes(backend="native", images=2)
+    choice = chosen("2B", several, fp8=False, total_bytes=16 * GIB)
+    assert "ask --together" in next_command(choice, several)
+    assert "IMAGE1 IMAGE2" in next_command(choice, several)
+
+
+def test_transformers_gets_python_that_compiles() -> None:
+    wishes = Wishes(backend="transformers")
+    choice = chosen("2B", wishes, total_bytes=16 * GIB)
+    words = shlex.split(next_command(choice, wishes))
+    assert words[:3] == ["python", "-i", "-c"]
+    compile(words[3], "command", "exec")
+    assert f"'longest_edge': {choice.settings.max_pixels}" in words[3]
+    assert "dequantize=True" in words[3]
+
+
+def test_a_folder_with_spaces_is_quoted() -> None:
+    facts = replace(qwen3_vl("2B"), name="/models/my model; rm -rf x")
+    choice = require(solve([Candidate(facts)], machine(16 * GIB), Wishes()))
+    words = shlex.split(next_command(choice, Wishes()))
+    assert "/models/my model; rm -rf x" in words
+
+
+def test_the_gpu_with_most_room_is_used() -> None:
+    on = machine(16 * GIB, gpus=2)
+    busy = replace(on.gpus[0], free_bytes=512 * MIB)
+    choice = require(solve([Candidate(qwen3_vl("2B"))], replace(on, gpus=(busy, on.gpus[1])), Wishes()))
+    assert choice.gpus == (1,)
+    assert "--device cuda:1" in next_command(choice, Wishes(backend="native"))

@@ -1,0 +1,173 @@
+"""Components against published figures: exact where they are exact."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snugvl.checkpoint.facts import KVLayer
+from snugvl.planner.footprint import vllm
+from snugvl.planner.footprint.allocator import reserved_bytes
+from snugvl.planner.footprint.component import Component, footprint_of
+from snugvl.planner.footprint.images import largest_image, scales
+from snugvl.planner.footprint.kv import kv_bytes
+from snugvl.planner.footprint.total import Device, footprint
+from snugvl.planner.footprint.vision import encoder_bytes_per_token, held_outputs
+from snugvl.planner.footprint.weights import matrix_bytes, weight_bytes, weight_components
+from snugvl.planner.inventory import inventory
+from snugvl.planner.settings import Settings
+from tests.planner.models import Fixed, qwen3_vl, with_rule, with_windows
+
+MIB = 1 << 20
+# Bytes loaded, from public element counts: bf16; FP8 with float32 scales and a tied head; int4 g128.
+PUBLISHED = {
+    "2B": (4_255_064_064, 2_846_121_984, 2_168_659_968),
+    "4B": (8_875_631_616, 5_243_202_816, 3_496_621_056),
+}
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_weights_equal_the_published_counts_to_the_byte(size: str) -> None:
+    bf16, fp8, int4 = PUBLISHED[size]
+    plain, quantised = inventory(qwen3_vl(size)), inventory(qwen3_vl(size, fp8=True))
+    assert weight_bytes(plain, "bf16") == bf16 == weight_bytes(quantised, "bf16")
+    assert weight_bytes(quantised, "fp8", wide_scales=True) == fp8
+    assert weight_bytes(plain, "int4") == int4
+
+
+def test_a_stored_head_counts_only_where_it_is_not_tied() -> None:
+    tied, untied = inventory(qwen3_vl("4B", fp8=True)), inventory(qwen3_vl("4B", fp8=True, tied=False))
+    assert weight_bytes(untied, "fp8") - weight_bytes(tied, "fp8") == 151_936 * 2560 * 2
+
+
+def test_int4_rounds_the_last_group_of_a_row_up() -> None:
+    # 200 columns: two groups a row, each a 16-bit scale and half a byte of zero point
+    assert matrix_bytes(10 * 200, 10, "int4") == 1000 + 20 * 2 + 10
+
+
+def test_parts_and_placement() -> None:
+    model = inventory(qwen3_vl("2B"))
+    whole = {part.name: part.nbytes for part in weight_components(model, Settings("native"))}
+    moved = weight_components(model, Settings("native", vision="cpu", embedding="cpu"))
+    streamed = weight_components(model, Settings("native", vision="streamed"))
+    assert [part.name for part in moved] == ["weights: decoder", "allocator rounding"]
+    assert streamed[2].nbytes == -(-whole["weights: vision tower"] // 24) * 2
+    halves = {p.name: p.nbytes for p in weight_components(model, Settings("vllm", tensor_parallel=2))}
+    assert halves["weights: decoder"] == pytest.approx(whole["weights: decoder"] / 2, rel=1e-6)
+
+
+def test_the_allocator_takes_segments() -> None:
+    assert reserved_bytes([(1, 1)]) == 2 * MIB
+    assert reserved_bytes([(512 * 1024, 4)]) == 2 * MIB
+    assert reserved_bytes([(2 * MIB, 3)]) == 20 * MIB
+    assert reserved_bytes([(47 * MIB + 1, 2)]) == 2 * 48 * MIB
+
+
+def test_keys_and_values() -> None:
+    assert kv_bytes(inventory(qwen3_vl("2B")), Settings("native"), 16) == 16 * 112 * 1024
+    assert kv_bytes(inventory(qwen3_vl("4B")), Settings("native"), 17) == 32 * 144 * 1024
+    assert kv_bytes(inventory(qwen3_vl("4B")), Settings("vllm", kv="fp8"), 16) == 16 * 72 * 1024
+    assert kv_bytes(inventory(qwen3_vl("4B")), Settings("vllm", tensor_parallel=2), 16) == 16 * 72 * 1024
+
+
+def test_windows_stop_growing_where_the_engine_honours_them() -> None:
+    model = inventory(with_windows(qwen3_vl("2B"), (KVLayer(4, 64, window=1024), KVLayer(4, 64))))
+    per_token = 2 * 4 * 64 * 2
+    honoured = kv_bytes(model, Settings("vllm", chunk=512), 8192)
+    assert honoured == (1024 + 512) * per_token + 8192 * per_token
+    assert kv_bytes(model, Settings("transformers"), 8192) == 2 * 8192 * per_token
+
+
+def test_recurrent_states_do_not_grow() -> None:
+    model = inventory(with_windows(qwen3_vl("2B"), (KVLayer(0, 64, state_bytes=1000),)))
+    assert kv_bytes(model, Settings("vllm"), 16) == kv_bytes(model, Settings("vllm"), 100_000) == 1000
+
+
+def test_phases_do_not_add() -> None:
+    found = footprint_of(
+        [
+            Component("a", 10),
+            Component("b", 5, "vision"),
+            Component("c", 7, "prefill"),
+            Component("d", 1, "prefill"),
+        ]
+    )
+    assert (found.total_bytes, found.peak_phase) == (18, "prefill")
+    assert [part.name for part in found.counted] == ["a", "c", "d"]
+
+
+def test_vllm_holds_what_its_source_says() -> None:
+    model = inventory(qwen3_vl("4B"))
+    assert vllm.position_cache(model) == 256 * MIB
+    assert vllm.deepstack_buffers(model, 2048) == 30 * MIB
+    assert encoder_bytes_per_token(model) == 20 * 1024
+    full = Settings("vllm", max_pixels=16_777_216)
+    assert vllm.encoder_cache(model, full) == 320 * MIB
+    assert vllm.encoder_cache(model, Settings("vllm", max_pixels=65_536)) == 2048 * 20 * 1024
+
+
+@pytest.mark.parametrize(
+    ("size", "fp8", "gib"), [("2B", True, 2.9256), ("4B", True, 5.2246), ("4B", False, 8.5987)]
+)
+def test_vllm_loads_as_much_as_its_log_would_say(size: str, fp8: bool, gib: float) -> None:
+    """`Model loading took`: weights, rounding, rotary cache, deepstack buffers."""
+    model = inventory(qwen3_vl(size, fp8=fp8))
+    settings = Settings("vllm", "fp8" if fp8 else "bf16", context=2048, max_pixels=1_048_576)
+    found = footprint(model, settings, Device(0))
+    names = ("weights", "allocator rounding", "vLLM rotary", "vLLM deepstack")
+    assert sum(found.named(name) for name in names) / 2**30 == pytest.approx(gib, rel=0.01)
+
+
+def test_an_unbounded_encoder_profile_is_why_the_defaults_fail_on_8_gb() -> None:
+    model = inventory(qwen3_vl("4B", fp8=True))
+    small = footprint(model, Settings("vllm", "fp8", context=2048, max_pixels=1_048_576), Device(0))
+    full = footprint(model, Settings("vllm", "fp8", context=2048, max_pixels=16_777_216), Device(0))
+    grown = full.total_bytes - small.total_bytes
+    assert 1.9 * 2**30 < grown < 2.4 * 2**30  # 16,384-token images: encoder profile and encoder cache
+
+
+def test_the_largest_image_fills_its_budget_whatever_its_shape() -> None:
+    model = inventory(qwen3_vl("2B"))
+    assert largest_image(model, 1_048_576).tokens == 1024
+    assert largest_image(model, None).tokens == 16_384
+    rule = qwen3_vl("2B").vision
+    assert rule is not None
+    for pixels in (70_000, 300_001, 2_800_000):
+        bound = largest_image(model, pixels)
+        for width, height in ((4000, 3000), (1, 190), (5000, 700), (333, 777)):
+            assert rule.rule.tokens(width, height, pixels) <= bound.tokens
+    assert not scales(inventory(with_rule(qwen3_vl("2B"), Fixed())))
+
+
+def test_our_engine_holds_the_outputs_a_chunk_touches() -> None:
+    model = inventory(qwen3_vl("2B"))
+    image = largest_image(model, 1_048_576)
+    assert held_outputs(Settings("native", images=1), image, 7) == 7
+    assert held_outputs(Settings("native", images=20, chunk=2048), image, 7) == 4 * 7
+
+
+def test_grown_settings_never_take_less() -> None:
+    model = inventory(qwen3_vl("4B", fp8=True))
+    for engine in ("native", "transformers", "vllm"):
+        # A chunk over a prefix costs our engine more than a prompt in one piece, so its chunk stays.
+        chunk = 2048 if engine == "native" else 512
+        base: dict[str, Any] = {
+            "context": 2048, "max_pixels": 262_144, "images": 1, "concurrency": 1, "chunk": chunk
+        }  # fmt: skip
+        least = footprint(model, Settings(engine, **base), Device(1)).total_bytes  # type: ignore[arg-type]
+        larger = {"context": 8192, "max_pixels": 4_194_304, "images": 4, "concurrency": 3, "chunk": 2048}
+        for name, value in larger.items():
+            grown = footprint(model, Settings(engine, **base | {name: value}), Device(1))  # type: ignore[arg-type]
+            assert grown.total_bytes >= least, (engine, name)
+
+
+def test_models_json_agrees() -> None:
+    path = Path("/work/shared/models.json")
+    if not path.is_file():
+        pytest.skip("the shared fact sheet is not here")
+    facts = json.loads(path.read_text())["models"]
+    for size in ("2B", "4B", "8B"):
+        entry = facts[f"Qwen/Qwen3-VL-{size}-Instruct"]
+        assert inventory(qwen3_vl(size)).parameters == entry["params_exact"]
+        assert qwen3_vl(size, fp8=True).elements == entry["fp8_checkpoint"]["hf_element_count"]

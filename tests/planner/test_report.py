@@ -1,0 +1,114 @@
+"""Reports: the bar adds up, nothing is lost between the forms, the picture is well-formed."""
+
+import io
+import json
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+
+from snugvl.planner.plan import Plan
+from snugvl.planner.report.document import SCHEMA_VERSION, document
+from snugvl.planner.report.plain import bar, plain, shares
+from snugvl.planner.report.sections import report
+from snugvl.planner.report.svg import svg, wrapped
+from snugvl.planner.report.terminal import show
+from snugvl.planner.solve import Candidate, solve
+from snugvl.planner.wishes import Wishes
+from tests.planner.machines import MIB, rtx_5060
+from tests.planner.models import qwen3_vl
+
+
+def plan_of(size: str) -> Plan:
+    return solve([Candidate(qwen3_vl(size, fp8=True))], rtx_5060(), Wishes())
+
+
+@pytest.mark.parametrize("size", ["2B", "4B", "8B"])
+def test_the_rows_are_the_card(size: str) -> None:
+    plan = plan_of(size)
+    found = report(plan, rtx_5060())
+    missing = found.used_bytes - found.usable_bytes
+    assert sum(row.nbytes for row in found.rows) == found.total_bytes + max(0, missing)
+    assert len(bar(found.rows, 50)) == 50
+    assert sum(shares(found.rows, 33)) == 33
+
+
+def test_plain_text_says_everything() -> None:
+    text = plain(report(plan_of("4B"), rtx_5060()))
+    assert text.startswith("Qwen/Qwen3-VL-4B-Instruct-FP8 fits Test GPU (7.96 GiB, WSL2), with vLLM\n")
+    for words in (
+        "held by others",
+        "951 MiB",
+        "weights: decoder",
+        "vllm serve",
+        "Why not",
+        "Coming",
+        "roofline",
+    ):
+        assert words in text
+    assert "\x1b" not in text
+
+
+def test_what_does_not_fit_says_so_first() -> None:
+    found = report(plan_of("8B"), rtx_5060())
+    assert not found.fits
+    assert found.command is None
+    assert "does not fit" in found.headline
+    assert found.headline.endswith("too much")
+    assert any(note.startswith("Way out") for note in found.notes)
+
+
+def test_a_terminal_gets_the_same_lines() -> None:
+    out = io.StringIO()
+    found = report(plan_of("4B"), rtx_5060())
+    show(found, out)
+    text = out.getvalue()
+    assert found.headline in text
+    assert str(found.command) in text
+    for row in found.rows:
+        assert row.label in text
+
+
+def test_measured_figures_stand_beside_the_planned_ones() -> None:
+    found = report(plan_of("4B"), rtx_5060(), lambda engine, name: 7 * MIB if name == "KV cache" else None)
+    text = plain(found)
+    assert "planned   measured" in text
+    assert "7 MiB" in next(line for line in text.splitlines() if "KV cache" in line)
+    assert "  measured" not in plain(report(plan_of("4B"), rtx_5060()))
+
+
+@pytest.mark.parametrize("size", ["4B", "8B"])
+def test_json_is_complete_and_versioned(size: str) -> None:
+    plan = plan_of(size)
+    values = json.loads(json.dumps(document(plan, rtx_5060())))
+    assert values["schema"] == SCHEMA_VERSION
+    shown = values["choice"] or values["closest"]
+    always = sum(part["bytes"] for part in shown["components"] if part["phase"] == "always")
+    peak = sum(part["bytes"] for part in shown["components"] if part["phase"] == shown["peak_phase"])
+    assert always + peak == shown["total_bytes"]
+    budget = values["budget"]
+    assert budget["usable_bytes"] + budget["margin_bytes"] + budget["held_bytes"] == budget["total_bytes"]
+    assert values["fits"] == (values["command"] is not None)
+
+
+@pytest.mark.parametrize("size", ["4B", "8B"])
+def test_the_picture_is_well_formed_and_stays_inside(size: str) -> None:
+    root = ElementTree.fromstring(svg(report(plan_of(size), rtx_5060())))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    rects = root.findall("{*}rect")[1:]
+    for rect in rects:
+        assert float(rect.attrib["x"]) + float(rect.attrib["width"]) <= width + 0.2
+        assert float(rect.attrib["y"]) + float(rect.attrib["height"]) <= height
+    bars = [rect for rect in rects if rect.attrib["height"] == "44"]
+    for left, right in pairwise(bars):
+        assert float(left.attrib["x"]) + float(left.attrib["width"]) == pytest.approx(
+            float(right.attrib["x"]), abs=0.2
+        )
+    for text in root.findall("{*}text"):
+        assert 0 <= float(text.attrib["y"]) <= height
+
+
+def test_a_long_command_is_cut_between_words() -> None:
+    lines = wrapped("one two three four", 9)
+    assert lines == ["one two \\", "  three \\", "  four"]
+    assert " ".join(line.removesuffix(" \\").strip() for line in lines) == "one two three four"

@@ -1,0 +1,206 @@
+"""The solver: monotone, sound, obedient to wishes, and honest about what doesn't fit."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snugvl.errors import DoesNotFit, RequestError
+from snugvl.planner.budget import budgets
+from snugvl.planner.footprint.images import largest_image
+from snugvl.planner.footprint.total import footprint
+from snugvl.planner.plan import Plan
+from snugvl.planner.solve import Candidate, require, solve
+from snugvl.planner.wishes import Wishes
+from tests.planner.machines import GIB, MIB, machine, rtx_5060
+from tests.planner.models import Fixed, qwen3_vl, text_only, with_rule
+
+FACTS = {(size, fp8): qwen3_vl(size, fp8=fp8) for size in ("2B", "4B", "8B") for fp8 in (False, True)}
+CATALOGUE = [Candidate(facts, ["2B", "4B", "8B"].index(size)) for (size, _), facts in FACTS.items()]
+
+wishes_strategy = st.builds(
+    Wishes,
+    context=st.sampled_from([None, 2048, 4096, 16384]),
+    images=st.sampled_from([0, 1, 2]),
+    task=st.sampled_from(["caption", "scene"]),
+    quality=st.sampled_from(["any", "fp8", "bf16"]),
+    backend=st.sampled_from(["auto", "native", "transformers", "vllm"]),
+    concurrency=st.sampled_from([1, 2, 4]),
+)
+
+
+def one(size: str, fp8: bool = True, wishes: Wishes | None = None, on: object = None) -> Plan:
+    return solve([Candidate(FACTS[size, fp8])], on or rtx_5060(), wishes or Wishes())  # type: ignore[arg-type]
+
+
+@given(
+    total=st.integers(1024, 100 * 1024),
+    more=st.integers(0, 8 * 1024),
+    os=st.sampled_from(["linux", "wsl2"]),
+    gpus=st.sampled_from([1, 2]),
+    wishes=wishes_strategy,
+)
+@settings(max_examples=60, deadline=None)
+def test_more_memory_never_yields_less(total: int, more: int, os: str, gpus: int, wishes: Wishes) -> None:
+    small = solve(CATALOGUE[-4:], machine(total * MIB, os=os, gpus=gpus), wishes).choice  # type: ignore[arg-type]
+    large = solve(CATALOGUE[-4:], machine((total + more) * MIB, os=os, gpus=gpus), wishes).choice  # type: ignore[arg-type]
+    assert small is None or (large is not None and large.score >= small.score)
+
+
+@given(
+    total=st.integers(1024, 100 * 1024), held=st.floats(0, 0.9), os=st.sampled_from(["linux", "wsl2"]),
+    gpus=st.sampled_from([1, 2]), wishes=wishes_strategy,
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_no_plan_exceeds_its_budget_or_ignores_a_wish(
+    total: int, held: float, os: str, gpus: int, wishes: Wishes
+) -> None:
+    on = machine(total * MIB, int(total * MIB * held), os=os, gpus=gpus)  # type: ignore[arg-type]
+    plan = solve(CATALOGUE, on, wishes)
+    for choice in (plan.choice, *plan.runners_up):
+        if choice is None:
+            continue
+        model, chosen = choice.option.model, choice.settings
+        again = footprint(model, chosen, choice.budget.device)
+        assert again.total_bytes == choice.footprint.total_bytes <= choice.budget.usable_bytes
+        assert choice.budget.usable_bytes <= on.gpus[0].free_bytes
+        assert choice.option.pending is None
+        assert wishes.backend in ("auto", chosen.engine)
+        assert wishes.context is None or chosen.context == wishes.context
+        assert chosen.concurrency == wishes.concurrency
+        assert chosen.images * choice.tokens < chosen.context
+        if wishes.images:
+            assert choice.tokens >= wishes.least_image_tokens
+    for rejection in plan.rejections:
+        assert rejection.short_bytes > 0
+        assert rejection.blame_bytes > 0
+        assert rejection.blame
+
+
+@given(free=st.integers(0, 200 * 1024))
+def test_a_budget_grows_with_free_memory_and_keeps_more_away_under_wsl2(free: int) -> None:
+    def usable(count: int, os: str) -> int:
+        return budgets(machine(200 * GIB, 200 * GIB - count * MIB, os=os))[0].usable_bytes  # type: ignore[arg-type]
+
+    assert usable(free, "linux") <= usable(free + 1, "linux")
+    assert usable(free, "wsl2") <= usable(free + 1, "wsl2")
+    assert usable(free, "wsl2") <= usable(free, "linux")
+    assert usable(free, "wsl2") <= free * MIB * 0.9 + 1
+
+
+def test_the_first_card_a_user_asks_about() -> None:
+    plan = one("4B")
+    choice = require(plan)
+    assert choice.settings.engine == "vllm"
+    assert choice.settings.weights == "fp8"
+    assert any("16,384-token images" in rejection.what for rejection in plan.rejections)
+    native = next(rejection for rejection in plan.rejections if "with native" in rejection.what)
+    assert native.blame == "weights"
+    assert [entry.option.weights for entry in plan.pending] == ["fp8"]
+
+
+def test_the_inverse_is_the_largest_image_that_fits() -> None:
+    plan = one("4B")
+    choice = require(plan)
+    bigger = replace(choice.settings, max_pixels=(choice.settings.max_pixels or 0) + 64 * 1024)
+    assert largest_image(choice.option.model, bigger.max_pixels).tokens > choice.tokens
+    after = replace(bigger, chunk=512)
+    assert (
+        footprint(choice.option.model, after, choice.budget.device).total_bytes
+        > choice.footprint.total_bytes - 40 * MIB
+    )
+    remedy = next(r.remedy for r in plan.rejections if "16,384-token images" in r.what)
+    assert f"{choice.tokens:,} tokens" in str(remedy)
+
+
+def test_nothing_fits_says_how_much_is_missing_and_the_way_out() -> None:
+    plan = one("8B")
+    assert plan.choice is None
+    with pytest.raises(
+        DoesNotFit, match=r"8B-Instruct-FP8 does not fit .* \(weights 9\.86 GiB.* more than the"
+    ):
+        require(plan)
+    with pytest.raises(DoesNotFit, match=r"a context of .* tokens fits"):
+        require(one("4B", wishes=Wishes(context=32768)))
+    with pytest.raises(DoesNotFit, match=r"megapixels .* fits"):
+        require(one("4B", wishes=Wishes(max_pixels=16_777_216)))
+    with pytest.raises(DoesNotFit, match=r"others give .* back"):
+        require(solve([Candidate(FACTS["4B", True])], rtx_5060(2400 * MIB), Wishes()))
+
+
+def test_a_better_model_is_chosen_as_soon_as_it_fits() -> None:
+    names = [
+        require(solve(CATALOGUE, machine(size * GIB), Wishes())).option.model.name for size in (8, 16, 32)
+    ]
+    assert [name.split("-")[2] for name in names] == ["4B", "8B", "8B"]
+    assert names[2] == "Qwen/Qwen3-VL-8B-Instruct"
+
+
+def test_what_is_not_built_yet_is_shown_and_never_chosen() -> None:
+    plan = solve([Candidate(FACTS["8B", False])], machine(12 * GIB), Wishes())
+    assert plan.choice is None
+    assert {entry.option.pending for entry in plan.pending} == {"issue 5"}
+    assert plan.pending[0].option.weights in ("int8", "int4")
+
+
+def test_quality_is_a_floor() -> None:
+    assert require(solve(CATALOGUE, machine(12 * GIB), Wishes(quality="fp8"))).option.stored_quality == "fp8"
+    chosen = require(solve(CATALOGUE, machine(12 * GIB), Wishes(quality="bf16")))
+    assert chosen.option.stored_quality == "bf16"
+    assert "4B" in chosen.option.model.name
+
+
+def test_grounding_keeps_1024_tokens() -> None:
+    assert Wishes(task="detect").least_image_tokens == 1024
+    tight = rtx_5060(1100 * MIB)
+    assert require(solve([Candidate(FACTS["4B", True])], tight, Wishes())).tokens < 1024
+    plan = solve([Candidate(FACTS["4B", True])], tight, Wishes(task="detect"))
+    assert plan.choice is None or plan.choice.tokens >= 1024
+
+
+def test_an_older_gpu_without_fused_attention_needs_more() -> None:
+    wishes = Wishes(backend="native", context=2048, max_pixels=1_048_576)
+    new = require(one("2B", False, wishes, machine(12 * GIB)))
+    old = require(one("2B", False, wishes, machine(12 * GIB, capability=(7, 5))))
+    assert old.footprint.total_bytes > new.footprint.total_bytes + 512 * MIB
+
+
+def test_several_gpus_share_what_one_can_not_hold() -> None:
+    plan = solve([Candidate(FACTS["8B", False])], machine(12 * GIB, gpus=2), Wishes())
+    choice = require(plan)
+    assert (choice.settings.engine, choice.settings.tensor_parallel, choice.gpus) == ("vllm", 2, (0, 1))
+
+
+def test_without_a_gpu_main_memory_is_planned() -> None:
+    choice = require(solve([Candidate(FACTS["2B", False])], replace(machine(GIB), gpus=()), Wishes()))
+    assert (choice.settings.engine, choice.settings.weights, choice.gpus) == ("native", "fp32", ())
+    assert choice.speed.decode_tokens_per_s is None
+
+
+def test_a_measured_context_replaces_the_default() -> None:
+    on = machine(12 * GIB, context_bytes=300 * MIB)
+    context = require(one("2B", on=on)).footprint.components[0]
+    assert (context.nbytes, context.basis) == (300 * MIB, "measured")
+
+
+def test_models_with_one_image_size_and_without_images() -> None:
+    fixed = require(solve([Candidate(with_rule(FACTS["2B", False], Fixed()))], machine(12 * GIB), Wishes()))
+    assert (fixed.tokens, fixed.settings.max_pixels) == (256, None)
+    text = require(solve([Candidate(text_only(FACTS["2B", False]))], machine(12 * GIB), Wishes()))
+    assert (text.tokens, text.settings.images) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"images": -1}, "images must be at least 0"),
+        ({"context": 0}, "context must be at least 1"),
+        ({"concurrency": 0}, "concurrency must be at least 1"),
+        ({"images": 0, "task": "detect"}, "boxes need an image"),
+        ({"context": 512, "images": 4}, "can't hold 4 image"),
+    ],
+)
+def test_wishes_that_can_not_be(bad: dict[str, object], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        Wishes(**bad)  # type: ignore[arg-type]

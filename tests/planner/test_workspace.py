@@ -1,0 +1,166 @@
+"""The workspace formulas against the operations of the networks themselves, traced on the meta device."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from snugvl.checkpoint.architecture import ModelConfig, read_config
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kv_cache import KVCache
+from snugvl.models.batch import Batch
+from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.planner.footprint import decoder, vision
+from snugvl.planner.footprint.images import ImageSize
+from snugvl.planner.inventory import Inventory, inventory
+from tests.planner.models import SHAPES, qwen3_vl
+from tests.planner.trace import Trace, fused_attention
+
+LAYERS, VOCAB = 3, 1024  # the workspace doesn't depend on them
+OURS = "snugvl.models.vision.scaled_dot_product_attention"
+OURS_TEXT = "snugvl.layers.attention.scaled_dot_product_attention"
+
+
+def values(size: str) -> dict[str, Any]:
+    """`config.json` of a Qwen3-VL with few layers."""
+    shape = SHAPES[size]
+    return {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "model_type": "qwen3_vl",
+        "tie_word_embeddings": shape.tied,
+        "image_token_id": 5,
+        "vision_start_token_id": 6,
+        "vision_end_token_id": 8,
+        "video_token_id": 7,
+        "text_config": {
+            "model_type": "qwen3_vl_text", "vocab_size": VOCAB, "hidden_size": shape.hidden,
+            "num_hidden_layers": LAYERS, "num_attention_heads": shape.heads, "num_key_value_heads": 8,
+            "head_dim": 128, "intermediate_size": shape.intermediate, "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-6, "rope_theta": 5e6, "hidden_act": "silu", "tie_word_embeddings": shape.tied,
+            "bos_token_id": None, "eos_token_id": None,
+            "rope_scaling": {
+                "rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True
+            },
+        },
+        "vision_config": {
+            "model_type": "qwen3_vl", "depth": 7, "hidden_size": shape.vision,
+            "intermediate_size": shape.vision_intermediate, "num_heads": 16, "patch_size": 16,
+            "temporal_patch_size": 2, "spatial_merge_size": 2, "in_channels": 3,
+            "out_hidden_size": shape.hidden, "num_position_embeddings": 2304,
+            "deepstack_visual_indexes": [1, 3, 5], "hidden_act": "gelu_pytorch_tanh",
+        },
+    }  # fmt: skip
+
+
+def network(size: str, folder: Path, dtype: torch.dtype) -> tuple[Qwen3VL, ModelConfig]:
+    """Ours, without memory."""
+    (folder / "config.json").write_text(json.dumps(values(size)))
+    config = read_config(folder)
+    with torch.device("meta"):
+        return Qwen3VL(config).to(dtype), config
+
+
+def traced(run: Any, *kept: torch.Tensor) -> int:
+    """Peak live bytes of `run` beyond `kept`."""
+    trace = Trace()
+    for tensor in kept:
+        trace.keep(tensor)
+    with torch.no_grad(), trace:
+        run()
+    return trace.peak
+
+
+def model_of(size: str) -> Inventory:
+    return inventory(qwen3_vl(size))
+
+
+@pytest.mark.parametrize("size", ["2B", "4B", "8B"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_our_vision_tower(size: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model, config = network(size, tmp_path, dtype)
+    patches = torch.empty(64 * 64, config.vision.patch_dim, dtype=dtype, device="meta")
+    with fused_attention(OURS):
+        peak = (
+            traced(lambda: model.encode_vision(patches, [(1, 64, 64)]), *model.parameters()) + patches.nbytes
+        )
+    planned = vision.native_workspace(model_of(size), ImageSize(1024, 4096), dtype.itemsize)
+    assert peak <= planned <= peak * 1.02
+
+
+@pytest.mark.parametrize("size", ["2B", "4B", "8B"])
+def test_our_prefill_and_decode(size: str, tmp_path: Path) -> None:
+    model, config = network(size, tmp_path, torch.bfloat16)
+    planned = model_of(size)
+    with fused_attention(OURS_TEXT):
+        alone = step(model, config, (2048,), (2048,))
+    assert alone <= decoder.native_prefill(planned, 2048) <= alone * 1.02
+    for new, context in ((512, 4096), (2048, 4096), (2048, 8192)):
+        chunk = step(model, config, (new,), (context,))
+        assert chunk <= decoder.native_chunk_attention(planned, new, context) <= chunk * 1.02
+    for sequences in (1, 4):
+        decode = step(model, config, (1,) * sequences, (4096,) * sequences)
+        assert decode <= decoder.native_decode(planned, sequences, 4096) * 1.001 <= decode * 1.02
+
+
+def step(model: Qwen3VL, config: ModelConfig, new: tuple[int, ...], contexts: tuple[int, ...]) -> int:
+    """Peak of one step of our decoder, in plain torch."""
+    total, blocks = sum(new), -(-max(contexts) // 16)
+    cache = KVCache(
+        num_layers=LAYERS, num_blocks=blocks * len(new), block_size=16, num_kv_heads=8, head_dim=128,
+        dtype=torch.bfloat16, device=torch.device("meta"),
+    )  # fmt: skip
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.int64, device="meta")
+
+    metadata = AttentionMetadata(new, contexts, zeros(total), zeros(len(new), blocks), 16)
+    batch = Batch(zeros(total), zeros(3, total), metadata, zeros(len(new)), None, None)
+    kept = (cache.storage, batch.input_ids, batch.positions, metadata.slot_mapping, metadata.block_tables)
+    with sdpa_kernel(SDPBackend.MATH):
+        return traced(lambda: model(batch, cache), *model.parameters(), *kept)
+
+
+@pytest.fixture(scope="module", params=["2B", "4B", "8B"])
+def oracle(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    """transformers' network, its buffers filled, its weights never touched."""
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    with torch.device("meta"):
+        model = Qwen3VLForConditionalGeneration._from_config(
+            Qwen3VLConfig(**values(request.param)), dtype=torch.bfloat16, attn_implementation="sdpa"
+        )
+    return request.param, model.to_empty(device="cpu")
+
+
+def kept_by(model: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers(), *inputs.values()]
+
+
+@pytest.mark.slow
+def test_transformers_vision_tower(oracle: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    size, model = oracle
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda q, *_, **__: torch.empty_like(q)
+    )
+    inputs = {"pixels": torch.zeros(1024, 1536), "grid": torch.tensor([[1, 32, 32]])}
+    peak = traced(
+        lambda: model.model.get_image_features(inputs["pixels"], inputs["grid"]), *kept_by(model, inputs)
+    )
+    planned = vision.transformers_workspace(model_of(size), ImageSize(256, 1024))
+    assert peak + inputs["pixels"].nbytes == pytest.approx(planned, rel=0.01)
+
+
+@pytest.mark.slow
+def test_transformers_prefill(oracle: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    size, model = oracle
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda q, *_, **__: torch.empty_like(q)
+    )
+    ids = torch.full((1, 256), 100)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    peak = traced(lambda: model(**inputs, use_cache=True, logits_to_keep=1), *kept_by(model, inputs))
+    kv = LAYERS * 2 * 8 * 128 * 2 * 256
+    assert peak - kv == pytest.approx(decoder.transformers_prefill(model_of(size), 256, 0), rel=0.01)
