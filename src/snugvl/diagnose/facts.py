@@ -34,7 +34,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A run in numbers. `overhead`: ceiling − weights − KV: activations, encoder profile, context, libraries."""
+    """A run in numbers. `overhead`: ceiling − weights − KV, so activations, encoder, context, libraries."""
 
     run: Run
     engine: Engine | None

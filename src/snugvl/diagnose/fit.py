@@ -55,7 +55,7 @@ def solve(facts: Facts) -> Fit:
     now = facts.image_tokens or (
         facts.known.max_image_tokens if facts.known and not facts.explicit_pixels else 0
     )
-    for context in _contexts(facts, bool(profile and now)):
+    for context in _contexts(facts, bool(profile and now) and not facts.explicit_pixels):
         for tokens in [0, *IMAGE_TOKENS] if profile and now else [0]:
             if tokens >= now > 0:
                 continue
@@ -81,12 +81,9 @@ def _kv_now(facts: Facts) -> tuple[int | None, bool]:
     if facts.kv:
         return facts.kv.nbytes, False
     weights = facts.weights.nbytes if facts.weights else None
-    if (
-        weights is None
-        and facts.known
-        and (stored := stored_format(facts.model)) in facts.known.weights_bytes
-    ):
-        weights = facts.known.weights_bytes[stored] + ENGINE_BYTES
+    stored = facts.known.weights_bytes.get(stored_format(facts.model) or "") if facts.known else None
+    if weights is None and stored:
+        weights = stored + ENGINE_BYTES
     if facts.ceiling and weights and facts.known:
         profile = (facts.image_tokens or facts.known.max_image_tokens) * facts.known.profile_bytes
         return facts.ceiling.nbytes - weights - CONTEXT_BYTES - profile, True

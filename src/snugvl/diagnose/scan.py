@@ -9,6 +9,7 @@ from snugvl.diagnose.patterns import PATTERNS, Pattern
 from snugvl.diagnose.result import Engine, Evidence
 from snugvl.diagnose.stream import LINE_BYTES, decode, excerpt
 
+BUSY: Final = 8  # lines of one kind read at each end of a block: a log may repeat one error for days
 KEPT: Final = 12  # hits kept of a pattern: the first half and the last half
 MAX_CONTINUED: Final = 60  # lines of one command
 _ORDER: Final = {"command": 0, "version": 1, "args": 2, "namespace": 2, "engine": 3}
@@ -92,16 +93,31 @@ def _known_lines(block: bytes) -> Iterator[tuple[int, int, int, list[Pattern]]]:
     """Lines with a literal in them: number in the block from 1, start, end, patterns. Costs the hits only."""
     found: dict[int, list[Pattern]] = {}
     for pattern in PATTERNS:
-        at = block.find(pattern.needle)
-        while at >= 0:
-            found.setdefault(block.rfind(b"\n", 0, at) + 1, []).append(pattern)
-            end = block.find(b"\n", at)
-            at = block.find(pattern.needle, end) if end >= 0 else -1
+        for start in _line_starts(block, pattern.needle, BUSY if pattern.key not in _ORDER else len(block)):
+            found.setdefault(start, []).append(pattern)
     number, counted = 1, 0
     for start in sorted(found):
         number, counted = number + block.count(b"\n", counted, start), start
         end = block.find(b"\n", start)
         yield number, start, end if end >= 0 else len(block), found[start]
+
+
+def _line_starts(block: bytes, needle: bytes, most: int) -> list[int]:
+    """Where lines with `needle` start; of more than 2 · `most` only those at both ends of the block."""
+    starts: list[int] = []
+    at = block.find(needle)
+    while at >= 0 and len(starts) < most:
+        starts.append(block.rfind(b"\n", 0, at) + 1)
+        end = block.find(b"\n", at)
+        at = block.find(needle, end) if end >= 0 else -1
+    if at < 0:
+        return starts
+    late: list[int] = []
+    end = len(block)
+    while len(late) < most and (last := block.rfind(needle, at, end)) >= 0:
+        late.append(block.rfind(b"\n", 0, last) + 1)
+        end = late[-1]
+    return starts + late[::-1]
 
 
 def _take(run: Run, found: list[Pattern], number: int, text: str) -> None:
