@@ -62,7 +62,7 @@ def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Lin
     yield [(memory + disk, "")]
     for gpu in machine.gpus:
         yield []
-        yield from _gpu(gpu, width)
+        yield from _gpu(gpu, width, here=machine.source == "probed")
     if not machine.gpus:
         yield []
         yield [("No GPU", "bold"), (": models run on the processor, slowly.", "")]
@@ -84,7 +84,7 @@ def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Lin
         )
 
 
-def _gpu(gpu: Gpu, width: int | None) -> Iterator[Line]:
+def _gpu(gpu: Gpu, width: int | None, *, here: bool) -> Iterator[Line]:
     facts = [format_size(gpu.total_bytes)]
     if gpu.compute_capability is not None:
         facts.append("compute {}.{}".format(*gpu.compute_capability))
@@ -108,7 +108,7 @@ def _gpu(gpu: Gpu, width: int | None) -> Iterator[Line]:
         yield from _hanging(size, "", tenant.name + process, width)
     if gpu.context_bytes is None:
         cost_bytes = context_cost.estimate(gpu)
-        source = "estimated" if gpu.uuid is None else "estimated; --measure-context measures it"
+        source = "estimated; --measure-context measures it" if here else "estimated"
     else:
         cost_bytes, source = gpu.context_bytes, f"measured with driver {gpu.driver}"
     size = f"{format_size(cost_bytes):>{_SIZE_WIDTH}}  "

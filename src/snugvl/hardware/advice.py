@@ -14,7 +14,7 @@ Resource = Literal["gpu", "ram", "disk"]
 
 LOW_DISK_BYTES: Final = 20 * GIB  # the largest model that an 8 GB card runs is a download of 17.5 GB
 LOW_RAM_BYTES: Final = 8 * GIB
-_WORTH_BYTES: Final = 32 * MIB  # nobody closes a program for less
+_WORTH_BYTES: Final = 64 * MIB  # nobody closes a program for less
 
 # Programs by name, and how each gives its memory back. The first that matches counts.
 _ENGINES: Final = (
@@ -85,6 +85,10 @@ def _odd(machine: Machine, build: TorchBuild | None) -> Sequence[str]:
         for gpu in machine.gpus
         if gpu.mig
     ]
+    if machine.disk_free_bytes < LOW_DISK_BYTES:
+        found.append(
+            f"Only {format_size(machine.disk_free_bytes)} are free on the disk that models are downloaded to."
+        )
     if build is not None:
         found += _odd_torch(machine, build)
     return list(dict.fromkeys(found))
@@ -138,7 +142,8 @@ def _about(tenant: Tenant, machine: Machine) -> str:
     if tenant.pid is not None:
         for pattern, name, how in _ENGINES:
             if re.search(pattern, tenant.name, re.IGNORECASE):
-                return f"Stop {name} ({tenant.name}, process {tenant.pid}): {how}"
+                also = "" if tenant.name.lower() == name.lower() else f"{tenant.name}, "
+                return f"Stop {name} ({also}process {tenant.pid}): {how}"
         return f"Close {tenant.name} (process {tenant.pid})"
     if tenant.name == OUTSIDE:
         return "Look outside this container who uses the GPU (nvidia-smi on the host), and stop it"

@@ -153,14 +153,16 @@ def _devices(nvml: Any, found: Readout) -> tuple[list[_Device], dict[int, list[_
         except nvml.NVMLError as error:
             found.notes.append(f"GPU {index} doesn't answer ({error}) and is left out.")
             continue
-        physical.append(device)
         mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
         if mode is not None and mode[0] == 1:
-            slices[len(physical) - 1] = own = list(_slices(nvml, device))
-            if not own:
+            own = list(_slices(nvml, device))
+            if not own:  # nor can CUDA use it as a whole
                 found.notes.append(
-                    f"{device.name} is in MIG mode but has no slice; make one: nvidia-smi mig -cgi."
+                    f"{device.name} is in MIG mode without a slice; make one: nvidia-smi mig -cgi"
                 )
+                continue
+            slices[len(physical)] = own
+        physical.append(device)
     return physical, slices
 
 

@@ -46,13 +46,11 @@ def _named(variable: str, usable: Sequence[str], known: Sequence[str]) -> tuple[
     words = [word.strip() for word in variable.split(",")] if variable.strip() else []
     for word in words:
         uuid = _one(word, usable, known)
-        if uuid is None or uuid in chosen:
-            what = "names a GPU twice" if uuid else f"has {word!r}, which is no GPU here"
-            seen = f"{len(chosen)} before it" if chosen else "none"
-            return (
-                chosen if uuid is None else [],
-                f"CUDA_VISIBLE_DEVICES={variable} {what}; CUDA sees {seen}.",
-            )
+        if uuid is None:
+            seen = f"the {len(chosen)} before it" if chosen else "none"
+            return chosen, f"CUDA_VISIBLE_DEVICES={variable} has {word!r}, no GPU here; CUDA sees {seen}."
+        if uuid in chosen:
+            return [], f"CUDA_VISIBLE_DEVICES={variable} names a GPU twice; CUDA then sees none."
         chosen.append(uuid)
     hidden = len(usable) - len(chosen)
     if not hidden or not usable:

@@ -1,0 +1,89 @@
+"""The table of GPUs and how names find their row."""
+
+import pytest
+
+from snugvl.errors import InputError
+from snugvl.hardware import gpus
+from snugvl.hardware.sizes import GIB, MIB
+
+
+@pytest.mark.parametrize(
+    "name", ["rtx-5060", "NVIDIA GeForce RTX 5060", "RTX5060", "geforce rtx 5060", "5060", "Rtx_5060"]
+)
+def test_spellings_of_the_5060(name: str) -> None:
+    model = gpus.lookup(name)
+    assert model.product == "NVIDIA GeForce RTX 5060"
+    assert (model.total_bytes, model.bandwidth, model.compute_capability) == (8151 * MIB, 448e9, (12, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "product"),
+    [
+        ("RTX5060 Laptop", "NVIDIA GeForce RTX 5060 Laptop GPU"),
+        ("rtx 4090 mobile", "NVIDIA GeForce RTX 4090 Laptop GPU"),
+        ("2080ti", "NVIDIA GeForce RTX 2080 Ti"),
+        ("1660 super", "NVIDIA GeForce GTX 1660 SUPER"),
+        ("T4", "Tesla T4"),
+        ("a100", "NVIDIA A100-SXM4-80GB"),
+        ("H100", "NVIDIA H100 80GB HBM3"),
+        ("rtx 6000 ada", "NVIDIA RTX 6000 Ada Generation"),
+        ("rtx-pro-6000", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
+        ("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-16GB"),
+    ],
+)
+def test_other_spellings(name: str, product: str) -> None:
+    assert gpus.lookup(name).product == product
+
+
+def test_every_row_is_found_by_its_names_and_is_plausible() -> None:
+    for model in gpus.known():
+        for name in (model.name, model.product, *model.aliases):
+            assert model == gpus.find(name, model.total_bytes), name
+        assert 4 * GIB <= model.total_bytes <= 192 * GIB
+        assert 100e9 <= model.bandwidth <= 8e12
+        assert (7, 0) <= model.compute_capability <= (12, 1)
+        assert model.bf16_flops is None or 5e12 <= model.bf16_flops <= 2.5e15
+
+
+def test_aliases_mean_their_own_row_without_a_size() -> None:
+    for model in gpus.known():
+        for alias in model.aliases:
+            assert gpus.lookup(alias) == model, alias
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [("rtx 3090", 71.2), ("rtx 4090", 165.2), ("rtx 5090", 209.5), ("gtx 1660 ti", 10.9), ("rtx 3080", 59.5)],
+)
+def test_the_formula_gives_the_published_figures(name: str, teraflops: float) -> None:
+    """NVIDIA's architecture papers: dense fp16 tensor operations with fp32 accumulation."""
+    flops = gpus.lookup(name).bf16_flops
+    assert flops is not None
+    assert flops / 1e12 == pytest.approx(teraflops, rel=0.003)
+
+
+def test_memory_tells_two_cards_of_one_name_apart() -> None:
+    assert gpus.lookup("rtx 4060 ti").total_bytes == 8188 * MIB
+    assert gpus.lookup("NVIDIA GeForce RTX 4060 Ti", 16 * GIB).total_bytes == 16380 * MIB
+    assert gpus.lookup("rtx-3080", 12 * GIB).bandwidth == 912e9
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("rtx-5061", "rtx-5060"), ("RTX 409", "rtx-4090"), ("a1000", "a100")]
+)
+def test_an_unknown_name_gets_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(InputError, match=near) as caught:
+        gpus.lookup(name)
+    assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "  ", "banana", "nvidia", "gpu", "💥" * 1000])
+def test_nonsense_has_no_neighbours(name: str) -> None:
+    with pytest.raises(InputError, match="--vram"):
+        gpus.lookup(name)
+
+
+def test_suggestions_are_accepted() -> None:
+    for wrong in ("rtx-5061", "v10", "gtx 1650s", "l4o", "quadro 5000"):
+        for name in gpus.nearest(wrong):
+            gpus.lookup(name)
