@@ -10,7 +10,7 @@ from snugvl.diagnose.result import Change
 
 def test_a_typed_command_is_kept_but_for_its_changes() -> None:
     command = parse(
-        "HF_HOME=/d vllm serve org/m --max_model_len=9000 --enforce-eager --limit-mm-per-prompt '{\"image\": 2}'"
+        "HF_HOME=/d vllm serve org/m --max_model_len=9000 --enforce-eager --limit-mm-per-prompt '{\"image\": 2}'"  # noqa: E501
     )
     assert command is not None
     assert command.model == "org/m"
@@ -31,7 +31,7 @@ def test_the_module_form_and_docker_are_commands_too() -> None:
 
 
 def test_several_lines_are_one_command() -> None:
-    log = "$ vllm serve org/m \\\n  --port 8000 \\\n  --max-model-len 4096\nOSError: [Errno 98] Address already in use\n"
+    log = "$ vllm serve org/m \\\n  --port 8000 \\\n  --max-model-len 4096\nOSError: [Errno 98] Address already in use\n"  # noqa: E501
     assert explain(log).command == "vllm serve org/m --port 8001 --max-model-len 4096"
 
 

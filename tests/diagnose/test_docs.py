@@ -1,4 +1,4 @@
-"""docs/diagnose.md lists every cause and every field: `python -m tests.diagnose.test_docs` writes the table."""
+"""docs/diagnose.md lists every cause and field: `python -m tests.diagnose.test_docs` writes the table."""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +12,9 @@ BEGIN, END = "<!-- causes -->\n", "<!-- /causes -->"
 def written(page: str) -> str:
     """The page with the table of today's causes."""
     head, _, rest = page.partition(BEGIN)
-    rows = "".join(f"| `{kind}` | {title} |\n" for kind, title in TITLES.items())
+    rows = "| kind | what it means |\n|---|---|\n" + "".join(
+        f"| `{kind}` | {title} |\n" for kind, title in TITLES.items()
+    )
     return head + BEGIN + rows + END + rest.partition(END)[2]
 
 

@@ -74,11 +74,14 @@ def scan(log: Iterable[bytes]) -> Run:
     run = Run()
     line = 0
     for block in log:
+        joined = 0  # lines up to this one belong to a command that was read already
         for number, start, end, found in _known_lines(block):
+            if number <= joined:
+                continue
             _take(run, found, line + number, decode(block[start:end]))
             command = run.last("command")
             if command and command.line == line + number and command.text.endswith("\\"):
-                _join(run, block[end + 1 : end + 1 + LINE_BYTES])
+                joined = number + _join(run, block[end + 1 : end + 1 + LINE_BYTES])
         line += block.count(b"\n") + (not block.endswith(b"\n"))
     if run.before and not run.failures and not run.has("version", "args", "namespace", "engine", "weights"):
         # The command was written below its log.
@@ -93,7 +96,7 @@ def _known_lines(block: bytes) -> Iterator[tuple[int, int, int, list[Pattern]]]:
     """Lines with a literal in them: number in the block from 1, start, end, patterns. Costs the hits only."""
     found: dict[int, list[Pattern]] = {}
     for pattern in PATTERNS:
-        for start in _line_starts(block, pattern.needle, BUSY if pattern.key not in _ORDER else len(block)):
+        for start in _line_starts(block, pattern.needle, 8 * BUSY if pattern.key in _ORDER else BUSY):
             found.setdefault(start, []).append(pattern)
     number, counted = 1, 0
     for start in sorted(found):
@@ -156,12 +159,15 @@ def _begin(run: Run, key: str) -> None:
     run.starts = max(run.starts, 1)
 
 
-def _join(run: Run, rest: bytes) -> None:
-    """Put a command that goes on over several lines in place of its first line."""
+def _join(run: Run, rest: bytes) -> int:
+    """Put a command that goes on over several lines in place of its first line; how many lines it took."""
     hit = run.hits["command"].pop()
     words = hit.groups[0]
+    taken = 0
     for raw in rest.split(b"\n", MAX_CONTINUED)[:MAX_CONTINUED]:
         if not words.endswith("\\"):
             break
+        taken += 1
         words = words.rstrip("\\") + _PREFIX.sub("", decode(raw).removeprefix("> "))
     run.hits["command"].append(Hit(hit.line, hit.text, hit.start, (words.rstrip("\\"),), {}))
+    return taken
