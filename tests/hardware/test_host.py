@@ -1,6 +1,8 @@
 """WSL2, containers and the host, on the files of other machines."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -170,3 +172,14 @@ def test_downloads_by_size(tmp_path: Path) -> None:
 def test_memory_without_proc(tmp_path: Path) -> None:
     found = host.look(tmp_path, {})
     assert 0 < found.ram_free_bytes <= found.ram_total_bytes
+
+
+def test_the_room_imports_nothing_slow() -> None:
+    folder = Path(host.__file__).parent
+    names = ", ".join(
+        f"snugvl.hardware.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"
+    )
+    slow = "{'torch', 'transformers', 'numpy', 'pydantic', 'huggingface_hub', 'pynvml', 'psutil', 'rich'}"
+    code = f"import sys\nimport {names}\nassert not {slow} & set(sys.modules), {slow} & set(sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

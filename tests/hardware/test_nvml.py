@@ -60,6 +60,13 @@ def test_wsl2_tells_no_bytes_of_processes(probed: Probe) -> None:
     assert machine.pinned_bytes == machine.ram_total_bytes // 2
 
 
+def test_a_few_mebibytes_beside_a_process_are_the_drivers(probed: Probe) -> None:
+    """As an H200 in a container showed them."""
+    card = Card(free=(23000 * MIB,), compute=[Process(7, 1567 * MIB)])
+    machine = probed(FakeNvml(card, names={7: "python3"}), {".dockerenv": ""})
+    assert machine.gpus[0].tenants[-1] == Tenant(nvml.UNNAMED, 9 * MIB)
+
+
 def test_a_container_sees_no_processes_outside(probed: Probe) -> None:
     machine = probed(FakeNvml(Card(free=(20000 * MIB,))), {".dockerenv": ""})
     assert machine.container

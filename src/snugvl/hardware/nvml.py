@@ -23,6 +23,7 @@ SAMPLE_SECONDS: Final = 0.25
 RESERVED: Final = "driver (reserved)"
 OUTSIDE: Final = "processes outside this container"
 UNNAMED: Final = "driver and unnamed processes"
+_DRIVER_BYTES: Final = 32 * MIB
 _NOISE_BYTES: Final = MIB  # less than this is page rounding, nobody's
 
 
@@ -256,7 +257,8 @@ def _tenants(nvml: Any, device: _Device, memory: _Memory, around: Around) -> tup
         named.append(Tenant(RESERVED, memory.reserved))
     rest = memory.total - memory.free - sum(tenant.held_bytes for tenant in named)
     if rest >= _NOISE_BYTES:
-        named.append(Tenant(_rest(silent, around), rest))
+        # The driver keeps some MiB beside each process; more than that is somebody.
+        named.append(Tenant(UNNAMED if rest < _DRIVER_BYTES and named else _rest(silent, around), rest))
     return tuple(named)
 
 
