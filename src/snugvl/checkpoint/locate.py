@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-from snugvl.errors import CheckpointNotFound
+from snugvl.checkpoint.safetensors import weight_files
+from snugvl.errors import CheckpointError, CheckpointNotFound
 
 POCKET = "pocket"
 
@@ -15,8 +16,12 @@ def locate(model: str) -> Path:
         CheckpointNotFound: says how to get it.
     """
     folder = near(model)
-    if folder is not None:
+    if folder is not None and not (is_hub_cached(model, folder) and not complete(folder)):
         return folder
+    if folder is not None:
+        raise CheckpointNotFound(
+            f"the download of {model} is incomplete; finish it with: snugvl pull {model}"
+        )
     hint = (
         f"download it with: snugvl pull {model}"
         if looks_like_hub_id(model)
@@ -39,6 +44,19 @@ def near(model: str, *, revision: str | None = None) -> Path | None:
     if folder.is_file():
         raise CheckpointNotFound(f"{model} is a file; give the folder that holds config.json and the weights")
     return _in_hub_cache(model, revision or "main")
+
+
+def is_hub_cached(model: str, folder: Path) -> bool:
+    """Whether `folder`, which `near` found, is a snapshot of the Hub cache."""
+    return model != POCKET and Path(model).expanduser() != folder
+
+
+def complete(folder: Path) -> bool:
+    """Whether a snapshot has its configuration and all its weights: other programs fetch the former alone."""
+    try:
+        return (folder / "config.json").is_file() and bool(weight_files(folder))
+    except CheckpointError:
+        return False
 
 
 def looks_like_hub_id(model: str) -> bool:

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 from snugvl.checkpoint.assemble import assemble
+from snugvl.checkpoint.cache import HeaderCache
 from snugvl.checkpoint.catalogue import catalogue_facts
-from snugvl.checkpoint.facts import FactSource, ModelFacts
+from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.folder import folder_material
-from snugvl.checkpoint.locate import POCKET, near
-from snugvl.errors import CheckpointNotFound
+from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
+from snugvl.checkpoint.locate import POCKET, complete, is_hub_cached, looks_like_hub_id, near
+from snugvl.errors import CheckpointError, CheckpointNotFound
 
 
 def facts_of(
@@ -35,11 +37,46 @@ def facts_of(
         CheckpointError: broken files, or a repository we may not read.
         UnsupportedModel: an architecture or a format that snugvl doesn't know.
     """
-    place = near(model, revision=revision)
-    if place is not None:
-        source: FactSource = "folder" if model == POCKET or Path(model).expanduser() == place else "hub cache"
-        return assemble(model, folder_material(place, source=source))
-    facts = catalogue_facts(model)
-    if facts is None:
-        raise CheckpointNotFound(f"no model {model!r}")
-    return facts
+    folder = near(model, revision=revision)
+    if folder is not None and not is_hub_cached(model, folder):
+        return assemble(model, folder_material(folder))
+    if folder is not None and complete(folder):
+        return assemble(model, folder_material(folder, source="hub cache", revision=folder.name))
+    if not looks_like_hub_id(model):
+        raise CheckpointNotFound(
+            f"no model {model!r}; use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
+        )
+    return _remote(model, revision, Hub(token), HeaderCache(cache), offline=offline)
+
+
+def _remote(model: str, revision: str | None, hub: Hub, cache: HeaderCache, *, offline: bool) -> ModelFacts:
+    """A Hub id that is not on this machine."""
+    known = cache.get(model, revision, stale=offline)
+    if known is not None:
+        return assemble(model, known)
+    problem: CheckpointError | None = None
+    if not offline:
+        try:
+            material = hub.material(hub.listing(model, revision))
+        except (HubUnreachable, HubRefused) as error:
+            problem = error
+        else:
+            cache.put(model, revision, material)
+            return assemble(model, material)
+    facts = _without_network(model, revision, cache)
+    if facts is not None:
+        return facts
+    if problem is not None:
+        raise problem
+    raise CheckpointNotFound(
+        f"{model} is neither on this machine nor in the catalogue, and offline the Hub is not asked; "
+        f"get it with: snugvl pull {model}"
+    )
+
+
+def _without_network(model: str, revision: str | None, cache: HeaderCache) -> ModelFacts | None:
+    """What an earlier look at the Hub said; else the catalogue, which knows no revisions but the newest."""
+    stale = cache.get(model, revision, stale=True)
+    if stale is not None:
+        return assemble(model, stale)
+    return catalogue_facts(model) if revision in (None, "main") else None

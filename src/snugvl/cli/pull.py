@@ -1,0 +1,98 @@
+"""`snugvl pull`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snugvl.cli.options import Quiet
+from snugvl.cli.stderr import say
+from snugvl.cli.stdout import write
+
+if TYPE_CHECKING:
+    from snugvl.checkpoint.download import Watch
+    from snugvl.checkpoint.facts import ModelFacts
+
+Fits = Callable[["ModelFacts"], str | None]
+
+
+def pull(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, as Qwen/Qwen3-VL-2B-Instruct-FP8.")],
+    revision: Annotated[
+        str | None, typer.Option("--revision", metavar="REVISION", help="Branch, tag or commit.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Download although the disk or the plan has no room.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Download a model from the Hub, or finish or check what is there.
+
+    Only what is needed; continues where an earlier one broke off; every weight file is checked against its
+    hash. Private and gated models: set HF_TOKEN. Prints the folder.
+    """
+    fetch(model, revision=revision, force=force, quiet=quiet)
+
+
+def fetch(
+    model: str,
+    *,
+    revision: str | None = None,
+    force: bool = False,
+    quiet: bool = False,
+    fits: Fits | None = None,
+) -> None:
+    """The command itself. `fits`: why the model can't be used on this machine, or None if it can."""
+    from snugvl.checkpoint import download
+    from snugvl.checkpoint.locate import POCKET, near
+
+    if model == POCKET:
+        say("pocket is built in; there is nothing to download")
+        write(f"{near(POCKET)}\n")
+        return
+    with _watch(shown=not quiet and sys.stderr.isatty()) as watch:
+        done = download.pull(model, revision=revision, force=force, fits=fits, watch=watch)
+    write(f"{done.folder}\n")
+    if quiet:
+        return
+    gib = done.total_bytes / download.GIB
+    how = "downloaded and verified" if done.fetched_bytes else "already there, verified"
+    say(f"{model} {how}: {gib:.2f} GiB, commit {done.commit[:12]}")
+    if revision is None:
+        say(f"next: snugvl caption --model {model} photo.jpg")
+
+
+@contextmanager
+def _watch(*, shown: bool) -> Iterator[Watch | None]:
+    """A bar of bytes on standard error, where a person watches it."""
+    if not shown:
+        yield None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as display:
+
+        class Bar:
+            def __init__(self) -> None:
+                self.task: progress.TaskID | None = None
+
+            def start(self, label: str, total_bytes: int) -> None:
+                self.task = display.add_task(label, total=total_bytes)
+
+            def advance(self, count_bytes: int) -> None:
+                if self.task is not None:
+                    display.advance(self.task, count_bytes)
+
+        yield Bar()
