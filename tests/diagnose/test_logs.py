@@ -184,3 +184,8 @@ def test_a_log_cut_off_after_loading_is_not_called_healthy() -> None:
     assert found.version == "0.33.0"
     assert found.model == "Qwen/Qwen3-VL-4B-Instruct-FP8"
     assert '"kind": "vision_profile"' in to_json(found)
+
+
+def test_colours_are_taken_off() -> None:
+    found = explain_file(LOGS / "vllm033_ansi_tied_head.log")
+    assert found.causes[0].evidence[0].text.startswith("(EngineCore pid=936) INFO")
