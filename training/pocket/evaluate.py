@@ -11,23 +11,27 @@ import json
 import random
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
-
-import snugvl
 from training.pocket import assets, language, lettering, questions, scoring, tasks
 from training.pocket.questions import Asker, Exchange
 from training.pocket.scenes import Box, Recipe, Scene, Thing, draw_scene
 from training.pocket.scoring import Tally
 
+import snugvl
+
 FOLDER = Path(__file__).parents[2] / "src/snugvl/pocket"
 QUESTIONS = 5  # a scene, beside the captions, the boxes, the analysis and the reading
 
 
-def make(split: str, index: int, cast: assets.Cast, fonts: Sequence[str]) -> tuple[Scene, Image.Image, list[Exchange]]:
+def make(
+    split: str, index: int, cast: assets.Cast, fonts: Sequence[str]
+) -> tuple[Scene, Image.Image, list[Exchange]]:
     """Scene number `index` of a split: truth, picture, questions."""
     from training.pocket.paint import paint
 
@@ -43,7 +47,9 @@ def make(split: str, index: int, cast: assets.Cast, fonts: Sequence[str]) -> tup
         if exchange is not None and exchange.kind not in ("caption", "beyond", "text"):
             asked.append(exchange)
     if scene.words:
-        asked.append(Exchange("text", "What does it say?", language.join([f'"{t.text}"' for t in scene.words])))
+        asked.append(
+            Exchange("text", "What does it say?", language.join([f'"{t.text}"' for t in scene.words]))
+        )
     return scene, paint(scene, tuple(fonts), rng), asked
 
 
@@ -59,7 +65,9 @@ def boxes(detections: Any) -> list[tuple[str, Box]]:
     return [(d.label, (d.box.x1, d.box.y1, d.box.x2, d.box.y2)) for d in detections.objects]
 
 
-def judge(model: Any, scene: Scene, image: Image.Image, asked: list[Exchange], index: int) -> tuple[Tally, list[Any]]:
+def judge(
+    model: Any, scene: Scene, image: Image.Image, asked: list[Exchange], index: int
+) -> tuple[Tally, list[Any]]:
     """One scene's tally and its mistakes."""
     tally, wrong = Tally(), []
     for e in asked:
@@ -84,7 +92,9 @@ def judge(model: Any, scene: Scene, image: Image.Image, asked: list[Exchange], i
         tally.add("named boxes", side.boxes(found_named, true) * 2 + (not true and not found_named),
                   len(found_named) + len(true) + (not true and not found_named))  # fmt: skip
         analysis = model.scene(image)
-        facts = scoring.scene_facts({o.name: o.count for o in analysis.objects}, analysis.setting, analysis.text)
+        facts = scoring.scene_facts(
+            {o.name: o.count for o in analysis.objects}, analysis.setting, analysis.text
+        )
         tally.add("scene facts", *scoring.agreement(facts, scoring.true_scene_facts(scene)))
     except snugvl.OutputError as error:
         tally.add("unreadable answers", 1)
@@ -99,12 +109,14 @@ def merge(total: Tally, part: Tally) -> None:
     total.overlap += part.overlap
 
 
-def evaluate(folder: Path, split: str, first: int, count: int, threads: int) -> dict[str, Any]:
-    """All measures by tier, with every mistake."""
+Part = tuple[dict[str, Tally], list[Any]]
+
+
+def measure(folder: Path, split: str, first: int, count: int, threads: int) -> Part:
+    """Tallies by tier, and every mistake, of some scenes: one model, many threads that share its batches."""
     cast, fonts = assets.load().cast, lettering.font_files(held_out=True)
     groups: dict[str, Tally] = {}
     wrong: list[Any] = []
-    started = time.monotonic()
 
     def work(index: int) -> tuple[Scene, Tally, list[Any]]:
         scene, image, asked = make(split, index, cast, fonts)
@@ -119,21 +131,43 @@ def evaluate(folder: Path, split: str, first: int, count: int, threads: int) -> 
                 merge(group, tally)
                 group.add("scenes", 1, 0)
             wrong += mistakes
+    return groups, wrong
+
+
+def evaluate(
+    folder: Path, split: str, first: int, count: int, threads: int, processes: int = 1
+) -> dict[str, Any]:
+    """All measures by tier, with every mistake. Scenes are dealt out to `processes`; the result is the same."""
+    started = time.monotonic()
+    ends = [first + count * n // processes for n in range(processes + 1)]
+    jobs = [(folder, split, a, b - a, threads) for a, b in pairwise(ends)]
+    if processes == 1:
+        parts = [measure(*jobs[0])]
+    else:
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+            parts = [future.result() for future in [pool.submit(measure, *job) for job in jobs]]
+    groups: dict[str, Tally] = {}
+    for part, _ in parts:
+        for name, tally in part.items():
+            merge(groups.setdefault(name, Tally()), tally)
     tables = {name: {"scenes": g.right["scenes"], **g.table()} for name, g in sorted(groups.items())}
     return {"split": split, "scenes": count, "minutes": round((time.monotonic() - started) / 60, 1),
-            "tiers": tables, "mistakes": wrong}  # fmt: skip
+            "tiers": tables, "mistakes": [mistake for _, wrong in parts for mistake in wrong]}  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, default=FOLDER)
     parser.add_argument("--split", default="final")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--scenes", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=32)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    result = evaluate(args.model, args.split, args.first, args.scenes, args.threads)
+    result = evaluate(args.model, args.split, args.first, args.scenes, args.threads, args.processes)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=1) + "\n")
