@@ -17,16 +17,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import machine
-from snugvl.checkpoint.architecture import read_config
-from snugvl.checkpoint.facts import KVLayer, ModelFacts, TensorFact, TextFacts, VisionFacts
-from snugvl.checkpoint.safetensors import read_tensors
+from snugvl.checkpoint.read import facts_of
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.total import Device, footprint
@@ -39,48 +36,6 @@ CONTEXTS = (4608, 8192, 16384)
 NEW_TOKENS = 16
 TEXT_TOKEN = 100
 MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Square:
-    """Image rule for the squares used here, whose sides are multiples of 32."""
-
-    min_pixels: int = 65_536
-    max_pixels: int = 16_777_216
-
-    def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Image tokens."""
-        return min(width * height, max_pixels or self.max_pixels) // 1024
-
-    def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Patches."""
-        return 4 * self.tokens(width, height, max_pixels)
-
-
-def facts_of(folder: Path) -> ModelFacts:
-    """Facts of a Qwen3-VL folder from its headers."""
-    config = read_config(folder)
-    text, vision = config.text, config.vision
-    tensors = []
-    for entry in read_tensors(folder).values():
-        role: Any = "linear" if "_proj.weight" in entry.name and "layers." in entry.name else "other"
-        role = "vision" if ".visual." in entry.name else role
-        role = "embedding" if "embed_tokens" in entry.name else role
-        role = "lm_head" if entry.name.startswith("lm_head") else role
-        role = "scale" if entry.name.endswith("_scale_inv") else role
-        tensors.append(TensorFact(entry.name, role, entry.dtype, entry.shape, entry.nbytes))
-    return ModelFacts(
-        str(folder), None, "folder", config.architecture, "qwen3_vl",
-        TextFacts(
-            text.hidden_size, text.intermediate_size, text.num_layers, text.num_heads, text.vocab_size,
-            text.max_position_embeddings, (KVLayer(text.num_kv_heads, text.head_dim),) * text.num_layers,
-        ),
-        VisionFacts(
-            vision.depth, vision.hidden_size, vision.intermediate_size, vision.num_heads, vision.patch_size,
-            vision.spatial_merge_size, vision.patch_dim, len(vision.deepstack_layers), Square(),
-        ),
-        tuple(tensors), config.tie_word_embeddings, "fp8" if config.quantization else None, 0, True,
-    )  # fmt: skip
 
 
 class Card:
@@ -97,7 +52,7 @@ class Card:
         if not self.cuda:
             return 0
         if self._handle is not None:
-            import pynvml
+            import pynvml  # type: ignore[import-untyped,unused-ignore]
 
             return int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
         if early:
@@ -136,7 +91,7 @@ class Card:
 
 def _nvml_handle() -> Any:
     try:
-        import pynvml
+        import pynvml  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
         return None
     pynvml.nvmlInit()
@@ -144,7 +99,7 @@ def _nvml_handle() -> Any:
 
 
 class Phases:
-    """Splits one `generate` at the decoder's entries: vision before the first, then prefill, then decoding."""
+    """Splits one `generate` at the decoder's entries: vision, then prefill, then decoding."""
 
     def __init__(self, card: Card, decoder: torch.nn.Module) -> None:
         self.card = card
@@ -181,7 +136,7 @@ class Phases:
 
 
 def inputs_of(config: Any, side: int, prompt_tokens: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """A prompt of one square image and text, as transformers' processor would hand it over (float32 pixels)."""
+    """A prompt of one square image and text, as transformers' processor hands it over (float32 pixels)."""
     vision = config.vision_config
     grid = side // vision.patch_size
     tokens = grid * grid // vision.spatial_merge_size**2
@@ -200,7 +155,7 @@ def inputs_of(config: Any, side: int, prompt_tokens: int, device: torch.device) 
 
 
 def measure_context(card: Card) -> dict[str, int]:
-    """The card's reading after the context, after one matrix product, and cuBLAS' workspace in the allocator."""
+    """The card after the context and after one matrix product, and cuBLAS' workspace in the allocator."""
     square = torch.ones(256, 256, dtype=torch.bfloat16, device=card.device)
     torch_bytes = card.used() - card.base
     product = square @ square
@@ -219,9 +174,10 @@ def load(folder: Path, card: Card) -> tuple[Any, dict[str, Any]]:
 
     before, used, start = card.allocated(), card.used(), time.perf_counter()
     card.fresh()
-    model = AutoModelForImageTextToText.from_pretrained(
+    model: Any = AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.bfloat16, device_map={"": str(card.device)}, attn_implementation="sdpa"
-    ).eval()
+    )
+    model.eval()
     load_peak = card.peak() - before
     seconds = time.perf_counter() - start
     card.fresh()
@@ -262,7 +218,7 @@ def measure_cell(model: Any, card: Card, side: int, context: int) -> dict[str, A
 def predict(
     model: Inventory, side: int, context: int, context_bytes: int
 ) -> tuple[Footprint, dict[str, int]]:
-    """The plan's figures for the same cell: the footprint, and what the phases should peak at above weights."""
+    """The plan's figures for the same cell: the footprint, and the phases' peaks above weights."""
     settings = Settings("transformers", context=context, max_pixels=side * side)
     plan = footprint(model, settings, Device(context_bytes, context_measured=True))
     image = largest_image(model, side * side)
@@ -278,7 +234,7 @@ def predict(
 
 def measure(folder: Path, device: torch.device, keep: Callable[[dict[str, Any]], None]) -> None:
     """All cells of one checkpoint; `keep` gets the results so far after each."""
-    inventoried = inventory(facts_of(folder))
+    inventoried = inventory(facts_of(str(folder), offline=True))
     card = Card(device)
     torch.zeros(1, device=device)
     result: dict[str, Any] = {"checkpoint": folder.name, **measure_context(card), "cells": []}
@@ -363,7 +319,8 @@ def main() -> None:
         machine.save("plan_vs_transformers", {"results": results, "errors": summary(results)}, arguments.out)
     for name, error in summary(results).items():
         print(
-            f"{name:<10} error: median {error['median']:+.1%}, {error['lowest']:+.1%} … {error['highest']:+.1%}"
+            f"{name:<10} error: median {error['median']:+.1%}, "
+            f"{error['lowest']:+.1%} … {error['highest']:+.1%}"
         )
 
 

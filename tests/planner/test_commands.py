@@ -106,5 +106,8 @@ def test_the_gpu_with_most_room_is_used() -> None:
     on = machine(16 * GIB, gpus=2)
     busy = replace(on.gpus[0], free_bytes=512 * MIB)
     choice = require(solve([Candidate(qwen3_vl("2B"))], replace(on, gpus=(busy, on.gpus[1])), Wishes()))
-    assert choice.gpus == (1,)
+    assert [gpu.index for gpu in choice.gpus] == [1]
     assert "--device cuda:1" in next_command(choice, Wishes(backend="native"))
+    named = replace(choice, gpus=(replace(on.gpus[1], uuid="GPU-abc"),))
+    served = replace(named, option=replace(choice.option, engine="vllm"))
+    assert next_command(served, Wishes()).startswith("CUDA_VISIBLE_DEVICES=GPU-abc vllm serve")

@@ -1,12 +1,13 @@
 """Components against published figures: exact where they are exact."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from snugvl.checkpoint.facts import KVLayer
+from snugvl.checkpoint.facts import KVLayer, TensorFact
 from snugvl.planner.footprint import vllm
 from snugvl.planner.footprint.allocator import reserved_bytes
 from snugvl.planner.footprint.component import Component, footprint_of
@@ -39,6 +40,13 @@ def test_weights_equal_the_published_counts_to_the_byte(size: str) -> None:
 def test_a_stored_head_counts_only_where_it_is_not_tied() -> None:
     tied, untied = inventory(qwen3_vl("4B", fp8=True)), inventory(qwen3_vl("4B", fp8=True, tied=False))
     assert weight_bytes(untied, "fp8") - weight_bytes(tied, "fp8") == 151_936 * 2560 * 2
+
+
+def test_what_no_engine_loads_costs_nothing() -> None:
+    facts = qwen3_vl("2B")
+    extra = TensorFact("mtp.0.weight", "other", "BF16", (4096, 4096), 2 * 4096**2, loaded=False)
+    more = replace(facts, tensors=(*facts.tensors, extra))
+    assert weight_bytes(inventory(more), "bf16") == weight_bytes(inventory(facts), "bf16")
 
 
 def test_int4_rounds_the_last_group_of_a_row_up() -> None:

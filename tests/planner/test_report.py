@@ -70,7 +70,7 @@ def test_a_terminal_gets_the_same_lines() -> None:
 
 
 def test_measured_figures_stand_beside_the_planned_ones() -> None:
-    found = report(plan_of("4B"), rtx_5060(), lambda engine, name: 7 * MIB if name == "KV cache" else None)
+    found = report(plan_of("4B"), rtx_5060(), lambda choice, name: 7 * MIB if name == "KV cache" else None)
     text = plain(found)
     assert "planned   measured" in text
     assert "7 MiB" in next(line for line in text.splitlines() if "KV cache" in line)
@@ -108,7 +108,8 @@ def test_the_picture_is_well_formed_and_stays_inside(size: str) -> None:
         assert 0 <= float(text.attrib["y"]) <= height
 
 
-def test_a_long_command_is_cut_between_words() -> None:
-    lines = wrapped("one two three four", 9)
-    assert lines == ["one two \\", "  three \\", "  four"]
-    assert " ".join(line.removesuffix(" \\").strip() for line in lines) == "one two three four"
+def test_a_long_command_is_cut_before_flags() -> None:
+    command = "run --one 'a b' --two --three c"
+    lines = wrapped(command, 18)
+    assert lines == ["run --one 'a b' \\", "  --two \\", "  --three c"]
+    assert " ".join(line.removesuffix(" \\").strip() for line in lines) == command

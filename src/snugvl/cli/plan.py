@@ -14,7 +14,7 @@ from snugvl.errors import DoesNotFit
 
 if TYPE_CHECKING:
     from snugvl.hardware.machine import Machine
-    from snugvl.planner.plan import Plan
+    from snugvl.planner.plan import Choice, Plan
     from snugvl.planner.report.sections import Measured
     from snugvl.planner.solve import Candidate
 
@@ -122,5 +122,17 @@ def _put(plan: Plan, machine: Machine, *, json: bool, svg: Path | None) -> None:
 
 
 def _measured(machine: Machine) -> Measured | None:
-    """What earlier runs on this machine took, where it was probed."""
-    return None
+    """What earlier runs of the same settings took on this machine; None for a described one."""
+    if machine.source != "probed" or not machine.gpus:
+        return None
+    from snugvl.hardware import calibration
+
+    known = calibration.load(calibration.calibration_file())
+
+    def measured(choice: Choice, component: str) -> int | None:
+        gpu = choice.budget.gpu
+        place = calibration.place_of(gpu) if gpu is not None else None
+        found = known.measured(choice.option.engine, component, place, subject=choice.subject)
+        return found.measured_bytes if found else None
+
+    return measured

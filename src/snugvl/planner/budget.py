@@ -13,14 +13,12 @@ A budget never shrinks when more memory is free.
 from dataclasses import dataclass
 from typing import Final
 
+from snugvl.hardware.context_cost import estimate
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.planner.footprint.total import Device
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
-# PyTorch with lazy loading took 256 MiB (RTX 3090, cu128) to 426 MiB (RTX 6000 Ada, cu130), an H200 526 MiB;
-# with torch's libraries and one cuBLAS product 719 MiB there. Measured on a machine, that figure is used.
-DEFAULT_CONTEXT_BYTES: Final = 512 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ def margin_bytes(free_bytes: int, system: OperatingSystem) -> int:
 def gpu_budget(gpu: Gpu, system: OperatingSystem) -> Budget:
     """The budget of one GPU."""
     measured = gpu.context_bytes is not None
-    context = gpu.context_bytes if gpu.context_bytes is not None else DEFAULT_CONTEXT_BYTES
+    context = gpu.context_bytes if gpu.context_bytes is not None else estimate(gpu)
     return Budget(
         gpu.name,
         gpu.total_bytes,

@@ -17,12 +17,18 @@ TARGETS = {
 def next_command(choice: Choice, wishes: Wishes) -> str:
     """One line for a POSIX shell."""
     if choice.option.engine == "vllm":
-        visible = ",".join(str(index) for index in choice.gpus)
-        chosen = f"CUDA_VISIBLE_DEVICES={visible} " if visible not in ("", "0") else ""
-        return chosen + shlex.join(vllm_arguments(choice))
+        return _visible(choice) + shlex.join(vllm_arguments(choice))
     if choice.option.engine == "transformers":
         return _transformers(choice)
     return shlex.join(native_arguments(choice, wishes))
+
+
+def _visible(choice: Choice) -> str:
+    """Which GPUs a child may see: by NVML's name, as an index counts what is visible already."""
+    if [gpu.index for gpu in choice.gpus] in ([], [0]):
+        return ""
+    names = ",".join(gpu.uuid or str(gpu.index) for gpu in choice.gpus)
+    return f"CUDA_VISIBLE_DEVICES={names} "
 
 
 def native_arguments(choice: Choice, wishes: Wishes) -> list[str]:
@@ -34,8 +40,8 @@ def native_arguments(choice: Choice, wishes: Wishes) -> list[str]:
     words += ["--model", choice.option.model.name, "--context", str(choice.settings.context)]
     if choice.settings.max_pixels is not None:
         words += ["--max-pixels", str(choice.settings.max_pixels)]
-    if choice.gpus not in ((), (0,)):
-        words += ["--device", f"cuda:{choice.gpus[0]}"]
+    if choice.gpus and choice.gpus[0].index:
+        words += ["--device", f"cuda:{choice.gpus[0].index}"]
     images = [f"IMAGE{number}" for number in range(1, wishes.images + 1)] if wishes.images > 1 else []
     return words + (images + TARGETS[task][1:] if images else TARGETS[task])
 
@@ -43,7 +49,7 @@ def native_arguments(choice: Choice, wishes: Wishes) -> list[str]:
 def _transformers(choice: Choice) -> str:
     """Python that loads the model as planned; `generate` is then called with at most the planned context."""
     model = repr(choice.option.model.name)
-    gpu = choice.gpus[0] if choice.gpus else 0
+    gpu = choice.gpus[0].index if choice.gpus else 0
     names = "AutoModelForImageTextToText, AutoProcessor"
     extra = ""
     if choice.option.model.facts.quantization == "fp8":

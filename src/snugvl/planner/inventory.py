@@ -1,12 +1,12 @@
 """A model's tensors grouped by what the planner asks of them: a plan needn't walk a thousand names."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Final, Literal
 
-from snugvl.checkpoint.facts import ModelFacts, Role, TensorFact
+from snugvl.checkpoint.facts import KVLayer, ModelFacts, Role, TensorFact
 
 Part = Literal["vision", "embedding", "lm_head", "decoder"]
 PARTS: Final[tuple[Part, ...]] = ("decoder", "embedding", "lm_head", "vision")
@@ -36,13 +36,18 @@ class Group:
         return prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Inventory:
-    """A model, ready for the planner."""
+    """A model, ready for the planner. Compared by identity, so that what is derived from it can be cached.
+
+    Attributes:
+        kv_layers: distinct attention layers and how many there are of each.
+    """
 
     facts: ModelFacts
     groups: tuple[Group, ...]
     parameters: int
+    kv_layers: tuple[tuple[KVLayer, int], ...]
 
     @property
     def name(self) -> str:
@@ -56,14 +61,14 @@ def inventory(facts: ModelFacts) -> Inventory:
     parameters = 0
     for tensor in facts.tensors:
         part = _part(tensor)
-        if part == "lm_head" and facts.tied:
+        if not tensor.loaded or (part == "lm_head" and facts.tied):
             continue
         kind = _kind(tensor, part)
         counts[part, kind, tensor.shape, tensor.nbytes] += 1
         if kind in ("plain", "matrix", "fp8"):
             parameters += prod(tensor.shape)
     groups = tuple(Group(*key, count) for key, count in counts.items())  # type: ignore[arg-type]
-    return Inventory(facts, groups, parameters)
+    return Inventory(facts, groups, parameters, tuple(Counter(facts.text.kv_layers).items()))
 
 
 def _part(tensor: TensorFact) -> Part:

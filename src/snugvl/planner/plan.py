@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import Option, Refusal
 from snugvl.planner.footprint.component import Footprint
@@ -14,7 +15,7 @@ Score = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to run a model. `tokens` are those of the largest image; `gpus` the indices of what it uses."""
+    """One way to run a model. `tokens` are those of the largest image; `gpus` name the GPUs it uses."""
 
     option: Option
     settings: Settings
@@ -23,7 +24,14 @@ class Choice:
     budget: Budget
     speed: Speed
     score: Score
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        """Names exactly this model and these settings: what a measurement of a component belongs to."""
+        chosen = self.settings
+        values = (getattr(chosen, name) for name in type(chosen).__slots__)
+        return " ".join([self.option.model.name, *(str(value) for value in values)])
 
     @property
     def spare_bytes(self) -> int:

@@ -2,8 +2,8 @@
 
 Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides:
 
-    model quality > weight format > KV format > images and context up to comfort > engine (native first)
-    > images > context > fewer GPUs > CUDA graphs > chunk
+    model quality > weight format (FP8 as good as bf16) > KV format > images and context up to comfort
+    > bf16 before FP8 > engine (native first) > images > context > fewer GPUs > CUDA graphs > chunk
 
 As the order is fixed and what fits in less memory fits in more, a plan never gets worse with more memory.
 """
@@ -25,7 +25,7 @@ from snugvl.planner.plan import Choice, Pending, Plan, Rejection
 from snugvl.planner.settings import Engine
 from snugvl.planner.shortfall import refusal_line, why_not_fitting, why_not_more
 from snugvl.planner.speed import roofline
-from snugvl.planner.wishes import FORMAT_QUALITY, Wishes
+from snugvl.planner.wishes import FORMAT_QUALITY, FORMAT_TIER, Wishes
 
 ENGINE_ORDER: Final[dict[Engine, int]] = {"native": 2, "vllm": 1, "transformers": 0}
 RUNNERS_UP: Final = 3
@@ -137,7 +137,7 @@ def _missing(fitted: Fitted) -> int:
 
 def _choice(fitter: Fitter, fitted: Fitted, quality: int) -> Choice:
     option, settings = fitter.option, fitted.settings
-    gpus = tuple(budget.gpu.index for budget in fitter.budgets[: settings.gpus] if budget.gpu is not None)
+    gpus = tuple(budget.gpu for budget in fitter.budgets[: settings.gpus] if budget.gpu is not None)
     fixed = not scales(option.model)
     goal = [
         goal for goal in fitter.goals if goal.tokens <= fitted.tokens and goal.context <= settings.context
@@ -145,9 +145,10 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int) -> Choice:
     step = goal[-1] if goal else fitter.goals[0]
     score = (
         quality,
-        FORMAT_QUALITY[option.stored_quality],
+        FORMAT_TIER[option.stored_quality],
         0 if settings.kv == "fp8" else 1,
         *comfort(step.tokens, step.context, fixed),
+        FORMAT_QUALITY[option.stored_quality],
         ENGINE_ORDER[option.engine],
         step.tokens,
         step.context,

@@ -25,6 +25,11 @@ def utilisation(choice: Choice) -> float:
     return math.floor(room * DIGITS / budget.total_bytes) / DIGITS
 
 
+def compact(values: dict[str, int]) -> str:
+    """JSON without spaces."""
+    return json.dumps(values, separators=(",", ":"))
+
+
 def vllm_arguments(choice: Choice) -> list[str]:
     """The words of the command."""
     settings, model = choice.settings, choice.option.model
@@ -37,9 +42,9 @@ def vllm_arguments(choice: Choice) -> list[str]:
         words += ["--kv-cache-dtype", "fp8"]
     if model.facts.vision is not None:
         limits = {"image": settings.images, "video": 0} if settings.images else {"image": 0, "video": 0}
-        words += ["--limit-mm-per-prompt", json.dumps(limits)]
+        words += ["--limit-mm-per-prompt", compact(limits)]
         if settings.images and settings.max_pixels is not None and scales(model):
-            words += ["--mm-processor-kwargs", json.dumps({"max_pixels": settings.max_pixels})]
+            words += ["--mm-processor-kwargs", compact({"max_pixels": settings.max_pixels})]
     if settings.eager:
         words.append("--enforce-eager")
     if settings.tensor_parallel > 1:

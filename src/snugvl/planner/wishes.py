@@ -10,6 +10,8 @@ Quality = Literal["any", "int4", "int8", "fp8", "bf16"]
 PlanTask = Literal["caption", "ask", "scene", "detect"]
 
 FORMAT_QUALITY: Final[dict[WeightFormat, int]] = {"fp32": 4, "bf16": 4, "fp8": 3, "int8": 2, "int4": 1}
+# The vendor calls FP8 nearly identical to bf16, so between these two images and context decide first.
+FORMAT_TIER: Final[dict[WeightFormat, int]] = {"fp32": 3, "bf16": 3, "fp8": 3, "int8": 2, "int4": 1}
 FLOORS: Final[dict[Quality, int]] = {"any": 0, "int4": 1, "int8": 2, "fp8": 3, "bf16": 4}
 GROUNDING_TOKENS: Final = 1024  # fewer image tokens per picture hurt boxes (anchors: llama.cpp #16842)
 LEAST_TOKENS: Final = 256

@@ -13,6 +13,7 @@ token of each sequence. A paged kernel (issue 5) changes `native_chunk_attention
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from snugvl.planner.footprint.component import Component
@@ -36,10 +37,11 @@ class Widths:
     heads: int
 
 
+@lru_cache(maxsize=256)
 def widths(model: Inventory) -> Widths:
     """The widest layer counts: Gemma 3's and hybrids' layers differ."""
     text = model.facts.text
-    layer = max(text.kv_layers, key=lambda layer: layer.kv_heads * layer.head_dim)
+    layer = max((layer for layer, _ in model.kv_layers), key=lambda layer: layer.kv_heads * layer.head_dim)
     return Widths(
         text.hidden_size,
         text.intermediate_size,

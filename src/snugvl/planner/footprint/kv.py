@@ -19,14 +19,14 @@ def kv_bytes(model: Inventory, settings: Settings, tokens: int) -> int:
     itemsize = 4 if settings.weights == "fp32" else KV_BYTES[settings.kv]
     rounded = up(tokens, BLOCK_TOKENS)
     total = states = 0
-    for layer in model.facts.text.kv_layers:
+    for layer, count in model.kv_layers:
         kept = rounded
         if layer.window is not None and settings.engine == "vllm":
             # A step writes its whole chunk before old blocks are given back.
             kept = min(rounded, up(layer.window + settings.chunk, BLOCK_TOKENS))
         heads = -(-layer.kv_heads // settings.tensor_parallel)
-        total += 2 * heads * layer.head_dim * itemsize * kept
-        states += -(-layer.state_bytes // settings.tensor_parallel)
+        total += 2 * heads * layer.head_dim * itemsize * kept * count
+        states += -(-layer.state_bytes // settings.tensor_parallel) * count
     return -(-(total + states) // settings.pipeline_parallel)
 
 

@@ -12,6 +12,7 @@ checkpoints stay as they are stored.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from snugvl.planner.footprint.allocator import reserved_bytes
@@ -80,12 +81,27 @@ def sizes(
             )
 
 
-def weight_components(model: Inventory, settings: Settings) -> list[Component]:
+def weight_components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
     """Weights per part on one GPU, and the allocator's rounding of all of them together.
 
     Parts are divided by the GPUs that share them: tensor parallelism cuts every matrix, pipeline parallelism
     cuts the layers (the embedding and the head stay whole on the first and the last GPU).
     """
+    # Nothing else of the settings changes a weight: a solver asks for the same ones again and again.
+    needed = Settings(
+        settings.engine,
+        settings.weights,
+        images=min(settings.images, 1),
+        vision=settings.vision,
+        embedding=settings.embedding,
+        tensor_parallel=settings.tensor_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
+    )
+    return _components(model, needed)
+
+
+@lru_cache(maxsize=1024)
+def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
     wide = settings.engine == "vllm"
     parts, resident = [], []
     for part in PARTS:
@@ -105,7 +121,7 @@ def weight_components(model: Inventory, settings: Settings) -> list[Component]:
     exact = sum(size * count for size, count in resident)
     rounding = max(0, reserved_bytes(resident) - exact)
     parts.append(Component("allocator rounding", rounding, basis="predicted", why="segments of 2 and 20 MiB"))
-    return parts
+    return tuple(parts)
 
 
 def weight_bytes(model: Inventory, weights: WeightFormat, *, wide_scales: bool = False) -> int:

@@ -47,7 +47,7 @@ def _choice(choice: Choice, measured: Measured | None) -> dict[str, Any]:
         "stored_format": choice.option.stored_quality,
         "settings": {name: getattr(settings, name) for name in type(settings).__slots__},
         "image_tokens": choice.tokens,
-        "gpus": list(choice.gpus),
+        "gpus": [gpu.index for gpu in choice.gpus],
         "total_bytes": choice.footprint.total_bytes,
         "spare_bytes": choice.spare_bytes,
         "peak_phase": choice.footprint.peak_phase,
@@ -63,7 +63,7 @@ def _component(part: Component, choice: Choice, measured: Measured | None) -> di
     return {
         "name": part.name,
         "bytes": part.nbytes,
-        "measured_bytes": measured(choice.option.engine, part.name) if measured else None,
+        "measured_bytes": measured(choice, part.name) if measured else None,
         "phase": part.phase,
         "basis": part.basis,
         "why": part.why,

@@ -11,7 +11,7 @@ from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.shortfall import gib, megapixels, way_out
 
 Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "margin"]
-Measured = Callable[[str, str], int | None]  # (engine, component) → bytes measured on this machine
+Measured = Callable[[Choice, str], int | None]  # (choice, component) → bytes measured on this machine
 
 ENGINES = {"native": "snugvl's own engine", "transformers": "transformers", "vllm": "vLLM"}
 ENGINE_NAMES = {
@@ -121,7 +121,7 @@ def memory_rows(choice: Choice, measured: Measured | None = None) -> list[Row]:
     if budget.held_bytes:
         rows.append(Row("held by others", budget.held_bytes, "held", _tenants(choice)))
     for part in choice.footprint.counted:
-        found = measured(choice.option.engine, part.name) if measured else None
+        found = measured(choice, part.name) if measured else None
         phase = "" if part.phase == "always" else f"only during {part.phase}"
         note = "; ".join(text for text in (part.why, phase) if text)
         rows.append(Row(part.name, part.nbytes, _kind(part.name), note, found))

@@ -1,5 +1,6 @@
 """A report as one SVG picture: the memory bar, its legend and the command. Nothing comes from outside."""
 
+import re
 from html import escape
 
 from snugvl.planner.report.sections import Kind, Report, Row
@@ -7,7 +8,7 @@ from snugvl.planner.shortfall import gib
 
 COLOURS: dict[Kind, str] = {
     "held": "#8a8f98", "context": "#5b6470", "weights": "#3b6fd4", "kv": "#2f9e6e", "work": "#e0a526",
-    "other": "#9a5fc0", "spare": "#e8ecf1", "margin": "#d9534f",
+    "other": "#9a5fc0", "spare": "#e8ecf1", "margin": "#e9b7b1",
 }  # fmt: skip
 WIDTH, PAD, BAR_TOP, BAR_HEIGHT, LINE = 960, 32, 128, 44, 26
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif"
@@ -41,9 +42,10 @@ def svg(report: Report) -> str:
 
 
 def wrapped(command: str, columns: int) -> list[str]:
-    """A command over several lines, cut between words, each but the last ending in a backslash."""
+    """A command over several lines, each but the last ending in a backslash; cut before flags only, as a
+    quoted value must stay whole."""
     lines: list[str] = []
-    for word in command.split(" ") if command else []:
+    for word in re.split(r" (?=--)", command) if command else []:
         if lines and len(lines[-1]) + 1 + len(word) <= columns - 2:
             lines[-1] += " " + word
         else:
@@ -62,7 +64,8 @@ def _settings(report: Report) -> str:
 
 
 def _headline_size(text: str) -> int:
-    return 22 if len(text) <= 74 else 17
+    """Bold letters are about 0.62 of their size wide."""
+    return min(22, int((WIDTH - 2 * PAD) / (0.62 * max(len(text), 1))))
 
 
 def _bar(report: Report) -> list[str]:

@@ -1,0 +1,144 @@
+"""Writes docs/ladder.md: what fits on cards from 8 to 80 GB, by the planner itself.
+
+    python benchmarks/ladder.py            # write it
+    python benchmarks/ladder.py --check    # exit 1 when it is stale
+
+A test runs the check, so the page can't say anything that the planner doesn't.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from snugvl.hardware.describe import describe
+from snugvl.hardware.machine import Machine
+from snugvl.planner.commands import next_command
+from snugvl.planner.footprint.images import scales
+from snugvl.planner.plan import Choice, Plan
+from snugvl.planner.recommend import catalogue_candidates
+from snugvl.planner.report.sections import ENGINES, SYSTEMS
+from snugvl.planner.shortfall import gib, megapixels
+from snugvl.planner.solve import Candidate, solve
+from snugvl.planner.wishes import Wishes
+
+PAGE = Path(__file__).parent.parent / "docs" / "ladder.md"
+CARDS = (
+    (8, "rtx-5060"), (12, "rtx-3060"), (16, "rtx-5060-ti"), (24, "rtx-4090"), (32, "rtx-5090"), (48, "l40s"),
+    (80, "h100"),
+)  # fmt: skip
+SYSTEM_HELD = (("wsl2", "1GiB"), ("linux", "512MiB"))
+HEADER = """\
+# The ladder: what fits where
+
+Written by `benchmarks/ladder.py` with the planner's own code; a test fails when it is stale. Each row is
+`snugvl plan --gpu NAME --os SYSTEM --held SIZE --offline`: one image a request, one request at a time, the
+best model of the catalogue that some engine can run today. Nothing here was measured on these cards; the
+formulas and what they were checked against are in [plan.md](plan.md). Under WSL2 1 GiB is taken to be held by
+the desktop, on Linux 512 MiB. Speeds are upper bounds (roofline).
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    candidates = catalogue_candidates()
+    plans = [(size, machine, solve(candidates, machine, Wishes())) for size, machine in machines()]
+    parts = [HEADER, "## The best that fits\n", *best_table(plans), "", "## The commands\n", *commands(plans)]
+    parts += ["", "## Each model\n", "The best of each that fits: engine, context, image tokens.\n"]
+    parts += model_table(candidates)
+    return "\n".join(parts) + "\n"
+
+
+def machines() -> list[tuple[int, Machine]]:
+    """Every card under both systems."""
+    return [
+        (size, describe(name, os=system, held=held, vram=f"{size}GB" if name == "rtx-5060-ti" else None))
+        for size, name in CARDS
+        for system, held in SYSTEM_HELD
+    ]
+
+
+def best_table(plans: Sequence[tuple[int, Machine, Plan]]) -> list[str]:
+    """One row a card and system."""
+    lines = ["| card | system | model | weights | engine | context | image | memory | tokens/s |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for size, machine, plan in plans:
+        where = f"{size} GB ({short(machine.gpus[0].name)}) | {SYSTEMS[machine.os]}"
+        lines.append(
+            f"| {where} | {cells(plan.choice)} |"
+            if plan.choice
+            else f"| {where} | nothing fits | | | | | | |"
+        )
+    return lines
+
+
+def cells(choice: Choice) -> str:
+    """The columns of one choice."""
+    settings, speed = choice.settings, choice.speed.decode_tokens_per_s
+    image = f"{choice.tokens:,} tokens"
+    if scales(choice.option.model) and settings.max_pixels:
+        image += f" ({megapixels(settings.max_pixels)})"
+    memory = f"{gib(choice.footprint.total_bytes)} of {gib(choice.budget.usable_bytes)}"
+    return " | ".join(
+        [
+            short(choice.option.model.name),
+            settings.weights,
+            ENGINES[settings.engine],
+            f"{settings.context:,}",
+            image,
+            memory,
+            f"≤ {speed:,.0f}" if speed else "–",
+        ]
+    )
+
+
+def commands(plans: Sequence[tuple[int, Machine, Plan]]) -> list[str]:
+    """What to type on each."""
+    lines = []
+    for size, machine, plan in plans:
+        if plan.choice:
+            lines += [
+                f"{size} GB, {SYSTEMS[machine.os]}:",
+                "",
+                f"    {next_command(plan.choice, plan.wishes)}",
+                "",
+            ]
+    return lines[:-1]
+
+
+def model_table(candidates: Sequence[Candidate]) -> list[str]:
+    """One row a published form of a model, one column a card under WSL2."""
+    cards = [(size, machine) for size, machine in machines() if machine.os == "wsl2"]
+    lines = ["| model | " + " | ".join(f"{size} GB" for size, _ in cards) + " |"]
+    lines.append("|---|" + "---|" * len(cards))
+    for candidate in sorted(candidates, key=lambda each: each.quality):
+        row = [short(candidate.facts.name)]
+        for _, machine in cards:
+            choice = solve([candidate], machine, Wishes()).choice
+            row.append(
+                f"{choice.settings.engine}, {choice.settings.context:,}, {choice.tokens:,}" if choice else "–"
+            )
+        lines.append("| " + " | ".join(row) + " |")
+    return [*lines, "", "Under WSL2, which leaves the least."]
+
+
+def short(name: str) -> str:
+    """Without the vendor."""
+    return name.split("/")[-1].removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+def main() -> None:
+    """Write or check."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only say whether the page is stale")
+    arguments = parser.parse_args()
+    text = page()
+    if not arguments.check:
+        PAGE.write_text(text, encoding="utf-8")
+        print(PAGE)
+    elif not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
+        sys.exit(f"{PAGE} is stale; run: python benchmarks/ladder.py")
+
+
+if __name__ == "__main__":
+    main()
