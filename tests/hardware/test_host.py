@@ -42,6 +42,13 @@ def test_version_2_limits_and_page_cache(write: Write) -> None:
     assert (found.host_ram_bytes, found.cores) == (TOTAL, 1)
 
 
+def test_a_quota_rounds_up_to_whole_cores(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for quota, cores in (("250000", 3), ("10000", 1), ("9900000", 8)):
+        files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{quota} 100000"}
+        assert host.look(write(files), {}).cores == cores
+
+
 def test_version_2_in_a_namespace_of_its_own(write: Write) -> None:
     files = {"proc/self/cgroup": "0::/../../kubepods/pod1\n", "sys/fs/cgroup/memory.max": f"{2 * GIB}"}
     assert host.look(write(files), {}).ram_total_bytes == 2 * GIB

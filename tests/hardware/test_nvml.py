@@ -1,11 +1,12 @@
 """GPUs by NVML, over a fake of its Python API."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pynvml
 import pytest
 
-from snugvl.hardware import nvml
+from snugvl.hardware import context_cost, nvml
 from snugvl.hardware.machine import Machine, Tenant
 from tests.hardware.conftest import WSL2
 from tests.hardware.fake_nvml import MIB, Card, FakeNvml, Process
@@ -129,6 +130,15 @@ def test_a_gpu_that_shares_system_memory(probed: Probe) -> None:
     assert machine.gpus[0].total_bytes == machine.ram_total_bytes
     assert machine.gpus[0].free_bytes == machine.ram_free_bytes
     assert "shares the system's" in machine.notes[0]
+
+
+def test_a_measured_context_is_filled_in(probed: Probe, tmp_path: Path) -> None:
+    machine = probed(FakeNvml(Card()))
+    assert machine.gpus[0].context_bytes is None
+    stages = context_cost.Stages(900 * MIB, 700 * MIB, 650 * MIB, 500 * MIB, 500 * MIB, 900 * MIB)
+    environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    context_cost.measure(machine.gpus[0], environ, lambda gpu, environ: stages)
+    assert probed(FakeNvml(Card())).gpus[0].context_bytes == 400 * MIB
 
 
 def test_a_gpu_that_is_not_in_the_table(probed: Probe) -> None:
