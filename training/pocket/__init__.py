@@ -1,1 +1,1 @@
-"""How `pocket`, the small vision-language model inside snugvl, is made: world, drawing, training, measuring."""
+"""How `pocket`, the small vision-language model inside snugvl, is made and measured."""

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-
 from training.pocket import lettering, tokens, world
 from training.pocket.scenes import Cast
 
 EMOJI_FONT = "/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf"
 SIDE = 96  # longer side of a pictogram sprite
 PACK = Path(__file__).parents[2] / ".pocket"
+SHIPPED = Path(__file__).parents[2] / "src/snugvl/pocket/tokenizer.json"
 
 
 def pictogram(code: str) -> Image.Image:
@@ -41,8 +41,8 @@ class Pack:
     tokenizer: Path
 
 
-def build(folder: Path) -> None:
-    """Write the pack."""
+def build(folder: Path, new_tokenizer: bool = False) -> None:
+    """Write the pack. The shipped tokenizer is taken as it is, so that the shipped weights can be trained on."""
     (folder / "fonts").mkdir(parents=True, exist_ok=True)
     arrays, facts = {}, {}
     for name, code in world.PICTOGRAMS.items():
@@ -58,7 +58,10 @@ def build(folder: Path) -> None:
     for path in lettering.font_files(held_out=False):
         shutil.copy(path, folder / "fonts" / Path(path).name)
     cast = Cast({n: f["aspect"] for n, f in facts.items()}, {n: tuple(f["mean"]) for n, f in facts.items()})
-    tokens.build(tokens.world_pieces(cast)).save(str(folder / "tokenizer.json"))
+    if new_tokenizer or not SHIPPED.exists():
+        tokens.build(tokens.world_pieces(cast)).save(str(folder / "tokenizer.json"))
+    else:
+        shutil.copyfile(SHIPPED, folder / "tokenizer.json")
 
 
 def load(folder: Path = PACK) -> Pack:
@@ -72,10 +75,14 @@ def load(folder: Path = PACK) -> Pack:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=PACK)
-    folder = parser.parse_args().out
-    build(folder)
+    parser.add_argument("--new-tokenizer", action="store_true", help="collect the vocabulary again")
+    args = parser.parse_args()
+    folder = args.out
+    build(folder, args.new_tokenizer)
     pack = load(folder)
     vocabulary = tokens.Encoder(pack.tokenizer).size
     print(f"{folder}: {len(pack.sprites)} pictograms, {len(pack.fonts)} fonts, {vocabulary} tokens")

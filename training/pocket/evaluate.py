@@ -2,8 +2,8 @@
 
     python -m training.pocket.evaluate --scenes 2000 --json benchmarks/results/pocket/evaluation.json
 
-Every picture has a size never trained on, words are in fonts never trained on, sizes and colour-shape pairs are
-drawn from the held-out ones where possible. `--split dev` uses other seeds: look at those while developing.
+Every picture has a size never trained on, words are in fonts never trained on, sizes and colour-shape pairs
+are drawn from the held-out ones where possible. `--split dev` uses other seeds, to look at while developing.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def measure(folder: Path, split: str, first: int, count: int, threads: int) -> P
 def evaluate(
     folder: Path, split: str, first: int, count: int, threads: int, processes: int = 1
 ) -> dict[str, Any]:
-    """All measures by tier, with every mistake. Scenes are dealt out to `processes`; the result is the same."""
+    """All measures by tier, with every mistake; the same for any number of processes."""
     started = time.monotonic()
     ends = [first + count * n // processes for n in range(processes + 1)]
     jobs = [(folder, split, a, b - a, threads) for a, b in pairwise(ends)]

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-
 from training.pocket import geometry, network
 
 HERE = Path(__file__).parent
@@ -16,7 +15,7 @@ DOUBLED = "visual.patch_embed.proj.weight"
 
 
 def checkpoint(model: network.Pocket, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
-    """Tensors by published name. The patch weight is halved over two frames: a still picture repeats its frame."""
+    """Tensors by published name. The patch weight is halved over two frames: stills repeat their frame."""
     out = {}
     for name, tensor in model.state_dict().items():
         value = tensor.detach().float().cpu()
@@ -51,13 +50,16 @@ def config(size: network.Size, special: dict[str, int]) -> dict[str, Any]:
             "num_key_value_heads": size.kv_heads, "head_dim": size.head_dim, "intermediate_size": size.inner,
             "hidden_act": "silu", "rms_norm_eps": size.eps, "attention_bias": False, "attention_dropout": 0.0,
             "max_position_embeddings": 4096, "rope_theta": size.theta, "tie_word_embeddings": True,
-            "rope_scaling": {"rope_type": "default", "mrope_section": list(size.sections), "mrope_interleaved": True},
+            "rope_scaling": {
+                "rope_type": "default", "mrope_section": list(size.sections), "mrope_interleaved": True,
+            },
             "bos_token_id": pad, "eos_token_id": end, "initializer_range": 0.02, "use_cache": True,
             "dtype": "bfloat16",
         },
         "vision_config": {
             "model_type": "qwen3_vl", "depth": size.vision_layers, "hidden_size": size.vision_hidden,
-            "intermediate_size": size.vision_inner, "num_heads": size.vision_heads, "patch_size": geometry.PATCH,
+            "intermediate_size": size.vision_inner, "num_heads": size.vision_heads,
+            "patch_size": geometry.PATCH,
             "temporal_patch_size": 2, "spatial_merge_size": geometry.MERGE, "in_channels": 3,
             "out_hidden_size": size.hidden, "num_position_embeddings": size.grid**2,
             "deepstack_visual_indexes": list(size.deepstack), "hidden_act": "gelu_pytorch_tanh",
@@ -75,7 +77,14 @@ def side_files(special: dict[str, int]) -> dict[str, Any]:
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3VLProcessor",
     }  # fmt: skip
     added = {
-        str(i): {"content": t, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+        str(i): {
+            "content": t,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": True,
+        }
         for t, i in special.items()
     }
     return {
@@ -90,7 +99,8 @@ def side_files(special: dict[str, int]) -> dict[str, Any]:
             "added_tokens_decoder": added, "additional_special_tokens": list(special)[1:], "bos_token": None,
             "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None, "errors": "replace",
             "clean_up_tokenization_spaces": False, "model_max_length": 4096, "split_special_tokens": False,
-            "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "vision_start_token": "<|vision_start|>",
+            "image_token": "<|image_pad|>", "video_token": "<|video_pad|>",
+            "vision_start_token": "<|vision_start|>",
             "vision_end_token": "<|vision_end|>",
         },
     }  # fmt: skip

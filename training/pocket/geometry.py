@@ -69,7 +69,20 @@ def _crescent() -> Points:
 
 def _cross() -> Points:
     a, b = 1.0, 0.33
-    return ((-b, -a), (b, -a), (b, -b), (a, -b), (a, b), (b, b), (b, a), (-b, a), (-b, b), (-a, b), (-a, -b), (-b, -b))
+    return (
+        (-b, -a),
+        (b, -a),
+        (b, -b),
+        (a, -b),
+        (a, b),
+        (b, b),
+        (b, a),
+        (-b, a),
+        (-b, b),
+        (-a, b),
+        (-a, -b),
+        (-b, -b),
+    )
 
 
 RING_HOLE = 0.58  # inner radius of a ring

@@ -6,6 +6,7 @@ Every sentence here is a function of the scene alone, so that facts can be read 
 import importlib.util
 import json
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -51,7 +52,7 @@ def sized(thing: Thing) -> str:
 
 
 def printed(thing: Thing) -> str:
-    """ 'the word "CAT"' or 'the number "42"'."""
+    """'the word "CAT"' or 'the number "42"'."""
     return f'the {"number" if thing.text.isdigit() else "word"} "{thing.text}"'
 
 
@@ -100,13 +101,11 @@ def relations(scene: Scene, most: int) -> list[str]:
     names = grouped(scene.shown, with_size=False)
     alone = [t for t in scene.shown if len(names[t.label]) == 1]
     out = []
-    for a, b in zip(alone, alone[1:], strict=False):
+    for a, b in pairwise(alone):
         dx = (a.box[0] + a.box[2]) - (b.box[0] + b.box[2])
         dy = (a.box[1] + a.box[3]) - (b.box[1] + b.box[3])
-        if abs(dx) > abs(dy):
-            word = "left of" if dx < 0 else "right of"
-        else:
-            word = "above" if dy < 0 else "below"
+        beside, over = "left of" if dx < 0 else "right of", "above" if dy < 0 else "below"
+        word = beside if abs(dx) > abs(dy) else over
         out.append(f"the {a.label} is {word} the {b.label}")
     return out[:most]
 

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-
 from training.pocket import packing, render
 
 
@@ -43,7 +42,7 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Mask) -> torch.Tensor:
-    """Attention over [batch, heads, tokens, dim] with a flex block mask (GPU) or a boolean mask (anywhere)."""
+    """Attention over [batch, heads, tokens, dim] with a flex mask (GPU) or a boolean mask (anywhere)."""
     if isinstance(mask, BlockMask):
         out = flex_attention(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
         assert isinstance(out, torch.Tensor)
@@ -74,7 +73,10 @@ class VisionAttention(nn.Module):
     def __init__(self, s: Size) -> None:
         super().__init__()
         self.heads = s.vision_heads
-        self.qkv, self.proj = nn.Linear(s.vision_hidden, 3 * s.vision_hidden), nn.Linear(s.vision_hidden, s.vision_hidden)
+        self.qkv, self.proj = (
+            nn.Linear(s.vision_hidden, 3 * s.vision_hidden),
+            nn.Linear(s.vision_hidden, s.vision_hidden),
+        )
 
     def forward(self, x: torch.Tensor, angles: Angles, mask: Mask) -> torch.Tensor:
         b, n, d = x.shape
@@ -97,7 +99,10 @@ class VisionMLP(nn.Module):
 class VisionBlock(nn.Module):
     def __init__(self, s: Size) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(s.vision_hidden, eps=1e-6), nn.LayerNorm(s.vision_hidden, eps=1e-6)
+        self.norm1, self.norm2 = (
+            nn.LayerNorm(s.vision_hidden, eps=1e-6),
+            nn.LayerNorm(s.vision_hidden, eps=1e-6),
+        )
         self.attn, self.mlp = VisionAttention(s), VisionMLP(s)
 
     def forward(self, x: torch.Tensor, angles: Angles, mask: Mask) -> torch.Tensor:
@@ -132,7 +137,7 @@ class Vision(nn.Module):
         self.deepstack_merger_list = nn.ModuleList(Merger(s, after=True) for _ in s.deepstack)
 
     def places(self, grids: torch.Tensor) -> tuple[torch.Tensor, Angles]:
-        """Interpolated position embeddings [batch, 288, vision] and rotary (cos, sin) [batch, 1, 288, dim / 2]."""
+        """Position embeddings [batch, 288, vision] and rotary (cos, sin) [batch, 1, 288, dim / 2]."""
         row, column, _ = render.patch_places(grids)
         side, grids = self.size.grid, grids.long() * 2
         y = row / (grids[:, :1] - 1).clamp_min(1) * (side - 1)
@@ -183,7 +188,10 @@ class TextAttention(nn.Module):
 class TextMLP(nn.Module):
     def __init__(self, s: Size) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(s.hidden, s.inner, bias=False), nn.Linear(s.hidden, s.inner, bias=False)
+        self.gate_proj, self.up_proj = (
+            nn.Linear(s.hidden, s.inner, bias=False),
+            nn.Linear(s.hidden, s.inner, bias=False),
+        )
         self.down_proj = nn.Linear(s.inner, s.hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -193,7 +201,10 @@ class TextMLP(nn.Module):
 class TextBlock(nn.Module):
     def __init__(self, s: Size) -> None:
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = RMSNorm(s.hidden, s.eps), RMSNorm(s.hidden, s.eps)
+        self.input_layernorm, self.post_attention_layernorm = (
+            RMSNorm(s.hidden, s.eps),
+            RMSNorm(s.hidden, s.eps),
+        )
         self.self_attn, self.mlp = TextAttention(s), TextMLP(s)
 
     def forward(self, x: torch.Tensor, angles: Angles, mask: Mask) -> torch.Tensor:
@@ -230,7 +241,9 @@ class Pocket(nn.Module):
         self.visual, self.language_model = Vision(size), Text(size)
         self.apply(self._start)
         for name, p in self.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight", "attn.proj.weight", "blocks.mlp.linear_fc2.weight")):
+            if name.endswith(
+                ("o_proj.weight", "down_proj.weight", "attn.proj.weight", "blocks.mlp.linear_fc2.weight")
+            ):
                 nn.init.normal_(p, std=0.02 / (2 * size.layers) ** 0.5)
 
     @staticmethod
@@ -263,15 +276,24 @@ class Pocket(nn.Module):
         if not hasattr(self, "_buffers_of_masks"):
             seen, part = counts.clone(), parts.to(torch.int32)
 
-            def sees_patch(i: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            def sees_patch(
+                i: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+            ) -> torch.Tensor:
                 return k < seen[i]
 
-            def sees_token(i: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            def sees_token(
+                i: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+            ) -> torch.Tensor:
                 other = part[i, k]
                 return ((k <= q) & ((other == 0) | (other == part[i, q]))) | (k == q)
 
             image = _blocks(packing.IMAGE * 4, False, sees_patch, counts.device)
-            self._buffers_of_masks = (seen, part, image, _blocks(packing.ROW, True, sees_token, counts.device))
+            self._buffers_of_masks = (
+                seen,
+                part,
+                image,
+                _blocks(packing.ROW, True, sees_token, counts.device),
+            )
         seen, part, image, text = self._buffers_of_masks
         seen.copy_(counts)
         part.copy_(parts)
@@ -297,11 +319,16 @@ class Pocket(nn.Module):
         return F.linear(chosen, self.language_model.embed_tokens.weight)
 
 
-def _blocks(tokens: int, causal: bool, mask_mod: Callable[..., torch.Tensor], device: torch.device) -> BlockMask:
+def _blocks(
+    tokens: int, causal: bool, mask_mod: Callable[..., torch.Tensor], device: torch.device
+) -> BlockMask:
     """A block mask that visits all blocks, or those up to the diagonal, and asks `mask_mod` inside each."""
     count = -(-tokens // 128)
     index = torch.arange(count, device=device, dtype=torch.int32)
     visits = index + 1 if causal else torch.full_like(index, count)
     return BlockMask.from_kv_blocks(
-        visits[None, None], index.expand(1, 1, count, count).contiguous(), mask_mod=mask_mod, seq_lengths=(tokens, tokens)
+        visits[None, None],
+        index.expand(1, 1, count, count).contiguous(),
+        mask_mod=mask_mod,
+        seq_lengths=(tokens, tokens),
     )

@@ -1,7 +1,7 @@
 """Muon for the matrices of the blocks, AdamW for everything else, under one learning rate.
 
-Muon replaces a matrix's momentum by the nearest (semi-)orthogonal matrix (five Newton-Schulz steps), scaled so
-that its root mean square equals AdamW's usual 0.2. Matrices of one shape are stepped together, stacked, since
+Muon replaces a matrix's momentum by the nearest (semi-)orthogonal matrix (five Newton-Schulz steps), scaled
+so that its root mean square equals AdamW's usual 0.2. Matrices of one shape are stepped together, stacked:
 launching a hundred small products would cost more than computing them.
 """
 
@@ -39,7 +39,9 @@ class Optimizer:
                 self.matrices[tuple(p.shape)].append(p)
             else:
                 rest.append(p)
-        self.momentum = {shape: torch.zeros(len(ps), *shape, device=ps[0].device) for shape, ps in self.matrices.items()}
+        self.momentum = {
+            shape: torch.zeros(len(ps), *shape, device=ps[0].device) for shape, ps in self.matrices.items()
+        }
         fused = rest[0].is_cuda
         self.adam = torch.optim.AdamW(rest, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.0, fused=fused)
 

@@ -1,7 +1,7 @@
 """Scenes to training arrays: several exchanges share one picture in one row of fixed length.
 
-    row:  <|im_start|> user \\n <|vision_start|> | image tokens, padded to 72 | <|vision_end|> | exchanges, padding
-    part:  0 ..................................... -1 where padded ............ 0 | 1 1 1 2 2 2 2 3 3 ... -1 -1
+    row:   <|im_start|> user \\n <|vision_start|> | 72 image tokens | <|vision_end|> | exchanges, padding
+    part:  0 0 0 0                               | -1 in padding   | 0              | 1 1 2 2 2 3 ... -1 -1
 
 A token sees earlier tokens of part 0 and of its own part, and positions start again after the picture for
 every part, so each exchange is trained exactly as if it stood alone. Some rows are one long conversation.
@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
-
 from training.pocket import geometry, lettering, questions, tasks, tokens, world
 from training.pocket.questions import Asker, Exchange
 from training.pocket.scenes import Cast, Recipe, Scene, Thing, draw_scene
@@ -28,7 +27,8 @@ OBJECTS, WORDS = 10, 3
 SCENE_FACTS, OBJECT_FACTS, WORD_FACTS = 18, 18, 8
 CONVERSATIONS = 0.12  # share of rows that are one conversation
 KINDS = (
-    "count", "color", "shape", "where", "exists", "beside", "is_beside", "compare", "extreme", "size", "at", "list",
+    "count", "color", "shape", "where", "exists", "beside", "is_beside", "compare", "extreme", "size", "at",
+    "list",
     "caption", "detailed", "scene", "detect_all", "detect", "text", "background", "beyond",
 )  # fmt: skip
 
@@ -42,7 +42,9 @@ class Batch:
     positions: torch.Tensor  # [3, batch, ROW] int16: time, row, column
     where: torch.Tensor  # [batch * ANSWERS] int32: flat index of the token before each answer token
     target: torch.Tensor  # [batch * ANSWERS] int16: that answer token, -1 where unused
-    exchange: torch.Tensor  # [batch * ANSWERS] int32: exchange number within the batch, for exact-match accuracy
+    exchange: (
+        torch.Tensor
+    )  # [batch * ANSWERS] int32: exchange number within the batch, for exact-match accuracy
     kind: torch.Tensor  # [exchanges] int8: index into KINDS
     grids: torch.Tensor  # [batch, 2] int16: rows and columns of image tokens
     scenes: torch.Tensor  # [batch, SCENE_FACTS] float32
@@ -89,7 +91,8 @@ def thing_facts(thing: Thing) -> list[float]:
     outline = thing.outline or thing.rgb
     return [
         1.0 if thing.kind == "shape" else 2.0, sprite, *thing.center, *thing.half, float(np.cos(turn)),
-        float(np.sin(turn)), *thing.rgb, *outline, thing.outline_width if thing.outline else 0.0, thing.shade, 0.0, 0.0,
+        float(np.sin(turn)), *thing.rgb, *outline, thing.outline_width if thing.outline else 0.0,
+        thing.shade, 0.0, 0.0,
     ]  # fmt: skip
 
 
@@ -135,7 +138,9 @@ class Packer:
             ids = self._known[text] = self.encode(text)
         return ids
 
-    def row(self, scene: Scene, rng: random.Random) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[int, int, str]]]:
+    def row(
+        self, scene: Scene, rng: random.Random
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[int, int, str]]]:
         """(ids [ROW], parts [ROW], positions [3, ROW], spans (start, stop, kind) of answers)."""
         rows, columns = geometry.token_grid(scene.width, scene.height)
         count = rows * columns
@@ -202,7 +207,8 @@ class Packer:
         kind_row = np.full(n * 24, -1, np.int8)
         kind_row[: len(kinds)] = kinds[: n * 24]
         arrays = (
-            np.stack([r[0] for r in rows]), np.stack([r[1] for r in rows]), np.stack([r[2] for r in rows], axis=1),
+            np.stack([r[0] for r in rows]), np.stack([r[1] for r in rows]),
+            np.stack([r[2] for r in rows], axis=1),
             where, target, owner, kind_row,
             np.array([geometry.token_grid(s.width, s.height) for s in scenes], np.int16),
             np.array([scene_facts(s, rng) for s in scenes], np.float32), objects, words, sprites,
@@ -214,7 +220,14 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
     """Endless batches; batch k of the run is the same for any number of workers."""
 
     def __init__(
-        self, tokenizer: Path, cast: Cast, pool: lettering.Pool, recipe: Recipe, batch: int, seed: str, first: int = 0
+        self,
+        tokenizer: Path,
+        cast: Cast,
+        pool: lettering.Pool,
+        recipe: Recipe,
+        batch: int,
+        seed: str,
+        first: int = 0,
     ) -> None:
         self.tokenizer, self.cast, self.pool, self.recipe = tokenizer, cast, pool, recipe
         self.batch, self.seed, self.first = batch, seed, first

@@ -1,4 +1,4 @@
-"""The evaluation's own painter: scenes drawn with Pillow at the author's size, shapes smooth or with hard edges.
+"""The evaluation's own painter: scenes drawn with Pillow at the author's size, edges smooth or hard.
 
 It shares the scenes with the training renderer but none of its drawing code: polygons, fonts and pictograms
 come straight from Pillow, at full size, and the pictures go through the real image processor afterwards.
@@ -10,7 +10,6 @@ import random
 
 import numpy as np
 from PIL import Image, ImageDraw
-
 from training.pocket import assets, geometry, lettering, world
 from training.pocket.scenes import Background, Scene, Thing
 
@@ -29,7 +28,9 @@ def paint(scene: Scene, fonts: tuple[str, ...], rng: random.Random) -> Image.Ima
         else:
             _word(image, thing, fonts[thing.handle])
     if scene.background.noise:
-        noise = np.random.default_rng(rng.randrange(1 << 30)).normal(0, scene.background.noise, (*image.size[::-1], 3))
+        noise = np.random.default_rng(rng.randrange(1 << 30)).normal(
+            0, scene.background.noise, (*image.size[::-1], 3)
+        )
         image = Image.fromarray((np.asarray(image) + noise).clip(0, 255).astype(np.uint8))
     return image
 
@@ -50,7 +51,10 @@ def _background(b: Background, width: int, height: int, seed: int) -> Image.Imag
         u, v = (x / b.period + b.phase) % 1 - 0.5, (y / b.period + b.phase) % 1 - 0.5
         mix = (u * u + v * v < 0.08).astype(float)
     elif b.pattern == "textured":
-        mix = _grain(width, height, b.period / 1.5, seed) * 0.6 + _grain(width, height, b.period / 5, seed + 1) * 0.4
+        mix = (
+            _grain(width, height, b.period / 1.5, seed) * 0.6
+            + _grain(width, height, b.period / 5, seed + 1) * 0.4
+        )
     colors = np.asarray(b.rgb) * (1 - mix[..., None]) + np.asarray(b.second) * mix[..., None]
     return Image.fromarray(colors.round().astype(np.uint8))
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from training.pocket import language, phrasebook, world
+from training.pocket import foreign, language, phrasebook, world
 from training.pocket.scenes import Scene, Thing
 
 MARGIN = 0.045  # of the picture's side: how far apart centres must be to be called left or above
@@ -93,7 +93,7 @@ class Asker:
         for _ in range(8):
             roll = rng.random()
             if roll < 0.12:
-                name = rng.choice(phrasebook.FOREIGN)
+                name = rng.choice(foreign.NOUNS)
             elif roll < 0.35:
                 name = rng.choice(tuple(world.PICTOGRAMS))
             elif roll < 0.5:
@@ -115,7 +115,7 @@ class Asker:
         return f"{color} {shape}" if allowed else ""
 
     def _absent_text(self, noun: Noun) -> str:
-        if noun.singular in phrasebook.FOREIGN:
+        if noun.singular in foreign.NOUNS:
             return "I do not see that here."
         return f"There is no {noun.singular}."
 
@@ -232,7 +232,9 @@ class Asker:
             ratio = area(ranked[0]) / area(ranked[1])
             clear = max(ratio, 1 / ratio) > 1.4
         else:
-            direction = {"leftmost": "left", "rightmost": "right", "topmost": "above", "bottommost": "below"}[kind]
+            direction = {"leftmost": "left", "rightmost": "right", "topmost": "above", "bottommost": "below"}[
+                kind
+            ]
             first = self.shown[0]
             ranked = sorted(self.shown, key=lambda t: self._offset(t, first, direction), reverse=True)
             clear = self._offset(ranked[0], ranked[1], direction) > MARGIN
@@ -265,7 +267,9 @@ class Asker:
 
     def text(self) -> Exchange | None:
         words = self.scene.words
-        kind = "number" if words and all(t.text.isdigit() for t in words) and self.rng.random() < 0.5 else "text"
+        kind = (
+            "number" if words and all(t.text.isdigit() for t in words) and self.rng.random() < 0.5 else "text"
+        )
         answer = language.join([f'"{t.text}"' for t in words]) if words else "There is no text."
         return Exchange("text", ask_like(self.rng, kind), answer)
 
@@ -283,14 +287,16 @@ class Asker:
         return Exchange("where", ask_like(self.rng, "where_text"), answer)
 
     def background(self) -> Exchange | None:
-        return Exchange("background", ask_like(self.rng, "background"), language.capital(self.scene.background.color))
+        return Exchange(
+            "background", ask_like(self.rng, "background"), language.capital(self.scene.background.color)
+        )
 
     def pattern(self) -> Exchange | None:
         answer = f"{self.scene.background.pattern} {self.scene.background.color}"
         return Exchange("background", ask_like(self.rng, "pattern"), language.capital(answer))
 
     def beyond(self) -> Exchange | None:
-        text = self.rng.choice(phrasebook.BEYOND).format(o=self.rng.choice(phrasebook.FOREIGN))
+        text = self.rng.choice(foreign.QUESTIONS).format(o=self.rng.choice(foreign.NOUNS))
         return Exchange("beyond", liberties(self.rng, text), language.beyond(self.scene))
 
 
@@ -302,7 +308,8 @@ def area(thing: Thing) -> float:
 
 # How often each kind is tried in scenes without and with printed words.
 WEIGHTS: dict[str, tuple[int, int]] = {
-    "count": (16, 6), "count_all": (4, 0), "color": (10, 4), "shape": (6, 2), "where": (9, 4), "exists": (10, 5),
+    "count": (16, 6), "count_all": (4, 0), "color": (10, 4), "shape": (6, 2), "where": (9, 4),
+    "exists": (10, 5),
     "beside": (6, 0), "is_beside": (6, 2), "bigger": (5, 2), "extreme": (5, 0), "size": (4, 2), "at": (6, 4),
     "list": (4, 3), "describe": (2, 1), "text": (1, 44), "has_text": (2, 3), "text_color": (1, 6),
     "where_text": (1, 6), "background": (4, 2), "pattern": (3, 2), "beyond": (3, 2),

@@ -1,14 +1,13 @@
 """Pictures drawn where the network sees them: straight into normalised patches, on the GPU, any grid a row.
 
 `patches` is [batch, 288, 3 * 256]: patches in Qwen's order (2x2 blocks in reading order), each laid out as
-channel, row, column, values (v - 127.5) / 127.5. The second frame of a still picture repeats the first, so the
-patch embedding of training adds both halves of its weight. Patches beyond a row's grid hold nonsense.
+channel, row, column, values (v - 127.5) / 127.5. The second frame of a still picture repeats the first, so
+the patch embedding of training adds both halves of its weight. Patches beyond a row's grid hold nonsense.
 """
 
 import numpy as np
 import torch
 from PIL import Image
-
 from training.pocket import geometry, lettering, packing, world
 
 REACH, FIELD = 1.3, 128  # half side in unit space and samples along a side of a distance field
@@ -36,12 +35,16 @@ def _level(sprites: dict[str, np.ndarray], side: int) -> torch.Tensor:
         pixels = sprites[name].astype(np.float32)
         pixels[..., :3] *= pixels[..., 3:] / 255
         image = Image.fromarray(pixels.round().astype(np.uint8), "RGBA")
-        out.append(np.asarray(image.resize((side, side), Image.Resampling.BOX if side < 96 else Image.Resampling.BICUBIC)))
+        out.append(
+            np.asarray(
+                image.resize((side, side), Image.Resampling.BOX if side < 96 else Image.Resampling.BICUBIC)
+            )
+        )
     return torch.from_numpy(np.stack(out)).reshape(-1, 4)
 
 
 def patch_places(grids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(row, column, valid) of each of the 288 patches, [batch, 288], from grids [batch, 2] of image tokens."""
+    """(row, column, valid) of each of the 288 patches, [batch, 288], from grids [batch, 2] of tokens."""
     index = torch.arange(packing.IMAGE * 4, device=grids.device)
     rows, columns = grids[:, :1].long(), grids[:, 1:].long()
     block, inner = index // 4, index % 4
@@ -136,7 +139,10 @@ def _paint_pictogram(
     one, two = count * LEVELS[0] ** 2, count * (LEVELS[0] ** 2 + LEVELS[1] ** 2)
     big, middle = shown > 72, shown > 42
     side = torch.where(big, LEVELS[0], torch.where(middle, LEVELS[1], LEVELS[2])).int()
-    base = torch.where(big, 0, torch.where(middle, one, two)).int() + torch.where(kind == 2, sprite, 0 * sprite).int() * side * side
+    base = (
+        torch.where(big, 0, torch.where(middle, one, two)).int()
+        + torch.where(kind == 2, sprite, 0 * sprite).int() * side * side
+    )
     u, v = (a + 1) / 2 * side - 0.5, (b + 1) / 2 * side - 0.5
     u0, v0 = u.floor(), v.floor()
     fu, fv = (u - u0)[:, None], (v - v0)[:, None]
@@ -158,7 +164,7 @@ def paint_word(
     canvas: torch.Tensor, x: torch.Tensor, y: torch.Tensor, word: torch.Tensor, offset: torch.Tensor,
     size: torch.Tensor, scenes: torch.Tensor, ink: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """The canvas with one printed word a row; `word` [batch, WORD_FACTS], offset [batch], size [batch, 2] (w, h)."""
+    """The canvas with one printed word a row; offset [batch] into the ink, size [batch, 2] (w, h)."""
     f = word[:, :, None, None]
     w, h = size[:, 0, None, None], size[:, 1, None, None]
     hx, hy = f[:, 3].clamp_min(1e-3), f[:, 4].clamp_min(1e-3)
@@ -177,7 +183,12 @@ def paint_word(
 
 
 def _bilinear(
-    u: torch.Tensor, v: torch.Tensor, w: torch.Tensor, h: torch.Tensor, offset: torch.Tensor, ink: torch.Tensor
+    u: torch.Tensor,
+    v: torch.Tensor,
+    w: torch.Tensor,
+    h: torch.Tensor,
+    offset: torch.Tensor,
+    ink: torch.Tensor,
 ) -> torch.Tensor:
     u0, v0 = u.floor(), v.floor()
     total = torch.zeros_like(u)
@@ -217,7 +228,14 @@ class Renderer:
         for j in range(packing.WORDS):
             index = batch.sprites[:, j].clamp_min(0)
             canvas = self.word(
-                canvas, x, y, batch.words[:, j].contiguous(), atlas.offsets[index], atlas.sizes[index], batch.scenes, atlas.ink
+                canvas,
+                x,
+                y,
+                batch.words[:, j].contiguous(),
+                atlas.offsets[index],
+                atlas.sizes[index],
+                batch.scenes,
+                atlas.ink,
             )
         for j in range(packing.OBJECTS):
             facts = batch.objects[:, j].contiguous()
@@ -227,6 +245,8 @@ class Renderer:
 
 def unpatch(patches: torch.Tensor, rows: int, columns: int) -> np.ndarray:
     """One row's picture as bytes, [height, width, 3], from patches [288, 768]: to look at."""
-    used = patches[: rows * columns * 4].float().reshape(rows, columns, 2, 2, 3, geometry.PATCH, geometry.PATCH)
+    used = (
+        patches[: rows * columns * 4].float().reshape(rows, columns, 2, 2, 3, geometry.PATCH, geometry.PATCH)
+    )
     picture = used.permute(0, 2, 5, 1, 3, 6, 4).reshape(rows * geometry.TOKEN, columns * geometry.TOKEN, 3)
     return ((picture * 127.5) + 127.5).round().clamp(0, 255).to(torch.uint8).numpy()

@@ -103,7 +103,9 @@ class Recipe:
 def _canvas(rng: random.Random, recipe: Recipe) -> tuple[int, int]:
     while True:
         if rng.random() < 0.35:
-            width = height = rng.choice((64, 96, 128, 192, 224, 256, 300, 384, 400, 512, 640, 768, 1000, 1024))
+            width = height = rng.choice(
+                (64, 96, 128, 192, 224, 256, 300, 384, 400, 512, 640, 768, 1000, 1024)
+            )
         else:
             area = math.exp(rng.uniform(math.log(80), math.log(860)))
             # Mostly ordinary pictures, some strips down to 1:16.
@@ -180,12 +182,19 @@ class _Artist:
         return min(world.color_distance(rgb, b.rgb), world.color_distance(rgb, b.second)) > 42
 
     def relative_size(self, wanted: str, smallest: float) -> float | None:
-        """A relative size in class `wanted`, outside (training) or often inside (evaluation) the held-out band."""
-        lo, hi = {"small": (0.07, world.SMALL_MAX), "medium": world.MEDIUM, "large": (world.LARGE_MIN, 0.6)}[wanted]
+        """A relative size in class `wanted`, out of (training) or often in (evaluation) the held-out band."""
+        lo, hi = {"small": (0.07, world.SMALL_MAX), "medium": world.MEDIUM, "large": (world.LARGE_MIN, 0.6)}[
+            wanted
+        ]
         lo, hi = max(lo, smallest), min(hi, 0.86 * min(self.width, self.height) / self.unit)
         if lo >= hi:
             return None
-        if self.recipe.evaluation and wanted == "medium" and lo < world.UNSEEN_BAND[0] and hi > world.UNSEEN_BAND[1]:
+        if (
+            self.recipe.evaluation
+            and wanted == "medium"
+            and lo < world.UNSEEN_BAND[0]
+            and hi > world.UNSEEN_BAND[1]
+        ):
             lo, hi = world.UNSEEN_BAND
         value = self.rng.uniform(lo, hi)
         inside = world.UNSEEN_BAND[0] < value < world.UNSEEN_BAND[1]
@@ -212,7 +221,12 @@ class _Artist:
         """Whether a box of half extents (bw, bh) around (x, y) keeps its distance, from words always."""
         for t in self.things:
             g = max(gap, 0.008 * self.unit) if t.kind == "word" else gap
-            if x - bw <= t.box[2] + g and x + bw >= t.box[0] - g and y - bh <= t.box[3] + g and y + bh >= t.box[1] - g:
+            if (
+                x - bw <= t.box[2] + g
+                and x + bw >= t.box[0] - g
+                and y - bh <= t.box[3] + g
+                and y + bh >= t.box[1] - g
+            ):
                 return False
         return True
 
@@ -226,8 +240,14 @@ class _Artist:
         turn = 0.0
         if world.TURN[shape] and rng.random() < 0.4:
             turn = float(rng.randint(-world.TURN[shape], world.TURN[shape]))  # whole degrees: exact boxes
-        aspect = math.exp(rng.randint(26, 61) * rng.choice((-1, 1)) / 64) if shape in ("rectangle", "oval") else 1.0
-        bw, bh = geometry.upright_half(shape, aspect, turn)  # for a shape of half extents (sqrt(aspect), 1/sqrt)
+        aspect = (
+            math.exp(rng.randint(26, 61) * rng.choice((-1, 1)) / 64)
+            if shape in ("rectangle", "oval")
+            else 1.0
+        )
+        bw, bh = geometry.upright_half(
+            shape, aspect, turn
+        )  # for a shape of half extents (sqrt(aspect), 1/sqrt)
         scale = relative * self.unit / (2 * math.sqrt(bw * bh))
         spot = self.place((bw * scale, bh * scale))
         if spot is None:
@@ -257,7 +277,8 @@ class _Artist:
             return False
         self.things.append(Thing(
             "pictogram", name, "", mean, spot, half, 0.0,
-            (spot[0] - half[0], spot[1] - half[1], spot[0] + half[0], spot[1] + half[1]), world.size_name(relative),
+            (spot[0] - half[0], spot[1] - half[1], spot[0] + half[0], spot[1] + half[1]),
+            world.size_name(relative),
         ))  # fmt: skip
         return True
 
@@ -282,8 +303,8 @@ class _Artist:
         return True
 
     def _write(
-        self, text: str, handle: int, paint: tuple[str, Rgb], spot: tuple[float, float], half: tuple[float, float],
-        line: float | None,
+        self, text: str, handle: int, paint: tuple[str, Rgb], spot: tuple[float, float],
+        half: tuple[float, float], line: float | None,
     ) -> None:  # fmt: skip
         box = (spot[0] - half[0], spot[1] - half[1], spot[0] + half[0], spot[1] + half[1])
         self.things.append(

@@ -31,7 +31,7 @@ def words_in(text: str) -> list[str]:
 
 
 def caption_facts(caption: str) -> Counter[str]:
-    """The facts of a short caption: one a group (count, size, label), one a printed word, one the background."""
+    """The facts of a short caption: one a group (count, size, label), a printed word, the background."""
     body, _, ground = plain_case(caption).rpartition(" on ")
     facts = Counter(_PARTS.split(body)) if body else Counter({plain_case(caption): 1})
     facts[f"on {ground}"] += 1
@@ -51,7 +51,9 @@ def agreement(said: Counter[str], true: Counter[str]) -> tuple[int, int]:
 
 def scene_facts(objects: dict[str, int], setting: str, text: Sequence[str]) -> Counter[str]:
     """The facts of a scene analysis."""
-    return Counter([*(f"{n} {name}" for name, n in objects.items()), f"on {setting}", *(f'"{t}"' for t in text)])
+    return Counter(
+        [*(f"{n} {name}" for name, n in objects.items()), f"on {setting}", *(f'"{t}"' for t in text)]
+    )
 
 
 def true_scene_facts(scene: Scene) -> Counter[str]:
@@ -86,7 +88,12 @@ class Tally:
     def boxes(self, found: Sequence[tuple[str, Box]], true: Sequence[Thing]) -> int:
         """Match boxes of equal label greedily by overlap; returns how many reach 0.5."""
         pairs = sorted(
-            ((iou(b, t.box), i, j) for i, (label, b) in enumerate(found) for j, t in enumerate(true) if label == t.label),
+            (
+                (iou(b, t.box), i, j)
+                for i, (label, b) in enumerate(found)
+                for j, t in enumerate(true)
+                if label == t.label
+            ),
             reverse=True,
         )
         used: set[tuple[str, int]] = set()
@@ -102,7 +109,9 @@ class Tally:
 
     def table(self) -> dict[str, float | int]:
         """The measures as shares."""
-        out: dict[str, float | int] = {k: round(self.right[k] / n, 4) for k, n in sorted(self.asked.items()) if n}
+        out: dict[str, float | int] = {
+            k: round(self.right[k] / n, 4) for k, n in sorted(self.asked.items()) if n
+        }
         matched, found, true = (self.right[k] for k in ("matched", "found", "true"))
         if found + true:
             out["F1@0.5"] = round(2 * matched / (found + true), 4)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-
-from training.pocket import language, phrasebook, questions, tasks, world
+from training.pocket import foreign, language, phrasebook, questions, tasks, world
 from training.pocket.scenes import Cast, Recipe, draw_scene
 
 SPECIALS: Final = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
+    "<|box_start|>",
     "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
     "<|image_pad|>", "<|video_pad|>",
 )  # fmt: skip
@@ -36,7 +36,8 @@ PATTERN: Final = "|".join((
     r"\[\d{1,4}(?=,)", r", \d{1,4}(?=[,\]])",
     *(re.escape(x).replace('\\"', '"') for x in sorted(LITERALS, key=len, reverse=True) if x != ", "),
     r"\A[A-Za-z]+", r"(?<=\n)[A-Za-z]+",
-    r'(?<="name": ")[a-z]+', r'(?<="label": ")[a-z]+', r'(?<=categories: ")[a-z]+', r'(?<=")[A-Za-z]+(?=[ ,])',
+    r'(?<="name": ")[a-z]+', r'(?<="label": ")[a-z]+', r'(?<=categories: ")[a-z]+',
+    r'(?<=")[A-Za-z]+(?=[ ,])',
     r" [A-Za-z]+(?:'s)?", r" \d{1,2}(?!\d)", r"[\s\S]",
 ))  # fmt: skip
 
@@ -58,27 +59,40 @@ def world_pieces(cast: Cast, scenes: int = 6000) -> set[str]:
 
     found: set[str] = {x for x in LITERALS if x != ", "}
     find = re.compile(PATTERN).findall
-    nouns = [*world.PICTOGRAMS, *world.SHAPES, *world.COLORS, *world.PALE_BOXES, *phrasebook.FOREIGN]
-    for text in (*(w for ts in phrasebook.TEMPLATES.values() for w in ts), *phrasebook.BEYOND, *phrasebook.DETECT_LIKE):
+    nouns = [*world.PICTOGRAMS, *world.SHAPES, *world.COLORS, *world.PALE_BOXES, *foreign.NOUNS]
+    for text in (
+        *(w for ts in phrasebook.TEMPLATES.values() for w in ts),
+        *foreign.QUESTIONS,
+        *phrasebook.DETECT_LIKE,
+    ):
         bare = re.sub(r"\{\w\}", "", text)
         for form in (bare, bare[:1].lower() + bare[1:], bare.replace("olor", "olour")):
             found.update(find(form.rstrip("?.")), find(form))
     for noun in (*nouns, *map(world.plural, nouns)):
         for quoted in (noun, noun.replace("gray", "grey")):
-            if noun not in phrasebook.FOREIGN and not noun.endswith("s") or noun in world.PICTOGRAMS:
+            if (noun not in foreign.NOUNS and not noun.endswith("s")) or noun in world.PICTOGRAMS:
                 found.update(find(quoted.partition(" ")[0].capitalize()))
-            if noun.split(" ")[0] not in phrasebook.FOREIGN or noun in nouns[: -len(phrasebook.FOREIGN)]:
+            if noun.split(" ")[0] not in foreign.NOUNS or noun in nouns[: -len(foreign.NOUNS)]:
                 found.update(find(f" a {quoted}"), find(f'"label": "{quoted}"'))
-    for spellings in (*phrasebook.DIRECTIONS.values(), *phrasebook.EXTREMES.values(), *phrasebook.PLACES.values()):
+    for spellings in (
+        *phrasebook.DIRECTIONS.values(),
+        *phrasebook.EXTREMES.values(),
+        *phrasebook.PLACES.values(),
+    ):
         found.update(p for s in spellings for p in find(f" {s}"))
     recipe = Recipe(word_share=0.3)
     for _ in range(scenes):
         scene = draw_scene(rng, recipe, cast, Silent())
         asker = questions.Asker(scene, rng)
-        spoken = [tasks.caption(scene, True), tasks.analysis(scene), tasks.detect_named(asker), questions.ask(asker)]
+        spoken = [
+            tasks.caption(scene, True),
+            tasks.analysis(scene),
+            tasks.detect_named(asker),
+            questions.ask(asker),
+        ]
         found.update(p for e in spoken if e and e.kind != "beyond" for p in find(e.answer) + find(e.question))
-    foreign = {f" {w}" for noun in phrasebook.FOREIGN for w in noun.split(" ")}
-    found -= foreign - {f" {w}" for n in (*world.PICTOGRAMS, *world.COLORS) for w in n.split(" ")}
+    unknown = {f" {w}" for noun in foreign.NOUNS for w in noun.split(" ")}
+    found -= unknown - {f" {w}" for n in (*world.PICTOGRAMS, *world.COLORS) for w in n.split(" ")}
     found.update(find(f" {language.BEYOND}"), find(" sentence"))
     found.update(f" {n}" for n in range(11))
     found.update(("user", "assistant", "system", " grey", '"grey', "grey", "Grey"))
@@ -93,7 +107,12 @@ def build(pieces: Iterable[str]) -> Tokenizer:
         return "".join(letters[b] for b in text.encode())
 
     numbers = [f"[{n}" for n in range(1001)] + [f", {n}" for n in range(1001)]
-    words = [*letters, *(spell(n) for n in numbers), ", ".replace(" ", letters[32]), *(spell(p) for p in sorted(pieces))]
+    words = [
+        *letters,
+        *(spell(n) for n in numbers),
+        ", ".replace(" ", letters[32]),
+        *(spell(p) for p in sorted(pieces)),
+    ]
     vocab = {word: i for i, word in enumerate(dict.fromkeys(words))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([

@@ -4,9 +4,9 @@
     python -m training.pocket.train --minutes 24 --out .pocket/run              # one GPU
     python -m training.pocket.train --minutes 30 --out .pocket/run --resume     # on from the last checkpoint
 
-The learning rate follows elapsed training time: warm-up over the first 300 steps, constant, then a cosine to zero
-that ends when the minutes are up. Resumed runs keep the step count, the optimizer's state and the elapsed time;
-batch k is the same in every run of one seed.
+The learning rate follows elapsed training time: warm-up over the first 300 steps, constant, then a cosine to
+zero that ends when the minutes are up. Resumed runs keep the step count, the optimizer's state and the time
+spent; batch k is the same in every run of one seed.
 """
 
 import argparse
@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
-
 from training.pocket import assets, lettering, network, packing, tokens
 from training.pocket.export import export, restored
 from training.pocket.optimizer import Optimizer
@@ -62,14 +61,14 @@ def rate_at(plan: Plan, step: int, elapsed: float) -> float:
 class Trainer:
     """The network, its optimizer and where its batches come from."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, size: network.Size | None = None) -> None:
         self.plan = plan
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.cuda = self.device.type == "cuda"
         torch.manual_seed(plan.seed)
         self.pack = assets.load(plan.pack)
         self.pool = lettering.draw_pool(plan.words, self.pack.fonts, plan.seed, plan.workers)
-        self.size = network.Size(tokens.Encoder(self.pack.tokenizer).size)
+        self.size = size or network.Size(tokens.Encoder(self.pack.tokenizer).size)
         self.model = network.Pocket(self.size).to(self.device)
         self.optimizer = Optimizer(self.model)
         self.step, self.elapsed, self.scenes = 0, 0.0, 0
@@ -113,7 +112,9 @@ class Trainer:
         pin = (lambda t: t.pin_memory().to(self.device, non_blocking=True)) if self.cuda else (lambda t: t)
         return batch.map(pin)  # type: ignore[arg-type]
 
-    def _head(self, hidden: torch.Tensor, where: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _head(
+        self, hidden: torch.Tensor, where: torch.Tensor, target: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(loss, whether each answer token is the likeliest [answers])."""
         logits = self.model.logits(hidden, where).float()
         loss = F.cross_entropy(logits, target.long(), ignore_index=-1)
@@ -129,6 +130,7 @@ class Trainer:
 
     def train_step(self, batch: packing.Batch) -> torch.Tensor:
         """One update; the loss, still on the device."""
+        torch.manual_seed(self.plan.seed * 1_000_003 + self.step)  # grain is the same in a resumed run
         loss, _ = self.forward(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
@@ -139,11 +141,13 @@ class Trainer:
 
     @torch.no_grad()
     def exact(self, batch: packing.Batch) -> dict[str, float]:
-        """Share of exchanges whose every answer token is the likeliest given the true ones before it, by kind."""
+        """Share of exchanges, by kind, whose every answer token is the likeliest after the true ones."""
         _, hits = self.forward(batch)
         used = batch.target >= 0
         total = int((batch.kind >= 0).sum())
-        wrong = torch.zeros(total, device=self.device).index_add_(0, batch.exchange[used].long(), (~hits[used]).float())
+        wrong = torch.zeros(total, device=self.device).index_add_(
+            0, batch.exchange[used].long(), (~hits[used]).float()
+        )
         kinds = batch.kind[:total].long()
         rows = torch.stack([kinds, (wrong == 0).long()], dim=1).tolist()
         found: dict[str, list[int]] = {}
@@ -165,7 +169,9 @@ class Trainer:
 
     def load(self) -> None:
         """Go on from the checkpoint in `out`; one without optimizer state starts with a fresh one."""
-        state: dict[str, Any] = torch.load(self.plan.out / "state.pt", map_location=self.device, weights_only=True)
+        state: dict[str, Any] = torch.load(
+            self.plan.out / "state.pt", map_location=self.device, weights_only=True
+        )
         self.model.load_state_dict(state["model"])
         if "optimizer" in state:
             self.optimizer.load(state["optimizer"])
@@ -212,7 +218,9 @@ class Trainer:
     def _validation(self, count: int) -> list[packing.Batch]:
         """Fixed scenes of another seed than training's."""
         recipe = Recipe(word_share=self.plan.word_share)
-        data = packing.Stream(self.pack.tokenizer, self.pack.cast, self.pool, recipe, self.plan.batch, "validate")
+        data = packing.Stream(
+            self.pack.tokenizer, self.pack.cast, self.pool, recipe, self.plan.batch, "validate"
+        )
         packer = packing.Packer(tokens.Encoder(self.pack.tokenizer))
         return [data.make(packer, i) for i in range(count)]
 
@@ -226,7 +234,9 @@ class Trainer:
         if check:
             found = [self.exact(b) for b in check]
             kinds = sorted({k for f in found for k in f})
-            line["exact"] = {k: round(sum(f.get(k, 0) for f in found) / sum(k in f for f in found), 4) for k in kinds}
+            line["exact"] = {
+                k: round(sum(f.get(k, 0) for f in found) / sum(k in f for f in found), 4) for k in kinds
+            }
         print(json.dumps(line), flush=True)
         self.plan.out.mkdir(parents=True, exist_ok=True)
         with (self.plan.out / "log.jsonl").open("a") as log:
@@ -234,7 +244,9 @@ class Trainer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for field in fields(Plan):
         name = "--" + field.name.replace("_", "-")
         if field.type is bool:

@@ -67,16 +67,20 @@ PICTOGRAMS: Final[dict[str, str]] = {
     "basketball": "1F3C0", "tennis racket": "1F3BE", "clock": "23F0", "phone": "1F4F1", "laptop": "1F4BB",
     "camera": "1F4F7", "light bulb": "1F4A1", "scissors": "2702", "pencil": "270F", "hammer": "1F528",
     "lock": "1F512", "gift": "1F381", "balloon": "1F388", "hat": "1F3A9", "shirt": "1F455", "shoe": "1F45F",
-    "glasses": "1F453", "crown": "1F451", "chair": "1FA91", "robot": "1F916", "ghost": "1F47B", "anchor": "2693",
+    "glasses": "1F453", "crown": "1F451", "chair": "1FA91", "robot": "1F916", "ghost": "1F47B",
+    "anchor": "2693",
 }  # fmt: skip
 
 _PLURALS: Final[dict[str, str]] = {
     "fish": "fish", "mouse": "mice", "leaf": "leaves", "cherry": "cherries", "strawberry": "strawberries",
-    "butterfly": "butterflies", "octopus": "octopuses", "cactus": "cactuses", "bus": "buses", "cross": "crosses",
+    "butterfly": "butterflies", "octopus": "octopuses", "cactus": "cactuses", "bus": "buses",
+    "cross": "crosses",
     "grapes": "grapes", "glasses": "glasses", "scissors": "scissors", "lightning": "lightning bolts",
     "sheep": "sheep", "tomato": "tomatoes", "snowman": "snowmen",
 }  # fmt: skip
-NO_ARTICLE: Final = frozenset({"grapes", "glasses", "scissors", "lightning", "corn", "bread", "pizza", "fire"})
+NO_ARTICLE: Final = frozenset(
+    {"grapes", "glasses", "scissors", "lightning", "corn", "bread", "pizza", "fire"}
+)
 
 POSITIONS: Final = (
     "top left", "top center", "top right", "center left", "center", "center right",

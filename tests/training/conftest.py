@@ -1,0 +1,48 @@
+"""A tiny asset pack without system fonts: Pillow's own font, made-up pictograms, the shipped tokenizer."""
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import ImageFont
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from training.pocket import assets, lettering, scenes, world  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pack's folder."""
+    out = tmp_path_factory.mktemp("pack")
+    (out / "fonts").mkdir()
+    (out / "fonts/pillow.ttf").write_bytes(ImageFont.load_default(20).path.getvalue())
+    rng = np.random.default_rng(0)
+    sprites = {name: rng.integers(0, 255, (96, 96, 4), dtype=np.uint8) for name in world.PICTOGRAMS}
+    np.savez(out / "pictograms.npz", **sprites)
+    facts = {name: {"aspect": 1.0, "mean": [120, 90, 60]} for name in world.PICTOGRAMS}
+    (out / "pictograms.json").write_text(json.dumps(facts))
+    shutil.copyfile(ROOT / "src/snugvl/pocket/tokenizer.json", out / "tokenizer.json")
+    return out
+
+
+@pytest.fixture(scope="session")
+def pack(folder: Path) -> assets.Pack:
+    return assets.load(folder)
+
+
+@pytest.fixture(scope="session")
+def pool(pack: assets.Pack) -> lettering.Pool:
+    return lettering.draw_pool(200, pack.fonts, 0, 1)
+
+
+@pytest.fixture(scope="session")
+def drawn(pack: assets.Pack, pool: lettering.Pool) -> list[scenes.Scene]:
+    """300 training scenes."""
+    rng = random.Random("tests")
+    return [scenes.draw_scene(rng, scenes.Recipe(), pack.cast, pool) for _ in range(300)]
