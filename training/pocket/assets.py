@@ -42,7 +42,7 @@ class Pack:
 
 
 def build(folder: Path, new_tokenizer: bool = False) -> None:
-    """Write the pack. The shipped tokenizer is taken as it is, so that the shipped weights can be trained on."""
+    """Write the pack, with the shipped tokenizer, so that the shipped weights can be trained on."""
     (folder / "fonts").mkdir(parents=True, exist_ok=True)
     arrays, facts = {}, {}
     for name, code in world.PICTOGRAMS.items():
