@@ -1,4 +1,4 @@
-"""A stand-in for the Hub on 127.0.0.1: enough of its API for listings, ranges, downloads, and every way to fail.
+"""A stand-in for the Hub on 127.0.0.1: enough of its API for listings, ranges, downloads and failures.
 
 Weights are redirected to another host name ("localhost"), as the Hub does to its CDN.
 """
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
     hub: FakeHub
     record: Seen
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Quiet."""
 
     def do_HEAD(self) -> None:

@@ -93,7 +93,7 @@ def test_a_gated_model_says_what_to_do_and_one_of_the_catalogue_is_planned_all_t
     small: FakeHub,
 ) -> None:
     small.gated.add(REPO)
-    with pytest.raises(HubRefused, match="gated: accept its licence.*HF_TOKEN"):
+    with pytest.raises(HubRefused, match=r"gated: accept its licence.*HF_TOKEN"):
         facts_of(REPO)
     known = "google/gemma-3-4b-it"
     small.repos[known] = small.repos[REPO]

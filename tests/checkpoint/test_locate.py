@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snugvl.checkpoint.locate import locate
+from snugvl.checkpoint.locate import hub_cache, locate
 from snugvl.errors import CheckpointNotFound
 
 
@@ -23,7 +23,24 @@ def test_a_hub_id_is_found_in_the_local_cache(tmp_path: Path, monkeypatch: pytes
     snapshot.mkdir(parents=True)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("abc")
+    with pytest.raises(CheckpointNotFound, match=r"download of org/name is incomplete.*snugvl pull org/name"):
+        locate("org/name")
+    for name in ("config.json", "model.safetensors"):
+        (snapshot / name).touch()
     assert locate("org/name") == snapshot
+
+
+def test_the_cache_is_where_huggingface_hub_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert hub_cache() == tmp_path / ".cache" / "huggingface" / "hub"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/a")
+    assert hub_cache() == Path("/a/huggingface/hub")
+    monkeypatch.setenv("HF_HOME", "/b")
+    assert hub_cache() == Path("/b/hub")
+    monkeypatch.setenv("HF_HUB_CACHE", "/c")
+    assert hub_cache() == Path("/c")
 
 
 def test_a_hub_id_that_is_not_there_says_how_to_download_it(

@@ -15,7 +15,10 @@ from typing import Any, Literal
 from snugvl.checkpoint.assemble import Material, Stored, assemble, network_of
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.families.network import Expected
+from snugvl.checkpoint.folder import CONFIG, IMAGES
+from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.checkpoint.quantized import stored_fp8
+from snugvl.checkpoint.section import read_json
 
 _DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
 
@@ -64,6 +67,7 @@ def entries() -> tuple[Entry, ...]:
     """The whole catalogue, best first, then the models without a rank."""
     data = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
     found = [_entry(values, data) for values in data["models"]]
+    found.append(_pocket(found, data["quality_sources"]["pocket"]))
     return tuple(sorted(found, key=lambda entry: entry.quality_rank or 1_000_000))
 
 
@@ -79,7 +83,7 @@ def find(model: str) -> tuple[Entry, Form] | None:
 def catalogue_facts(model: str) -> ModelFacts | None:
     """Facts of a model of the catalogue, or None: no header was read, all follows from its configuration."""
     found = find(model)
-    if found is None:
+    if found is None or found[0].name == POCKET:  # whose folder is here to be read
         return None
     entry, form = found
     config = dict(entry.config)
@@ -128,6 +132,23 @@ def _stored(
         yield Stored(f"{name}_scale_inv", letters, blocks, math.prod(blocks) * itemsize)
     if form.stores_head and not heads:
         yield Stored("lm_head.weight", letters, (vocab, hidden), vocab * hidden * itemsize)
+
+
+def _pocket(others: list[Entry], source: str) -> Entry:
+    """The built-in model, ranked last; its configuration is its own folder's."""
+    folder = locate(POCKET)
+    return Entry(
+        name=POCKET,
+        forms=(Form(POCKET, None, stores_head=False),),
+        sees=True,
+        grounds=True,
+        gated=False,
+        quality_rank=1 + max(entry.quality_rank or 0 for entry in others),
+        quality_source=source,
+        small_files_bytes=0,
+        config=read_json(folder / CONFIG),
+        images=read_json(folder / IMAGES),
+    )
 
 
 def _entry(values: Mapping[str, Any], data: Mapping[str, Any]) -> Entry:

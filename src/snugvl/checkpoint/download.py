@@ -240,7 +240,8 @@ def _check_room(model: str, missing: int) -> None:
     if missing and missing + SPARE_BYTES > free:
         raise DoesNotFit(
             f"{model} needs {missing / GIB:.2f} GiB more on the disk of {folder}, which has "
-            f"{free / GIB:.2f} GiB free (0.25 are kept spare); make room, set HF_HOME to another disk, or use --force"
+            f"{free / GIB:.2f} GiB free (0.25 are kept spare); make room, set HF_HOME "
+            "to another disk, or use --force"
         )
 
 

@@ -177,7 +177,9 @@ class Hub:
                 path.unlink(missing_ok=True)
                 have = 0
             with path.open("ab") as file:
-                for chunk in answer.iter_bytes(1 << 20):
+                for (
+                    chunk
+                ) in answer.iter_bytes():  # of no fixed size: an unfilled one is lost when the line breaks
                     have += len(chunk)
                     if have > size:
                         path.unlink()

@@ -31,7 +31,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
 
     Raises:
         CheckpointError: a field is missing or contradicts another one.
-        UnsupportedModel: pan & scan, which makes several images of one, is switched on.
+        UnsupportedModel: pan & scan, which makes several images of one, or a pooling head, is switched on.
     """
     if architecture == TEXT:
         decoder = _decoder(root)
@@ -40,7 +40,10 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         return Network("gemma3_text", architecture, decoder.facts(), None, tied, tensors)
     decoder = _decoder(root.section("text_config"))
     tied = root.get("tie_word_embeddings", bool, True)
-    tower = read_siglip(root.section("vision_config"), _SIGLIP)
+    vision = root.section("vision_config")
+    if vision.get("vision_use_head", bool, False):
+        raise UnsupportedModel(f"{vision.where} has vision_use_head; Gemma 3 as published has no such head")
+    tower = read_siglip(vision, _SIGLIP)
     settings = images_of(images, root.where)
     if settings.values.get("do_pan_and_scan"):
         raise UnsupportedModel(f"{settings.where} has do_pan_and_scan; only one square per image is known")

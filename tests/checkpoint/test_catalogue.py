@@ -1,0 +1,115 @@
+"""The catalogue's numbers equal the published files', to the element and to the byte."""
+
+import json
+from collections import Counter
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snugvl.checkpoint.catalogue import catalogue_facts, entries, find
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.read import facts_of
+
+COUNTS: dict[str, Any] = json.loads(Path(__file__).with_name("counts.json").read_text())
+FP8 = {name: values["fp8"] for name, values in COUNTS["models"].items() if "fp8" in values}
+
+
+def known(name: str) -> ModelFacts:
+    facts = catalogue_facts(name)
+    assert facts is not None
+    return facts
+
+
+@pytest.mark.parametrize("name", COUNTS["totals"])
+def test_elements_equal_the_hubs_total(name: str) -> None:
+    assert known(name).elements == COUNTS["totals"][name]
+
+
+def test_every_form_of_the_catalogue_is_checked() -> None:
+    forms = {form.repo for entry in entries() for form in entry.forms}
+    assert forms == {*COUNTS["totals"], "pocket"}
+
+
+@pytest.mark.parametrize("name", COUNTS["models"])
+def test_the_seventeen_models_part_by_part(name: str) -> None:
+    wanted, facts = COUNTS["models"][name], known(name)
+    assert facts.elements == wanted["elements"]
+    assert sum(tensor.nbytes for tensor in facts.tensors) == wanted["bf16_bytes"]
+    assert sum(2 * layer.kv_heads * layer.head_dim * 2 for layer in facts.text.kv_layers) == wanted["kv"]
+    parts: Counter[str] = Counter()
+    for tensor in facts.tensors:
+        parts[tensor.role] += prod(tensor.shape)
+    groups = wanted["groups"]
+    assert parts["embedding"] == groups["embed"]
+    assert parts["linear"] == groups["linear"]
+    assert parts["lm_head"] == groups.get("lm_head", 0)
+    assert parts["vision"] + parts["connector"] == groups.get("vision", 0) + groups.get("connector", 0)
+    assert parts["norm"] + parts["other"] == wanted["elements"] - sum(
+        groups.get(key, 0) for key in ("embed", "linear", "lm_head", "vision", "connector")
+    )
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_the_fp8_forms(name: str) -> None:
+    wanted = FP8[name]
+    facts = known(wanted["repo"])
+    quantised = [tensor for tensor in facts.tensors if tensor.dtype == "F8_E4M3"]
+    scales = [tensor for tensor in facts.tensors if tensor.role == "scale"]
+    assert facts.quantization == "fp8"
+    assert facts.elements == wanted["hf_element_count"]
+    assert len(quantised) == len(scales) == wanted["n_fp8_tensors"]
+    assert sum(tensor.nbytes for tensor in quantised) == wanted["fp8_linear_bytes"]
+    assert sum(prod(tensor.shape) for tensor in scales) == wanted["scale_elements"]
+    file_bytes = sum(tensor.nbytes for tensor in facts.tensors)
+    assert file_bytes == wanted["file_bytes_bf16_scales"]
+    # Engines keep scales as float32, and load a head that is tied not a second time.
+    untied = file_bytes + 2 * wanted["scale_elements"]
+    assert untied == wanted["loaded_bytes_if_untied_f32_scales"]
+    head = sum(tensor.nbytes for tensor in facts.tensors if tensor.role == "lm_head")
+    assert untied - (head if facts.tied else 0) == wanted["loaded_bytes_if_tied_f32_scales"]
+    assert {tensor.role for tensor in quantised} == {"linear"}
+
+
+def test_the_order_is_whole_and_says_where_it_comes_from() -> None:
+    ranks = [entry.quality_rank for entry in entries() if entry.quality_rank is not None]
+    assert ranks == sorted(ranks)
+    assert len(set(ranks)) == len(ranks)
+    assert entries()[len(ranks) - 1].name == "pocket"
+    for entry in entries():
+        assert len(entry.quality_source) > 20
+        assert entry.sees or entry.quality_rank is None
+    assert ranks[0] == 1
+
+
+def test_names_are_found_in_any_case_and_unknown_ones_are_not() -> None:
+    found = find("qwen/qwen3-vl-4b-instruct-fp8")
+    assert found is not None
+    assert found[0].name == "Qwen/Qwen3-VL-4B-Instruct"
+    assert found[1].quantization == "fp8"
+    assert catalogue_facts("org/none") is None
+
+
+def test_qwen3_5_keeps_a_constant_state_and_stores_what_nobody_loads() -> None:
+    facts = known("Qwen/Qwen3.5-4B")
+    states = [layer for layer in facts.text.kv_layers if layer.state_bytes]
+    assert len(states) == 24
+    assert len(facts.text.kv_layers) == 32
+    # 32 heads of 128×128 float32, and 8192 channels × 4 of 16 bits for the convolution.
+    assert states[0].state_bytes == 32 * 128 * 128 * 4 + 8192 * 4 * 2
+    assert states[0].kv_heads == 0
+    idle = [tensor for tensor in facts.tensors if not tensor.loaded]
+    assert {tensor.name.split(".")[0] for tensor in idle} == {"mtp"}
+
+
+def test_gemma_slides_in_five_of_six_layers() -> None:
+    windows = [layer.window for layer in known("google/gemma-3-4b-it").text.kv_layers]
+    assert windows.count(None) == 5
+    assert windows.count(1024) == 29
+    assert windows[5] is None
+
+
+def test_pocket_is_read_from_its_folder() -> None:
+    facts = facts_of("pocket")
+    assert (facts.source, facts.family, facts.native) == ("folder", "qwen3_vl", True)
