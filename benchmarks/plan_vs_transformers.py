@@ -25,7 +25,6 @@ import torch
 import machine
 from snugvl.checkpoint.read import facts_of
 from snugvl.planner.footprint.component import Footprint
-from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import Inventory, inventory
@@ -125,6 +124,7 @@ class Phases:
 
     def _leave(self, *_: Any) -> None:
         self._keep("prefill" if self._calls == 1 else "decode")
+        self.card.mark()
 
     def _keep(self, phase: str) -> None:
         self.peaks[phase] = max(self.peaks.get(phase, 0), self.card.peak())
@@ -221,13 +221,11 @@ def predict(
     """The plan's figures for the same cell: the footprint, and the phases' peaks above weights."""
     settings = Settings("transformers", context=context, max_pixels=side * side)
     plan = footprint(model, settings, Device(context_bytes, context_measured=True))
-    image = largest_image(model, side * side)
-    kv = plan.named("KV cache")
-    # What stays from the vision phase into prefill: the pixels, which `generate` keeps.
-    pixels = image.patches * 4 * (model.facts.vision.patch_dim if model.facts.vision else 0)
+    kv, pixels = plan.named("KV cache"), plan.named("pixel values")
+    live = plan.phase_bytes("prefill") - plan.named("fragmentation")  # holes hold no tensors
     return plan, {
-        "vision_bytes": plan.phase_bytes("vision"),
-        "prefill_bytes": plan.phase_bytes("prefill") + kv + pixels,
+        "vision_bytes": plan.phase_bytes("vision") + pixels,
+        "prefill_bytes": live + kv + pixels,
         "decode_bytes": plan.phase_bytes("decode") + kv + pixels,
     }
 

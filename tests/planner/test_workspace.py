@@ -150,7 +150,7 @@ def test_transformers_vision_tower(oracle: tuple[str, Any], monkeypatch: pytest.
         lambda: model.model.get_image_features(inputs["pixels"], inputs["grid"]), *kept_by(model, inputs)
     )
     planned = vision.transformers_workspace(model_of(size), ImageSize(256, 1024))
-    assert peak + inputs["pixels"].nbytes == pytest.approx(planned, rel=0.01)
+    assert peak == pytest.approx(planned, rel=0.01)
 
 
 @pytest.mark.slow

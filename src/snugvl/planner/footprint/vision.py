@@ -2,13 +2,16 @@
 
 Per patch, with h hidden, i intermediate, d head size of the tower, all 16-bit unless said:
 
-    input            2 · patch_dim (native); transformers: 4 · patch_dim as float32 and 2 · patch_dim cast
+    input            2 · patch_dim; transformers casts it from float32 pixels, which `generate` keeps
     attention block  24h + 8d + 16 (native), 38h + 8d + 64 (transformers): rotary in float32 is the peak
     MLP              6h + 4i (input, residual, normed, two intermediates)
     deepstack        the levels already made: levels · width / merge², 2 bytes
 
 Traced on the operations of our own tower and of transformers 5.23 (`tests/planner/test_workspace.py` repeats
 it). On an H200 transformers' slope was 42.6 kB per patch of the 2B; this gives 42,560.
+There the embedded prompt (2 bytes a value) is alive meanwhile, and merging images into it takes 13 bytes per
+value and prompt token (a prefix sum in int64 over the mask): with a small image in a long prompt that is the
+peak.
 Row chunks (issue 5) will change `native_workspace` alone.
 """
 
@@ -21,6 +24,7 @@ from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 
 WIDE: Final = 4  # bytes of a float32 value
+MERGE_BYTES: Final = 13  # embeddings 2, mask 1, its prefix sum 8, the result 2
 HALF: Final = 2  # bytes of a 16-bit value
 
 
@@ -48,11 +52,23 @@ def transformers_workspace(model: Inventory, image: ImageSize) -> int:
     """transformers' peak for one image, SDPA attention: all patches at once."""
     vision = _vision(model)
     h, head = vision.hidden_size, vision.hidden_size // vision.num_heads
-    inputs = (WIDE + HALF) * vision.patch_dim
+    inputs = HALF * vision.patch_dim
     attention = 38 * h + 8 * head + 64
     mlp = HALF * (4 * h + 2 * vision.intermediate_size) + 8 * head
     levels = vision.deepstack_levels * _level_bytes(model, HALF)
     return image.patches * (inputs + max(attention, mlp) + levels)
+
+
+def transformers_merge(model: Inventory, tokens: int, image_tokens: int) -> int:
+    """Peak of putting images' features into a prompt of `tokens` tokens, checked on an H200."""
+    return tokens * MERGE_BYTES * model.facts.text.hidden_size + image_tokens * features_per_token(model)
+
+
+def features_per_token(model: Inventory) -> int:
+    """What transformers holds per image token: features, their copy, levels, the tower's last states."""
+    vision = _vision(model)
+    width = model.facts.text.hidden_size
+    return HALF * ((2 + vision.deepstack_levels) * width + vision.merge_size**2 * vision.hidden_size)
 
 
 def vllm_workspace(model: Inventory, image: ImageSize) -> int:
@@ -72,15 +88,20 @@ def vision_components(model: Inventory, settings: Settings) -> list[Component]:
     image = largest_image(model, settings.max_pixels)
     itemsize = 4 if settings.weights == "fp32" else HALF
     each = image.tokens * encoder_bytes_per_token(model, itemsize)
+    parts: list[Component] = []
     if settings.engine == "native":
         workspace = native_workspace(model, image, itemsize)
         held = held_outputs(settings, image, each)
     else:
         # transformers encodes all images of a request in one batch; its outputs are in the prefill's bytes.
         many = ImageSize(image.tokens * settings.images, image.patches * settings.images)
-        workspace, held = transformers_workspace(model, many), 0
+        embedded = settings.context * HALF * model.facts.text.hidden_size
+        merge = transformers_merge(model, settings.context, many.tokens)
+        workspace, held = max(transformers_workspace(model, many) + embedded, merge), 0
+        pixels = many.patches * WIDE * _vision(model).patch_dim
+        parts.append(Component("pixel values", pixels * settings.concurrency, why="float32"))
     why = f"{image.patches:,} patches ({image.tokens:,} image tokens)"
-    parts = [Component("vision workspace", workspace, "vision", "predicted", why)]
+    parts.append(Component("vision workspace", workspace, "vision", "predicted", why))
     if held:
         others = max(0, held - each)
         parts.append(Component("encoder outputs of other images", others, "vision"))
