@@ -2,10 +2,13 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -223,3 +226,23 @@ def test_closing_the_backend_ends_readers_with_an_error(network: Qwen3VL, proces
     assert isinstance(seen[-1], EngineError)
     with pytest.raises(EngineError, match="closed"):
         backend.submit(request())
+
+
+def test_a_backend_that_is_dropped_stops_its_thread(network: Qwen3VL, processor: Processor) -> None:
+    backend = make_backend(network, processor)
+    assert text_of(backend)
+    thread = backend._worker._thread
+    del backend
+    gc.collect()
+    wait_until(lambda: not thread.is_alive())
+
+
+def test_a_script_that_never_closes_its_model_ends_quietly(folder: Path) -> None:
+    script = f"""
+import snugvl
+model = snugvl.load({str(folder)!r}, device="cpu", context=512)
+stream = iter(model.backend.submit(snugvl.Request((snugvl.user("What?"),))))
+next(stream)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")

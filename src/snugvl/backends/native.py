@@ -1,6 +1,8 @@
 """Our engine in this process: prompts are prepared in the caller's thread, tokens made in the engine's."""
 
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from itertools import count
 from time import monotonic
 from typing import Self
@@ -23,7 +25,9 @@ class NativeBackend:
         self._capabilities = capabilities
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
         self._ids = count()
-        self._worker = EngineWorker(engine, self._deliver)
+        # The worker must not hold this backend: dropped without `close`, it stops its thread, also at exit.
+        self._worker = EngineWorker(engine, partial(_deliver, engine, self._receivers))
+        weakref.finalize(self, self._worker.close)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -79,14 +83,16 @@ class NativeBackend:
         if receiver is not None:
             receiver.mailbox.close()
 
-    def _deliver(self, output: TokenOutput) -> None:
-        receiver = self._receivers.get(output.request_id)
-        if receiver is None:
-            return
-        if receiver.receive(output):
-            self._engine.abort(output.request_id, choice=output.choice)
-        if receiver.done:
-            del self._receivers[output.request_id]
+
+def _deliver(engine: Engine, receivers: dict[str, Receiver], output: TokenOutput) -> None:
+    """Hand a token to its request, in the engine's thread."""
+    receiver = receivers.get(output.request_id)
+    if receiver is None:
+        return
+    if receiver.receive(output):
+        engine.abort(output.request_id, choice=output.choice)
+    if receiver.done:
+        del receivers[output.request_id]
 
 
 class NativeStream:

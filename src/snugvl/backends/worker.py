@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 from typing import TypeVar
 
 from snugvl.engine.engine import Engine
@@ -53,7 +53,8 @@ class EngineWorker:
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
-            self._thread.join()
+            if current_thread() is not self._thread:  # the garbage collector may run us there
+                self._thread.join()
 
     def _run(self) -> None:
         while self._run_jobs():
