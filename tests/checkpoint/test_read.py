@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from tests.checkpoint.conftest import write_header
 HIDDEN, INTER, VOCAB = 256, 512, 1000
 MATRICES = {
     "self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (128, HIDDEN),
-    "self_attn.v_proj": (128, HIDDEN), "self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.gate_proj": (INTER, HIDDEN), "mlp.up_proj": (INTER, HIDDEN),
+    "self_attn.v_proj": (128, HIDDEN), "self_attn.o_proj": (HIDDEN, HIDDEN),
+    "mlp.gate_proj": (INTER, HIDDEN), "mlp.up_proj": (INTER, HIDDEN),
     "mlp.down_proj": (HIDDEN, INTER),
 }  # fmt: skip
 CONFIG = {
@@ -125,7 +128,8 @@ def test_each_form_is_read_part_by_part(form: str, tmp_path: Path) -> None:
 def test_experts_stored_one_by_one_are_the_same_model(tmp_path: Path) -> None:
     """4-bit mixtures have a tensor for each expert; the configuration knows them as one."""
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
-              "out_hidden_size": HIDDEN, "num_position_embeddings": 16, "deepstack_visual_indexes": []}  # fmt: skip
+              "out_hidden_size": HIDDEN, "num_position_embeddings": 16,
+              "deepstack_visual_indexes": []}  # fmt: skip
     text = CONFIG | {"num_experts": 2, "moe_intermediate_size": 128, "head_dim": 64}
     config = {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "text_config": text,
               "vision_config": vision, "quantization_config": compressed(4, "int")}  # fmt: skip
@@ -249,6 +253,16 @@ def test_a_broken_folder_is_one_line(how: str, kind: type[SnugvlError], message:
 def test_names_that_are_nothing(name: str) -> None:
     with pytest.raises(CheckpointNotFound, match="use 'pocket', a folder, or a Hub id"):
         facts_of(name, offline=True)
+
+
+def test_the_catalogue_answers_without_anything_slow() -> None:
+    code = (
+        "import sys; from snugvl.checkpoint.read import facts_of; "
+        "facts_of('Qwen/Qwen3-VL-4B-Instruct-FP8', offline=True); print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    slow = {"torch", "transformers", "numpy", "PIL", "huggingface_hub", "httpx2", "tokenizers", "pydantic"}
+    assert not slow & set(run.stdout.split())
 
 
 def test_an_unknown_architecture_is_refused_with_what_is_missing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from snugvl.cli import ask, caption, detect, doctor, plan, scene
+from snugvl.cli import ask, caption, detect, doctor, plan, pull, scene
 from snugvl.cli.stderr import say, trace
 from snugvl.cli.stdout import ClosedPipe
 from snugvl.errors import SnugvlError
@@ -35,6 +35,7 @@ app.command("scene")(scene.scene)
 app.command("detect")(detect.detect)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
+app.command("pull")(pull.pull)
 
 
 def _print_version(value: bool) -> None:
