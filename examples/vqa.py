@@ -1,4 +1,4 @@
-"""Ask about a picture, reading the answer as it is generated: python examples/vqa.py [PICTURE [QUESTION …]]"""
+"""Ask about a picture, streaming the answer: python examples/vqa.py [PICTURE [QUESTION …]]"""
 
 import sys
 from pathlib import Path

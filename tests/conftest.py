@@ -7,7 +7,6 @@ import torch
 
 from tests import checkpoints
 
-
 # Two test processes on two cores: more threads each would only wait for one another.
 torch.set_num_threads(1)
 
