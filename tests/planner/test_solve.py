@@ -176,6 +176,7 @@ def test_several_gpus_share_what_one_can_not_hold() -> None:
 def test_without_a_gpu_main_memory_is_planned() -> None:
     choice = require(solve([Candidate(FACTS["2B", False])], replace(machine(GIB), gpus=()), Wishes()))
     assert (choice.settings.engine, choice.settings.weights, choice.gpus) == ("native", "fp32", ())
+    assert "(fp32)" in next(part.why for part in choice.footprint.components if part.name == "KV cache")
     assert choice.speed.decode_tokens_per_s is None
 
 

@@ -68,7 +68,7 @@ def plan(
     ] = False,
 ) -> None:
     """Say what fits, before anything is downloaded: the best settings, the memory, and why not more."""
-    from snugvl.planner.solve import require, solve
+    from snugvl.planner.solve import solve
     from snugvl.planner.wishes import Wishes
 
     wishes = Wishes(context, images, min_image_tokens, max_pixels, quality, backend, concurrency, task)
@@ -77,10 +77,8 @@ def plan(
     found = machine_options.machine_from(choice)
     result = solve(candidates, found, wishes)
     _put(result, found, json=json, svg=svg)
-    try:
-        require(result)
-    except DoesNotFit:
-        raise typer.Exit(DoesNotFit.exit_code) from None
+    if result.choice is None:
+        raise typer.Exit(DoesNotFit.exit_code)
 
 
 def _candidates(model: str | None, offline: bool, sees: bool) -> list[Candidate]:

@@ -45,6 +45,11 @@ class Settings:
     eager: bool = True
 
     @property
+    def kv_name(self) -> str:
+        """Format of the cache as it is: that of the weights in float32."""
+        return "fp32" if self.weights == "fp32" else self.kv
+
+    @property
     def gpus(self) -> int:
         """GPUs that one copy of the model takes."""
         return self.tensor_parallel * self.pipeline_parallel

@@ -41,5 +41,5 @@ def kv_component(model: Inventory, settings: Settings) -> Component:
     return Component(
         "KV cache",
         up(nbytes, LARGE_ROUND_BYTES),
-        why=f"{sequences}{settings.context:,} tokens × {each / 1024:,.0f} KiB ({settings.kv})",
+        why=f"{sequences}{settings.context:,} tokens × {each / 1024:,.0f} KiB ({settings.kv_name})",
     )
