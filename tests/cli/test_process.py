@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -45,17 +44,6 @@ def test_help_imports_nothing_slow(args: list[str]) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_help_is_quick() -> None:
-    """In time of the processor, which other work on the machine doesn't lengthen."""
-    seconds = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        shell([*REAL, "--help"])
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.3
-
-
 def test_version_and_help_name_everything() -> None:
     assert shell([*REAL, "--version"]).stdout == f"snugvl {__version__}\n"
     text = shell([*REAL, "--help"]).stdout
@@ -91,6 +79,8 @@ def interrupted(command: list[str], done: Callable[[], bool], **environment: str
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
+        # Started in a shell's background, the suite would hand down an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not done():
