@@ -6,6 +6,7 @@ Weights are redirected to another host name ("localhost"), as the Hub does to it
 import hashlib
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -202,6 +203,20 @@ class Handler(BaseHTTPRequestHandler):
         if cut is not None:
             self.close_connection = True
 
+    def drip(self, body: bytes, seconds: float) -> None:
+        """Send a body evenly over a time."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        step = len(body) // 100
+        try:
+            for start in range(0, len(body), step):
+                self.wfile.write(body[start : start + step])
+                self.record.sent += step
+                time.sleep(seconds / 100)
+        except OSError:
+            self.close_connection = True
+
     def trickle(self, seconds: float) -> None:
         """Announce much and send it slowly."""
         self.send_response(200)
@@ -219,6 +234,12 @@ class Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Without Nagle's algorithm, which waits 40 ms for each piece of a large answer."""
+        connection, address = super().get_request()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection, address
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that leaves in the middle is part of the tests."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from snugvl.checkpoint.download import pull
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.hub import HubUnreachable
-from snugvl.checkpoint.locate import locate
+from snugvl.checkpoint.locate import hub_cache, locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import CheckpointError, CheckpointNotFound, DoesNotFit, UnsupportedModel
 from tests.checkpoint.hub_server import COMMIT, FakeHub, Handler
@@ -101,6 +102,35 @@ def test_an_interrupted_download_is_continued_by_the_next_command(small: FakeHub
     assert small.bytes_of(WEIGHTS) - before == size - before
     last = [seen for seen in small.seen if seen.path.endswith(WEIGHTS) and seen.sent][-1]
     assert last.headers["Range"] == f"bytes={before}-"
+
+
+def test_when_one_file_fails_the_others_stop_and_keep_what_came(hub: FakeHub, tiny_untied: Path) -> None:
+    """The same way as Ctrl+C: nobody waits for gigabytes that nobody will use now."""
+    hub.add(REPO, tiny_untied)
+    slow, bad = "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors"
+    size = 2_000_000
+    hub.repos[REPO][slow] = bytes(size)
+
+    def fault(handler: Handler) -> bool:
+        if not handler.path.startswith("/cdn"):
+            return False
+        if handler.path.endswith(bad):
+            while hub.bytes_of(slow) < 100_000:
+                time.sleep(0.01)
+            handler.reply(404, b"")
+            return True
+        if handler.path.endswith(slow):
+            handler.drip(bytes(size), seconds=3.0)
+            return True
+        return False
+
+    hub.fault = fault
+    with pytest.raises(CheckpointError, match=r"not on the Hub|status 404"):
+        pull(REPO)
+    assert hub.bytes_of(slow) < size
+    kept = [path.stat().st_size for path in hub_cache().rglob("*.part")]
+    assert len(kept) == 1
+    assert 0 < kept[0] < size
 
 
 def test_a_server_that_ignores_ranges_makes_it_start_again(small: FakeHub) -> None:

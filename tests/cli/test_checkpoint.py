@@ -44,7 +44,7 @@ def no_template(folder: Path) -> None:
 
 
 BROKEN = {
-    lose_a_tensor: "lacks tensor 'model.language_model.layers.3.mlp.up_proj.weight'",
+    lose_a_tensor: "lacks the tensor model.language_model.layers.3.mlp.up_proj.weight",
     truncate: "truncated",
     not_weights: "model.safetensors",
     foreign: "LlamaForCausalLM",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from snugvl.checkpoint.read import facts_of
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import inventory
@@ -31,3 +32,12 @@ def test_every_cell(result: dict[str, Any]) -> None:
         live = plan.phase_bytes("prefill") - plan.named("fragmentation") + plan.named("KV cache") + kept
         assert live == pytest.approx(measured["prefill_bytes"], rel=0.005)
         assert -0.005 < plan.total_bytes / measured["used_bytes"] - 1 < 0.06
+
+
+@pytest.mark.parametrize(("size", "lowest", "highest"), [("2B", 4.22, 4.30), ("4B", 6.5, 6.7)])
+def test_vllm_needs_what_it_was_seen_to_need(size: str, lowest: float, highest: float) -> None:
+    """GiB with context: vLLM 0.22.1 on an H200, eager, one sequence, 1 megapixel, 2,112 tokens."""
+    facts = facts_of(f"Qwen/Qwen3-VL-{size}-Instruct-FP8", offline=True)
+    settings = Settings("vllm", "fp8", context=2112, max_pixels=1 << 20)
+    needed = footprint(inventory(facts), settings, Device(719 << 20, True, (9, 0)))
+    assert lowest <= needed.total_bytes / 2**30 <= highest

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from snugvl.checkpoint.assemble import Material, Stored, assemble, network_of
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.families.network import Expected
-from snugvl.checkpoint.folder import CONFIG, IMAGES
+from snugvl.checkpoint.folder import CONFIG, IMAGES, folder_material
 from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.checkpoint.quantized import stored_fp8
 from snugvl.checkpoint.section import read_json
@@ -81,11 +81,13 @@ def find(model: str) -> tuple[Entry, Form] | None:
 
 
 def catalogue_facts(model: str) -> ModelFacts | None:
-    """Facts of a model of the catalogue, or None: no header was read, all follows from its configuration."""
+    """Facts of a model of the catalogue, or None. But for pocket's, no header is read: they are computed."""
     found = find(model)
-    if found is None or found[0].name == POCKET:  # whose folder is here to be read
+    if found is None:
         return None
     entry, form = found
+    if entry.name == POCKET:  # its headers are here to be read
+        return assemble(POCKET, folder_material(locate(POCKET)))
     config = dict(entry.config)
     if form.quantization == "fp8":
         config["quantization_config"] = FP8_BLOCKS

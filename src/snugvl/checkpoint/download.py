@@ -36,6 +36,10 @@ Fits = Callable[[ModelFacts], str | None]
 Came = Callable[[int], None]
 
 
+class _Stopped(Exception):
+    """Ends a download in another thread. No error of the Hub's: those are tried again."""
+
+
 class Watch(Protocol):
     """Who shows how far it is."""
 
@@ -114,7 +118,7 @@ def _fetch_weights(hub: Hub, listing: Listing, blobs: Path, watch: Watch) -> Non
 
     def came(count_bytes: int) -> None:
         if stop.is_set():  # Ctrl+C, or another file failed: what has come is kept
-            raise HubUnreachable(f"{listing.repo}: stopped")
+            raise _Stopped
         watch.advance(count_bytes)
 
     pool = ThreadPoolExecutor(WORKERS)
