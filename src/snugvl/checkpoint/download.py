@@ -100,13 +100,22 @@ def pull(
     missing = sum(max(0, file.size - _held(blobs, file)) for file in files)
     if not force:
         _check_room(model, missing)
-        objection = fits(assemble(model, hub.material(listing))) if fits else None
+        objection = _objection(model, hub, listing, fits) if fits else None
         if objection:
             raise DoesNotFit(f"{objection}; --force downloads it all the same")
     with _storing(model):
         _fetch_weights(hub, listing, blobs, watch)
         folder = _finish(hub, listing, revision, files)
     return Pulled(folder, listing.commit, sum(file.size for file in files), missing)
+
+
+def _objection(model: str, hub: Hub, listing: Listing, fits: Fits) -> str | None:
+    """What `fits` says; nothing about a model that the plan can't read, which another engine may run."""
+    try:
+        facts = assemble(model, hub.material(listing))
+    except CheckpointError:
+        return None
+    return fits(facts)
 
 
 def _fetch_weights(hub: Hub, listing: Listing, blobs: Path, watch: Watch) -> None:

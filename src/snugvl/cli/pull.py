@@ -12,6 +12,7 @@ import typer
 from snugvl.cli.options import Quiet
 from snugvl.cli.stderr import say
 from snugvl.cli.stdout import write
+from snugvl.errors import DoesNotFit
 
 if TYPE_CHECKING:
     from snugvl.checkpoint.download import Watch
@@ -33,9 +34,24 @@ def pull(
     """Download a model from the Hub, or finish or check what is there.
 
     Only what is needed; continues where an earlier one broke off; every weight file is checked against its
-    hash. Private and gated models: set HF_TOKEN. Prints the folder.
+    hash. Refused before it starts when the disk has no room, or when no engine could run the model on this
+    machine. Private and gated models: set HF_TOKEN. Prints the folder.
     """
-    fetch(model, revision=revision, force=force, quiet=quiet)
+    fetch(model, revision=revision, force=force, quiet=quiet, fits=why_not)
+
+
+def why_not(facts: ModelFacts) -> str | None:
+    """Why no engine can run a model on this machine, or None if one can."""
+    from snugvl.cli.machine_options import MachineChoice, machine_from
+    from snugvl.planner.solve import Candidate, require, solve
+    from snugvl.planner.wishes import Wishes
+
+    wishes = Wishes(images=1 if facts.vision else 0)
+    try:
+        require(solve([Candidate(facts)], machine_from(MachineChoice()), wishes))
+    except DoesNotFit as error:
+        return str(error)
+    return None
 
 
 def fetch(
