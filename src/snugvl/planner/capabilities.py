@@ -13,7 +13,6 @@ from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Engine, KVFormat, WeightFormat
 
 FAST_ENGINE: Final = "issue 5"
-BACKENDS: Final = "issue 6"
 
 VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on
 VLLM_FP8_CAPABILITY: Final = (8, 0)  # FP8 weights through Marlin; native from 8.9
@@ -88,7 +87,7 @@ def _stored(model: Inventory) -> WeightFormat:
 
 def _native(model: Inventory, device: Device, system: OperatingSystem) -> list[Option] | Refusal:
     if not model.facts.native:
-        return Refusal("native", f"our engine does not run the {model.facts.family} family yet ({BACKENDS})")
+        return Refusal("native", f"our engine does not run the {model.facts.family} family yet")
     stored = _stored(model)
     if stored in ("int8", "int4"):
         return [Option(model, "native", stored, stored, FAST_ENGINE)]
@@ -110,7 +109,7 @@ def _transformers(model: Inventory, device: Device, system: OperatingSystem) -> 
     stored = _stored(model)
     if stored in ("int8", "int4"):
         return Refusal(
-            "transformers", f"ready-made {stored} weights need packages that we have not checked ({BACKENDS})"
+            "transformers", f"ready-made {stored} weights need packages that we have not checked yet"
         )
     if device.cpu:
         return Refusal("transformers", "on a CPU our own engine does the same")

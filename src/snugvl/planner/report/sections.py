@@ -185,7 +185,7 @@ def _coming(plan: Plan) -> list[str]:
     for entry in plan.pending:
         images = f", {entry.tokens:,}-token images" if entry.tokens else ""
         lines.append(
-            f"with {entry.option.weights} in our own engine ({entry.option.pending} pending) "
+            f"with {entry.option.weights} in our own engine (not built yet) "
             f"{entry.option.model.name} would fit: {entry.context:,} tokens of context{images}, "
             f"{gib(entry.total_bytes)}"
         )
