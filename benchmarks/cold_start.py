@@ -14,8 +14,11 @@ from pathlib import Path
 from statistics import median
 
 PICTURE = str(Path(__file__).parent.parent / "examples" / "images" / "shapes.png")
+CARD = ["--gpu", "rtx-5060", "--os", "wsl2", "--held", "951MiB", "--offline"]
 COMMANDS = {
     "snugvl --help": ["--help"],
+    "snugvl plan 4B-FP8": ["plan", "Qwen/Qwen3-VL-4B-Instruct-FP8", *CARD],
+    "snugvl plan": ["plan", *CARD],
     "snugvl caption IMAGE": ["caption", PICTURE],
     "snugvl ask IMAGE QUESTION": ["ask", PICTURE, "How many squares are there?"],
     "snugvl scene IMAGE": ["scene", PICTURE],
