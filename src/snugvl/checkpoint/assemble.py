@@ -84,6 +84,11 @@ def _classified(network: Network, packing: Packing | None, material: Material) -
     held: dict[str, int] = defaultdict(int)
     facts = []
     for tensor in material.tensors:
+        plain = expected.get(tensor.name) if packing is None else None
+        if plain is not None:  # most tensors of most models; the whole catalogue is read in one go
+            held[plain.name] += math.prod(tensor.shape)
+            facts.append(TensorFact(tensor.name, plain.role, tensor.dtype, tensor.shape, tensor.nbytes))
+            continue
         spot = place(network.canonical(tensor.name))
         known = expected.get(spot.of)
         role: Role = known.role if known else "lm_head" if spot.of == "lm_head.weight" else "other"

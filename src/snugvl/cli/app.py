@@ -4,6 +4,7 @@ One line on standard error and the exit code of the exception tree (`snugvl.erro
 SNUGVL_DEBUG=1.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -92,6 +93,8 @@ def run(args: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """The console script."""
+    # Start-up makes many small objects that stay: the default of 700 would walk over them all the time.
+    gc.set_threshold(50_000)
     sys.exit(run())
 
 
