@@ -53,12 +53,10 @@ def load(
     target = _device(device)
     place = _place(target)
     kind = _dtype(dtype, config, place)
-    Processor.from_folder(
-        folder, config, max_pixels=max_pixels
-    )  # its files and `max_pixels` are checked first
+    processor = Processor.from_folder(folder, config, max_pixels=max_pixels)
     facts = replace(facts_of(str(folder), offline=True), name=str(model))
     allocation = allocate(facts, kind, place, context=context, max_pixels=max_pixels)
-    processor = Processor.from_folder(folder, config, max_pixels=allocation.max_pixels)
+    processor.images = processor.images.limited(allocation.max_pixels)
     network = load_model(folder, dtype=kind, device=target)
     engine = Engine(network, allocation.engine)
     capabilities = Capabilities(

@@ -35,7 +35,15 @@ class ImagePreprocessor:
             CheckpointError: the file is missing or holds nonsense.
             RequestError: `max_pixels` is smaller than one token.
         """
-        return cls(cls(read_pixel_settings(folder))._limited(max_pixels))
+        return cls(read_pixel_settings(folder)).limited(max_pixels)
+
+    def limited(self, max_pixels: int | None) -> "ImagePreprocessor":
+        """The same with a lower limit for every image.
+
+        Raises:
+            RequestError: `max_pixels` is smaller than one token.
+        """
+        return ImagePreprocessor(self._limited(max_pixels))
 
     def grid(self, width: int, height: int, max_pixels: int | None = None) -> GridTHW:
         """Patches of an image of that size, without touching pixels.
