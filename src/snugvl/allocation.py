@@ -17,6 +17,7 @@ from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
+from snugvl.planner.shortfall import gib
 
 CONTEXTS = (8192, 4096, 2048, 1024)  # tokens, tried in this order
 PIXEL_SHARES = (1, 2, 4, 8)  # parts of half a context that one image may fill
@@ -121,7 +122,7 @@ def _refusal(
 ) -> str:
     needed = footprint(model, _settings(dtype, *least), _device(place))
     large = sorted(needed.counted, key=lambda part: part.nbytes, reverse=True)[:4]
-    parts = ", ".join(f"{part.name} {_gib(part.nbytes)}" for part in large)
+    parts = ", ".join(f"{part.name} {gib(part.nbytes)}" for part in large)
     for length, pixels in _steps(facts, None, None):
         if _try(model, facts, dtype, place, length, pixels) is not None:
             way_out = f"a context of {length:,} tokens with max_pixels={pixels} fits"
@@ -130,10 +131,6 @@ def _refusal(
         way_out = "free some memory, or ask snugvl plan for a model that fits"
     return (
         f"{facts.name} in {str(dtype).removeprefix('torch.')} with a context of {least[0]:,} tokens "
-        f"and images of {least[1]:,} pixels needs {_gib(needed.total_bytes)} ({parts}), but {place.name} has "
-        f"{_gib(place.free_bytes)} free, of which {_gib(place.usable_bytes)} may be used; {way_out}"
+        f"and images of {least[1]:,} pixels needs {gib(needed.total_bytes)} ({parts}), but {place.name} has "
+        f"{gib(place.free_bytes)} free, of which {gib(place.usable_bytes)} may be used; {way_out}"
     )
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB"
