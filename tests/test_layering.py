@@ -21,9 +21,17 @@ ALLOWED = {
     "inputs": {"engine", "models", "checkpoint", "backends.protocol"},
     "backends": {"engine", "models", "inputs", "checkpoint"},
     "tasks": {"backends.protocol", "inputs"},
+    "server": {
+        "tasks",
+        "backends.protocol",
+        "backends.service",
+        "inputs.image",
+        "inputs.tools",
+        "checkpoint",
+    },
     "cli": {"tasks", "backends.protocol", "inputs", "checkpoint", "hardware", "planner", "diagnose"},
 }
-TOP = {"errors", "sampling", "config", "version"}
+TOP = {"errors", "sampling", "config", "version", "ledger"}
 TOP_FOR_CLI = TOP | {"loading", "model"}
 SLOW = ("torch", "transformers", "PIL", "numpy", "pydantic", "huggingface_hub", "tokenizers", "rich.progress")
 

@@ -8,8 +8,12 @@ line and leaves with `exit_code`; the server answers with `http_status`. Anythin
     ├── InputError                 400  3   what the user sent can't be used
     │   ├── ImageError             400  3   not an image, truncated, animated beyond use, …
     │   │   └── ImageTooLarge      413  3   more bytes or pixels than allowed
-    │   └── RequestError           400  3   a sampling parameter, a message, a prompt
-    │       └── RequestTooLarge    413  3   more tokens than the context or the KV cache holds
+    │   ├── RequestError           400  3   a sampling parameter, a message, a prompt
+    │   │   └── RequestTooLarge    413  3   more tokens than the context or the KV cache holds
+    │   ├── BodyTooLarge           413  3   a request body of too many bytes
+    │   ├── Unauthorized           401  3   no API key, or a wrong one
+    │   ├── ModelNotServed         404  3   a server was asked for a model it doesn't serve
+    │   └── RateLimited            429  3   one API key sent too much
     ├── CheckpointError            500  4   a file of the checkpoint is corrupt, truncated or foreign
     │   ├── CheckpointNotFound     404  4
     │   └── UnsupportedModel       400  4   a readable checkpoint of an architecture we don't run
@@ -17,7 +21,8 @@ line and leaves with `exit_code`; the server answers with `http_status`. Anythin
     ├── OutputError                502  6   the model's answer isn't what the task asked for
     └── EngineError                500  1   the engine failed; running requests end with this
         ├── QueueFull              429  1
-        └── DeadlineExceeded       504  1
+        ├── DeadlineExceeded       504  1
+        └── EngineUnavailable      503  1   starting, restarting, draining or given up
 
 Exit code 2 is a usage error of the command line, 7 a batch in which some files failed.
 """
@@ -61,6 +66,34 @@ class RequestTooLarge(RequestError):
     """The request needs more tokens than the context or the KV cache holds."""
 
     http_status = 413
+
+
+class BodyTooLarge(InputError):
+    """A request body has more bytes than allowed."""
+
+    http_status = 413
+
+
+class Unauthorized(InputError):
+    """No API key, or a wrong one."""
+
+    http_status = 401
+
+
+class ModelNotServed(InputError):
+    """A server was asked for a model that it doesn't serve; the message names those it does."""
+
+    http_status = 404
+
+
+class RateLimited(InputError):
+    """One API key sent too much. `retry_after_s`: seconds until there is room."""
+
+    http_status = 429
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class CheckpointError(SnugvlError):
@@ -107,9 +140,20 @@ class QueueFull(EngineError):
     """Too many requests are waiting."""
 
     http_status = 429
+    retry_after_s: ClassVar[float] = 1.0
 
 
 class DeadlineExceeded(EngineError):
     """The request's deadline passed before it finished."""
 
     http_status = 504
+
+
+class EngineUnavailable(EngineError):
+    """The engine takes no requests now. `retry_after_s`: seconds after which to try again."""
+
+    http_status = 503
+
+    def __init__(self, message: str, *, retry_after_s: float = 2.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

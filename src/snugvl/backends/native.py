@@ -7,8 +7,9 @@ from itertools import count
 from time import monotonic
 from typing import Self
 
-from snugvl.backends.protocol import Capabilities, Delta, Request
+from snugvl.backends.protocol import Capabilities, Delta, Message, Request, ToolUse
 from snugvl.backends.receiver import Receiver
+from snugvl.backends.service import Load, Tokens
 from snugvl.backends.worker import EngineWorker
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput
@@ -61,6 +62,37 @@ class NativeBackend:
     def memory(self) -> Mapping[str, int]:
         """Bytes held, by component."""
         return self._worker.call(self._engine.memory)
+
+    def stats(self) -> Load:
+        """What the engine is doing."""
+        stats = self._worker.call(lambda: self._engine.stats)
+        return Load(
+            running=stats.running,
+            waiting=stats.waiting,
+            free_blocks=stats.free_blocks,
+            num_blocks=stats.num_blocks,
+            block_size=self._engine.config.block_size,
+            preemptions=stats.preemptions,
+            prompt_tokens=stats.computed_tokens,
+            generated_tokens=stats.generated_tokens,
+            items_encoded=stats.items_encoded,
+            faults=stats.faults,
+        )
+
+    def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+        """Token ids of a text as it is, or of a conversation through the chat template.
+
+        Raises:
+            RequestError: text that can't be tokenised, or a conversation the template refuses.
+        """
+        if isinstance(prompt, str):
+            return Tokens(tuple(self._processor.tokenizer.encode(prompt)))
+        prepared = self._processor.prepare(prompt)
+        return Tokens(prepared.prompt_ids, prepared.image_tokens)
+
+    def detokenize(self, ids: tuple[int, ...]) -> str:
+        """The text of token ids, control tokens included."""
+        return self._processor.tokenizer.decode(list(ids), skip_special=False)
 
     def close(self) -> None:
         """End all requests with an error and stop the engine. Safe to call twice."""

@@ -6,13 +6,13 @@ iterator or as an async one. Reading is optional: a stream that is closed, or dr
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from PIL.Image import Image
 
 from snugvl.sampling import SamplingParams
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,78 @@ Part = Text | Picture | Video
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the assistant made. `arguments` is a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation."""
+    """One turn of a conversation. `tool_calls`: of the assistant; `tool_call_id`: what a tool answers."""
 
     role: Role
-    content: tuple[Part, ...]
+    content: tuple[Part, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function the model may call. `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Which tools a request offers, and how.
+
+    Attributes:
+        choice: "auto" (text, calls, or both), "required" (at least one call), or the name of a tool that
+            must be called. A request without tools has no `ToolUse`.
+        parallel: whether one answer may hold several calls.
+    """
+
+    tools: tuple[Tool, ...]
+    choice: str = "auto"
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the answer has to look like, token by token.
+
+    `source` is a JSON schema as text ("json_schema"; `{"type": "object"}` for any object), a regular
+    expression, or a grammar in llguidance's dialect of Lark.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversation to continue. `deadline_s`: seconds from now after which it fails."""
+    """A conversation, or a bare prompt, to continue.
 
-    messages: tuple[Message, ...]
+    Attributes:
+        messages: the conversation; empty when `prompt` is given.
+        prompt: text or token ids to continue as they are, without chat template and without pictures.
+        tools: makes the prompt show tools, and constrains calls to their schemas.
+        grammar: constrains the whole answer; not together with `tools`.
+        deadline_s: seconds from now after which it fails with `DeadlineExceeded`.
+    """
+
+    messages: tuple[Message, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     deadline_s: float | None = None
+    prompt: str | tuple[int, ...] | None = None
+    tools: ToolUse | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +178,14 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a loaded model can do. `max_pixels`: largest image before it is scaled down."""
+    """What a loaded model can do.
+
+    Attributes:
+        max_pixels: largest image before it is scaled down.
+        engine: which backend runs it ("native", "transformers", "vllm").
+        device: where, as people know it ("NVIDIA GeForce RTX 5060", "CPU").
+        dtype: weights and cache, such as "bfloat16".
+    """
 
     model: str
     context_tokens: int
@@ -128,6 +193,9 @@ class Capabilities:
     video: bool
     max_pixels: int
     min_pixels: int
+    engine: str = "native"
+    device: str = ""
+    dtype: str = ""
 
 
 class Backend(Protocol):

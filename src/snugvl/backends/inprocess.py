@@ -1,0 +1,76 @@
+"""An engine in this process as a service: for tests, notebooks and embedding the server in a program."""
+
+import asyncio
+import os
+import time
+
+import psutil
+
+from snugvl.backends.native import NativeBackend
+from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
+from snugvl.backends.service import Health, Load, Snapshot, State, Tokens
+from snugvl.errors import EngineUnavailable
+from snugvl.ledger import Ledger, LedgerRow
+
+
+class InProcessEngine:
+    """A loaded backend that is ready from the start. A fault of the process takes the server with it."""
+
+    def __init__(self, backend: NativeBackend) -> None:
+        self._backend = backend
+        self._state: State = "ready"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of the loaded model."""
+        return self._backend.capabilities
+
+    @property
+    def health(self) -> Health:
+        """Ready until drained or closed."""
+        return Health(self._state, f"{self.capabilities.model} is {self._state}")
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Read now."""
+        stats = self._backend.stats()
+        memory = psutil.virtual_memory()
+        rows = tuple(LedgerRow(name, None, held) for name, held in self._backend.memory().items())
+        own = psutil.Process(os.getpid()).memory_info().rss
+        ledger = Ledger("main memory", rows, memory.total, memory.available, own)
+        return Snapshot(time.time(), ledger, stats)
+
+    async def start(self) -> None:
+        """Nothing to do: the model is loaded."""
+
+    async def submit(self, request: Request) -> Stream:
+        """Start a request; its prompt is prepared in a thread."""
+        if self._state != "ready":
+            raise EngineUnavailable("the server is shutting down")
+        return await asyncio.to_thread(self._backend.submit, request)
+
+    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+        """Token ids of a text or a conversation."""
+        return await asyncio.to_thread(self._backend.tokenize, prompt, tools)
+
+    async def detokenize(self, ids: tuple[int, ...]) -> str:
+        """The text of token ids."""
+        return await asyncio.to_thread(self._backend.detokenize, ids)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing runs."""
+        self._state = "draining"
+        end = time.monotonic() + timeout_s
+        while self._load().running + self._load().waiting:
+            if time.monotonic() >= end:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        self._state = "failed"
+        await asyncio.to_thread(self._backend.close)
+
+    def _load(self) -> Load:
+        return self._backend.stats()

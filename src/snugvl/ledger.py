@@ -1,0 +1,50 @@
+"""The ledger: every component of memory, planned and measured, side by side."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """One component of memory, in bytes.
+
+    Attributes:
+        name: as the plan calls it ("text weights", "vision weights", "KV cache", "workspace", …).
+        planned_bytes: what the plan gave it, or None for what no plan knew of.
+        measured_bytes: what it holds now, or None where that can't be told apart.
+        used_bytes: how much of that is in use (KV blocks held by requests), where that makes sense.
+    """
+
+    name: str
+    planned_bytes: int | None = None
+    measured_bytes: int | None = None
+    used_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What one engine holds on its device, and what the device has.
+
+    Attributes:
+        device: as people know it.
+        rows: components, largest part of the plan first.
+        total_bytes: of the device (main memory for a CPU).
+        free_bytes: nobody's, now.
+        process_bytes: the engine's process in all, as the driver or the system counts it.
+        cap_bytes: what the process will never exceed, or None without a cap.
+    """
+
+    device: str
+    rows: tuple[LedgerRow, ...]
+    total_bytes: int
+    free_bytes: int
+    process_bytes: int
+    cap_bytes: int | None = None
+
+    @property
+    def others_bytes(self) -> int:
+        """Held by other processes."""
+        return max(self.total_bytes - self.free_bytes - self.process_bytes, 0)
+
+    def row(self, name: str) -> LedgerRow | None:
+        """The component of that name."""
+        return next((row for row in self.rows if row.name == name), None)

@@ -1,0 +1,1 @@
+"""The HTTP server: one folder a protocol, over `backends.service.EngineService`. No torch."""

@@ -1,0 +1,1 @@
+"""Anthropic: /v1/messages."""

@@ -1,0 +1,34 @@
+"""The app: routes and middleware, put together."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from snugvl.server import system
+from snugvl.server.anthropic import routes as anthropic
+from snugvl.server.context import Context
+from snugvl.server.ollama import routes as ollama
+from snugvl.server.openai import chat, completions, responses
+from snugvl.server.page import routes as page
+from snugvl.server.vision import routes as vision
+from snugvl.version import __version__
+
+
+def create_app(context: Context) -> FastAPI:
+    """An ASGI app that serves `context.service`; it starts and closes it."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await context.service.start()
+        try:
+            yield
+        finally:
+            await context.service.close()
+            await context.intake.close()
+
+    app = FastAPI(title="snugvl", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.context = context
+    for routes in (system, chat, completions, responses, vision, ollama, anthropic, page):
+        app.include_router(routes.router)
+    return app

@@ -1,0 +1,51 @@
+"""What every handler gets: the engine, the settings, the intake, the metrics."""
+
+from dataclasses import dataclass
+
+from starlette.requests import HTTPConnection
+
+from snugvl.backends.protocol import Capabilities
+from snugvl.backends.service import EngineService
+from snugvl.errors import EngineUnavailable, ModelNotServed
+from snugvl.server.intake.intake import Intake
+from snugvl.server.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Shared by all requests of one server."""
+
+    service: EngineService
+    settings: ServerSettings
+    intake: Intake
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of the loaded model.
+
+        Raises:
+            EngineUnavailable: it was not ready yet.
+        """
+        capabilities = self.service.capabilities
+        if capabilities is None:
+            health = self.service.health
+            raise EngineUnavailable(health.detail, retry_after_s=health.retry_after_s or 2.0)
+        return capabilities
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with, for the one a request gave (none: the first).
+
+        Raises:
+            ModelNotServed: this server doesn't serve it; names those it does.
+        """
+        names = self.settings.names
+        if name is None or name in names:
+            return name or names[0]
+        raise ModelNotServed(f"the model {name!r} is not served here; use {' or '.join(map(repr, names))}")
+
+
+def context_of(connection: HTTPConnection) -> Context:
+    """The context of the app that handles `connection`."""
+    context = connection.app.state.context
+    assert isinstance(context, Context)
+    return context

@@ -1,0 +1,1 @@
+"""Ollama: /api/chat, /api/generate, /api/tags, /api/show."""

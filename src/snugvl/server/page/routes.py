@@ -1,0 +1,5 @@
+"""Routes."""
+
+from fastapi import APIRouter
+
+router = APIRouter()

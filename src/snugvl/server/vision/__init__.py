@@ -1,0 +1,1 @@
+"""The four tasks: /v1/vision/caption, ask, scene, detect."""
