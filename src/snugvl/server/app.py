@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 
-from snugvl.server import system
+from snugvl.server import errors, openapi, system
 from snugvl.server.anthropic import routes as anthropic
 from snugvl.server.context import Context
 from snugvl.server.ollama import routes as ollama
@@ -29,6 +30,15 @@ def create_app(context: Context) -> FastAPI:
 
     app = FastAPI(title="snugvl", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.context = context
+    errors.install(app)
     for routes in (system, chat, completions, responses, vision, ollama, anthropic, page):
         app.include_router(routes.router)
+    described: list[dict[str, Any]] = []
+
+    def document() -> dict[str, Any]:
+        if not described:
+            described.append(openapi.document(app))
+        return described[0]
+
+    app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app

@@ -1,0 +1,172 @@
+"""Every error as an answer, in the form of the protocol that was spoken.
+
+    OpenAI      {"error": {"message", "type", "param", "code"}}
+    Anthropic   {"type": "error", "error": {"type", "message"}, "request_id"}      under /v1/messages
+    Ollama      {"error": "message"}                                              under /api/
+
+What is not a `SnugvlError` is a bug of ours: the client sees 500 without details, the log the traceback.
+"""
+
+import math
+from contextvars import ContextVar
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from snugvl.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    EngineUnavailable,
+    ImageError,
+    ImageTooLarge,
+    ModelNotServed,
+    OutputError,
+    QueueFull,
+    RateLimited,
+    RequestError,
+    RequestTooLarge,
+    SnugvlError,
+    Unauthorized,
+)
+from snugvl.server.validation import invalid_field
+
+Family = Literal["openai", "anthropic", "ollama"]
+
+REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
+
+# The first class that an error is an instance of decides.
+CODES: tuple[tuple[type[SnugvlError], str], ...] = (
+    (Unauthorized, "invalid_api_key"),
+    (ModelNotServed, "model_not_found"),
+    (RequestTooLarge, "context_length_exceeded"),
+    (ImageTooLarge, "image_too_large"),
+    (ImageError, "invalid_image"),
+    (BodyTooLarge, "request_too_large"),
+    (RateLimited, "rate_limit_exceeded"),
+    (QueueFull, "queue_full"),
+    (DeadlineExceeded, "deadline_exceeded"),
+    (EngineUnavailable, "engine_unavailable"),
+    (OutputError, "invalid_model_output"),
+)
+STATUS_CODES = {
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+}
+OPENAI_TYPES = {429: "rate_limit_error", 403: "permission_error"}
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def family_of(path: str) -> Family:
+    """The protocol that a path belongs to."""
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return "anthropic"
+    return "ollama" if path.startswith("/api/") else "openai"
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status of an error."""
+    if isinstance(error, RequestValidationError):
+        return 400
+    if isinstance(error, HTTPException):
+        return error.status_code
+    return error.http_status if isinstance(error, SnugvlError) else 500
+
+
+def code_of(error: Exception) -> str | None:
+    """OpenAI's `code`: one word for programs; also the cause in /metrics."""
+    if isinstance(error, RequestValidationError):
+        return invalid_field(error).code
+    for kind, code in CODES:
+        if isinstance(error, kind):
+            return code
+    status = status_of(error)
+    return STATUS_CODES.get(status, "internal_error" if status >= 500 else None)
+
+
+def message_of(error: Exception) -> str:
+    """What is wrong and what to do, for people."""
+    if isinstance(error, RequestValidationError):
+        return invalid_field(error).message
+    if isinstance(error, HTTPException):
+        return error.detail
+    if isinstance(error, SnugvlError):
+        return str(error)
+    return "the server failed on this request; its log says why"
+
+
+def param_of(error: Exception) -> str | None:
+    """The field to blame, as a path."""
+    if isinstance(error, RequestValidationError):
+        return invalid_field(error).param
+    if isinstance(error, ModelNotServed):
+        return "model"
+    return error.field if isinstance(error, RequestError) else None
+
+
+def error_body(error: Exception, family: Family) -> dict[str, Any]:
+    """The JSON of an error; also inside of streams."""
+    status, message = status_of(error), message_of(error)
+    if family == "ollama":
+        return {"error": message}
+    server = "server_error" if family == "openai" else "api_error"
+    default = server if status >= 500 else "invalid_request_error"
+    if family == "anthropic":
+        kind = ANTHROPIC_TYPES.get(status, default)
+        detail = {"type": kind, "message": message}
+        return {"type": "error", "error": detail, "request_id": REQUEST_ID.get()}
+    kind = OPENAI_TYPES.get(status, default)
+    return {
+        "error": {"message": message, "type": kind, "param": param_of(error), "code": code_of(error)},
+    }
+
+
+def error_response(error: Exception, path: str) -> JSONResponse:
+    """The answer to a request of `path` that ended with `error` before its response started."""
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = 'Bearer realm="snugvl"'
+    response = JSONResponse(error_body(error, family_of(path)), status_of(error), headers)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+async def _answer(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, HTTPException) and error.status_code in (404, 405) and error.detail in DEFAULT:
+        error = HTTPException(error.status_code, _lost(request, error.status_code), error.headers)
+    request.state.error = error  # for the access log and the metrics
+    return error_response(error, request.url.path)
+
+
+DEFAULT = ("Not Found", "Method Not Allowed")
+
+
+def _lost(request: Request, status: int) -> str:
+    where = f"{request.method} {request.url.path[:200]}"
+    if status == 405:
+        return f"{where} is not possible: another method is; the Allow header names it"
+    return f"there is no {where}; GET /openapi.json lists what there is"
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of a route in the form of its protocol."""
+    for kind in (SnugvlError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer)

@@ -1,0 +1,104 @@
+"""From pydantic's errors to one sentence and the path of one field."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+
+CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "json_invalid": "invalid_json",
+}
+SHOWN = 80  # characters of a value in a message
+
+Loc = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidField:
+    """What is wrong with a request. `param` is None where no field is to blame."""
+
+    message: str
+    param: str | None
+    code: str
+
+
+def invalid_field(error: RequestValidationError) -> InvalidField:
+    """The error that comes nearest to what was meant: of a union's, the one deepest in the body."""
+    found = [(_path(entry, error.body), entry) for entry in error.errors()]
+    path, entry = max(found, key=lambda pair: len(pair[0]))
+    param = _written(path) or None
+    kind = entry["type"]
+    return InvalidField(_message(param, entry, error.body), param, _code(kind))
+
+
+def _code(kind: str) -> str:
+    if kind.endswith("_type"):
+        return "invalid_type"
+    return CODES.get(kind, "invalid_value")
+
+
+def _message(param: str | None, entry: Mapping[str, Any], body: object) -> str:
+    kind, value = entry["type"], entry.get("input")
+    if param is None:
+        if kind == "missing":
+            return "the request has no body; send a JSON object"
+        if isinstance(body, bytes):
+            return "the body is not marked as JSON; send it with Content-Type: application/json"
+        return f"the body is wrong: {entry['msg']}"
+    if kind == "missing":
+        return f"{param} is missing"
+    if kind == "extra_forbidden":
+        return f"{param} is not supported; leave it out"
+    text = str(entry["msg"]).removeprefix("Value error, ")
+    shown = repr(value)
+    if isinstance(value, str | int | float | bool | None) and len(shown) <= SHOWN:
+        return f"{param}: {text}, got {shown}"
+    return f"{param}: {text}"
+
+
+def _path(entry: Mapping[str, Any], body: object) -> Loc:
+    """Where the error is, without what pydantic adds to tell the members of a union apart."""
+    place, *rest = entry["loc"]
+    loc = tuple(rest)
+    if place != "body":
+        return loc
+    if entry["type"] == "missing" and loc:
+        parent = entry.get("input")
+        paths = (path for path, value in _readings(loc[:-1], body) if value == parent)
+        return (*next(paths, loc[:-1]), loc[-1])
+    wanted = entry.get("input")
+    # A value that a validator replaced is found nowhere: then the reading that keeps most is best.
+    readings = list(_readings(loc, body))
+    exact = [path for path, value in readings if value is wanted] or [
+        path for path, value in readings if value == wanted
+    ]
+    return exact[0] if exact else max((path for path, _ in readings), key=len)
+
+
+def _readings(loc: Loc, value: object) -> Iterator[tuple[Loc, object]]:
+    """Every way to read `loc` in `value`, each part either a step down or a name of a union's member."""
+    if not loc:
+        yield (), value
+        return
+    part, rest = loc[0], loc[1:]
+    if (isinstance(value, Mapping) and part in value) or (
+        isinstance(value, Sequence)
+        and not isinstance(value, str | bytes)
+        and isinstance(part, int)
+        and part < len(value)
+    ):
+        below = value[part]  # type: ignore[index]  # an int for a sequence, a key for a mapping
+        for path, found in _readings(rest, below):
+            yield (part, *path), found
+    yield from _readings(rest, value)
+
+
+def _written(path: Loc) -> str:
+    """`messages[0].content`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")

@@ -1,0 +1,190 @@
+"""Errors: one sentence, the field's path, the form of the protocol."""
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from pydantic import Field
+
+from snugvl import errors as ours
+from snugvl.server import errors
+from snugvl.server.body import parse_json
+from snugvl.server.fields import Strict
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class ImagePart(Strict):
+    type: Literal["image"]
+    url: str
+
+
+class MessageIn(Strict):
+    role: Literal["user", "system"]
+    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
+
+
+class Body(Strict):
+    harmless = {"n": (1,), "store": (False,), "logit_bias": ({},)}  # noqa: RUF012 - a ClassVar of the base
+    messages: list[MessageIn]
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    max_tokens: int | None = None
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    app = FastAPI()
+    errors.install(app)
+
+    @app.post("/v1/chat")
+    @app.post("/v1/messages")
+    @app.post("/api/chat")
+    async def chat(body: Body) -> dict[str, Any]:
+        return body.model_dump()
+
+    @app.get("/raise/{name}")
+    async def fail(name: str) -> None:
+        raise getattr(ours, name)("what and why")
+
+    return TestClient(app)
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hi"}], **changes}
+
+
+def content(*parts: object) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+@pytest.mark.parametrize(
+    ("sent", "param", "code"),
+    [
+        (body(frobnicate=1), "frobnicate", "unknown_parameter"),
+        (body(frobnicate=None), "frobnicate", "unknown_parameter"),
+        (body(n=2), "n", "unknown_parameter"),
+        (body(n=True), "n", "unknown_parameter"),
+        (body(store=True), "store", "unknown_parameter"),
+        ({}, "messages", "missing_required_parameter"),
+        (body(temperature=3), "temperature", "invalid_value"),
+        (body(max_tokens="many"), "max_tokens", "invalid_value"),
+        (body(max_tokens=[]), "max_tokens", "invalid_type"),
+        ({"messages": [{"role": "king", "content": ""}]}, "messages[0].role", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+        (content({"type": "text", "text": "a"}, {"type": "sound"}), "messages[0].content[1]", None),
+        (content({"type": "text"}), "messages[0].content[0].text", "missing_required_parameter"),
+        (content({"type": "text", "text": "x", "bold": 1}), "messages[0].content[0].bold", None),
+        (content({"type": "text", "text": 7}), "messages[0].content[0].text", "invalid_type"),
+        ([], None, "invalid_type"),
+    ],
+)
+def test_a_wrong_body_names_its_field(client: TestClient, sent: Any, param: str, code: str | None) -> None:
+    answer = client.post("/v1/chat", json=sent)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    if code is not None:
+        assert error["code"] == code
+    if param is not None:
+        assert param in error["message"]
+
+
+def test_the_value_is_shown(client: TestClient) -> None:
+    message = client.post("/v1/chat", json=body(temperature=3)).json()["error"]["message"]
+    assert message == "temperature: Input should be less than or equal to 2, got 3"
+
+
+@pytest.mark.parametrize("extra", [{"n": 1}, {"n": None}, {"store": False}, {"logit_bias": {}}])
+def test_what_asks_for_nothing_passes(client: TestClient, extra: dict[str, Any]) -> None:
+    assert client.post("/v1/chat", json=body(**extra)).status_code == 200
+
+
+def test_no_body_and_no_json(client: TestClient) -> None:
+    assert "no body" in client.post("/v1/chat").json()["error"]["message"]
+    plain = client.post("/v1/chat", content=b"{}", headers={"content-type": "text/plain"})
+    assert plain.status_code == 400
+    assert "Content-Type: application/json" in plain.json()["error"]["message"]
+
+
+def test_each_protocol_has_its_form(client: TestClient) -> None:
+    ollama = client.post("/api/chat", json={})
+    assert ollama.json() == {"error": "messages is missing"}
+    anthropic = client.post("/v1/messages", json={}).json()
+    assert anthropic["type"] == "error"
+    assert anthropic["error"] == {"type": "invalid_request_error", "message": "messages is missing"}
+    assert "request_id" in anthropic
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "code"),
+    [
+        ("Unauthorized", 401, "invalid_api_key"),
+        ("ModelNotServed", 404, "model_not_found"),
+        ("RequestTooLarge", 413, "context_length_exceeded"),
+        ("ImageTooLarge", 413, "image_too_large"),
+        ("ImageError", 400, "invalid_image"),
+        ("BodyTooLarge", 413, "request_too_large"),
+        ("RateLimited", 429, "rate_limit_exceeded"),
+        ("QueueFull", 429, "queue_full"),
+        ("DeadlineExceeded", 504, "deadline_exceeded"),
+        ("EngineUnavailable", 503, "engine_unavailable"),
+        ("EngineError", 500, "internal_error"),
+        ("OutputError", 502, "invalid_model_output"),
+    ],
+)
+def test_every_error_has_its_status_and_code(client: TestClient, name: str, status: int, code: str) -> None:
+    answer = client.get(f"/raise/{name}")
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+    assert answer.json()["error"]["message"] == "what and why"
+    assert ("retry-after" in answer.headers) == (status in (429, 503))
+    assert ("www-authenticate" in answer.headers) == (status == 401)
+
+
+def test_lost_paths_and_methods(client: TestClient) -> None:
+    lost = client.get("/v1/nothing")
+    assert lost.status_code == 404
+    assert "GET /v1/nothing" in lost.json()["error"]["message"]
+    assert client.get("/api/nothing").json().keys() == {"error"}
+    wrong = client.get("/v1/chat")
+    assert wrong.status_code == 405
+    assert wrong.headers["allow"] == "POST"
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b'{"a": NaN}', "NaN"),
+        (b'{"a": -Infinity}', "-Infinity"),
+        (b'{"a": 1e999}', "1e999"),
+        (b'{"a": 1, "a": 2}', "twice"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        (b'{"a": "\\ud800"}', "surrogate"),
+        (b'{"\\udfff": 1}', "surrogate"),
+        (b"[" * 101 + b"]" * 101, "deeper than 100"),
+        (b"[" * 100_000 + b"]" * 100_000, "deeper than 100"),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, "deeper than 100"),
+        (b"1" * 5000, "4,300 digits"),
+        (b'{"a": 1', "line 1, column 8"),
+        (b"\xef\xbb\xbf{}", "not valid JSON"),
+        ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
+    ],
+)
+def test_json_that_would_trip_somebody_later(data: bytes, said: str) -> None:
+    with pytest.raises(ours.RequestError) as error:
+        parse_json(data)
+    assert said in str(error.value)
+
+
+def test_json_that_is_fine() -> None:
+    assert parse_json('{"ä": [1, -2.5e3, "😀", null, true]}'.encode()) == {
+        "ä": [1, -2500.0, "😀", None, True]
+    }
+    assert parse_json(b"[" * 100 + b"]" * 100) is not None
