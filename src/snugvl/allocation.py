@@ -42,11 +42,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The engine's sizes, and the footprint they come from."""
+    """The engine's sizes, and the footprint they come from.
+
+    Attributes:
+        footprint: with the KV cache of one conversation of the full context.
+        kv_bytes: of the KV pool, which takes what is left, up to `POOL_SEQUENCES` conversations.
+    """
 
     engine: EngineConfig
     max_pixels: int
     footprint: Footprint
+    kv_bytes: int
 
 
 def allocate(
@@ -114,7 +120,9 @@ def _try(
     per_sequence = -(-length // DEFAULT_BLOCK_SIZE)
     block_bytes = needed.named("KV cache") // per_sequence
     blocks = min(per_sequence + spare // max(block_bytes, 1), POOL_SEQUENCES * per_sequence)
-    return Allocation(EngineConfig(num_blocks=blocks, max_model_len=length), pixels, needed)
+    return Allocation(
+        EngineConfig(num_blocks=blocks, max_model_len=length), pixels, needed, blocks * block_bytes
+    )
 
 
 def _refusal(

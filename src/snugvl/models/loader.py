@@ -11,13 +11,15 @@ named with its file.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, read_config
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
@@ -49,8 +51,17 @@ class Target:
         return (self.rows, *self.parameter.shape[1:])
 
 
-def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Qwen3VL:
+def load_model(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None = None,
+) -> Qwen3VL:
     """Build the network that `folder` describes and fill it.
+
+    Args:
+        progress: called after every tensor with the bytes of weights read, and those of all.
 
     Raises:
         CheckpointError: names the file and tensor to blame.
@@ -58,24 +69,47 @@ def load_model(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Qwe
     """
     config = read_config(folder)
     tensors = read_tensors(folder)
-    with torch.device("meta"):
-        model = Qwen3VL(config)
+    model = _without_memory(config)
     model.requires_grad_(False).eval()
     model.to(dtype)  # still without memory
     check_names(model, config, tensors, folder)
     model.to_empty(device=device)
     targets = dict(_targets(model))
+    entries = [tensors[name] for name in targets]
+    done, total = 0, sum(entry.nbytes for entry in entries)
     with closing(_Reader(tensors, config.quantization)) as reader:
-        for entry in sorted(tensors.values(), key=lambda entry: (entry.file, entry.offset)):
-            if entry.name in targets:
-                reader.fill(entry, targets[entry.name])
+        for entry in sorted(entries, key=lambda entry: (entry.file, entry.offset)):
+            reader.fill(entry, targets[entry.name])
+            done += entry.nbytes
+            if progress is not None:
+                progress(done, total)
     return model
 
 
 def network_elements(config: ModelConfig) -> int:
     """Elements of the network that `config` describes (a tied head counts once), without taking memory."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in Qwen3VL(config).parameters())
+    return sum(parameter.numel() for parameter in _without_memory(config).parameters())
+
+
+class _NoInitialValues(TorchFunctionMode):
+    """Makes `torch.nn.init` do nothing.
+
+    The values come from the files; and drawing them for a tensor without memory imports all of
+    `torch._dynamo`, which takes longer than loading a small model.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":  # a C method has no module
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
+
+
+def _without_memory(config: ModelConfig) -> Qwen3VL:
+    with torch.device("meta"), _NoInitialValues():
+        return Qwen3VL(config)
 
 
 def check_names(

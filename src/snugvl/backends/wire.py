@@ -1,0 +1,229 @@
+"""What crosses between the server and its engine process, and how: pickled, with the length before it.
+
+    server ── Start, Submit, Abort, Tokenize, Detokenize, Ping, Bye ─► engine process
+           ◄── lists of Loading, Ready, Failed, Reply, (id, Delta), End, Pong, Snapshot ──
+
+The engine's events go out as one list a step. Both ends are this package in the same version, started by
+one another over a socket pair that nobody else can open; that is why pickle will do.
+"""
+
+import asyncio
+import pickle
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from io import BytesIO
+from operator import attrgetter
+from struct import Struct
+from typing import Any, Literal
+
+from PIL import Image
+
+from snugvl.backends.protocol import (
+    Capabilities,
+    Delta,
+    Logprob,
+    Message,
+    Request,
+    TokenLogprob,
+    ToolUse,
+    Usage,
+)
+from snugvl.backends.service import Snapshot, Tokens
+from snugvl.errors import EngineError, SnugvlError
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+_LENGTH = Struct("!Q")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """What an engine process loads; the arguments of `snugvl.load`."""
+
+    model: str = "pocket"
+    device: str = "auto"
+    dtype: DtypeName = "auto"
+    context: int | None = None
+    max_pixels: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message: what to load, and seconds between two snapshots."""
+
+    choice: EngineChoice
+    snapshot_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Submit:
+    """Start a request; answered by a `Reply`, then deltas, then an `End`."""
+
+    id: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget a request, wherever it is."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokenize:
+    """Answered by a `Reply` with `Tokens`."""
+
+    id: int
+    prompt: str | tuple[Message, ...]
+    tools: ToolUse | None
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize:
+    """Answered by a `Reply` with text."""
+
+    id: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Answered by a `Pong` from the main thread, whatever the others do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Exit now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A stage of loading. `progress`: of all of it, from 0 to 1."""
+
+    detail: str
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Requests are taken."""
+
+    capabilities: Capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Loading reported an error that would come again."""
+
+    error: SnugvlError
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to the message of that id: a value (None: accepted), or an error."""
+
+    id: int
+    value: Tokens | str | None = None
+    error: SnugvlError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last event of a request."""
+
+    id: int
+    error: SnugvlError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The main thread lives. `stalled_s`: seconds the engine's thread has not come round to a question."""
+
+    stalled_s: float
+
+
+ToEngine = Start | Submit | Abort | Tokenize | Detokenize | Ping | Bye
+Event = Loading | Ready | Failed | Reply | tuple[int, Delta] | End | Pong | Snapshot
+
+
+def _values_of(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*(field.name for field in fields(kind)))
+
+
+# Python pickles frozen dataclasses with slots by a slow path; these cross once a token.
+_FAST = {kind: _values_of(kind) for kind in (Delta, Logprob, TokenLogprob, Usage)}
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: object) -> Any:
+        values = _FAST.get(type(value))  # type: ignore[call-overload]
+        if values is not None:
+            return type(value), values(value)
+        if isinstance(value, Image.Image):  # raw pixels, without what the file said besides
+            return Image.frombytes, (value.mode, value.size, value.tobytes())
+        return NotImplemented
+
+
+def encode(message: ToEngine | list[Event]) -> bytes:
+    """A message as it goes over the socket."""
+    buffer = BytesIO()
+    buffer.write(bytes(_LENGTH.size))
+    _Pickler(buffer, protocol=5).dump(message)
+    length = buffer.tell() - _LENGTH.size
+    view = buffer.getbuffer()
+    _LENGTH.pack_into(view, 0, length)
+    view.release()
+    return buffer.getvalue()
+
+
+class Channel:
+    """The engine process' end: blocking, one thread reads and one writes."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    def send(self, events: list[Event]) -> None:
+        """Write events as one message."""
+        self._socket.sendall(encode(events))
+
+    def receive(self) -> ToEngine | None:
+        """The next message; None when the server is gone."""
+        header = self._exactly(_LENGTH.size)
+        if header is None:
+            return None
+        body = self._exactly(_LENGTH.unpack(header)[0])
+        return None if body is None else pickle.loads(body)  # type: ignore[no-any-return]  # noqa: S301 (ours)
+
+    def _exactly(self, nbytes: int) -> bytearray | None:
+        data = bytearray(nbytes)
+        view = memoryview(data)
+        while view:
+            count = self._socket.recv_into(view)
+            if not count:
+                return None
+            view = view[count:]
+        return data
+
+
+async def receive(reader: asyncio.StreamReader) -> list[Event] | None:
+    """The next events of an engine process; None when it is gone."""
+    try:
+        header = await reader.readexactly(_LENGTH.size)
+        body = await reader.readexactly(_LENGTH.unpack(header)[0])
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    return pickle.loads(body)  # type: ignore[no-any-return]  # noqa: S301 (ours, see above)
+
+
+def portable(error: BaseException) -> SnugvlError:
+    """An error as one that crosses: ours as they are, a bug's as an `EngineError` that names it."""
+    if isinstance(error, SnugvlError):
+        try:
+            copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
+        except Exception:
+            return EngineError(str(error))
+        assert isinstance(copy, SnugvlError)
+        return copy  # without the traceback, which would keep tensors alive
+    return EngineError(f"the engine failed: {type(error).__name__}: {error}")
