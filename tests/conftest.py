@@ -1,11 +1,17 @@
 """Checkpoints that many tests share, written once a session."""
 
+import os
 from pathlib import Path
 
-import pytest
-import torch
+# Kernels run in Triton's interpreter where there is no GPU. Triton reads this when it is imported, and torch
+# imports it.
+if not Path("/dev/nvidia0").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
-from tests import checkpoints
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from tests import checkpoints  # noqa: E402
 
 # Two test processes on two cores: more threads each would only wait for one another.
 torch.set_num_threads(1)

@@ -1,0 +1,124 @@
+"""Attention over the paged cache on a GPU: what `layers.attention.paged_attention` computes."""
+
+import torch
+import triton
+
+from snugvl.layers.kernels.decode_attention import attend_splits, merge_splits
+from snugvl.layers.kernels.prefill_attention import attend_chunk
+from snugvl.layers.kernels.rope_cache import rope_and_cache
+
+SPLITS = 16  # of a context in decode; a power of two
+_STEP = 64  # tokens of the cache read at a time
+
+
+def decode(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    block_size: int,
+    scale: float,
+) -> torch.Tensor:
+    """One query per sequence, `[sequences, heads, dim]`. `lengths` `[sequences]` int32, on the GPU."""
+    sequences, heads, dim = query.shape
+    kv_heads = keys.shape[1]
+    partial = torch.empty(sequences, heads, SPLITS, dim, dtype=torch.float32, device=query.device)
+    logsums = torch.empty(sequences, heads, SPLITS, dtype=torch.float32, device=query.device)
+    attend_splits[(sequences, kv_heads, SPLITS)](
+        query,
+        keys,
+        values,
+        tables,
+        lengths,
+        partial,
+        logsums,
+        scale,
+        tables.shape[1],
+        KV_HEADS=kv_heads,
+        SHARED=heads // kv_heads,
+        PAD=max(16, triton.next_power_of_2(heads // kv_heads)),
+        DIM=dim,
+        BLOCK=block_size,
+        STEP=_STEP,
+        SPLITS=SPLITS,
+        num_warps=4,
+        num_stages=2,
+    )
+    out = torch.empty_like(query)
+    merge_splits[(sequences * heads,)](partial, logsums, out, SPLITS=SPLITS, DIM=dim, num_warps=4)
+    return out
+
+
+def chunk(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    longest: int,
+    block_size: int,
+    scale: float,
+) -> torch.Tensor:
+    """Chunks of any lengths, `[tokens, heads, dim]`; `longest` is that of the longest chunk."""
+    _, heads, dim = query.shape
+    rows = 64 if longest <= 64 else 128
+    out = torch.empty_like(query)
+    attend_chunk[(triton.cdiv(longest, rows), heads, lengths.shape[0])](
+        query,
+        keys,
+        values,
+        tables,
+        starts,
+        lengths,
+        out,
+        scale,
+        tables.shape[1],
+        HEADS=heads,
+        SHARED=heads // keys.shape[1],
+        DIM=dim,
+        BLOCK=block_size,
+        ROWS=rows,
+        STEP=_STEP,
+        num_warps=8 if rows == 128 else 4,
+        num_stages=2,
+    )
+    return out
+
+
+def write(
+    qkv: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    rotation: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    heads: int,
+) -> torch.Tensor:
+    """Norm and rotate the heads of `qkv` `[tokens, heads + 2 · kv heads, dim]`, store keys and values.
+
+    `rotation`: cosine and sine, each `[tokens, dim / 2]`. Returns the queries `[tokens, heads, dim]`.
+    """
+    tokens, _, dim = qkv.shape
+    kv_heads = keys.shape[1]
+    query = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
+    q_norm, k_norm = norms or (qkv, qkv)
+    rope_and_cache[(tokens, heads + 2 * kv_heads)](
+        qkv,
+        q_norm,
+        k_norm,
+        *rotation,
+        slots,
+        query,
+        keys,
+        values,
+        eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        HAS_NORM=norms is not None,
+        num_warps=1,
+    )
+    return query

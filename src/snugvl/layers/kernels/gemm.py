@@ -1,0 +1,159 @@
+"""Products of low-bit weights with several rows of input: prefill, and decode of several sequences.
+
+The weights are the left operand (`Wᵀ` would have to be written to shared memory after conversion; on the
+left they stay in registers), so a program computes `[BN, BM]` of the transposed output:
+
+    acc[BN, BM] += W[BN, group] · X[BM, group]ᵀ · scale        one group of columns at a time
+
+With few rows the columns are split over programs; the last one to finish a tile adds the parts up, in
+their order, so the result doesn't depend on who was last.
+"""
+
+import triton
+import triton.language as tl
+
+from snugvl.layers.kernels.weights import BF16, FP8, INT4, e4m3_factor, e4m3_to_f16, scale_offsets
+
+
+@triton.jit
+def _product(
+    x,
+    w,
+    scale,
+    zero,
+    tokens,
+    rows,
+    first,
+    last,
+    M,
+    live,
+    K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """`W[rows, first:last] · X[tokens, first:last]ᵀ` over groups of columns, `[BN, BM]` float32."""
+    groups: tl.constexpr = K // GROUP
+    inner: tl.constexpr = GROUP // 2 if FORMAT == INT4 else GROUP
+    within = tl.arange(0, inner)
+    rows = rows.to(tl.int64)
+    at_w = w + rows[:, None] * (groups * inner) + within[None, :]
+    at_x = x + tokens.to(tl.int64)[None, :] * K + within[:, None]
+    seen = (tokens < M)[None, :]
+    kind = x.dtype.element_ty
+    acc = tl.zeros([BN, BM], tl.float32)
+    for group in tl.range(first, last):
+        raw = tl.load(at_w + group * inner, mask=live[:, None], other=0)
+        v = tl.load(at_x + group * GROUP, mask=seen, other=0)
+        if FORMAT == BF16:
+            acc = tl.dot(raw, v, acc)
+        else:
+            where = scale_offsets(rows, group, groups, FORMAT)
+            s = tl.load(scale + where, mask=live, other=0).to(tl.float32)
+            if FORMAT == INT4:
+                high = tl.load(at_x + group * GROUP + inner, mask=seen, other=0)
+                z = tl.load(zero + where, mask=live, other=0).to(tl.float32)
+                # Whole numbers up to 15 less a zero point: exact in float32, rounded once to the input's type.
+                low_w = ((raw & 15).to(tl.float32) - z[:, None]).to(kind)
+                high_w = ((raw >> 4).to(tl.float32) - z[:, None]).to(kind)
+                part = tl.dot(low_w, v)
+                part = tl.dot(high_w, high, part)
+                acc += part * s[:, None]
+            elif FORMAT == FP8:
+                value = e4m3_to_f16(raw, NATIVE).to(kind)
+                acc += tl.dot(value, v) * (s * e4m3_factor(NATIVE))[:, None]
+            else:
+                acc += tl.dot(raw.to(kind), v) * s[:, None]
+    return acc
+
+
+@triton.jit
+def gemm(
+    x,
+    w,
+    scale,
+    zero,
+    bias,
+    residual,
+    out,
+    parts,
+    arrivals,
+    M,
+    N,
+    K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BAND: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """`out[m, n] = X[m] · W[n] (+ bias[n]) (+ residual[m, n])`.
+
+    Args:
+        parts: `[SPLIT, 1 or 2, tiles, BN, BM]` float32 workspace; unused with SPLIT 1.
+        arrivals: `[tiles]` int32, zero before and after.
+    """
+    tiles_n = tl.cdiv(N, BN)
+    tiles_m = tl.cdiv(M, BM)
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    # BAND tiles of rows share what they read of the weights while it is in the L2 cache.
+    in_band = BAND * tiles_n
+    band = tile // in_band
+    band_m = min(tiles_m - band * BAND, BAND)
+    tile_m = band * BAND + (tile % in_band) % band_m
+    tile_n = (tile % in_band) // band_m
+    rows = tile_n * BN + tl.arange(0, BN)
+    tokens = tile_m * BM + tl.arange(0, BM)
+    live = rows < N
+    groups: tl.constexpr = K // GROUP
+    each: tl.constexpr = (groups + SPLIT - 1) // SPLIT
+    first = split * each
+    last = min(first + each, groups)
+    acc = _product(x, w, scale, zero, tokens, rows, first, last, M, live, K, FORMAT, GROUP, BM, BN, NATIVE)
+    up = acc
+    if SWIGLU:
+        up = _product(
+            x, w, scale, zero, tokens, rows + N, first, last, M, live, K, FORMAT, GROUP, BM, BN, NATIVE
+        )
+    done = True
+    if SPLIT > 1:
+        cell = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
+        tiles = tiles_n * tiles_m
+        size: tl.constexpr = BN * BM * (2 if SWIGLU else 1)
+        mine = parts + (split * tiles + tile) * size
+        tl.store(mine + cell, acc)
+        if SWIGLU:
+            tl.store(mine + BN * BM + cell, up)
+        tl.debug_barrier()  # all threads' parts are written before the arrival is counted
+        done = tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLIT - 1
+        if done:
+            acc = tl.zeros([BN, BM], tl.float32)
+            up = tl.zeros([BN, BM], tl.float32)
+            for other in range(SPLIT):
+                theirs = parts + (other * tiles + tile) * size
+                acc += tl.load(theirs + cell, cache_modifier=".cg")
+                if SWIGLU:
+                    up += tl.load(theirs + BN * BM + cell, cache_modifier=".cg")
+            tl.store(arrivals + tile, 0)
+    if done:
+        kind = x.dtype.element_ty
+        if SWIGLU:
+            gate = acc.to(kind).to(tl.float32)
+            gate = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
+            acc = gate * up.to(kind).to(tl.float32)
+        if HAS_BIAS:
+            acc += tl.load(bias + rows, mask=live, other=0).to(tl.float32)[:, None]
+        y = tl.trans(acc)  # [BM, BN]: written along the rows of the output
+        mask = (tokens < M)[:, None] & live[None, :]
+        at = tokens.to(tl.int64)[:, None] * N + rows[None, :]
+        if HAS_RESIDUAL:
+            y = y.to(kind).to(tl.float32) + tl.load(residual + at, mask=mask, other=0).to(tl.float32)
+        tl.store(out + at, y.to(out.dtype.element_ty), mask=mask)

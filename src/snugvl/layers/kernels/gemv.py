@@ -1,0 +1,122 @@
+"""Decode of one sequence: a matrix of weights times one vector, bound by reading the weights.
+
+One program computes a few outputs over the whole input. What stands before and after the product is
+fused into it, as at this size a launch costs as much as the product itself:
+
+    [RMSNorm] ─ x · Wᵀ ─ [SwiGLU of two halves] ─ [+ residual]
+
+The norm is computed again by every program: the vector is in the L2 cache, a launch is not.
+"""
+
+import triton
+import triton.language as tl
+
+from snugvl.layers.kernels.weights import BF16, FP8, INT4, e4m3_factor, e4m3_to_f16, scale_offsets
+
+
+@triton.jit
+def _vector(x, norm, at, rstd, mask, HAS_NORM: tl.constexpr):
+    """Elements of the input in float32, normalised, rounded where transformers rounds."""
+    v = tl.load(x + at, mask=mask, other=0)
+    if HAS_NORM:
+        v = (v.to(tl.float32) * rstd).to(x.dtype.element_ty) * tl.load(norm + at, mask=mask, other=0)
+    return v.to(tl.float32)
+
+
+@triton.jit
+def _dot_rows(
+    x,
+    norm,
+    w,
+    scale,
+    zero,
+    rows,
+    live,
+    rstd,
+    K: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BN: tl.constexpr,
+    BG: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """`x · W[rows]ᵀ`, `[BN]` float32; `BG` groups of columns at a time, so that many loads are under way."""
+    groups: tl.constexpr = K // GROUP
+    inner: tl.constexpr = GROUP // 2 if FORMAT == INT4 else GROUP
+    rows = rows.to(tl.int64)
+    total = tl.zeros([BN, BG], tl.float32)
+    for start in tl.static_range(0, groups, BG):
+        group = start + tl.arange(0, BG)
+        within = tl.arange(0, inner)
+        here = group < groups
+        mask = live[:, None, None] & here[None, :, None]
+        columns = group[:, None] * inner + within[None, :]  # [BG, inner]
+        raw = tl.load(w + rows[:, None, None] * (groups * inner) + columns[None, :, :], mask=mask, other=0)
+        at = group[:, None] * GROUP + within[None, :]
+        v = _vector(x, norm, at, rstd, here[:, None], HAS_NORM)
+        if FORMAT == BF16:
+            total += tl.sum(raw.to(tl.float32) * v[None, :, :], 2)
+        else:
+            where = scale_offsets(rows[:, None], group[None, :], groups, FORMAT)
+            both = live[:, None] & here[None, :]
+            s = tl.load(scale + where, mask=both, other=0).to(tl.float32)
+            if FORMAT == INT4:
+                high = _vector(x, norm, at + inner, rstd, here[:, None], HAS_NORM)
+                z = tl.load(zero + where, mask=both, other=0).to(tl.float32)
+                part = (raw & 15).to(tl.float32) * v[None, :, :] + (raw >> 4).to(tl.float32) * high[
+                    None, :, :
+                ]
+                total += (tl.sum(part, 2) - z * tl.sum(v + high, 1)[None, :]) * s
+            elif FORMAT == FP8:
+                value = e4m3_to_f16(raw, NATIVE).to(tl.float32)
+                total += tl.sum(value * v[None, :, :], 2) * (s * e4m3_factor(NATIVE))
+            else:
+                total += tl.sum(raw.to(tl.float32) * v[None, :, :], 2) * s
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def gemv(
+    x,
+    norm,
+    w,
+    scale,
+    zero,
+    residual,
+    out,
+    N,
+    eps,
+    K: tl.constexpr,
+    WIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BN: tl.constexpr,
+    BG: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate and then of up, and `N` counts one of them."""
+    rows = tl.program_id(0) * BN + tl.arange(0, BN)
+    live = rows < N
+    rstd = 1.0
+    if HAS_NORM:
+        everything = tl.arange(0, WIDE)
+        v = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(v * v, 0) / K + eps)
+    y = _dot_rows(x, norm, w, scale, zero, rows, live, rstd, K, FORMAT, GROUP, BN, BG, HAS_NORM, NATIVE)
+    if SWIGLU:
+        up = _dot_rows(
+            x, norm, w, scale, zero, rows + N, live, rstd, K, FORMAT, GROUP, BN, BG, HAS_NORM, NATIVE
+        )
+        # Rounded where transformers rounds: the products, the activation, their product.
+        gate = y.to(x.dtype.element_ty).to(tl.float32)
+        gate = (gate * tl.sigmoid(gate)).to(x.dtype.element_ty).to(tl.float32)
+        y = gate * up.to(x.dtype.element_ty).to(tl.float32)
+    if HAS_RESIDUAL:
+        y = y.to(x.dtype.element_ty).to(tl.float32) + tl.load(residual + rows, mask=live, other=0).to(
+            tl.float32
+        )
+    tl.store(out + rows, y.to(out.dtype.element_ty), mask=live)

@@ -1,0 +1,172 @@
+"""Products with stored weights: which kernel, in which tiles."""
+
+from functools import cache
+
+import torch
+import triton
+
+from snugvl.layers.kernels import weights as kinds
+from snugvl.layers.kernels.gemm import gemm
+from snugvl.layers.kernels.gemv import gemv
+from snugvl.layers.weights import Weights
+
+_FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}
+_TILES = 8192  # arrival counters: more tiles than any split product has
+
+
+def product(
+    x: torch.Tensor,
+    weights: Weights,
+    *,
+    bias: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    residual: torch.Tensor | None = None,
+    swiglu: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """`x` `[M, columns]` times `weights`, transposed: `[M, rows]`, or `[M, rows / 2]` with `swiglu`.
+
+    Args:
+        norm: RMSNorm weight applied to `x` first; for one row only (`M` 1).
+        residual: added to the result, in its shape.
+        swiglu: the first half of the rows is the gate, the second what it multiplies.
+        dtype: of the result; that of `x` by default.
+    """
+    outputs = weights.rows // 2 if swiglu else weights.rows
+    out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
+    if x.shape[0] == 1 and bias is None:
+        _vector(x, weights, norm, eps, residual, out, swiglu=swiglu)
+    else:
+        assert norm is None, "the norm is fused for one row only"
+        _matrix(x, weights, bias, residual, out, swiglu=swiglu)
+    return out
+
+
+def _vector(
+    x: torch.Tensor,
+    weights: Weights,
+    norm: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    swiglu: bool,
+) -> None:
+    rows, groups, warps = vector_tile(weights, out.shape[1], swiglu=swiglu)
+    data, scale, zero = _operands(weights)
+    gemv[(triton.cdiv(out.shape[1], rows),)](
+        x,
+        x if norm is None else norm,
+        data,
+        scale,
+        zero,
+        x if residual is None else residual,
+        out,
+        out.shape[1],
+        eps,
+        K=weights.columns,
+        WIDE=triton.next_power_of_2(weights.columns),
+        FORMAT=_FORMATS[weights.format],
+        GROUP=weights.group,
+        BN=rows,
+        BG=groups,
+        HAS_NORM=norm is not None,
+        HAS_RESIDUAL=residual is not None,
+        SWIGLU=swiglu,
+        NATIVE=native_fp8(x.device),
+        num_warps=warps,
+    )
+
+
+def _matrix(
+    x: torch.Tensor,
+    weights: Weights,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    swiglu: bool,
+) -> None:
+    tokens, outputs = out.shape
+    bm, bn, split, warps, stages = matrix_tile(tokens, outputs, weights, _units(x.device), swiglu=swiglu)
+    data, scale, zero = _operands(weights)
+    tiles = triton.cdiv(tokens, bm) * triton.cdiv(outputs, bn)
+    parts, arrivals = x, x
+    if split > 1:
+        assert tiles <= _TILES, "more tiles than arrival counters"
+        parts = torch.empty(split * tiles * bn * bm * (1 + swiglu), dtype=torch.float32, device=x.device)
+        arrivals = _arrivals(x.device)
+    gemm[(tiles, split)](
+        x,
+        data,
+        scale,
+        zero,
+        x if bias is None else bias,
+        x if residual is None else residual,
+        out,
+        parts,
+        arrivals,
+        tokens,
+        outputs,
+        K=weights.columns,
+        FORMAT=_FORMATS[weights.format],
+        GROUP=weights.group,
+        BM=bm,
+        BN=bn,
+        SPLIT=split,
+        BAND=8,
+        HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        SWIGLU=swiglu,
+        NATIVE=native_fp8(x.device),
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+def vector_tile(weights: Weights, outputs: int, *, swiglu: bool) -> tuple[int, int, int]:
+    """Rows and groups of a tile, and warps: some 64 bytes for each thread to have under way."""
+    del outputs, swiglu
+    groups = min(triton.next_power_of_2(weights.columns // weights.group), 16)
+    return (4 if weights.format == "bf16" else 8), groups, 4
+
+
+def matrix_tile(
+    tokens: int, outputs: int, weights: Weights, units: int, *, swiglu: bool
+) -> tuple[int, int, int, int, int]:
+    """Tokens and rows of a tile, splits of the columns, warps, stages."""
+    if tokens > 64:
+        return 128, 64 if swiglu else 128, 1, 8, 3
+    bm = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
+    bn = 32 if swiglu else 64
+    tiles = triton.cdiv(outputs, bn) * triton.cdiv(tokens, bm)
+    groups = weights.columns // weights.group
+    split = 1
+    while tiles * split < 2 * units and split * 2 <= groups // 2:
+        split *= 2
+    return bm, bn, split, 4, 4
+
+
+def _operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    data = weights.data.view(torch.uint8) if weights.format == "fp8" else weights.data
+    scale = weights.scale if weights.scale is not None else data
+    return data, scale, weights.zero if weights.zero is not None else scale
+
+
+@cache
+def native_fp8(device: torch.device) -> bool:
+    """Whether the hardware converts float8 (Ada and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+@cache
+def _units(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def _arrivals(device: torch.device) -> torch.Tensor:
+    return torch.zeros(_TILES, dtype=torch.int32, device=device)

@@ -1,0 +1,16 @@
+"""RMSNorm of rows, and of the sum with a residual that is kept."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm(x, weight, out, eps, SIZE: tl.constexpr, WIDE: tl.constexpr):
+    """One row of `x` `[rows, SIZE]`; rounded before the weight, as transformers does."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDE)
+    mask = column < SIZE
+    v = tl.load(x + row * SIZE + column, mask=mask, other=0).to(tl.float32)
+    rstd = tl.rsqrt(tl.sum(v * v, 0) / SIZE + eps)
+    y = (v * rstd).to(out.dtype.element_ty) * tl.load(weight + column, mask=mask, other=0)
+    tl.store(out + row * SIZE + column, y, mask=mask)

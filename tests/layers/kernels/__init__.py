@@ -1,0 +1,1 @@
+"""Kernels in Triton's interpreter against plain torch (on the GPU machine: compiled)."""

@@ -1,0 +1,115 @@
+"""Paged attention kernels against the plain-torch reference."""
+
+import pytest
+import torch
+
+from snugvl.layers.attention import AttentionMetadata, paged_attention
+from snugvl.layers.kernels import attention
+from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.norm import RMSNorm
+from snugvl.layers.rotary import rotate
+
+BLOCK = 16
+
+
+def cache(device: torch.device, kv_heads: int, dim: int, blocks: int = 24) -> KVCache:
+    made = KVCache(
+        num_layers=1,
+        num_blocks=blocks,
+        block_size=BLOCK,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        dtype=torch.float32,
+        device=device,
+    )
+    made.storage.normal_()
+    return made
+
+
+def tables(lengths: list[int], device: torch.device) -> torch.Tensor:
+    """Blocks of each sequence, in a shuffled order, none shared."""
+    order = torch.randperm(23, generator=torch.Generator().manual_seed(1)) + 1
+    width = max(-(-length // BLOCK) for length in lengths)
+    table = torch.zeros(len(lengths), width, dtype=torch.int64)
+    used = 0
+    for row, length in enumerate(lengths):
+        count = -(-length // BLOCK)
+        table[row, :count] = order[used : used + count]
+        used += count
+    return table.to(device)
+
+
+def poison(store: KVCache, table: torch.Tensor, lengths: list[int]) -> None:
+    """NaN wherever no sequence has a token."""
+    live = torch.zeros(store.num_blocks * BLOCK, dtype=torch.bool, device=store.storage.device)
+    for row, length in enumerate(lengths):
+        place = torch.arange(length, device=live.device)
+        live[table[row, place // BLOCK] * BLOCK + place % BLOCK] = True
+    store.storage[:, :, ~live] = torch.nan
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2), (8, 1)])
+@pytest.mark.parametrize("lengths", [[1], [16, 1, 33], [70, 129, 5]])
+def test_decode(heads: int, kv_heads: int, lengths: list[int], device: torch.device) -> None:
+    store, table = cache(device, kv_heads, 32), tables(lengths, device)
+    poison(store, table, lengths)
+    query = torch.randn(len(lengths), heads, 32, device=device)
+    metadata = AttentionMetadata(
+        (1,) * len(lengths), tuple(lengths), torch.zeros(1, dtype=torch.int64), table, BLOCK
+    )
+    expected = paged_attention(query, store, 0, metadata, 32**-0.5)
+    counts = torch.tensor(lengths, dtype=torch.int32, device=device)
+    ours = attention.decode(query, *store.layer(0), table.int(), counts, BLOCK, 32**-0.5)
+    torch.testing.assert_close(ours, expected, atol=2e-5, rtol=2e-4)
+
+
+def test_a_padding_row_of_a_batch_reads_nothing(device: torch.device) -> None:
+    store = cache(device, 2, 32)
+    store.storage.fill_(torch.nan)
+    counts = torch.zeros(2, dtype=torch.int32, device=device)
+    query = torch.randn(2, 4, 32, device=device)
+    table = torch.zeros(2, 3, dtype=torch.int32, device=device)
+    ours = attention.decode(query, *store.layer(0), table, counts, BLOCK, 1.0)
+    assert not ours.any()
+
+
+@pytest.mark.parametrize(
+    ("new", "lengths"), [([5], [5]), ([1, 20, 3], [40, 20, 65]), ([70, 130], [90, 131]), ([64], [64])]
+)
+def test_chunks_over_a_cached_prefix(new: list[int], lengths: list[int], device: torch.device) -> None:
+    store, table = cache(device, 2, 32), tables(lengths, device)
+    poison(store, table, lengths)
+    query = torch.randn(sum(new), 4, 32, device=device)
+    metadata = AttentionMetadata(tuple(new), tuple(lengths), torch.zeros(1, dtype=torch.int64), table, BLOCK)
+    expected = paged_attention(query, store, 0, metadata, 32**-0.5)
+    starts = torch.tensor([0, *new], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    counts = torch.tensor(lengths, dtype=torch.int32, device=device)
+    ours = attention.chunk(query, *store.layer(0), table.int(), starts, counts, max(new), BLOCK, 32**-0.5)
+    torch.testing.assert_close(ours, expected, atol=2e-5, rtol=2e-4)
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_norm_rotation_and_cache_write(normed: bool, device: torch.device) -> None:
+    heads, kv_heads, dim, tokens = 4, 2, 32, 5
+    store = cache(device, kv_heads, dim, blocks=2)
+    before = store.storage.clone()
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, dim, device=device)
+    norms = [RMSNorm(dim, 1e-6).to(device) for _ in range(2)]
+    for norm in norms:
+        torch.nn.init.normal_(norm.weight)
+    angles = torch.rand(tokens, dim // 2, device=device) * 6
+    cos, sin = angles.cos(), angles.sin()
+    slots = torch.tensor([3, 0, 31, 17, -1], device=device)
+    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    if normed:
+        q, k = norms[0](q), norms[1](k)
+    full = (torch.cat((cos, cos), -1), torch.cat((sin, sin), -1))
+    expected_q, expected_k = rotate(q, full), rotate(k, full)
+    weights = (norms[0].weight.detach(), norms[1].weight.detach()) if normed else None
+    ours = attention.write(qkv, weights, 1e-6, (cos, sin), slots, *store.layer(0), heads)
+    torch.testing.assert_close(ours, expected_q, atol=1e-5, rtol=1e-4)
+    keys, values = store.layer(0)
+    torch.testing.assert_close(keys[slots[:4]], expected_k[:4], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(values[slots[:4]], v[:4])
+    untouched = [slot for slot in range(32) if slot not in (3, 0, 31, 17)]
+    torch.testing.assert_close(store.storage[:, :, untouched], before[:, :, untouched])

@@ -1,0 +1,103 @@
+"""Products with stored weights against torch on the wide form."""
+
+import pytest
+import torch
+from torch.nn.functional import linear, silu
+
+from snugvl.layers.kernels.linear import product
+from snugvl.layers.norm import RMSNorm
+from snugvl.layers.weights import Format, Weights, to_int4, to_int8
+
+# float32 inputs: in the interpreter they make the comparison sharp; int4 codes are rounded to the input's type.
+TOLERANCE = 2e-5
+
+
+def stored(kind: Format, rows: int, columns: int, device: torch.device, group: int = 128) -> Weights:
+    values = torch.randn(rows, columns) * 0.05
+    if kind == "bf16":
+        return Weights("bf16", rows, columns, values.to(device))
+    if kind == "int8":
+        weights = to_int8(values)
+    elif kind == "int4":
+        weights = to_int4(values, group)
+    else:
+        scale = (torch.rand(-(-rows // 128), -(-columns // 128)) + 0.1) * 1e-3
+        codes = (torch.randn(rows, columns) * 50).clamp(-448, 448).to(torch.float8_e4m3fn)
+        codes[0, :4] = torch.tensor([2**-9, -(2**-9), 448.0, 0.0]).to(
+            torch.float8_e4m3fn
+        )  # subnormal, largest
+        weights = Weights("fp8", rows, columns, codes, scale)
+    parts = (weights.data, weights.scale, weights.zero)
+    data, scale_, zero = (None if part is None else part.to(device) for part in parts)
+    assert data is not None
+    return Weights(weights.format, rows, columns, data, scale_, zero, weights.group)
+
+
+def close(ours: torch.Tensor, reference: torch.Tensor) -> None:
+    error = (ours.double() - reference.double()).norm() / reference.double().norm()
+    assert error < (TOLERANCE if ours.device.type == "cpu" else 2e-3), error
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "int8", "int4"])
+@pytest.mark.parametrize(("rows", "columns"), [(40, 256), (136, 384)])
+@pytest.mark.parametrize("tokens", [1, 3, 17, 70])
+def test_a_product_is_torchs(
+    kind: Format, rows: int, columns: int, tokens: int, device: torch.device
+) -> None:
+    weights = stored(kind, rows, columns, device)
+    x = torch.randn(tokens, columns, device=device)
+    close(product(x, weights), linear(x, weights.wide(torch.float32)))
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_swiglu_and_residual(kind: Format, tokens: int, device: torch.device) -> None:
+    weights = stored(kind, 80, 256, device)
+    x, residual = torch.randn(tokens, 256, device=device), torch.randn(tokens, 40, device=device)
+    gate, up = linear(x, weights.wide(torch.float32)).chunk(2, -1)
+    close(product(x, weights, swiglu=True, residual=residual), silu(gate) * up + residual)
+
+
+def test_the_norm_of_one_row_is_fused(device: torch.device) -> None:
+    weights = stored("int8", 24, 384, device)
+    norm = RMSNorm(384, 1e-6).to(device)
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(1, 384, device=device) * 3
+    close(
+        product(x, weights, norm=norm.weight.detach(), eps=1e-6), linear(norm(x), weights.wide(torch.float32))
+    )
+
+
+def test_a_bias_is_added(device: torch.device) -> None:
+    weights = stored("int8", 40, 256, device)
+    x, bias = torch.randn(4, 256, device=device), torch.randn(40, device=device)
+    close(product(x, weights, bias=bias), linear(x, weights.wide(torch.float32), bias))
+
+
+def test_groups_of_64(device: torch.device) -> None:
+    weights = stored("int4", 24, 256, device, group=64)
+    for tokens in (1, 4):
+        x = torch.randn(tokens, 256, device=device)
+        close(product(x, weights), linear(x, weights.wide(torch.float32)))
+
+
+@pytest.mark.parametrize("group", [64, 128])
+def test_int4_keeps_most_of_a_matrix(group: int) -> None:
+    values = torch.randn(64, 256) * 0.02
+    error = (to_int4(values, group).wide(torch.float32) - values).norm() / values.norm()
+    plain = values.view(64, -1, group)
+    low, high = plain.amin(-1, keepdim=True), plain.amax(-1, keepdim=True)
+    step = (high - low) / 15
+    rounded = ((plain - low) / step).round() * step + low
+    rough = (rounded - plain).norm() / plain.norm()
+    assert error <= rough * 1.02
+
+
+def test_int8_keeps_nearly_all_of_a_matrix() -> None:
+    values = torch.randn(64, 256)
+    assert (to_int8(values).wide(torch.float32) - values).norm() / values.norm() < 0.008
+
+
+def test_a_matrix_of_zeros_stays_zero() -> None:
+    assert not to_int8(torch.zeros(8, 128)).wide(torch.float32).any()
+    assert to_int4(torch.zeros(8, 128)).wide(torch.float32).abs().max() < 1e-6
