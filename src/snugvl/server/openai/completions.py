@@ -1,5 +1,145 @@
-"""Routes."""
+"""POST /v1/completions: bare prompts, continued as they are."""
+
+from contextlib import AsyncExitStack
+from typing import Annotated, ClassVar, cast
 
 from fastapi import APIRouter
+from openai.types import Completion
+from pydantic import Discriminator, Field, Tag
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
-router = APIRouter()
+from snugvl.backends.protocol import Request
+from snugvl.errors import RequestError
+from snugvl.server.context import Context, context_of
+from snugvl.server.generation import Generation, complete, generate
+from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer, wants_usage
+from snugvl.server.openai.completions_answer import Asked, completion
+from snugvl.server.openai.completions_stream import chunks
+from snugvl.server.openai.fields import Harmless
+from snugvl.server.openai.media import together
+from snugvl.server.openai.sampling import Sampling, StreamOptions, blaming, sampling_of
+from snugvl.server.streaming import event_stream
+
+router = APIRouter(tags=["openai"])
+
+MAX_PROMPTS = 128
+MAX_CHOICES = 128  # of all prompts together
+
+# What the engine calls a field of its own request, and what this protocol calls it.
+NAMES = {"prompt_ids": "prompt", "vision": "prompt"}
+
+TokenId = Annotated[int, Field(ge=0, le=2**31)]
+
+
+def _kind(prompt: object) -> str:
+    """Which of the four forms a prompt is meant to have; its first element decides."""
+    if not isinstance(prompt, list):
+        return "text"
+    first = prompt[0] if prompt else ""
+    if isinstance(first, list):
+        return "lists of ids"
+    return "texts" if isinstance(first, str) else "ids"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("texts")]
+    | Annotated[list[TokenId], Field(min_length=1), Tag("ids")]
+    | Annotated[
+        list[Annotated[list[TokenId], Field(min_length=1)]],
+        Field(min_length=1, max_length=MAX_PROMPTS),
+        Tag("lists of ids"),
+    ],
+    Discriminator(_kind),
+]
+
+
+class CompletionRequest(Sampling):
+    """A continuation of one or several prompts."""
+
+    harmless: ClassVar[Harmless] = {"suffix": ("",)}
+    instead: ClassVar = {"suffix": "the models served here can't fill a gap in a text"}
+
+    prompt: Prompt
+    model: str | None = Field(None, description="one of GET /v1/models; by default the first")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = Field(None, description="the answer starts with the prompt; not with logprobs")
+    best_of: int | None = Field(None, description="only as many as n")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+
+@router.post("/v1/completions", response_model=Completion, responses={200: EVENTS_DOCUMENT})
+async def create_completion(body: CompletionRequest, http: HttpRequest) -> Response:
+    """Continue prompts; choice `prompt · n + k` is the k-th of that prompt."""
+    context = context_of(http)
+    model = context.check_model(body.model)
+    usage = wants_usage(body.stream, body.stream_options)
+    prompts = _prompts(body)
+    with blaming(NAMES):
+        requests = _requests(body, context, prompts)
+        asked = Asked(model, body.n or 1, await _echoed(body, context, prompts))
+        if body.stream:
+            generations = await _started(context, requests)
+            return event_stream(http, context, chunks(generations, asked, usage=usage))
+        answers = await together(complete(context, request) for request in requests)
+    return json_answer(completion(asked, answers))
+
+
+def _prompts(body: CompletionRequest) -> list[str | tuple[int, ...]]:
+    """One entry a prompt."""
+    if isinstance(body.prompt, str):
+        return [body.prompt]
+    if _kind(body.prompt) == "ids":
+        return [tuple(cast("list[int]", body.prompt))]
+    several = cast("list[str] | list[list[int]]", body.prompt)
+    return [item if isinstance(item, str) else tuple(item) for item in several]
+
+
+def _requests(
+    body: CompletionRequest, context: Context, prompts: list[str | tuple[int, ...]]
+) -> list[Request]:
+    """What the engine is asked, one request a prompt.
+
+    Raises:
+        RequestError: with the field to blame.
+    """
+    n = body.n or 1
+    if body.echo and body.logprobs is not None:
+        raise RequestError("echo with logprobs is not supported; leave one of them out", field="logprobs")
+    if body.best_of is not None and body.best_of != n:
+        raise RequestError(
+            f"best_of is {body.best_of}, but n {n}; all choices are returned, so leave best_of out",
+            field="best_of",
+        )
+    if len(prompts) * n > MAX_CHOICES:
+        raise RequestError(
+            f"{len(prompts)} prompts with n={n} make {len(prompts) * n} choices; at most {MAX_CHOICES} fit "
+            "in one request",
+            field="n",
+        )
+    sampling = sampling_of(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
+    deadline_s = context.settings.deadline_s
+    return [Request(prompt=prompt, sampling=sampling, deadline_s=deadline_s) for prompt in prompts]
+
+
+async def _echoed(
+    body: CompletionRequest, context: Context, prompts: list[str | tuple[int, ...]]
+) -> tuple[str, ...]:
+    """What each prompt's choices start with."""
+    if not body.echo:
+        return ("",) * len(prompts)
+    texts = [
+        prompt if isinstance(prompt, str) else await context.service.detokenize(prompt) for prompt in prompts
+    ]
+    return tuple(texts)
+
+
+async def _started(context: Context, requests: list[Request]) -> list[Generation]:
+    """All of them, or none."""
+    async with AsyncExitStack() as stack:
+        started = [await stack.enter_async_context(await generate(context, request)) for request in requests]
+        stack.pop_all()  # from here on the stream ends them
+        return started

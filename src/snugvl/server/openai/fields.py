@@ -1,0 +1,33 @@
+"""The base of OpenAI's request bodies."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, model_validator
+
+from snugvl.errors import RequestError
+from snugvl.server.fields import Strict
+
+Harmless = Mapping[str, tuple[object, ...]]
+
+
+class Exact(Strict):
+    """A JSON object whose fields have exactly their types: "1" and true are no numbers.
+
+    Attributes:
+        instead: fields of the protocol that a request is likely to have and that we don't support, each
+            with what to do instead. For bodies as a whole; their names are paths.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    instead: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_with_advice(cls, values: Any) -> Any:
+        for name, advice in cls.instead.items():
+            asked = isinstance(values, dict) and values.get(name) is not None
+            if asked and not cls._asks_for_nothing(name, values[name]):
+                raise RequestError(f"{name} is not supported: {advice}", field=name)
+        return values

@@ -1,0 +1,75 @@
+"""Pictures and videos of one request: URLs, or files uploaded beside it ("attachment:NAME")."""
+
+import asyncio
+import base64
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+from snugvl.backends.protocol import Picture, Video
+from snugvl.errors import RequestError
+from snugvl.server.intake.intake import Intake
+
+Detail = Literal["auto", "low", "high", "original"]
+PREFIX = "attachment:"
+
+T = TypeVar("T")
+
+
+class Media:
+    """Fetches what a request refers to. `attachments`: files of a multipart upload by name."""
+
+    def __init__(self, intake: Intake, attachments: Mapping[str, bytes]) -> None:
+        self._intake = intake
+        self._attachments = attachments
+        self._used: set[str] = set()
+
+    async def picture(self, url: str, detail: Detail, field: str) -> Picture:
+        """The picture behind a URL; `field` names the URL in errors."""
+        wanted = "high" if detail == "original" else detail
+        if url.startswith(PREFIX):
+            return await self._intake.picture_bytes(self._file(url, field), detail=wanted, field=field)
+        return await self._intake.picture(url, detail=wanted, field=field)
+
+    async def video(self, url: str | list[str], fps: float | None, field: str) -> Video:
+        """The video behind a URL, or made of the frames behind several."""
+        if isinstance(url, str):
+            return await self._intake.video(self._embedded(url, field), fps=fps, field=field)
+        frames = [self._embedded(frame, f"{field}[{index}]") for index, frame in enumerate(url)]
+        return await self._intake.video(frames, fps=fps, field=field)
+
+    def check_all_used(self) -> None:
+        """Refuse files that were uploaded but that nothing refers to.
+
+        Raises:
+            RequestError: names one of them.
+        """
+        for name in self._attachments:
+            if name not in self._used:
+                raise RequestError(
+                    f"the file {name!r} was uploaded, but nothing refers to it as {PREFIX + name!r}",
+                    field=name,
+                )
+
+    def _embedded(self, url: str, field: str) -> str:
+        """The URL itself, or a data URL of the attachment that it names."""
+        if not url.startswith(PREFIX):
+            return url
+        return "data:application/octet-stream;base64," + base64.b64encode(self._file(url, field)).decode()
+
+    def _file(self, url: str, field: str) -> bytes:
+        name = url.removeprefix(PREFIX)
+        if name not in self._attachments:
+            known = ", ".join(map(repr, self._attachments)) or "none; send multipart/form-data"
+            raise RequestError(f"there is no attachment {name!r} (uploaded: {known})", field=field)
+        self._used.add(name)
+        return self._attachments[name]
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results of all coroutines, run at once, in order. The first error ends the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(item) for item in work]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,0 +1,92 @@
+"""Fields that say how tokens are chosen, the same in chat completions and completions."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, ClassVar
+
+from pydantic import Discriminator, Field, Tag
+
+from snugvl.errors import RequestError
+from snugvl.sampling import SamplingParams
+from snugvl.server.openai.fields import Exact, Harmless
+
+MAX_STOP = 16  # OpenAI takes four
+MAX_TOKENS = 2**31
+
+Stop = Annotated[
+    Annotated[str, Field(min_length=1), Tag("string")]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP), Tag("array")],
+    Discriminator(lambda value: "array" if isinstance(value, list) else "string"),
+]
+Temperature = Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+MaxTokens = Annotated[
+    int, Field(ge=1, le=MAX_TOKENS, description="of the answer; by default what the context leaves")
+]
+LogitBias = dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
+
+
+class StreamOptions(Exact):
+    """What a stream tells besides its text."""
+
+    harmless: ClassVar[Harmless] = {"include_obfuscation": (False,)}
+
+    include_usage: bool = Field(
+        False, description="one more chunk at the end, with the tokens of the request"
+    )
+
+
+class Sampling(Exact):
+    """OpenAI's sampling fields, and vLLM's additions from `top_k` on."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stop: Stop | None = None
+    max_tokens: MaxTokens | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS, description="0 and -1 are off")] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+
+
+def sampling_of(fields: Sampling, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    """The parameters of a request; what it leaves out is greedy and neutral."""
+    given = {
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "n": fields.n,
+        "presence_penalty": fields.presence_penalty,
+        "frequency_penalty": fields.frequency_penalty,
+        "min_p": fields.min_p,
+        "repetition_penalty": fields.repetition_penalty,
+        "ignore_eos": fields.ignore_eos,
+    }
+    stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
+    return SamplingParams(
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        seed=fields.seed,
+        stop=stop,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        top_k=max(fields.top_k or 0, 0),
+        logit_bias={int(token): bias for token, bias in (fields.logit_bias or {}).items()},
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )
+
+
+@contextmanager
+def blaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors of the engine speak of fields of its own requests: here they get the names of the protocol."""
+    try:
+        yield
+    except RequestError as error:
+        if error.field is not None:
+            error.field = names.get(error.field, error.field)
+        raise

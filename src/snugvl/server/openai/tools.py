@@ -1,0 +1,125 @@
+"""Tools of a request, and which of them may be called."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from snugvl.backends.protocol import Tool, ToolUse
+from snugvl.errors import RequestError
+from snugvl.server.openai.fields import Exact
+
+MAX_TOOLS = 128
+RESERVED = ("auto", "none", "required")  # words of tool_choice
+
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+JsonSchema = dict[str, Any]
+Mode = Literal["none", "auto", "required"]
+
+
+class Function(Exact):
+    """A function. Its arguments always follow `parameters`, so `strict` changes nothing."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: JsonSchema | None = None
+    strict: bool | None = None
+
+
+class ChatTool(Exact):
+    """A tool of a chat completion."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Exact):
+    """A function by its name."""
+
+    name: str
+
+
+class ChatToolName(Exact):
+    """One of the tools by its name."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTools(Exact):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ChatToolName] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class ChatAllowedTools(Exact):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ChatToolChoice = Annotated[
+    Annotated[Mode, Tag("string")]
+    | Annotated[
+        Annotated[ChatToolName | ChatAllowedTools, Field(discriminator="type")],
+        Tag("object"),
+    ],
+    Discriminator(lambda value: "string" if isinstance(value, str) else "object"),
+]
+
+
+def chat_tool_use(
+    tools: list[ChatTool] | None, choice: ChatToolChoice | None, parallel: bool | None
+) -> ToolUse | None:
+    """What the tools of a chat completion ask of the engine."""
+    offered = tuple(tool_of(tool.function) for tool in tools or ())
+    match choice:
+        case ChatToolName(function=FunctionName(name=name)):
+            return tool_use(offered, name, parallel=parallel)
+        case ChatAllowedTools(allowed_tools=allowed):
+            names = [tool.function.name for tool in allowed.tools]
+            return tool_use(offered, allowed.mode, allowed=names, parallel=parallel)
+        case _:
+            return tool_use(offered, choice, parallel=parallel)
+
+
+def tool_of(function: Function) -> Tool:
+    """The engine's form of a function."""
+    return Tool(function.name, function.description or "", function.parameters or {})
+
+
+def tool_use(
+    tools: tuple[Tool, ...],
+    choice: str | None,
+    *,
+    allowed: Sequence[str] | None = None,
+    parallel: bool | None = None,
+) -> ToolUse | None:
+    """Tools with a choice: a mode, or the name of one; `allowed`: names to which they are narrowed.
+
+    Raises:
+        RequestError: a name twice, a choice that isn't offered, or one that needs tools and has none.
+    """
+    names = [tool.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in RESERVED or name in names[:index]:
+            reason = "is there twice" if name in names[:index] else "is a word of tool_choice"
+            raise RequestError(
+                f"tools[{index}]: the name {name!r} {reason}; use another", field=f"tools[{index}]"
+            )
+    wanted = [*(allowed or ()), *([choice] if choice and choice not in RESERVED else [])]
+    for name in wanted:
+        if name not in names:
+            offered = ", ".join(map(repr, names)) or "no tools"
+            raise RequestError(
+                f"tool_choice names {name!r}, which tools doesn't have ({offered})", field="tool_choice"
+            )
+    if choice == "required" and not tools:
+        raise RequestError("tool_choice is 'required', but the request has no tools", field="tool_choice")
+    if choice == "none" or not tools:
+        return None
+    if allowed is not None:
+        tools = tuple(tool for tool in tools if tool.name in allowed)
+    return ToolUse(tools, choice or "auto", parallel is not False)
