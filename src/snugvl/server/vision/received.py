@@ -72,7 +72,7 @@ class Bodies(Generic[OptionsT]):
         return {"requestBody": {"required": True, "content": content}}
 
     def _read_json(self, body: object) -> Received[OptionsT]:
-        options = _validated(self.request, body)
+        options = _validated(self.request, body, strict=True)
         urls = options.model_dump(include={"image", "images"})
         one, several = urls.get("image"), urls.get("images", [])
         if one is not None and several:
@@ -87,7 +87,7 @@ class Bodies(Generic[OptionsT]):
         limit = context_of(http).settings.max_body_bytes
         async with http.form(max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=limit) as form:
             sources = [source async for source in _sources(form)]
-            options = _validated(self.options, _fields(form))
+            options = _validated(self.options, _fields(form), strict=False)
         if not sources:
             raise RequestError("image is missing: send it as a file, -F image=@FILE with curl", field="image")
         return Received(options, tuple(sources))
@@ -151,9 +151,9 @@ def _fields(form: FormData) -> dict[str, object]:
     return fields
 
 
-def _validated(kind: type[OptionsT], body: object) -> OptionsT:
+def _validated(kind: type[OptionsT], body: object, *, strict: bool) -> OptionsT:
     try:
-        return kind.model_validate(body)
+        return kind.model_validate(body, strict=strict)
     except ValidationError as error:
         errors = [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors(include_url=False)]
         raise RequestValidationError(errors, body=body) from None

@@ -1,0 +1,155 @@
+"""From Ollama's requests to the engine's."""
+
+import asyncio
+import json
+from typing import Any
+
+from snugvl.backends.protocol import (
+    Capabilities,
+    Grammar,
+    Message,
+    Part,
+    Picture,
+    Request,
+    Text,
+    Tool,
+    ToolCall,
+    ToolUse,
+)
+from snugvl.errors import RequestError
+from snugvl.server.context import Context
+from snugvl.server.ollama import schemas
+from snugvl.server.ollama.options import sampling_of
+
+
+async def chat_request(context: Context, capabilities: Capabilities, chat: schemas.ChatRequest) -> Request:
+    """The request behind /api/chat, its pictures decoded.
+
+    Raises:
+        RequestError, ImageError: a field is wrong, or several can't be combined.
+    """
+    tools, grammar = _tools(chat.tools), _grammar(chat.format)
+    if tools and grammar:
+        raise RequestError("format and tools can't be combined; leave one of them out", field="format")
+    messages = chat.messages or []
+    if messages[-1].role == "assistant":
+        raise RequestError(
+            "the last message is the assistant's: continuing it is not supported; end with the user's",
+            field="messages",
+        )
+    return Request(
+        messages=await _conversation(context, messages),
+        sampling=sampling_of(chat.options, _logprobs(chat), capabilities),
+        tools=tools,
+        grammar=grammar,
+    )
+
+
+async def generate_request(
+    context: Context, capabilities: Capabilities, asked: schemas.GenerateRequest
+) -> Request:
+    """The request behind /api/generate, its pictures decoded.
+
+    Raises:
+        RequestError, ImageError: a field is wrong, or several can't be combined.
+    """
+    sampling = sampling_of(asked.options, _logprobs(asked), capabilities)
+    grammar, prompt = _grammar(asked.format), asked.prompt or ""
+    if asked.raw:
+        for field in ("system", "images"):
+            if getattr(asked, field):
+                raise RequestError(
+                    f"{field} can't be combined with raw: it needs the chat template", field=field
+                )
+        return Request(prompt=prompt, sampling=sampling, grammar=grammar)
+    system = (Message("system", (Text(asked.system),)),) if asked.system else ()
+    pictures = await _pictures(context, asked.images, "images")
+    user = Message("user", (*pictures, *_text(asked.prompt)))
+    return Request((*system, user), sampling, grammar=grammar)
+
+
+def _logprobs(asked: schemas.Generating) -> int | None:
+    """How many alternatives to tell; None for no log-probabilities.
+
+    Raises:
+        RequestError: alternatives without log-probabilities.
+    """
+    if asked.logprobs:
+        return asked.top_logprobs or 0
+    if asked.top_logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", field="top_logprobs")
+    return None
+
+
+def _grammar(wanted: str | dict[str, Any] | None) -> Grammar | None:
+    if isinstance(wanted, dict):
+        return Grammar("json_schema", json.dumps(wanted))
+    return Grammar("json_schema", '{"type": "object"}') if wanted == "json" else None
+
+
+def _tools(tools: list[schemas.Tool] | None) -> ToolUse | None:
+    if not tools:
+        return None
+    functions = [tool.function for tool in tools]
+    names = [function.name for function in functions]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise RequestError(f"tools[{index}]: the name {name!r} is there twice", field=f"tools[{index}]")
+    return ToolUse(tuple(Tool(f.name, f.description or "", f.parameters or {}) for f in functions))
+
+
+async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -> tuple[Message, ...]:
+    """The messages, each answer of a tool with the id of the call that it answers."""
+    pictures = await asyncio.gather(
+        *(_pictures(context, each.images, f"messages[{i}].images") for i, each in enumerate(messages))
+    )
+    conversation: list[Message] = []
+    waiting: list[ToolCall] = []  # calls that no tool has answered yet
+    for index, (message, images) in enumerate(zip(messages, pictures, strict=True)):
+        _check(message, f"messages[{index}]")
+        content: tuple[Part, ...] = (*images, *_text(message.content))
+        calls = tuple(
+            ToolCall(
+                call.id or f"call_{index}_{number}", call.function.name, json.dumps(call.function.arguments)
+            )
+            for number, call in enumerate(message.tool_calls or ())
+        )
+        waiting += calls
+        answers = _answered(message, waiting) if message.role == "tool" else None
+        conversation.append(Message(message.role, content, calls, answers))
+    return tuple(conversation)
+
+
+def _check(message: schemas.ChatMessage, field: str) -> None:
+    if message.images and message.role != "user":
+        raise RequestError(f"{field}: only a user's message has images", field=f"{field}.images")
+    if message.tool_calls and message.role != "assistant":
+        raise RequestError(f"{field}: only the assistant makes calls", field=f"{field}.tool_calls")
+
+
+def _answered(message: schemas.ChatMessage, waiting: list[ToolCall]) -> str | None:
+    """The id of the call that a tool's message answers: by id, else by name, else the first one left.
+
+    None where the conversation no longer has the call.
+    """
+    for call in waiting:
+        if message.tool_call_id in (None, call.id) and message.tool_name in (None, call.name):
+            waiting.remove(call)
+            return call.id
+    return message.tool_call_id
+
+
+def _text(text: str | None) -> tuple[Text, ...]:
+    return (Text(text),) if text else ()
+
+
+async def _pictures(context: Context, images: list[str] | None, field: str) -> list[Picture]:
+    return await asyncio.gather(
+        *(_picture(context, image, f"{field}[{index}]") for index, image in enumerate(images or ()))
+    )
+
+
+async def _picture(context: Context, image: str, field: str) -> Picture:
+    if ":" in image[:16]:
+        raise RequestError(f"{field} is a URL; send the picture itself, in base64", field=field)
+    return await context.intake.picture(f"data:;base64,{image}", field=field)

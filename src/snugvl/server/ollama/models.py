@@ -1,0 +1,182 @@
+"""What is served, as Ollama tells it: tags, show, ps, version."""
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+import psutil
+from pydantic import BaseModel
+
+from snugvl.backends.protocol import Capabilities
+from snugvl.errors import ModelNotServed
+from snugvl.ledger import Ledger
+from snugvl.server.context import Context
+
+LATEST = ":latest"
+NEVER = "9999-12-31T23:59:59Z"
+TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # as Ollama calls them
+ARCHITECTURE = "snugvl"  # which network it is inside, the engine doesn't tell
+
+
+class Details(BaseModel):
+    """What kind of model it is. Empty: the engine doesn't tell."""
+
+    parent_model: str = ""
+    format: str = "safetensors"
+    family: str = ARCHITECTURE
+    families: list[str] = [ARCHITECTURE]
+    parameter_size: str = ""
+    quantization_level: str
+
+
+class ListedModel(BaseModel):
+    """A model in /api/tags. `size`: bytes of its weights."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+
+
+class Tags(BaseModel):
+    """The names that are served."""
+
+    models: list[ListedModel]
+
+
+class RunningModel(BaseModel):
+    """A model in /api/ps. `size`: bytes its process holds; `size_vram`: those on a GPU."""
+
+    name: str
+    model: str
+    size: int
+    size_vram: int
+    digest: str
+    details: Details
+    expires_at: str
+    context_length: int
+
+
+class Running(BaseModel):
+    """What is loaded."""
+
+    models: list[RunningModel]
+
+
+class Shown(BaseModel):
+    """A model in /api/show."""
+
+    modelfile: str = ""
+    parameters: str = ""
+    template: str = ""
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class Version(BaseModel):
+    """The server's version (snugvl's own: it is no Ollama)."""
+
+    version: str
+
+
+def served_name(context: Context, name: str) -> str:
+    """The name to answer with: the one that was asked for.
+
+    Raises:
+        ModelNotServed: neither it nor, without ":latest", the rest of it is served.
+    """
+    try:
+        context.check_model(name)
+    except ModelNotServed:
+        if not name.endswith(LATEST):
+            raise
+        context.check_model(name.removesuffix(LATEST))
+    return name
+
+
+def tags(context: Context) -> Tags:
+    """Every name that is served. One model may have several."""
+    capabilities, size = context.capabilities, _weight_bytes(context)
+    return Tags(
+        models=[
+            ListedModel(
+                name=name,
+                model=name,
+                modified_at=_since(),
+                size=size,
+                digest=_digest(capabilities),
+                details=_details(capabilities),
+            )
+            for name in map(_tagged, context.settings.names)
+        ]
+    )
+
+
+def running(context: Context) -> Running:
+    """The model that is loaded; none while the engine starts."""
+    capabilities, snapshot = context.service.capabilities, context.service.snapshot
+    if capabilities is None or not context.service.health.ready:
+        return Running(models=[])
+    held = snapshot.ledger.process_bytes if snapshot else 0
+    name = _tagged(context.settings.names[0])
+    model = RunningModel(
+        name=name,
+        model=name,
+        size=held,
+        size_vram=held if snapshot and _on_gpu(snapshot.ledger) else 0,
+        digest=_digest(capabilities),
+        details=_details(capabilities),
+        expires_at=NEVER,
+        context_length=capabilities.context_tokens,
+    )
+    return Running(models=[model])
+
+
+def shown(context: Context) -> Shown:
+    """What the engine tells about its model."""
+    capabilities = context.capabilities
+    return Shown(
+        details=_details(capabilities),
+        model_info={
+            "general.architecture": ARCHITECTURE,
+            "general.basename": capabilities.model,
+            f"{ARCHITECTURE}.context_length": capabilities.context_tokens,
+            f"{ARCHITECTURE}.vision.max_pixels": capabilities.max_pixels,
+        },
+        capabilities=["completion", "tools", *(["vision"] if capabilities.images else [])],
+        modified_at=_since(),
+    )
+
+
+def _tagged(name: str) -> str:
+    """With ":latest", where a name has no tag: Ollama's clients expect one."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
+
+
+def _details(capabilities: Capabilities) -> Details:
+    return Details(quantization_level=TYPES.get(capabilities.dtype, capabilities.dtype.upper()))
+
+
+def _digest(capabilities: Capabilities) -> str:
+    """The same for the same model: clients tell models apart by it, and show its first twelve digits."""
+    return hashlib.sha256(f"{capabilities.model} {capabilities.dtype}".encode()).hexdigest()
+
+
+def _since() -> str:
+    """When this server's process began: before that it had no model."""
+    began = datetime.fromtimestamp(psutil.Process().create_time(), UTC)
+    return began.isoformat().replace("+00:00", "Z")
+
+
+def _weight_bytes(context: Context) -> int:
+    snapshot = context.service.snapshot
+    rows = snapshot.ledger.rows if snapshot else ()
+    return sum(row.measured_bytes or row.planned_bytes or 0 for row in rows if "weights" in row.name)
+
+
+def _on_gpu(ledger: Ledger) -> bool:
+    return ledger.device not in ("main memory", "CPU")
