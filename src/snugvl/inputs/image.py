@@ -78,11 +78,21 @@ class ImageLimits:
     max_pixels: int = 100_000_000
 
 
-def open_image(source: str | Path | bytes | BinaryIO, *, limits: ImageLimits | None = None) -> Image.Image:
+def open_image(
+    source: str | Path | bytes | BinaryIO,
+    *,
+    limits: ImageLimits | None = None,
+    name: str | None = None,
+    quote: bool = True,
+    animated: str = "extract one frame as PNG first",
+) -> Image.Image:
     """Read, check, decode and orient a picture.
 
     Args:
         source: a path, the file's bytes, or a binary stream such as `sys.stdin.buffer`.
+        name: how errors call it, when the source itself doesn't tell.
+        quote: whether errors may show the first bytes of what isn't a picture.
+        animated: what to do with an animation instead, for its error.
 
     Returns:
         The picture, fully decoded, upright, mode RGB.
@@ -92,10 +102,10 @@ def open_image(source: str | Path | bytes | BinaryIO, *, limits: ImageLimits | N
         ImageTooLarge: more bytes or pixels than `limits`.
     """
     limits = limits or ImageLimits()
-    name = _name(source)
+    name = name or _name(source)
     data = _read(source, name, limits)
-    image = _open_header(data, name)
-    _check(image, name, limits)
+    image = _open_header(data, name, quote)
+    _check(image, name, limits, animated)
     try:
         image.load()
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged data
@@ -227,7 +237,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _open_header(data: bytes, name: str) -> Image.Image:
+def _open_header(data: bytes, name: str, quote: bool) -> Image.Image:
     try:
         with _quiet():
             return Image.open(BytesIO(data), formats=FORMATS)
@@ -235,11 +245,11 @@ def _open_header(data: bytes, name: str) -> Image.Image:
         raise ImageTooLarge(f"{name} is far larger than 100 million pixels; scale it down first") from None
     except Exception:  # an unknown format, or a header that its plugin stumbles over
         raise ImageError(
-            f"{name} is not a picture that can be read: it looks like {describe(data)}"
+            f"{name} is not a picture that can be read: it looks like {describe(data, quote=quote)}"
         ) from None
 
 
-def _check(image: Image.Image, name: str, limits: ImageLimits) -> None:
+def _check(image: Image.Image, name: str, limits: ImageLimits, animated: str) -> None:
     width, height = image.size
     if width < 1 or height < 1:
         raise ImageError(f"{name} is {width}×{height} pixels, which is no picture; export it again")
@@ -253,7 +263,7 @@ def _check(image: Image.Image, name: str, limits: ImageLimits) -> None:
     if frames > 1 and image.format == "TIFF":
         raise ImageError(f"{name} has {frames} pages; extract one page as PNG first")
     if frames > 1:
-        raise ImageError(f"{name} is animated ({frames} frames); extract one frame as PNG first")
+        raise ImageError(f"{name} is animated ({frames} frames); {animated}")
 
 
 def _count_frames(image: Image.Image, name: str) -> int:

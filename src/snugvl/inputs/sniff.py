@@ -39,8 +39,11 @@ _ISO_MEDIA = {
 }
 
 
-def describe(data: bytes) -> str:
-    """What `data` looks like and what to do, as the end of a sentence: "a PDF; export …"."""
+def describe(data: bytes, *, quote: bool = True) -> str:
+    """What `data` looks like and what to do, as the end of a sentence: "a PDF; export …".
+
+    Without `quote`, not even the first bytes of unknown data are shown.
+    """
     container = _container(data)
     if container:
         return container
@@ -50,9 +53,8 @@ def describe(data: bytes) -> str:
     for signature, advice in _SIGNATURES:
         if data.startswith(signature):
             return advice
-    return _text(data) or (
-        f"unknown data (it starts with {data[:4].hex(' ')}); send a JPEG, PNG, WebP, GIF, BMP or TIFF"
-    )
+    start = f" (it starts with {data[:4].hex(' ')})" if quote else ""
+    return _text(data) or f"unknown data{start}; send a JPEG, PNG, WebP, GIF, BMP or TIFF"
 
 
 def _container(data: bytes) -> str | None:

@@ -1,23 +1,81 @@
-"""From what a request calls a picture to a decoded picture."""
+"""From what a request calls a picture to a decoded picture.
+
+    data:  ──► base64 or percent-encoded ┐
+    http(s) ─► fetch.py                  ├─► bytes ─► decoders.py: type by content, size before decoding,
+    file:  ──► local.py, where allowed   ┘            decoded in a process of its own ─► RGB, upright
+
+What follows a picture in the same file (a ZIP archive, a script) is never looked at: only pixels leave the
+decoder. What begins as anything else is refused, whatever its media type or ending says.
+"""
 
 import asyncio
-import base64
-import binascii
+import math
+import weakref
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, Self
+
+from PIL import Image
 
 from snugvl.backends.protocol import Picture, Video
-from snugvl.errors import RequestError
-from snugvl.inputs.image import ImageLimits, open_image
+from snugvl.errors import ImageTooLarge, QueueFull, RequestError
+from snugvl.server.intake.addresses import Address, is_foreign
+from snugvl.server.intake.decoders import Decoders, memory_for_pictures, memory_for_videos
+from snugvl.server.intake.fetch import Fetcher
+from snugvl.server.intake.local import check_folder, read_file_url
+from snugvl.server.intake.settings import IntakeSettings
+from snugvl.server.intake.urls import read_data_url, scheme_of
+from snugvl.server.settings import ServerSettings
 
 LOW_DETAIL_PIXELS = 512 * 512
+_IMAGES = "image/*"
+_VIDEOS = "video/*, image/*"
+
+
+class Media(Protocol):
+    """What fetches http(s) URLs (`fetch.Fetcher`)."""
+
+    async def fetch(self, url: str, *, accept: str, max_bytes: int, name: str, field: str) -> bytes: ...
+
+    def close(self) -> None: ...
 
 
 class Intake:
     """Fetches, checks and decodes. One instance a server; `close` stops its workers."""
 
-    def __init__(self, limits: ImageLimits | None = None) -> None:
-        self._limits = limits or ImageLimits()
+    def __init__(self, settings: IntakeSettings | None = None, *, fetcher: Media | None = None) -> None:
+        """`fetcher`: in place of the one that the settings describe.
 
-    async def picture(self, url: str, *, detail: str = "auto", field: str) -> Picture:
+        Raises:
+            InputError: `settings.local_folder` is no folder.
+        """
+        self._settings = settings = settings or IntakeSettings()
+        self._folder = check_folder(settings.local_folder) if settings.local_folder else None
+        self._fetcher = fetcher or Fetcher(
+            settings.fetch, allowed=_anywhere if settings.allow_private else is_foreign
+        )
+        self._pictures = Decoders("pictures", settings.workers, memory_for_pictures(settings.image))
+        self._videos = Decoders("videos", 1, memory_for_videos(settings.video))
+        self._live = _Live(settings.max_live_bytes)
+
+    @classmethod
+    def from_settings(cls, settings: ServerSettings) -> Self:
+        """As a server was told.
+
+        Raises:
+            InputError: `settings.allow_local_media` is no folder.
+        """
+        return cls(
+            IntakeSettings(
+                local_folder=settings.allow_local_media, allow_private=settings.allow_private_media
+            )
+        )
+
+    async def warm(self) -> None:
+        """Start a decoder now, so that the first picture doesn't wait for it. Optional."""
+        await self._pictures.warm()
+
+    async def picture(self, url: str, *, detail: str | None = "auto", field: str) -> Picture:
         """The picture behind a data URL or a public http(s) URL.
 
         Args:
@@ -27,23 +85,145 @@ class Intake:
         Raises:
             RequestError: not a URL we fetch; `detail` unknown.
             ImageError, ImageTooLarge: it could not be fetched, or isn't a picture we decode.
+            QueueFull: requests hold too many pictures right now.
         """
-        if not url.startswith("data:"):
-            raise RequestError("only data URLs are supported", field=field)
-        try:
-            data = base64.b64decode(url.partition(",")[2], validate=True)
-        except binascii.Error:
-            raise RequestError("the data URL is not valid base64", field=field) from None
-        return await self.picture_bytes(data, detail=detail, field=field)
+        max_pixels = _pixels_of(detail, field)
+        self._live.check()
+        name = f"the image at {field}"
+        data = await self._bytes(url, self._settings.image.max_bytes, _IMAGES, name, field)
+        return Picture(await self._image(data, name), max_pixels)
 
-    async def picture_bytes(self, data: bytes, *, detail: str = "auto", field: str) -> Picture:
+    async def picture_bytes(self, data: bytes, *, detail: str | None = "auto", field: str) -> Picture:
         """The same for a file's bytes (a multipart upload)."""
-        image = await asyncio.to_thread(open_image, data, limits=self._limits)
-        return Picture(image, LOW_DETAIL_PIXELS if detail == "low" else None)
+        max_pixels = _pixels_of(detail, field)
+        return Picture(await self._image(data, f"the image at {field}"), max_pixels)
 
     async def video(self, url: str | list[str], *, fps: float | None = None, field: str) -> Video:
-        """A video: a URL of a video file or of an animation, or a list of URLs of its frames."""
-        raise RequestError("videos are not supported yet", field=field)
+        """A video: a URL of a video file or of an animation, or a list of URLs of its frames.
+
+        Args:
+            fps: frames a second that the model sees. A file is sampled down to it (2 when None); of a list,
+                which is taken as it is, it says when each frame was.
+
+        Raises:
+            RequestError, ImageError, ImageTooLarge, QueueFull: as for pictures.
+        """
+        _check_fps(fps, field)
+        self._live.check()
+        if not isinstance(url, str):
+            return await self._list_of_frames(url, fps, field)
+        name = f"the video at {field}"
+        data = await self._bytes(url, self._settings.video.max_bytes, _VIDEOS, name, field)
+        return await self._video(data, fps, name)
+
+    async def video_bytes(self, data: bytes, *, fps: float | None = None, field: str) -> Video:
+        """The same for a file's bytes (a multipart upload)."""
+        _check_fps(fps, field)
+        return await self._video(data, fps, f"the video at {field}")
 
     async def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers. Safe to call twice."""
+        self._fetcher.close()
+        await asyncio.to_thread(self._pictures.close)
+        await asyncio.to_thread(self._videos.close)
+
+    async def _bytes(self, url: str, max_bytes: int, accept: str, name: str, field: str) -> bytes:
+        scheme = scheme_of(url)
+        if scheme == "data":
+            return await asyncio.to_thread(read_data_url, url, max_bytes, name, field)
+        if scheme == "file":
+            return await asyncio.to_thread(read_file_url, url, self._folder, max_bytes, name, field)
+        return await self._fetcher.fetch(url, accept=accept, max_bytes=max_bytes, name=name, field=field)
+
+    async def _image(self, data: bytes, name: str) -> Image.Image:
+        _check_bytes(data, self._settings.image.max_bytes, name)
+        with self._live.encoded(data):
+            image = await self._pictures.picture(data, self._settings.image, self._settings.decode_s, name)
+        self._live.add([image])
+        return image
+
+    async def _video(self, data: bytes, fps: float | None, name: str) -> Video:
+        _check_bytes(data, self._settings.video.max_bytes, name)
+        with self._live.encoded(data):
+            frames, times = await self._videos.video(data, self._settings.video, fps, name)
+        self._live.add(frames)
+        return Video(tuple(frames), tuple(times))
+
+    async def _list_of_frames(self, urls: list[str], fps: float | None, field: str) -> Video:
+        limits = self._settings.video
+        if not 2 <= len(urls) <= limits.max_frames:
+            raise RequestError(
+                f"the video has {len(urls)} frames; send from 2 to {limits.max_frames}", field=field
+            )
+        pictures = await _all([self.picture(url, field=f"{field}[{i}]") for i, url in enumerate(urls)])
+        pixels = sum(picture.image.width * picture.image.height for picture in pictures)
+        if pixels > limits.max_total_pixels:
+            raise ImageTooLarge(
+                f"the video at {field} has {pixels:,} pixels in all its frames, "
+                f"the limit is {limits.max_total_pixels:,}; scale them down, or send fewer"
+            )
+        rate = limits.fps if fps is None else fps
+        return Video(tuple(p.image for p in pictures), tuple(i / rate for i in range(len(pictures))))
+
+
+class _Live:
+    """Counts the bytes of pictures that are still held anywhere. Used from one thread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._encoded = 0
+        self._images: list[tuple[weakref.ref[Image.Image], int]] = []
+
+    def check(self) -> None:
+        """Raise QueueFull when there is no room for another one."""
+        self._images = [entry for entry in self._images if entry[0]() is not None]
+        if self._encoded + sum(size for _, size in self._images) >= self._max_bytes:
+            raise QueueFull(
+                f"pictures of running requests hold {self._max_bytes:,} bytes, the limit; try again shortly"
+            )
+
+    @contextmanager
+    def encoded(self, data: bytes) -> Iterator[None]:
+        """Counts `data` while it is decoded."""
+        self.check()
+        self._encoded += len(data)
+        try:
+            yield
+        finally:
+            self._encoded -= len(data)
+
+    def add(self, images: Iterable[Image.Image]) -> None:
+        """Counts decoded pictures until nobody holds them any more. Pillow keeps 4 bytes a pixel."""
+        self._images += [(weakref.ref(image), 4 * image.width * image.height) for image in images]
+
+
+def _anywhere(_: Address) -> bool:
+    return True
+
+
+def _pixels_of(detail: str | None, field: str) -> int | None:
+    if detail not in (None, "auto", "high", "low"):
+        place = f"{field.rpartition('.')[0]}.detail".removeprefix(".")
+        raise RequestError(f"detail {detail!r} is not known; use 'low', 'high' or 'auto'", field=place)
+    return LOW_DETAIL_PIXELS if detail == "low" else None
+
+
+def _check_fps(fps: float | None, field: str) -> None:
+    if fps is not None and not (math.isfinite(fps) and 0 < fps <= 1000):
+        raise RequestError(f"fps is {fps}; give frames a second, above 0 and up to 1000", field=field)
+
+
+def _check_bytes(data: bytes, max_bytes: int, name: str) -> None:
+    """Here too, before a copy is made for the decoder."""
+    if len(data) > max_bytes:
+        raise ImageTooLarge(f"{name} has {len(data):,} bytes, the limit is {max_bytes:,}; save it smaller")
+
+
+async def _all(pictures: Sequence[Coroutine[None, None, Picture]]) -> list[Picture]:
+    """All of them at once; the first error ends the others."""
+    tasks = [asyncio.ensure_future(picture) for picture in pictures]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

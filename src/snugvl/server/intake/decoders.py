@@ -1,0 +1,289 @@
+"""Decoder processes, from the server's side: started when first needed, watched, and replaced.
+
+Each thread of a pool owns one process (`worker.py`) and gives it one job at a time, so the pool's queue is
+the queue. A process that takes too long is killed, one that crashes is noticed; either costs the one request
+that it was working for. What a process answers is checked like anything from outside.
+"""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import IO, Any, Literal, cast
+
+from PIL import Image
+
+from snugvl.errors import EngineUnavailable, ImageError, ImageTooLarge, SnugvlError
+from snugvl.inputs.image import ImageLimits
+from snugvl.server.intake import pipe
+from snugvl.server.intake.settings import MIB, VideoLimits
+
+if sys.platform == "linux":
+    import fcntl
+
+Kind = Literal["pictures", "videos"]
+_PIPE_BYTES = MIB  # what Linux lets any user have
+_START_S = 60.0
+_NOT_STARTED = SnugvlError("the picture decoder did not start; see whether memory or processes are short")
+# No secrets in there: what Python needs to find itself and its packages, and nothing else.
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")
+_THRIFT = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class _Gone(Exception):
+    """The process ended before it answered."""
+
+
+class _TooSlow(_Gone):
+    """It was killed at the time limit."""
+
+
+class Decoders:
+    """Up to `workers` processes that decode. Safe to use from several threads and event loops."""
+
+    def __init__(self, kind: Kind, workers: int, memory_bytes: int) -> None:
+        self._kind: Kind = kind
+        self._memory_bytes = memory_bytes
+        self._mine = threading.local()
+        self._processes: set[_Process] = set()
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix=f"snugvl-{kind}")
+        # Whoever forgets to close leaves no process behind.
+        self._finalizer = weakref.finalize(self, _end, self._processes)
+
+    async def picture(self, data: bytes, limits: ImageLimits, decode_s: float, name: str) -> Image.Image:
+        """Decode a picture.
+
+        Raises:
+            ImageError, ImageTooLarge: it can't be.
+        """
+        job = {"kind": "picture", "name": name, "limits": asdict(limits), "decode_s": decode_s}
+        images, _ = await self._decoded(job, data, limits.max_pixels, 1)
+        return images[0]
+
+    async def video(
+        self, data: bytes, limits: VideoLimits, fps: float | None, name: str
+    ) -> tuple[list[Image.Image], list[float]]:
+        """Decode frames of a video or an animation, with their times in seconds.
+
+        Raises:
+            ImageError, ImageTooLarge: it can't be.
+        """
+        job = {
+            "kind": "video",
+            "name": name,
+            "limits": asdict(limits),
+            "fps": fps,
+            "decode_s": limits.decode_s,
+        }
+        return await self._decoded(job, data, limits.max_total_pixels, limits.max_frames)
+
+    async def warm(self) -> None:
+        """Start one process now, so that the first picture doesn't wait for it."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._process)
+
+    def close(self) -> None:
+        """End all processes; jobs they were working on fail."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        _end(self._processes)
+        self._threads.shutdown(wait=True)
+        _end(self._processes)
+
+    async def _decoded(
+        self, job: dict[str, Any], data: bytes, max_pixels: int, max_frames: int
+    ) -> tuple[list[Image.Image], list[float]]:
+        loop = asyncio.get_running_loop()
+        try:
+            work = loop.run_in_executor(self._threads, self._decode, job, data, max_pixels, max_frames)
+        except RuntimeError:  # the threads are shut down
+            raise EngineUnavailable("the server is stopping") from None
+        return await work
+
+    def _decode(
+        self, job: dict[str, Any], data: bytes, max_pixels: int, max_frames: int
+    ) -> tuple[list[Image.Image], list[float]]:
+        process = self._process()
+        try:
+            header, pixels = process.call(job, data, 3 * max_pixels, job["decode_s"])
+            if "error" in header:
+                kind = ImageTooLarge if header["error"] == "ImageTooLarge" else ImageError
+                raise kind(str(header.get("message")))
+            return _images(header, pixels, max_pixels, max_frames)
+        except _TooSlow:
+            self._drop(process)
+            raise ImageError(
+                f"{job['name']} took longer than {job['decode_s']:g} s to decode; "
+                "convert it to PNG or JPEG, or scale it down"
+            ) from None
+        except (_Gone, pipe.BrokenMessage):
+            self._drop(process)
+            raise ImageError(
+                f"{job['name']} could not be decoded: the decoder failed on it; convert it to PNG or JPEG"
+            ) from None
+
+    def _process(self) -> "_Process":
+        """This thread's process, started if there is none that lives."""
+        process: _Process | None = getattr(self._mine, "process", None)
+        if process is None or not process.alive:
+            if process is not None:
+                self._drop(process)
+            try:
+                process = _Process(self._kind, self._memory_bytes)
+            except OSError:
+                raise _NOT_STARTED from None
+            self._processes.add(process)
+            self._mine.process = process
+            process.wait_ready()
+        return process
+
+    def _drop(self, process: "_Process") -> None:
+        self._mine.process = None
+        self._processes.discard(process)
+        process.kill()
+
+
+class _Process:
+    """One decoder process, used by one thread. Calls block."""
+
+    def __init__(self, kind: Kind, memory_bytes: int) -> None:
+        command = [sys.executable, "-P", "-m", "snugvl.server.intake.worker", kind, str(memory_bytes)]
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        self._popen = subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env=environment | _THRIFT,
+        )
+        for stream in (self._popen.stdin, self._popen.stdout):
+            _widen(stream)
+
+    @property
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def wait_ready(self) -> None:
+        """Wait until it takes jobs.
+
+        Raises:
+            SnugvlError: it did not start, which is no picture's fault.
+        """
+        try:
+            self._exchange(None, b"", 0, _START_S)
+        except (_Gone, pipe.BrokenMessage):
+            self.kill()
+            raise _NOT_STARTED from None
+
+    def call(
+        self, job: dict[str, Any], data: bytes, max_payload: int, timeout_s: float
+    ) -> tuple[dict[str, Any], bytearray]:
+        """Send a job and wait for its answer.
+
+        Raises:
+            _TooSlow, _Gone, BrokenMessage: there is none; the process must not be used again.
+        """
+        return self._exchange(job, data, max_payload, timeout_s)
+
+    def kill(self) -> None:
+        """End it now. Safe to call twice."""
+        self._popen.kill()
+        self._popen.wait()
+        for stream in (self._popen.stdin, self._popen.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _exchange(
+        self, job: dict[str, Any] | None, data: bytes, max_payload: int, timeout_s: float
+    ) -> tuple[dict[str, Any], bytearray]:
+        stdin, stdout = self._popen.stdin, self._popen.stdout
+        assert stdin is not None
+        assert stdout is not None
+        with _Watchdog(self._popen, timeout_s) as watchdog:
+            try:
+                if job is not None:
+                    pipe.send(cast(Any, stdin), job, data)
+                answer = pipe.receive(cast(Any, stdout), max_payload)
+            except (OSError, ValueError, pipe.BrokenMessage):  # ValueError: closed by `kill`
+                raise (_TooSlow if watchdog.fired else _Gone) from None
+        if watchdog.fired:  # in the moment after it answered: the process is dead all the same
+            raise _TooSlow
+        return answer
+
+
+class _Watchdog:
+    """Kills a process unless it is left in time."""
+
+    def __init__(self, popen: "subprocess.Popen[bytes]", timeout_s: float) -> None:
+        self._popen = popen
+        self._lock = threading.Lock()
+        self._left = False
+        self.fired = False
+        self._timer = threading.Timer(timeout_s, self._fire)
+        self._timer.daemon = True
+
+    def __enter__(self) -> "_Watchdog":
+        self._timer.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._left = True
+
+    def _fire(self) -> None:
+        with self._lock:
+            if not self._left:
+                self.fired = True
+                self._popen.kill()
+
+
+def _widen(stream: IO[bytes] | None) -> None:
+    """A larger buffer for a pipe, on Linux: fewer turns between the processes for each picture."""
+    if sys.platform == "linux" and stream is not None:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def memory_for_pictures(limits: ImageLimits) -> int:
+    """Bytes of address space in which the largest allowed picture can be decoded.
+
+    Pillow holds 4 bytes a pixel, and five such copies while it composites transparency on white and turns
+    the result upright; then 3 as they are sent.
+    """
+    return 24 * limits.max_pixels + 2 * limits.max_bytes + 256 * MIB
+
+
+def memory_for_videos(limits: VideoLimits) -> int:
+    """The same for the largest allowed video: reference frames of a decoder, and the frames that are kept."""
+    return 32 * 4 * limits.max_frame_pixels + 8 * limits.max_total_pixels + 2 * limits.max_bytes + 512 * MIB
+
+
+def _images(
+    header: dict[str, Any], pixels: bytearray, max_pixels: int, max_frames: int
+) -> tuple[list[Image.Image], list[float]]:
+    """Pictures out of an answer whose every number is doubted."""
+    width, height, times = header.get("width"), header.get("height"), header.get("timestamps")
+    if not (isinstance(width, int) and isinstance(height, int) and isinstance(times, list)):
+        raise pipe.BrokenMessage("no size")
+    count, frame = len(times), 3 * width * height
+    if min(width, height, count) < 1 or count > max_frames or width * height * count > max_pixels:
+        raise pipe.BrokenMessage("too large")
+    if len(pixels) != count * frame or not all(isinstance(time, float) for time in times):
+        raise pipe.BrokenMessage("pixels don't match the size")
+    view = memoryview(pixels)
+    images = [
+        Image.frombytes("RGB", (width, height), view[i * frame : (i + 1) * frame]) for i in range(count)
+    ]
+    return images, times
+
+
+def _end(processes: "set[_Process]") -> None:
+    for process in list(processes):
+        process.kill()
+    processes.clear()

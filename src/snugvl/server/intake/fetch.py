@@ -1,0 +1,239 @@
+"""Fetching over http(s) from strangers' URLs, without being led into our own network.
+
+    URL ─► parsed strictly ─► name resolved once ─► every address checked ─► connected to a checked address
+             ▲                                                                          │
+             └───────────────── redirect: everything checked again ◄────────────────────┘
+
+No proxy, no cookies, no credentials, no compression; bytes and seconds are limited. Errors never quote what
+a server answered, and they are the same for an address that is forbidden and a name that doesn't exist.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from urllib.parse import urljoin
+from weakref import WeakValueDictionary
+
+import httpcore2
+
+from snugvl.errors import ImageError, ImageTooLarge, RequestError
+from snugvl.server.intake.addresses import Address, is_foreign
+from snugvl.server.intake.settings import FetchLimits
+from snugvl.server.intake.urls import Target, parse_target
+
+Resolver = Callable[[str, int], Sequence[str]]  # host, port → addresses as text; may block
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MAX_ADDRESSES = 4  # tried one after the other
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """The addresses of a name, as the system resolves it. Blocks."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+class Fetcher:
+    """Fetches media. One a server, used from one event loop."""
+
+    def __init__(
+        self,
+        limits: FetchLimits | None = None,
+        *,
+        allowed: Callable[[Address], bool] = is_foreign,
+        resolver: Resolver = resolve,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._limits = limits or FetchLimits()
+        self._allowed = allowed
+        self._resolver = resolver
+        self._tls = tls
+        self._slots = asyncio.Semaphore(self._limits.concurrent)
+        self._per_address: WeakValueDictionary[Address, asyncio.Semaphore] = WeakValueDictionary()
+        # Of our own: look-ups that hang must not take the threads that others need.
+        self._threads = ThreadPoolExecutor(self._limits.concurrent, thread_name_prefix="snugvl-resolve")
+
+    async def fetch(self, url: str, *, accept: str, max_bytes: int, name: str, field: str) -> bytes:
+        """The bytes behind an http(s) URL.
+
+        Args:
+            accept: media types for the Accept header.
+            name: how errors call it.
+
+        Raises:
+            RequestError: not a URL we fetch.
+            ImageError, ImageTooLarge: it could not be fetched.
+        """
+        target = parse_target(url, field)
+        try:
+            async with asyncio.timeout(self._limits.total_s), self._slots:
+                return await self._follow(target, accept, max_bytes, name)
+        except TimeoutError:
+            raise ImageError(
+                f"{name} could not be fetched: {target.host} took longer than {self._limits.total_s:g} s; "
+                "send it as a data URL"
+            ) from None
+
+    def close(self) -> None:
+        """Stop the threads for look-ups."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _follow(self, target: Target, accept: str, max_bytes: int, name: str) -> bytes:
+        for _ in range(self._limits.max_redirects + 1):
+            addresses = await self._addresses(target, name)
+            slot = self._per_address.setdefault(addresses[0], asyncio.Semaphore(self._limits.per_address))
+            async with slot, self._request(target, addresses, accept, name) as response:
+                if response.status not in _REDIRECTS:
+                    _check(response, target, name)
+                    return await _read(response, max_bytes, name)
+                location = _header(response, b"location")
+            target = _redirected(target, location, name)
+        raise ImageError(
+            f"{name} could not be fetched: more than {self._limits.max_redirects} redirects; "
+            "give the address where they end"
+        )
+
+    async def _addresses(self, target: Target, name: str) -> list[Address]:
+        """Where to connect; every address of the name was checked."""
+        hidden = ImageError(
+            f"{name} could not be fetched: {target.host} is not the name or address of a public host; "
+            "send the picture as a data URL"
+        )
+        if target.literal is not None:
+            found: Sequence[Address] = [target.literal]
+        else:
+            loop = asyncio.get_running_loop()
+            try:
+                texts = await loop.run_in_executor(self._threads, self._resolver, target.host, target.port)
+                found = [ip_address(text) for text in texts]
+            except (OSError, ValueError):  # unknown name; an address with a scope is never public
+                raise hidden from None
+        if not found or not all(self._allowed(address) for address in found):
+            raise hidden
+        return list(found[:_MAX_ADDRESSES])
+
+    @asynccontextmanager
+    async def _request(
+        self, target: Target, addresses: Iterable[Address], accept: str, name: str
+    ) -> AsyncIterator[httpcore2.Response]:
+        if self._tls is None and target.scheme == "https":
+            self._tls = await asyncio.to_thread(httpcore2.default_ssl_context)
+        limits = self._limits
+        timeout = {"connect": limits.connect_s, "read": limits.read_s, "write": limits.read_s}
+        url = httpcore2.URL(
+            scheme=target.scheme.encode(),
+            host=target.host.encode(),
+            port=target.port,
+            target=target.path.encode(),
+        )
+        headers = [
+            ("Host", target.authority),
+            ("User-Agent", "snugvl"),
+            ("Accept", accept),
+            ("Accept-Encoding", "identity"),
+            ("Connection", "close"),
+        ]
+        pool = httpcore2.AsyncConnectionPool(
+            ssl_context=self._tls, max_connections=1, network_backend=_Pinned(addresses)
+        )
+        try:
+            async with (
+                pool,
+                pool.stream("GET", url, headers=headers, extensions={"timeout": timeout}) as response,
+            ):
+                yield response
+        except httpcore2.TimeoutException:
+            raise ImageError(
+                f"{name} could not be fetched: {target.host} doesn't answer; send it as a data URL"
+            ) from None
+        except httpcore2.ConnectError:
+            raise ImageError(
+                f"{name} could not be fetched: no {target.scheme} connection to {target.host} "
+                "(refused, unreachable, or an invalid certificate); check the address"
+            ) from None
+        except (httpcore2.NetworkError, httpcore2.ProtocolError):
+            raise ImageError(
+                f"{name} could not be fetched: {target.host} broke off or doesn't speak HTTP; "
+                "send it as a data URL"
+            ) from None
+
+
+class _Pinned(httpcore2.AsyncNetworkBackend):
+    """Connects to the addresses that were checked, whatever name it is given: no second look-up."""
+
+    def __init__(self, addresses: Iterable[Address]) -> None:
+        self._addresses = tuple(addresses)
+        self._backend = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        failure: httpcore2.ConnectError | httpcore2.ConnectTimeout | None = None
+        for address in self._addresses:
+            try:
+                return await self._backend.connect_tcp(
+                    str(address), port, timeout, local_address, socket_options
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+
+def _header(response: httpcore2.Response, name: bytes) -> str | None:
+    values = [value for key, value in response.headers if key.lower() == name]
+    return values[0].decode("latin-1").strip() if values else None
+
+
+def _check(response: httpcore2.Response, target: Target, name: str) -> None:
+    if response.status != 200:
+        raise ImageError(
+            f"{name} could not be fetched: {target.host} answered {response.status}; "
+            "check that the URL opens without signing in"
+        )
+    encoding = (_header(response, b"content-encoding") or "identity").lower()
+    if encoding != "identity":
+        raise ImageError(
+            f"{name} could not be fetched: {target.host} sent it compressed, though asked not to; "
+            "send it as a data URL"
+        )
+
+
+async def _read(response: httpcore2.Response, max_bytes: int, name: str) -> bytes:
+    length = _header(response, b"content-length") or ""
+    announced = int(length[:18]) if length.isdecimal() else 0
+    if announced > max_bytes:
+        raise ImageTooLarge(f"{name} has {announced:,} bytes, the limit is {max_bytes:,}; use a smaller one")
+    data = bytearray()
+    async for chunk in response.aiter_stream():
+        data += chunk
+        if len(data) > max_bytes:
+            raise ImageTooLarge(f"{name} has more than {max_bytes:,} bytes, the limit; use a smaller one")
+    return bytes(data)
+
+
+def _redirected(target: Target, location: str | None, name: str) -> Target:
+    """Where a redirect leads. Its Location is another's text: not quoted."""
+    bad = ImageError(
+        f"{name} could not be fetched: {target.host} redirects to something that is not a proper "
+        "http(s) URL; give the address of the picture itself"
+    )
+    if not location:
+        raise bad
+    try:
+        new = parse_target(urljoin(target.url, location), "")
+    except (RequestError, ValueError):
+        raise bad from None
+    if target.scheme == "https" and new.scheme == "http":
+        raise ImageError(
+            f"{name} could not be fetched: {target.host} redirects from https to http; give an https address"
+        )
+    return new

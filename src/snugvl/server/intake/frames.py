@@ -1,0 +1,207 @@
+"""From a video or an animation to a few frames with their times. Runs in the decoder process.
+
+GIF, WebP, APNG and AVIF animations go through Pillow; MP4, WebM, AVI and Ogg through PyAV, where installed.
+Containers and codecs are lists of known ones: FFmpeg has demuxers that open other files and URLs (playlists),
+and decoders that nobody has looked at for twenty years.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from types import ModuleType
+from typing import Any
+
+from PIL import Image
+
+from snugvl.errors import ImageError, ImageTooLarge
+from snugvl.inputs.image import ImageLimits, open_image, to_rgb
+from snugvl.server.intake.settings import VideoLimits
+
+_ANIMATIONS = ("GIF", "WEBP", "PNG", "AVIF")
+_CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "mjpeg", "theora")
+_DEFAULT_DELAY_MS = 100  # what browsers show when an animation says 0 or next to nothing
+_MAX_PACKETS = 200_000
+
+av: ModuleType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Frames of one size, RGB, with the seconds at which each is shown."""
+
+    images: list[Image.Image]
+    timestamps: list[float]
+
+
+def preload() -> None:
+    """Import PyAV, where installed, while files can still be opened."""
+    global av
+    try:
+        import av as module
+        import av.video.reformatter
+    except ImportError:
+        return
+    module.logging.set_level(None)
+    av = module
+
+
+def decode_video(data: bytes, limits: VideoLimits, fps: float | None, name: str) -> Frames:
+    """Sample a video, or an animation, evenly.
+
+    Args:
+        fps: frames a second to keep; `limits.fps` when None.
+
+    Raises:
+        ImageError: not a video, damaged, too long, a codec that isn't read; PyAV is missing.
+        ImageTooLarge: frames of too many pixels.
+    """
+    wanted = limits.fps if fps is None else fps
+    container = _container(data)
+    try:
+        if container is not None:
+            return _decode_container(data, container, limits, wanted, name)
+        return _decode_animation(data, limits, wanted, name)
+    except (ImageError, MemoryError):
+        raise
+    except Exception as error:  # FFmpeg's and Pillow's decoders raise nearly anything on damaged data
+        raise ImageError(f"{name} is damaged or incomplete ({type(error).__name__}); send it again") from None
+
+
+def frame_indices(total: int, duration_s: float, fps: float, limits: VideoLimits) -> list[int]:
+    """Which of `total` frames are kept, evenly spaced: as `inputs.video.frame_indices`, without numpy."""
+    wanted = int(duration_s * fps)
+    count = min(max(wanted, limits.min_frames), limits.max_frames, total)
+    step = (total - 1) / (count - 1) if count > 1 else 0.0
+    return [round(i * step) for i in range(count)]
+
+
+def scaled_size(width: int, height: int, frames: int, limits: VideoLimits) -> tuple[int, int]:
+    """Width and height at which that many frames stay within `limits.max_total_pixels`."""
+    scale = min(1.0, math.sqrt(limits.max_total_pixels / (frames * width * height)))
+    return max(1, int(width * scale)), max(1, int(height * scale))
+
+
+def _container(data: bytes) -> str | None:
+    """FFmpeg's name of the container, by content; None for what Pillow may read."""
+    if data[4:8] == b"ftyp" and data[8:12] not in (b"avif", b"avis"):
+        return "mov"
+    if data.startswith(b"\x1aE\xdf\xa3"):
+        return "matroska"
+    if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
+        return "avi"
+    return "ogg" if data.startswith(b"OggS") else None
+
+
+def _check_size(width: int, height: int, limits: VideoLimits, name: str) -> None:
+    if width < 1 or height < 1 or width * height > limits.max_frame_pixels:
+        raise ImageTooLarge(
+            f"{name} has frames of {width:,}×{height:,} = {width * height:,} pixels, "
+            f"the limit is {limits.max_frame_pixels:,}; scale it down first"
+        )
+
+
+def _check_duration(seconds: float, limits: VideoLimits, name: str) -> None:
+    if seconds > limits.max_duration_s:
+        raise ImageError(
+            f"{name} is {seconds:,.0f} s long, the limit is {limits.max_duration_s:g} s; cut it first"
+        )
+
+
+def _decode_animation(data: bytes, limits: VideoLimits, fps: float, name: str) -> Frames:
+    try:
+        image = Image.open(BytesIO(data), formats=_ANIMATIONS)
+    except Exception:
+        # Not one of these: the picture intake knows what to say about what it is.
+        open_image(
+            data, limits=ImageLimits(limits.max_bytes, limits.max_frame_pixels), name=name, quote=False
+        )
+        raise ImageError(f"{name} is a still picture; send it as an image") from None
+    _check_size(*image.size, limits, name)
+    total = int(getattr(image, "n_frames", 1))
+    if total < 2:
+        raise ImageError(f"{name} is a still picture; send it as an image, not as a video")
+    # Durations come with the frames: a first pass reads them all, which the time limit bounds.
+    starts, now = [], 0.0
+    for index in range(total):
+        image.seek(index)
+        starts.append(now)
+        delay = float(image.info.get("duration") or 0)
+        now += (delay if delay > 10 else _DEFAULT_DELAY_MS) / 1000
+        _check_duration(now, limits, name)
+    indices = frame_indices(total, now, fps, limits)
+    size = scaled_size(*image.size, len(indices), limits)
+    frames = []
+    for index in indices:
+        image.seek(index)
+        frame = to_rgb(image.copy(), name)
+        frames.append(frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC))
+    return Frames(frames, [starts[index] for index in indices])
+
+
+def _decode_container(data: bytes, kind: str, limits: VideoLimits, fps: float, name: str) -> Frames:
+    if av is None:
+        raise ImageError(
+            f"{name} is a video file, and this server has no PyAV to read it: "
+            "pip install 'snugvl[video]', or send its frames as a list of pictures"
+        )
+    with av.open(BytesIO(data), format=kind, metadata_errors="ignore") as container:
+        if not container.streams.video:
+            raise ImageError(f"{name} has no video in it; send a video, or a picture")
+        stream = container.streams.video[0]
+        codec = stream.codec_context.name if stream.codec_context else "unknown"
+        if codec not in _CODECS:
+            raise ImageError(f"{name} has the codec {codec!r}, which is not read; convert it to H.264 first")
+        stream.codec_context.thread_count = 2
+        _check_size(stream.codec_context.width, stream.codec_context.height, limits, name)
+        times = _presentation_times(container, stream, limits, name)
+        unit = float(stream.time_base)
+        _check_duration((times[-1] - times[0]) * unit, limits, name)
+        # The last frame is shown for as long as an average one.
+        duration = (times[-1] - times[0]) * unit * len(times) / max(len(times) - 1, 1)
+        indices = frame_indices(len(times), duration, fps, limits)
+        size = scaled_size(stream.codec_context.width, stream.codec_context.height, len(indices), limits)
+        chosen = [times[index] for index in indices]
+        images = []
+        for frame in _frames_at(container, stream, chosen):
+            _check_size(frame.width, frame.height, limits, name)  # it may change on the way
+            image = frame.reformat(*size, format="rgb24", interpolation="BICUBIC").to_image()
+            # Phones write films as the sensor lies and say how to turn them: upright, as pictures are.
+            images.append(image.rotate(frame.rotation, expand=True) if frame.rotation else image)
+        if len(images) < 2:
+            raise ImageError(f"{name} is damaged or has fewer than two frames; send it again")
+        return Frames(images, [(time - times[0]) * unit for time in chosen[: len(images)]])
+
+
+def _presentation_times(container: Any, stream: Any, limits: VideoLimits, name: str) -> list[int]:
+    """When each frame is shown, in units of the stream, without decoding any."""
+    packets = itertools.islice(container.demux(stream), _MAX_PACKETS + 1)
+    times = sorted({packet.pts for packet in packets if packet.pts is not None})
+    if len(times) > _MAX_PACKETS:
+        raise ImageError(f"{name} has more than {_MAX_PACKETS:,} frames; cut it first")
+    if not times:
+        raise ImageError(f"{name} has no frames that can be read; send it again")
+    return times
+
+
+def _frames_at(container: Any, stream: Any, times: Sequence[int]) -> Iterator[Any]:
+    """The frames shown at `times` (rising). Jumps to a key frame where that is nearer than decoding on."""
+    remaining = list(reversed(times))
+    gap = 2 / float(stream.time_base)  # closer together than this, decoding on is cheaper than seeking
+    container.seek(times[0], stream=stream)
+    position: int | None = None
+    while remaining:
+        if position is not None and remaining[-1] - position > gap:
+            container.seek(remaining[-1], stream=stream)
+        found = False
+        for frame in container.decode(stream):
+            if frame.pts is None or frame.pts < remaining[-1]:
+                continue
+            found, position = True, frame.pts
+            yield frame
+            remaining.pop()
+            if not remaining or remaining[-1] - frame.pts > gap:
+                break
+        if not found:
+            return

@@ -1,0 +1,74 @@
+"""What the intake allows. Every limit has a number, and every refusal names it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from snugvl.inputs.image import ImageLimits
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """Of one fetch over http(s), redirects included.
+
+    Attributes:
+        total_s: from the first look-up to the last byte, waiting for a free slot included.
+        connect_s, read_s: for one connection; for the first byte, and between two pieces of data.
+        max_redirects: followed before giving up.
+        concurrent, per_address: fetches at once in all, and from one address.
+    """
+
+    total_s: float = 20.0
+    connect_s: float = 5.0
+    read_s: float = 10.0
+    max_redirects: int = 3
+    concurrent: int = 16
+    per_address: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class VideoLimits:
+    """Of one video.
+
+    Attributes:
+        max_frames: that the model sees; more are sampled down evenly.
+        min_frames: sampled from a video shorter than that many frames at the wanted rate.
+        fps: frames a second that are kept, unless a request says otherwise (as Qwen3-VL's processor does).
+        max_duration_s: longer videos are refused.
+        max_frame_pixels: of the file; larger frames are refused before they are decoded.
+        max_total_pixels: of all frames that are kept; they are scaled down to it.
+        decode_s: seconds after which the decoder is stopped.
+    """
+
+    max_bytes: int = 64 * MIB
+    max_frames: int = 64
+    min_frames: int = 4
+    fps: float = 2.0
+    max_duration_s: float = 600.0
+    max_frame_pixels: int = 4096 * 2304
+    max_total_pixels: int = 50_000_000
+    decode_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeSettings:
+    """Of one intake.
+
+    Attributes:
+        image: bytes and pixels of one picture, checked before it is decoded.
+        local_folder: from which `file:` URLs are read; None for none.
+        allow_private: whether http(s) URLs may point to private addresses.
+        workers: pictures decoded at once, each in a process of its own.
+        decode_s: seconds one picture may take to decode.
+        max_live_bytes: of all decoded pictures and videos that requests still hold; beyond it `QueueFull`.
+    """
+
+    image: ImageLimits = field(default_factory=lambda: ImageLimits(max_pixels=64_000_000))
+    video: VideoLimits = field(default_factory=VideoLimits)
+    fetch: FetchLimits = field(default_factory=FetchLimits)
+    local_folder: Path | None = None
+    allow_private: bool = False
+    workers: int = 2
+    decode_s: float = 15.0
+    max_live_bytes: int = 2048 * MIB

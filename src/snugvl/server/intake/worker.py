@@ -1,0 +1,131 @@
+"""The process that decodes: bytes of strangers in, RGB pixels out.
+
+Started by `decoders.py` with pipes for stdin and stdout. Everything it needs is imported first; then it
+gives up what it can: memory beyond a limit, new files and sockets, core dumps. A decoder that crashes, hangs
+or is taken over has no network, no files, no secrets in its environment, and can only answer with pixels.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+import numpy  # noqa: F401 - for 16-bit pictures; once the doors are shut nothing can be imported
+from PIL import Image
+
+from snugvl.errors import ImageError, ImageTooLarge
+from snugvl.inputs.image import ImageLimits, open_image
+from snugvl.server.intake import pipe
+from snugvl.server.intake.frames import Frames, decode_video, preload
+from snugvl.server.intake.settings import VideoLimits
+
+with contextlib.suppress(ImportError):
+    from PIL import AvifImagePlugin
+
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 2  # or as many as there are cores, each with a stack
+
+MAX_INPUT_BYTES = 1 << 32
+
+
+def main(kind: str, memory_bytes: int) -> None:
+    """Answer jobs until stdin ends. `kind`: "pictures" or "videos"."""
+    incoming = sys.stdin.buffer
+    outgoing = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a C library prints must not look like an answer
+    Image.init()
+    if kind == "videos":
+        preload()
+    shut_doors(memory_bytes)
+    pipe.send(outgoing, {"ready": True})
+    while True:
+        try:
+            job, data = pipe.receive(incoming, MAX_INPUT_BYTES)
+        except pipe.BrokenMessage:
+            return
+        limit_cpu(job["decode_s"])
+        header, pixels = answer(job, bytes(data))
+        pipe.send(outgoing, header, *pixels)
+
+
+def answer(job: dict[str, Any], data: bytes) -> tuple[dict[str, Any], Sequence[memoryview]]:
+    """Decode one job: a header that says what follows, and the pixels of every frame."""
+    try:
+        frames = _picture(job, data) if job["kind"] == "picture" else _video(job, data)
+        width, height = frames.images[0].size
+        header = {"width": width, "height": height, "timestamps": frames.timestamps}
+        return header, [_pixels(frame) for frame in frames.images]
+    except ImageError as error:
+        if isinstance(error.__context__, MemoryError):
+            return _failure(ImageTooLarge(f"{job['name']} needs too much memory to decode; scale it down"))
+        return _failure(error)
+    except MemoryError:
+        return _failure(ImageTooLarge(f"{job['name']} needs too much memory to decode; scale it down"))
+
+
+def _failure(error: ImageError) -> tuple[dict[str, Any], Sequence[memoryview]]:
+    return {"error": type(error).__name__, "message": str(error)}, ()
+
+
+def _pixels(image: Image.Image) -> memoryview:
+    """RGB, row by row: what `tobytes` gives, ten times faster, as the end of a PPM file."""
+    file = BytesIO()
+    image.save(file, "PPM")
+    return file.getbuffer()[-3 * image.width * image.height :]
+
+
+def _picture(job: dict[str, Any], data: bytes) -> Frames:
+    image = open_image(
+        data,
+        limits=ImageLimits(**job["limits"]),
+        name=job["name"],
+        quote=False,
+        animated="extract one frame as PNG, or send it as a video",
+    )
+    return Frames([image], [0.0])
+
+
+def _video(job: dict[str, Any], data: bytes) -> Frames:
+    return decode_video(data, VideoLimits(**job["limits"]), job["fps"], job["name"])
+
+
+def shut_doors(memory_bytes: int) -> None:
+    """Limit this process from here on; what a system doesn't have (Windows) stays as it is."""
+    try:
+        import resource
+    except ImportError:
+        return
+    limits = [(resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)]
+    if sys.platform == "linux":  # elsewhere the address space isn't what is used
+        limits.append((resource.RLIMIT_AS, _address_space() + memory_bytes))
+    for kind, limit in limits:
+        hard = resource.getrlimit(kind)[1]
+        value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(kind, (value, value))
+
+
+def limit_cpu(seconds: float) -> None:
+    """Let the system end this process after that much more processor time, should nobody watch it."""
+    try:
+        import resource
+    except ImportError:
+        return
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(usage.ru_utime + usage.ru_stime + 2 * seconds * (os.cpu_count() or 1)) + 1
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(
+            resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+        )
+
+
+def _address_space() -> int:
+    """Bytes of address space in use, of which libraries map far more than they touch."""
+    with open("/proc/self/statm") as file:  # noqa: PTH123 - before pathlib is worth its import
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
