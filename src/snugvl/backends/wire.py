@@ -153,12 +153,14 @@ def _values_of(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 # Python pickles frozen dataclasses with slots by a slow path; these cross once a token.
-_FAST = {kind: _values_of(kind) for kind in (Delta, Logprob, TokenLogprob, Usage)}
+_FAST: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
+    kind: _values_of(kind) for kind in (Delta, Logprob, TokenLogprob, Usage)
+}
 
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
-        values = _FAST.get(type(value))  # type: ignore[call-overload]
+        values = _FAST.get(type(value))
         if values is not None:
             return type(value), values(value)
         if isinstance(value, Image.Image):  # raw pixels, without what the file said besides
@@ -194,7 +196,7 @@ class Channel:
         if header is None:
             return None
         body = self._exactly(_LENGTH.unpack(header)[0])
-        return None if body is None else pickle.loads(body)  # type: ignore[no-any-return]  # noqa: S301 (ours)
+        return None if body is None else pickle.loads(body)  # noqa: S301 (ours)
 
     def _exactly(self, nbytes: int) -> bytearray | None:
         data = bytearray(nbytes)

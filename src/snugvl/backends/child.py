@@ -1,0 +1,245 @@
+"""The engine's process from inside: reads the server's messages, answers with events.
+
+    main thread     reads messages; answers pings; leaves when the server is gone, however it went
+    loader          loads, warms up, then becomes the one that takes snapshots
+    preparers       turn messages into prompts, so that one large picture holds up nobody
+    engine          steps (`worker.py`); its deltas go into the outbox
+    writer          empties the outbox: all that a step made goes out as one message
+
+The process ends by `os._exit`: it holds nothing that the system doesn't take back, and a hung CUDA call
+must not keep it.
+"""
+
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, NoReturn
+
+from snugvl.backends import wire
+from snugvl.backends.protocol import Request, Text, user
+from snugvl.backends.service import Load, Snapshot, Tokens
+from snugvl.backends.wire import Channel, EngineChoice, Event
+from snugvl.errors import DeadlineExceeded, RequestTooLarge, SnugvlError
+from snugvl.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from snugvl.backends.measure import Meter
+    from snugvl.backends.native import NativeBackend, NativeStream
+
+PREPARERS = 4  # threads; preparing is mostly Pillow and numpy, which leave Python's lock
+COUNTERS = (
+    "preemptions", "prompt_tokens", "generated_tokens", "items_encoded", "prefix_hit_tokens",
+    "prefix_query_tokens", "faults",
+)  # fmt: skip
+_SET_PARENT_DEATH_SIGNAL = 1
+
+Report = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """A loaded model and what measures it."""
+
+    backend: "NativeBackend"
+    meter: "Meter"
+
+
+Loader = Callable[[EngineChoice, Report], Model]
+
+
+def attach(descriptor: int) -> Channel:
+    """The channel to the server over an inherited socket, and what makes this process a good child."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches both; the server decides
+    faulthandler.enable()  # a segmentation fault says on stderr where
+    os.set_inheritable(descriptor, False)  # no grandchild may keep the connection open
+    if sys.platform == "linux":
+        # The main thread may hang in a driver call when the server dies, and not see the connection close.
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    return Channel(socket.socket(fileno=descriptor))
+
+
+def run(channel: Channel, load: Loader) -> NoReturn:
+    """Serve until the server says goodbye or is gone."""
+    try:
+        start = channel.receive()
+        if isinstance(start, wire.Start):
+            child = Child(channel, load, start)
+            while (message := channel.receive()) is not None and not isinstance(message, wire.Bye):
+                child.handle(message)
+    except BaseException:
+        _die()
+    os._exit(0)
+
+
+class Outbox:
+    """Events on their way to the server. `put` never waits and may be called in any thread."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self.put = self._events.put
+        threading.Thread(target=self._write, name="snugvl-writer", daemon=True).start()
+
+    def _write(self) -> None:
+        while True:
+            events = [self._events.get()]
+            try:
+                while True:
+                    events.append(self._events.get_nowait())
+            except Empty:
+                pass
+            try:
+                self._channel.send(events)
+            except OSError:
+                os._exit(0)  # the server is gone
+
+
+class Child:
+    """What runs here: the model and its requests."""
+
+    def __init__(self, channel: Channel, load: Loader, start: wire.Start) -> None:
+        self._outbox = Outbox(channel)
+        self._preparers = ThreadPoolExecutor(PREPARERS, "snugvl-prepare")
+        self._model: Model | None = None
+        self._asked_at: float | None = None  # when the engine's thread was asked something, until it answers
+        self._lock = threading.Lock()
+        # Requests the server waits for; None while the prompt is prepared.
+        self._streams: dict[int, NativeStream | None] = {}
+        threading.Thread(target=self._live, args=(load, start), name="snugvl-loader", daemon=True).start()
+
+    def handle(self, message: wire.ToEngine) -> None:
+        """Do what the server asks, without waiting for it."""
+        match message:
+            case wire.Ping():
+                asked = self._asked_at
+                self._outbox.put(wire.Pong(0.0 if asked is None else time.monotonic() - asked))
+            case wire.Submit():
+                self._streams[message.id] = None
+                self._preparers.submit(self._submit, message, time.monotonic())
+            case wire.Abort():
+                with self._lock:
+                    stream = self._streams.pop(message.id, None)
+                if stream is not None:
+                    stream.close()
+            case wire.Tokenize():
+                backend = self._backend
+                self._answer(message.id, lambda: backend.tokenize(message.prompt, message.tools))
+            case wire.Detokenize():
+                backend = self._backend
+                self._answer(message.id, lambda: backend.detokenize(message.ids))
+
+    @property
+    def _backend(self) -> "NativeBackend":
+        assert self._model is not None, "the server asks for nothing before it is told that we are ready"
+        return self._model.backend
+
+    def _answer(self, call_id: int, ask: Callable[[], Tokens | str]) -> None:
+        def job() -> None:
+            try:
+                self._outbox.put(wire.Reply(call_id, ask()))
+            except Exception as error:
+                self._outbox.put(wire.Reply(call_id, error=_reported(error)))
+
+        self._preparers.submit(job)
+
+    def _submit(self, message: wire.Submit, received: float) -> None:
+        if message.id not in self._streams:
+            return  # given up while it waited
+        try:
+            stream = self._backend.submit(_on_time(message.request, time.monotonic() - received))
+        except Exception as error:
+            self._streams.pop(message.id, None)
+            self._outbox.put(wire.Reply(message.id, error=_reported(error)))
+            return
+        self._outbox.put(wire.Reply(message.id))
+        with self._lock:
+            wanted = message.id in self._streams
+            if wanted:
+                self._streams[message.id] = stream
+        if wanted:
+            self._forward(message.id, stream)
+        else:
+            stream.close()
+
+    def _forward(self, request_id: int, stream: "NativeStream") -> None:
+        from snugvl.backends.forward import forward
+
+        def end(error: Exception | None) -> None:
+            if self._streams.pop(request_id, None) is not None:
+                self._outbox.put(wire.End(request_id, None if error is None else wire.portable(error)))
+
+        forward(stream, lambda delta: self._outbox.put((request_id, delta)), end)
+
+    def _live(self, load: Loader, start: wire.Start) -> None:
+        """Load, then tell how it goes, for ever. A bug here ends the process; the server restarts it."""
+        try:
+            model = load(start.choice, self._report)
+            self._report("warming up", 0.95)
+            before = _warm_up(model.backend)
+            self._model = model
+            self._outbox.put(self._snapshot(model, before))
+            self._outbox.put(wire.Ready(model.backend.capabilities))
+            while True:
+                time.sleep(start.snapshot_s)
+                self._outbox.put(self._snapshot(model, before))
+        except SnugvlError as error:
+            self._outbox.put(wire.Failed(wire.portable(error)))
+        except BaseException:
+            _die()
+
+    def _report(self, detail: str, progress: float) -> None:
+        self._outbox.put(wire.Loading(detail, progress))
+
+    def _snapshot(self, model: Model, before: Load) -> Snapshot:
+        self._asked_at = time.monotonic()
+        load = model.backend.stats()
+        memory = model.backend.memory()
+        self._asked_at = None
+        since = {name: getattr(load, name) - getattr(before, name) for name in COUNTERS}
+        return Snapshot(time.time(), model.meter.read(memory, load), replace(load, **since))
+
+
+def _die() -> NoReturn:
+    """End on a bug, with its traceback on stderr, which the server reads."""
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _warm_up(backend: "NativeBackend") -> Load:
+    """Run one token, so that the first request doesn't wait for kernels to load. The counters it leaves."""
+    request = Request((user(Text("hello")),), SamplingParams(max_tokens=1))
+    with suppress(RequestTooLarge), backend.submit(request) as stream:  # a context of a few tokens is legal
+        for _ in stream:
+            pass
+    return backend.stats()
+
+
+def _on_time(request: Request, waited_s: float) -> Request:
+    """The request with what is left of its deadline."""
+    if request.deadline_s is None:
+        return request
+    if waited_s >= request.deadline_s:
+        raise DeadlineExceeded(f"the deadline of {request.deadline_s:g} s passed before the prompt was read")
+    return replace(request, deadline_s=request.deadline_s - waited_s)
+
+
+def _reported(error: Exception) -> SnugvlError:
+    """As it crosses; what is a bug is said on stderr, too."""
+    if not isinstance(error, SnugvlError):
+        traceback.print_exception(error)
+    return wire.portable(error)
+
+
+assert set(COUNTERS) <= {field.name for field in fields(Load)}

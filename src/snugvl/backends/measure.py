@@ -1,0 +1,101 @@
+"""The ledger of the process that runs the engine: what was planned beside what is held now.
+
+On a GPU every byte of the process has a row: weights, KV cache, encoder outputs, what else torch holds
+(workspace), and what torch doesn't know of (the CUDA context and its libraries). In main memory the last
+row is the interpreter with its libraries, as large as it was when nothing had run yet.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+import torch
+
+from snugvl.backends.service import Load
+from snugvl.ledger import Ledger, LedgerRow
+
+CONTEXT = "CUDA context and libraries"
+INTERPRETER = "Python and libraries"
+
+
+class Meter:
+    """Measures one engine in this process. Made when the model is loaded and nothing has run."""
+
+    def __init__(
+        self, device: torch.device, planned: Mapping[str, int], weights: Mapping[str, int], kv_bytes: int
+    ) -> None:
+        self._device = device
+        self._planned = planned
+        self._weights = weights
+        self._process = psutil.Process()
+        self._gpu = _gpu_handle(device) if device.type == "cuda" else None
+        held = sum(weights.values()) + kv_bytes
+        self._interpreter = max(self._process.memory_info().rss - held, 0)
+
+    def read(self, memory: Mapping[str, int], load: Load) -> Ledger:
+        """The ledger now, from what the engine says it holds and does."""
+        parts = dict(self._weights)
+        parts["KV cache"] = memory["kv_cache"]
+        parts["encoder outputs"] = memory["encoder_outputs"]
+        held_blocks = load.num_blocks - load.free_blocks
+        used = {
+            "KV cache": memory["kv_cache"] * held_blocks // max(load.num_blocks, 1),
+            **{name: nbytes for name, nbytes in parts.items() if name == "encoder outputs"},
+        }
+        if self._device.type == "cuda":
+            return self._on_gpu(parts, used)
+        parts["image inputs"] = memory["vision_inputs"]
+        return self._in_main_memory(parts, used)
+
+    def _on_gpu(self, parts: dict[str, int], used: dict[str, int]) -> Ledger:
+        free, total = torch.cuda.mem_get_info(self._device)
+        known = sum(parts.values())
+        reserved = torch.cuda.memory_reserved(self._device)
+        used["workspace"] = max(torch.cuda.memory_allocated(self._device) - known, 0)
+        parts["workspace"] = max(reserved - known, 0)
+        process = self._gpu_process_bytes()
+        if process is not None:
+            parts[CONTEXT] = max(process - reserved, 0)
+        name = torch.cuda.get_device_name(self._device)
+        return Ledger(name, self._rows(parts, used), total, free, process or reserved)
+
+    def _in_main_memory(self, parts: dict[str, int], used: dict[str, int]) -> Ledger:
+        own = self._process.memory_info().rss
+        parts[INTERPRETER] = self._interpreter
+        parts["workspace"] = max(own - sum(parts.values()), 0)
+        memory = psutil.virtual_memory()
+        return Ledger("main memory", self._rows(parts, used), memory.total, memory.available, own)
+
+    def _rows(self, parts: Mapping[str, int], used: Mapping[str, int]) -> tuple[LedgerRow, ...]:
+        names = sorted(parts.keys() | self._planned.keys(), key=lambda name: -self._planned.get(name, 0))
+        return tuple(
+            LedgerRow(name, self._planned.get(name), parts.get(name), used.get(name)) for name in names
+        )
+
+    def _gpu_process_bytes(self) -> int | None:
+        """What the driver counts for this process, or None where it doesn't tell (WSL2, some containers)."""
+        if self._gpu is None:
+            return None
+        import pynvml  # type: ignore[import-untyped]
+
+        try:
+            found = pynvml.nvmlDeviceGetComputeRunningProcesses(self._gpu)
+        except pynvml.NVMLError:
+            return None
+        own = [process for process in found if process.pid == os.getpid()]
+        # A container's process ids are not the driver's; a process that is alone on the GPU is still us.
+        own = own or (found if len(found) == 1 else [])
+        return int(own[0].usedGpuMemory) if own and own[0].usedGpuMemory else None
+
+
+def _gpu_handle(device: torch.device) -> Any:
+    """NVML's handle of a CUDA device, or None without NVML."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except (ImportError, pynvml.NVMLError):
+        return None

@@ -1,0 +1,231 @@
+"""One life of the engine's process, seen from the server's event loop: started, talked to, buried."""
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import IO, Any
+
+from snugvl.backends import postmortem, wire
+from snugvl.backends.protocol import Delta, Message, Request, ToolUse
+from snugvl.backends.remote import Inbox, RemoteStream
+from snugvl.backends.service import Snapshot, Tokens
+from snugvl.errors import SnugvlError
+
+logger = logging.getLogger("snugvl.engine")
+
+# -P: a torch.py in the current folder is not torch.
+COMMAND = (sys.executable, "-P", "-m", "snugvl.engine_process")
+STOP_S = 2.0  # for each of goodbye, SIGTERM and SIGKILL
+BURY_S = 0.5  # until the system says how a process ended whose connection is gone
+
+_SECRET = re.compile(r"(KEY|KEYS|TOKEN|SECRET|PASSWORD)$", re.I)
+
+Notice = wire.Loading | wire.Ready | wire.Failed | wire.Pong | Snapshot
+
+
+class EngineProcess:
+    """A child process with an engine. Everything here runs in one event loop."""
+
+    def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
+        self._popen = popen
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        self._words = postmortem.LastWords()
+        self._ids = count()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._inboxes: dict[int, Inbox] = {}
+        self._killed_because: str | None = None
+
+    @classmethod
+    async def spawn(cls, command: Sequence[str], start: wire.Start) -> "EngineProcess":
+        """Start the process and tell it what to load."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            popen = subprocess.Popen(  # noqa: S603 (ourselves)
+                [*command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                env=_without_secrets(os.environ),
+                process_group=0,  # Ctrl+C in a terminal is the server's business
+            )
+        self = cls(popen)
+        ours.setblocking(False)
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._send(wire.encode(start))
+        return self
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._popen.pid
+
+    @property
+    def running(self) -> int:
+        """Requests under way."""
+        return len(self._inboxes)
+
+    async def run(self, notice: Callable[[Notice], None]) -> str:
+        """Deliver what the process says until it is gone; then why it went, as half a sentence."""
+        assert self._popen.stdout is not None
+        listener = asyncio.create_task(self._listen(self._popen.stdout))
+        try:
+            while (events := await wire.receive(self._reader)) is not None:
+                for event in events:
+                    self._deliver(event, notice)
+            with suppress(TimeoutError):
+                await self._gone(BURY_S)
+            await asyncio.wait([listener], timeout=BURY_S)  # its last words; a grandchild may hold the pipe
+            return self._killed_because or postmortem.describe(self._popen.poll(), self._words.lines)
+        finally:
+            listener.cancel()
+            await asyncio.wait([listener])
+
+    def fail(self, stream_error: Callable[[], SnugvlError], call_error: Callable[[], SnugvlError]) -> None:
+        """End what runs with the one, what wasn't answered yet with the other."""
+        inboxes, self._inboxes = self._inboxes, {}
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(call_error())
+        for inbox in inboxes.values():
+            inbox.end(stream_error())
+
+    def kill(self, because: str) -> None:
+        """End the process at once. `because`: what `run` will say, as half a sentence."""
+        self._killed_because = because
+        self._popen.kill()
+
+    async def stop(self) -> None:
+        """End the process, politely first; nothing is left of it."""
+        for end in (self._say_goodbye, self._popen.terminate, self._popen.kill):
+            end()
+            try:
+                await self._gone(STOP_S)
+                break
+            except TimeoutError:
+                continue
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+    async def submit(self, request: Request) -> RemoteStream:
+        """Start a request; raises what the engine refuses it with."""
+        request_id, inbox = next(self._ids), Inbox()
+        self._inboxes[request_id] = inbox
+        try:
+            await self._call(wire.Submit(request_id, request), heavy=bool(request.messages))
+        except BaseException:  # refused, or the caller was cancelled
+            self.abort(request_id)
+            raise
+        return RemoteStream(inbox, lambda: self.abort(request_id))
+
+    def abort(self, request_id: int) -> None:
+        """End a request wherever it is; its reader, if there is one, comes to the end."""
+        inbox = self._inboxes.pop(request_id, None)
+        if inbox is not None:
+            inbox.end()
+            self._send(wire.encode(wire.Abort(request_id)))
+
+    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None) -> Tokens:
+        """See `EngineService`."""
+        message = wire.Tokenize(next(self._ids), prompt, tools)
+        result = await self._call(message, heavy=not isinstance(prompt, str))
+        assert isinstance(result, Tokens)
+        return result
+
+    async def detokenize(self, ids: tuple[int, ...]) -> str:
+        """See `EngineService`."""
+        result = await self._call(wire.Detokenize(next(self._ids), ids))
+        assert isinstance(result, str)
+        return result
+
+    def ping(self) -> None:
+        """Ask the main thread for a `Pong`."""
+        self._send(wire.encode(wire.Ping()))
+
+    async def _call(
+        self, message: wire.Submit | wire.Tokenize | wire.Detokenize, *, heavy: bool = False
+    ) -> Any:
+        """Send and wait for the reply. `heavy`: may hold pictures, whose pixels are copied in a thread."""
+        answer = asyncio.get_running_loop().create_future()
+        self._calls[message.id] = answer
+        try:
+            data = await asyncio.to_thread(wire.encode, message) if heavy else wire.encode(message)
+            if not answer.done():  # the process may have died meanwhile
+                self._send(data)
+                await self._drained()
+            return await answer
+        finally:
+            self._calls.pop(message.id, None)
+
+    def _say_goodbye(self) -> None:
+        self._send(wire.encode(wire.Bye()))
+
+    async def _drained(self) -> None:
+        with suppress(ConnectionError):  # `run` sees it too, and says why
+            await self._writer.drain()
+
+    def _send(self, data: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(data)
+
+    def _deliver(self, event: wire.Event, notice: Callable[[Notice], None]) -> None:
+        match event:
+            case (int(request_id), Delta() as delta):
+                inbox = self._inboxes.get(request_id)
+                if inbox is not None:
+                    inbox.put(delta)
+            case wire.End():
+                inbox = self._inboxes.pop(event.id, None)
+                if inbox is not None:
+                    inbox.end(event.error)
+            case wire.Reply():
+                call = self._calls.get(event.id)
+                if call is None or call.done():
+                    return
+                if event.error is None:
+                    call.set_result(event.value)
+                else:
+                    call.set_exception(event.error)
+            case wire.Loading() | wire.Ready() | wire.Failed() | wire.Pong() | Snapshot():
+                notice(event)
+
+    async def _gone(self, timeout_s: float) -> None:
+        """Wait until the process has ended.
+
+        Raises:
+            TimeoutError: it has not.
+        """
+        async with asyncio.timeout(timeout_s):
+            pause = 0.002
+            while self._popen.poll() is None:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 0.1)
+
+    async def _listen(self, pipe: IO[bytes]) -> None:
+        """What the process prints goes to the server's log; the last lines are kept."""
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        try:
+            while text := await reader.read(1 << 16):
+                for line in self._words.feed(text.decode("utf-8", "replace")):
+                    logger.warning("%s", line)
+        finally:
+            transport.close()
+
+
+def _without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """The engine needs no key of the server's or of anybody else's."""
+    return {name: value for name, value in environ.items() if not _SECRET.search(name)}

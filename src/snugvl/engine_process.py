@@ -1,0 +1,31 @@
+"""The process that runs the engine: `python -m snugvl.engine_process FD`, started by the server.
+
+`backends/supervised.py` is the other end of the socket; what to load comes over it.
+"""
+
+import sys
+
+from snugvl.backends.child import Model, Report, attach, run
+from snugvl.backends.wire import EngineChoice
+
+
+def load(choice: EngineChoice, report: Report) -> Model:
+    """The chosen model with a meter. Imports torch, so it is called when the server is told so."""
+    report("starting torch", 0.0)
+    from snugvl.backends.measure import Meter
+    from snugvl.loading import load_engine
+
+    loaded = load_engine(
+        choice.model,
+        device=choice.device,
+        dtype=choice.dtype,
+        context=choice.context,
+        max_pixels=choice.max_pixels,
+        progress=report,
+    )
+    kv_bytes = loaded.backend.memory()["kv_cache"]
+    return Model(loaded.backend, Meter(loaded.device, loaded.planned, loaded.weights, kv_bytes))
+
+
+if __name__ == "__main__":
+    run(attach(int(sys.argv[1])), load)
