@@ -29,7 +29,17 @@ ALLOWED = {
         "inputs.tools",
         "checkpoint",
     },
-    "cli": {"tasks", "backends.protocol", "inputs", "checkpoint", "hardware", "planner", "diagnose"},
+    "client": {"tasks", "backends.protocol", "backends.service", "inputs.image"},
+    "cli": {
+        "client",
+        "tasks",
+        "backends.protocol",
+        "inputs",
+        "checkpoint",
+        "hardware",
+        "planner",
+        "diagnose",
+    },
 }
 TOP = {"errors", "sampling", "config", "version", "ledger"}
 TOP_FOR_CLI = TOP | {"loading", "model"}
@@ -87,3 +97,8 @@ def modules_after(code: str) -> set[str]:
 def test_nothing_slow_is_imported_early(code: str) -> None:
     loaded = modules_after(code)
     assert not [name for name in SLOW if name in loaded]
+
+
+def test_the_client_needs_no_torch() -> None:
+    loaded = modules_after("import snugvl; snugvl.Client().close(); snugvl.AsyncClient()")
+    assert not [name for name in ("torch", "transformers", "tokenizers", "fastapi") if name in loaded]

@@ -5,6 +5,9 @@
     with snugvl.load("pocket") as model:
         print(model.caption("picture.png").text)
 
+    with snugvl.Client("http://127.0.0.1:8000") as client:  # the same, on a server
+        print(client.caption("picture.png").text)
+
 The names below are the public ones. They are loaded when first used, so that importing snugvl (and
 `snugvl --help`) costs neither torch nor anything else that is slow.
 """
@@ -13,19 +16,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from snugvl.errors import (
+    BodyTooLarge,
     CheckpointError,
     CheckpointNotFound,
     DeadlineExceeded,
     DoesNotFit,
     EngineError,
+    EngineUnavailable,
     ImageError,
     ImageTooLarge,
     InputError,
+    ModelNotServed,
     OutputError,
     QueueFull,
+    RateLimited,
     RequestError,
     RequestTooLarge,
     SnugvlError,
+    Unauthorized,
     UnsupportedModel,
 )
 from snugvl.version import __version__
@@ -43,6 +51,7 @@ if TYPE_CHECKING:
         Video,
         user,
     )
+    from snugvl.client import AsyncClient, Client
     from snugvl.loading import load
     from snugvl.model import Model
     from snugvl.sampling import SamplingParams
@@ -61,6 +70,8 @@ _LAZY = {
     "load": "loading",
     "Model": "model",
     "SamplingParams": "sampling",
+    "AsyncClient": "client",
+    "Client": "client",
     **dict.fromkeys(
         (
             "Capabilities",
@@ -84,25 +95,31 @@ _LAZY = {
 
 __all__ = [
     "Answer",
+    "AsyncClient",
+    "BodyTooLarge",
     "Box",
     "Capabilities",
     "Caption",
     "CheckpointError",
     "CheckpointNotFound",
+    "Client",
     "DeadlineExceeded",
     "Delta",
     "Detection",
     "Detections",
     "DoesNotFit",
     "EngineError",
+    "EngineUnavailable",
     "ImageError",
     "ImageTooLarge",
     "InputError",
     "Message",
     "Model",
+    "ModelNotServed",
     "OutputError",
     "Picture",
     "QueueFull",
+    "RateLimited",
     "Reply",
     "Request",
     "RequestError",
@@ -113,6 +130,7 @@ __all__ = [
     "SnugvlError",
     "Stream",
     "Text",
+    "Unauthorized",
     "UnsupportedModel",
     "Usage",
     "Video",

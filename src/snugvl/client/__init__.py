@@ -1,0 +1,14 @@
+"""A server of snugvl from Python: the four tasks and chat, as `snugvl.load` gives them for a model.
+
+    calls.py ──► what to send, as data ──► sync.py / asynchronous.py ──► what came back ──► answers.py
+                                             (the openai SDK carries it)   failures.py
+
+`calls`, `answers` and `failures` do no I/O over the network and are shared by both clients.
+"""
+
+from snugvl.client.answers import Memory
+from snugvl.client.asynchronous import AsyncClient
+from snugvl.client.connection import DEFAULT_URL
+from snugvl.client.sync import Client
+
+__all__ = ["DEFAULT_URL", "AsyncClient", "Client", "Memory"]

@@ -1,0 +1,218 @@
+"""`snugvl.AsyncClient`: the same in an event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Self, TypeVar
+
+import httpx
+import openai
+
+from snugvl.backends.protocol import Delta, Message
+from snugvl.backends.service import Health
+from snugvl.client import answers, calls, failures
+from snugvl.client.answers import Memory, understood
+from snugvl.client.connection import DEFAULT_URL, Address, address_of, retry_only_what_helps, sdk_options
+from snugvl.client.pictures import ImageSource
+from snugvl.sampling import SamplingParams
+from snugvl.tasks.prompts import Detail
+from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """`snugvl.Client` for an event loop: the same methods as coroutines, the same arguments and exceptions.
+
+        async with snugvl.AsyncClient() as client:
+            captions = await asyncio.gather(*(client.caption(picture) for picture in pictures))
+
+    Cancelling a call, or leaving a stream's `async with`, stops the server's work.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+    ) -> None:
+        self._address = address_of(base_url)
+        self._model = model
+        options = sdk_options(self._address, api_key, timeout, max_retries)
+        http_client = openai.DefaultAsyncHttpxClient(
+            timeout=options["timeout"],
+            trust_env=not self._address.local,
+            event_hooks={"response": [_retry_only_what_helps]},
+        )
+        self.openai = openai.AsyncOpenAI(**options, http_client=http_client)
+
+    async def caption(
+        self,
+        image: ImageSource,
+        *,
+        detail: Detail = "short",
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Caption:
+        """Describe an image, in one sentence or in detail."""
+        options = self._options(sampling, max_pixels)
+        return await self._send(await asyncio.to_thread(calls.caption, image, detail, options))
+
+    async def ask(
+        self,
+        images: ImageSource | Sequence[ImageSource],
+        question: str,
+        *,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Answer:
+        """Answer a question about an image, or about several together."""
+        options = self._options(sampling, max_pixels)
+        return await self._send(await asyncio.to_thread(calls.ask, images, question, options))
+
+    async def scene(
+        self, image: ImageSource, *, sampling: SamplingParams | None = None, max_pixels: int | None = None
+    ) -> Scene:
+        """Analyse an image: summary, setting, objects with counts and positions, text, relations."""
+        options = self._options(sampling, max_pixels)
+        return await self._send(await asyncio.to_thread(calls.scene, image, options))
+
+    async def detect(
+        self,
+        image: ImageSource,
+        objects: Sequence[str] = (),
+        *,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Detections:
+        """Find the named objects, or every object, with boxes in pixels of the original image."""
+        options = self._options(sampling, max_pixels)
+        return await self._send(await asyncio.to_thread(calls.detect, image, objects, options))
+
+    async def chat(
+        self, messages: Message | Sequence[Message], sampling: SamplingParams | None = None
+    ) -> Reply:
+        """Continue a conversation (see `snugvl.user`); with `sampling.n` above 1, `stream_chat` has all."""
+        return await self._send(await asyncio.to_thread(calls.chat, messages, self._options(sampling)))
+
+    async def stream_caption(
+        self,
+        image: ImageSource,
+        *,
+        detail: Detail = "short",
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> "AsyncClientStream":
+        """`caption` as it is generated. Close the stream, or leave its `async with`, to stop early."""
+        options = self._options(sampling, max_pixels)
+        call = await asyncio.to_thread(calls.caption, image, detail, options)
+        return await self._open(calls.streamed_task(call))
+
+    async def stream_ask(
+        self,
+        images: ImageSource | Sequence[ImageSource],
+        question: str,
+        *,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> "AsyncClientStream":
+        """`ask` as it is generated."""
+        options = self._options(sampling, max_pixels)
+        call = await asyncio.to_thread(calls.ask, images, question, options)
+        return await self._open(calls.streamed_task(call))
+
+    async def stream_chat(
+        self, messages: Message | Sequence[Message], sampling: SamplingParams | None = None
+    ) -> "AsyncClientStream":
+        """`chat` as it is generated."""
+        call = await asyncio.to_thread(calls.chat, messages, self._options(sampling))
+        return await self._open(calls.streamed_chat(call))
+
+    async def models(self) -> tuple[str, ...]:
+        """Names that requests may use for the model."""
+        return understood(answers.model_names, await self.get("/v1/models"))
+
+    async def health(self) -> Health:
+        """Where the engine stands, ready or not; one try."""
+        with failures.told(self._address):
+            try:
+                value = await self._once().get(self._address.url("/health"), cast_to=object)
+            except openai.APIStatusError as error:
+                value = failures.body_of_503(error)
+        return understood(answers.health, value)
+
+    async def memory(self) -> Memory:
+        """The ledger, planned and measured, and what the engine is doing; one try."""
+        with failures.told(self._address):
+            value = await self._once().get(self._address.url("/memory"), cast_to=object)
+        return understood(answers.memory, value)
+
+    async def get(self, path: str) -> Any:
+        """The answer to a GET of one of the server's paths: JSON as Python values, else text."""
+        with failures.told(self._address):
+            return await self.openai.get(self._address.url(path), cast_to=object)
+
+    async def close(self) -> None:
+        """Close the connections. Safe to call twice."""
+        await self.openai.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def _options(self, sampling: SamplingParams | None, max_pixels: int | None = None) -> calls.Options:
+        return calls.Options(self._model, sampling, max_pixels)
+
+    def _once(self) -> openai.AsyncOpenAI:
+        return self.openai.with_options(max_retries=0)
+
+    async def _send(self, call: calls.Call[T]) -> T:
+        with failures.told(self._address):
+            value = await self.openai.post(self._address.url(call.path), cast_to=object, body=call.body)
+        return understood(call.read, value)
+
+    async def _open(self, call: calls.StreamCall) -> "AsyncClientStream":
+        with failures.told(self._address):
+            events = await self.openai.post(
+                self._address.url(call.path),
+                cast_to=object,
+                body=call.body,
+                stream=True,
+                stream_cls=openai.AsyncStream[object],
+            )
+        return AsyncClientStream(self._address, call, events)
+
+
+class AsyncClientStream:
+    """An answer as it comes: iterate it with `async for`, or close it to stop the server's work."""
+
+    def __init__(self, address: Address, call: calls.StreamCall, events: openai.AsyncStream[object]) -> None:
+        self._address, self._call, self._events = address, call, events
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        finished = False
+        with failures.told(self._address):
+            async for event in self._events:
+                for delta in understood(self._call.read, event):
+                    finished = finished or delta.finish_reason is not None
+                    yield delta
+        if not finished:
+            raise failures.broke_off(self._address)
+
+    async def close(self) -> None:
+        """Stop. Safe to call twice."""
+        await self._events.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+async def _retry_only_what_helps(response: httpx.Response) -> None:
+    retry_only_what_helps(response)

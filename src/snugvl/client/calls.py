@@ -1,0 +1,173 @@
+"""Every request a client makes, as data: no I/O but the reading of picture files."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Literal, TypeVar
+
+from snugvl.backends.protocol import Delta, Message, Part, Picture, Text, Video, messages_of
+from snugvl.client import answers
+from snugvl.client.pictures import ImageSource, several, url_of
+from snugvl.errors import RequestError
+from snugvl.sampling import SamplingParams
+from snugvl.tasks.detect import check_names
+from snugvl.tasks.prompts import CAPTION, Detail
+from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
+
+T = TypeVar("T")
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request with one answer. `read` makes the result of its JSON."""
+
+    path: str
+    body: Body
+    read: Callable[[Any], T]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCall:
+    """One request whose answer is streamed. `read` makes deltas of an event's JSON."""
+
+    path: str
+    body: Body
+    read: Callable[[Any], tuple[Delta, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What every request of a client or a call shares."""
+
+    model: str | None
+    sampling: SamplingParams | None = None
+    max_pixels: int | None = None
+
+    def body(self) -> Body:
+        """The fields of a task's request."""
+        sampling = self.sampling or SamplingParams()
+        if sampling.n != 1:
+            raise RequestError(f"a task gives one result: n must be 1, not {sampling.n}", field="n")
+        named = {"model": self.model, "max_pixels": self.max_pixels}
+        return {key: value for key, value in named.items() if value is not None} | _chosen(sampling)
+
+
+def caption(image: ImageSource, detail: Detail, options: Options) -> Call[Caption]:
+    """`/v1/vision/caption`."""
+    if detail not in CAPTION:
+        raise RequestError(f"detail is one of {', '.join(CAPTION)}, not {detail!r}", field="detail")
+    body = {"image": url_of(image), "detail": detail} | options.body()
+    return Call("/v1/vision/caption", body, answers.result_reader(Caption))
+
+
+def ask(images: ImageSource | Sequence[ImageSource], question: str, options: Options) -> Call[Answer]:
+    """`/v1/vision/ask`."""
+    urls = [url_of(image) for image in several(images)]
+    if not urls:
+        raise RequestError("a question needs at least one image; `chat` works without", field="images")
+    if not question.strip():
+        raise RequestError("the question is empty", field="question")
+    body = {"images": urls, "question": question.strip()} | options.body()
+    return Call("/v1/vision/ask", body, answers.result_reader(Answer))
+
+
+def scene(image: ImageSource, options: Options) -> Call[Scene]:
+    """`/v1/vision/scene`."""
+    body = {"image": url_of(image)} | options.body()
+    return Call("/v1/vision/scene", body, answers.result_reader(Scene))
+
+
+def detect(image: ImageSource, objects: Sequence[str], options: Options) -> Call[Detections]:
+    """`/v1/vision/detect`."""
+    body = {"image": url_of(image), "objects": list(check_names(objects))} | options.body()
+    return Call("/v1/vision/detect", body, answers.result_reader(Detections))
+
+
+def chat(messages: Message | Sequence[Message], options: Options) -> Call[Reply]:
+    """`/v1/chat/completions`."""
+    body = {"messages": [_message(message) for message in messages_of(messages)]}
+    sampling = _chat_sampling(options.sampling or SamplingParams())
+    model = {"model": options.model} if options.model is not None else {}
+    return Call("/v1/chat/completions", body | model | sampling, answers.reply)
+
+
+def streamed_task(call: Call[Caption] | Call[Answer]) -> StreamCall:
+    """The same task, streamed."""
+    return StreamCall(call.path, call.body | {"stream": True}, answers.task_deltas)
+
+
+def streamed_chat(call: Call[Reply]) -> StreamCall:
+    """The same conversation, streamed."""
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    return StreamCall(call.path, call.body | options, answers.chat_deltas)
+
+
+def _chosen(sampling: SamplingParams) -> Body:
+    """Fields that differ from the defaults, and the temperature, whose default a server may set otherwise."""
+    default = SamplingParams()
+    body: Body = {"temperature": sampling.temperature}
+    for item in fields(sampling):
+        value = getattr(sampling, item.name)
+        if value != getattr(default, item.name):
+            body[item.name] = _plain(value)
+    return body
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _chat_sampling(sampling: SamplingParams) -> Body:
+    body = _chosen(sampling)
+    if sampling.logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": sampling.logprobs}
+    return body
+
+
+def _message(message: Message) -> Body:
+    body: Body = {"role": message.role}
+    if message.role == "user":
+        body["content"] = [_part(part) for part in message.content]
+    elif message.content or message.role != "assistant":
+        body["content"] = "".join(_text(part, message.role) for part in message.content)
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        body["tool_call_id"] = message.tool_call_id
+    return body
+
+
+def _text(part: Part, role: Literal["system", "user", "assistant", "tool"]) -> str:
+    if not isinstance(part, Text):
+        raise RequestError(f"a {role} message holds text only; show pictures as the user", field="messages")
+    return part.text
+
+
+def _part(part: Part) -> Body:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, Video):
+        raise RequestError(
+            "a client sends no decoded video; send its frames as pictures, or its URL through `openai`",
+            field="messages",
+        )
+    return {"type": "image_url", "image_url": {"url": url_of(_sized(part))}}
+
+
+def _sized(picture: Picture) -> Any:
+    if picture.max_pixels is not None:
+        raise RequestError(
+            "a chat request can't carry max_pixels of a picture; scale it down before, or start the "
+            "server with --max-pixels",
+            field="max_pixels",
+        )
+    return picture.image

@@ -1,0 +1,108 @@
+"""Where a server is, and what the openai SDK is told so that it speaks to that server only."""
+
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, Final
+from weakref import WeakSet
+
+import httpx
+
+from snugvl.errors import RequestError
+
+DEFAULT_URL: Final = "http://127.0.0.1:8000"
+CONNECT_TIMEOUT_S: Final = 5.0
+_NO_KEY: Final = "none"  # the SDK insists on one; a server without keys doesn't look
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server: scheme, host and port, with the path of a proxy in front where there is one."""
+
+    root: str
+
+    def url(self, path: str) -> str:
+        """The full URL of one of its paths."""
+        return self.root + path
+
+    @property
+    def local(self) -> bool:
+        """Whether it is on this machine, where no proxy belongs between."""
+        host = httpx.URL(self.root).host
+        try:
+            return host == "localhost" or ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+
+def address_of(url: str) -> Address:
+    """The address in `url`, with or without a final /v1.
+
+    Raises:
+        RequestError: not an http(s) URL.
+    """
+    root = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parsed = httpx.URL(root)
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    odd = not parsed.host or parsed.query or parsed.fragment or len(root.split()) != 1
+    if parsed.scheme not in ("http", "https") or odd:
+        raise RequestError(
+            f"{url!r} is not the address of a server; give one such as {DEFAULT_URL}", field="base_url"
+        )
+    return Address(root)
+
+
+def sdk_options(address: Address, api_key: str | None, timeout_s: float, max_retries: int) -> dict[str, Any]:
+    """What both SDK clients are made with; nothing of OpenAI's environment variables reaches the server.
+
+    Raises:
+        RequestError: a key or number that can't be sent.
+    """
+    if api_key is not None and (not api_key or not api_key.isascii() or not api_key.isprintable()):
+        raise RequestError("an API key is printable ASCII without line breaks", field="api_key")
+    if not timeout_s > 0:
+        raise RequestError(f"timeout is a number of seconds above 0, not {timeout_s!r}", field="timeout")
+    if max_retries < 0:
+        raise RequestError(f"max_retries is 0 or more, not {max_retries!r}", field="max_retries")
+    return {
+        "base_url": address.url("/v1"),
+        "api_key": api_key or _NO_KEY,
+        "organization": "",
+        "project": "",
+        "timeout": httpx.Timeout(timeout_s, connect=min(CONNECT_TIMEOUT_S, timeout_s)),
+        "max_retries": max_retries,
+    }
+
+
+def retry_only_what_helps(response: httpx.Response) -> None:
+    """The SDK repeats every 5xx: of ours only 503 gets better, the others would do the same work again."""
+    if response.status_code >= 500 and response.status_code != 503:
+        response.headers["x-should-retry"] = "false"
+
+
+class Sockets:
+    """The open sockets of a client, so that closing it ends requests that wait in other threads.
+
+    Closing a socket does not wake a thread that reads from it; shutting it down does.
+    """
+
+    def __init__(self) -> None:
+        self._streams: WeakSet[Any] = WeakSet()
+
+    def watch(self, request: httpx.Request) -> None:
+        """Learn of the socket that `request` opens, by httpcore's trace extension."""
+        request.extensions["trace"] = self._trace
+
+    def _trace(self, event: str, info: dict[str, Any]) -> None:
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._streams.add(info["return_value"])
+
+    def shut(self) -> None:
+        """End all that is under way."""
+        for stream in list(self._streams):
+            connection = stream.get_extra_info("socket")
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)

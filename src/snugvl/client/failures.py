@@ -1,0 +1,137 @@
+"""A server's errors as the exceptions that a loaded model raises: the same class, the server's message."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from json import JSONDecodeError
+from typing import Any, Final
+
+import httpx
+from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, OpenAIError
+
+from snugvl.client.connection import Address
+from snugvl.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    EngineError,
+    EngineUnavailable,
+    ImageError,
+    ImageTooLarge,
+    ModelNotServed,
+    OutputError,
+    QueueFull,
+    RateLimited,
+    RequestError,
+    RequestTooLarge,
+    SnugvlError,
+    Unauthorized,
+)
+
+# `code` in the error's JSON, as server/errors.py writes it.
+BY_CODE: Final[Mapping[str, type[SnugvlError]]] = {
+    "invalid_api_key": Unauthorized,
+    "model_not_found": ModelNotServed,
+    "context_length_exceeded": RequestTooLarge,
+    "image_too_large": ImageTooLarge,
+    "invalid_image": ImageError,
+    "request_too_large": BodyTooLarge,
+    "rate_limit_exceeded": RateLimited,
+    "queue_full": QueueFull,
+    "deadline_exceeded": DeadlineExceeded,
+    "engine_unavailable": EngineUnavailable,
+    "invalid_model_output": OutputError,
+}
+# For answers without such a code: of a proxy, or of another server.
+_BY_STATUS: Final[Mapping[int, type[SnugvlError]]] = {
+    401: Unauthorized,
+    403: Unauthorized,
+    413: BodyTooLarge,
+    429: RateLimited,
+    502: EngineUnavailable,
+    503: EngineUnavailable,
+    504: DeadlineExceeded,
+}
+_START: Final = "start one with `snugvl serve`, or give its address"
+
+
+@contextmanager
+def told(address: Address) -> Iterator[None]:
+    """Turns the SDK's and the network's exceptions into ours."""
+    try:
+        yield
+    except (OpenAIError, httpx.HTTPError, httpx.StreamError, JSONDecodeError) as error:
+        raise translated(error, address) from error
+
+
+def translated(error: Exception, address: Address) -> SnugvlError:
+    """The exception to raise for one of the SDK or the network."""
+    if isinstance(error, APITimeoutError) and not isinstance(error.__cause__, httpx.ConnectTimeout):
+        return DeadlineExceeded(f"no answer from {address.root} in time; a longer `timeout` waits longer")
+    if isinstance(error, APIConnectionError):
+        return _unreachable(error.__cause__, address)
+    if isinstance(error, APIStatusError):
+        return _of_status(error, address)
+    if isinstance(error, APIError):  # an event of a stream
+        return _made(_kind(error, 500), error.message, error)
+    return EngineError(f"the answer of {address.root} broke off ({_reason(error)}); is it still running?")
+
+
+def _unreachable(cause: BaseException | None, address: Address) -> SnugvlError:
+    if isinstance(cause, RuntimeError):
+        return EngineError("the client is closed")
+    if isinstance(cause, httpx.ConnectError | httpx.ConnectTimeout):
+        return EngineUnavailable(f"no server answers at {address.root} ({_reason(cause)}); {_START}")
+    return EngineUnavailable(
+        f"the connection to {address.root} broke ({_reason(cause)}); is the server still running?"
+    )
+
+
+def _of_status(error: APIStatusError, address: Address) -> SnugvlError:
+    body = error.body if isinstance(error.body, Mapping) else {}
+    message = body.get("message")
+    if not isinstance(message, str):
+        status = f"{error.status_code} {error.response.reason_phrase}".strip()
+        message = f"{address.root} answered {status} to {error.request.url.path}; is it a snugvl server?"
+    return _made(_kind(error, error.status_code), message, error)
+
+
+def _kind(error: APIError, status: int) -> type[SnugvlError]:
+    if (error.code or "") in BY_CODE:
+        return BY_CODE[error.code or ""]
+    return _BY_STATUS.get(status, RequestError if status < 500 else EngineError)
+
+
+def _made(kind: type[SnugvlError], message: str, error: APIError) -> SnugvlError:
+    if issubclass(kind, RequestError):
+        return kind(message, field=error.param)
+    if issubclass(kind, OutputError):
+        text = error.body.get("text") if isinstance(error.body, Mapping) else None
+        return kind(message, text=text if isinstance(text, str) else "")
+    retry_after_s = _retry_after_s(error)
+    if retry_after_s is not None and issubclass(kind, EngineUnavailable | RateLimited):
+        return kind(message, retry_after_s=retry_after_s)
+    return kind(message)
+
+
+def _retry_after_s(error: APIError) -> float | None:
+    value = error.response.headers.get("retry-after") if isinstance(error, APIStatusError) else None
+    try:
+        return float(value) if value is not None else None
+    except ValueError:  # a date, from a proxy
+        return None
+
+
+def _reason(error: BaseException | None) -> str:
+    text = str(error).strip() if error is not None else ""
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def broke_off(address: Address) -> EngineError:
+    """The error of a stream that ended without its end."""
+    return EngineError(f"the answer of {address.root} broke off; is it a snugvl server, and still running?")
+
+
+def body_of_503(error: Exception) -> Any:
+    """The JSON of an answer that the service is not ready; any other error is raised again."""
+    if isinstance(error, APIStatusError) and error.status_code == 503:
+        return error.response.json()
+    raise error

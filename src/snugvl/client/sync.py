@@ -1,0 +1,228 @@
+"""`snugvl.Client`: a server behind the methods of a loaded model."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Self, TypeVar
+
+import openai
+
+from snugvl.backends.protocol import Delta, Message
+from snugvl.backends.service import Health
+from snugvl.client import answers, calls, failures
+from snugvl.client.answers import Memory, understood
+from snugvl.client.connection import (
+    DEFAULT_URL,
+    Address,
+    Sockets,
+    address_of,
+    retry_only_what_helps,
+    sdk_options,
+)
+from snugvl.client.pictures import ImageSource
+from snugvl.sampling import SamplingParams
+from snugvl.tasks.prompts import Detail
+from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
+
+T = TypeVar("T")
+
+
+class Client:
+    """A server of snugvl, or of several behind one address.
+
+    Every method does what that of `snugvl.Model` does, with the same results and the same exceptions, and is
+    safe to call from several threads. Images may also be URLs (http, https, data), which the server fetches.
+
+        with snugvl.Client() as client:
+            print(client.caption("picture.png").text)
+
+    Args:
+        base_url: the server, with or without /v1.
+        api_key: sent as a bearer token.
+        model: a name that the server serves; by default its first.
+        timeout: seconds that an answer may take; of a stream, the wait for its next piece.
+        max_retries: how often a request is sent again when the server is busy or starting (it says when
+            to come back) or can't be reached.
+
+    Attributes:
+        openai: the SDK's own client, for everything else that the server speaks.
+
+    Raises:
+        EngineUnavailable: there is no such server, or it isn't ready.
+        SnugvlError: what the server refused, as the exception that a loaded model raises.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+    ) -> None:
+        self._address = address_of(base_url)
+        self._model = model
+        self._sockets = Sockets()
+        options = sdk_options(self._address, api_key, timeout, max_retries)
+        http_client = openai.DefaultHttpxClient(
+            timeout=options["timeout"],
+            trust_env=not self._address.local,
+            event_hooks={"request": [self._sockets.watch], "response": [retry_only_what_helps]},
+        )
+        self.openai = openai.OpenAI(**options, http_client=http_client)
+
+    def caption(
+        self,
+        image: ImageSource,
+        *,
+        detail: Detail = "short",
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Caption:
+        """Describe an image, in one sentence or in detail."""
+        return self._send(calls.caption(image, detail, self._options(sampling, max_pixels)))
+
+    def ask(
+        self,
+        images: ImageSource | Sequence[ImageSource],
+        question: str,
+        *,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Answer:
+        """Answer a question about an image, or about several together."""
+        return self._send(calls.ask(images, question, self._options(sampling, max_pixels)))
+
+    def scene(
+        self, image: ImageSource, *, sampling: SamplingParams | None = None, max_pixels: int | None = None
+    ) -> Scene:
+        """Analyse an image: summary, setting, objects with counts and positions, text, relations."""
+        return self._send(calls.scene(image, self._options(sampling, max_pixels)))
+
+    def detect(
+        self,
+        image: ImageSource,
+        objects: Sequence[str] = (),
+        *,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> Detections:
+        """Find the named objects, or every object, with boxes in pixels of the original image."""
+        return self._send(calls.detect(image, objects, self._options(sampling, max_pixels)))
+
+    def chat(self, messages: Message | Sequence[Message], sampling: SamplingParams | None = None) -> Reply:
+        """Continue a conversation (see `snugvl.user`); with `sampling.n` above 1, `stream_chat` has all."""
+        return self._send(calls.chat(messages, self._options(sampling)))
+
+    def stream_caption(
+        self,
+        image: ImageSource,
+        *,
+        detail: Detail = "short",
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> "ClientStream":
+        """`caption` as it is generated. Close the stream, or leave its `with`, to stop early."""
+        call = calls.caption(image, detail, self._options(sampling, max_pixels))
+        return self._open(calls.streamed_task(call))
+
+    def stream_ask(
+        self,
+        images: ImageSource | Sequence[ImageSource],
+        question: str,
+        *,
+        sampling: SamplingParams | None = None,
+        max_pixels: int | None = None,
+    ) -> "ClientStream":
+        """`ask` as it is generated."""
+        call = calls.ask(images, question, self._options(sampling, max_pixels))
+        return self._open(calls.streamed_task(call))
+
+    def stream_chat(
+        self, messages: Message | Sequence[Message], sampling: SamplingParams | None = None
+    ) -> "ClientStream":
+        """`chat` as it is generated."""
+        return self._open(calls.streamed_chat(calls.chat(messages, self._options(sampling))))
+
+    def models(self) -> tuple[str, ...]:
+        """Names that requests may use for the model."""
+        return understood(answers.model_names, self.get("/v1/models"))
+
+    def health(self) -> Health:
+        """Where the engine stands, ready or not; one try."""
+        with failures.told(self._address):
+            try:
+                value = self._once().get(self._address.url("/health"), cast_to=object)
+            except openai.APIStatusError as error:
+                value = failures.body_of_503(error)
+        return understood(answers.health, value)
+
+    def memory(self) -> Memory:
+        """The ledger, planned and measured, and what the engine is doing; one try."""
+        with failures.told(self._address):
+            value = self._once().get(self._address.url("/memory"), cast_to=object)
+        return understood(answers.memory, value)
+
+    def get(self, path: str) -> Any:
+        """The answer to a GET of one of the server's paths: JSON as Python values, else text."""
+        with failures.told(self._address):
+            return self.openai.get(self._address.url(path), cast_to=object)
+
+    def close(self) -> None:
+        """End what is under way, in other threads too. Safe to call twice."""
+        self._sockets.shut()
+        self.openai.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _options(self, sampling: SamplingParams | None, max_pixels: int | None = None) -> calls.Options:
+        return calls.Options(self._model, sampling, max_pixels)
+
+    def _once(self) -> openai.OpenAI:
+        return self.openai.with_options(max_retries=0)
+
+    def _send(self, call: calls.Call[T]) -> T:
+        with failures.told(self._address):
+            value = self.openai.post(self._address.url(call.path), cast_to=object, body=call.body)
+        return understood(call.read, value)
+
+    def _open(self, call: calls.StreamCall) -> "ClientStream":
+        with failures.told(self._address):
+            events = self.openai.post(
+                self._address.url(call.path),
+                cast_to=object,
+                body=call.body,
+                stream=True,
+                stream_cls=openai.Stream[object],
+            )
+        return ClientStream(self._address, call, events)
+
+
+class ClientStream:
+    """An answer as it comes: iterate it, or close it to stop the server's work."""
+
+    def __init__(self, address: Address, call: calls.StreamCall, events: openai.Stream[object]) -> None:
+        self._address, self._call, self._events = address, call, events
+
+    def __iter__(self) -> Iterator[Delta]:
+        finished = False
+        with failures.told(self._address):
+            for event in self._events:
+                for delta in understood(self._call.read, event):
+                    finished = finished or delta.finish_reason is not None
+                    yield delta
+        if not finished:
+            raise failures.broke_off(self._address)
+
+    def close(self) -> None:
+        """Stop. Safe to call twice."""
+        self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
