@@ -1,5 +1,100 @@
-"""Routes."""
+"""The page at /: static files under a strict content-security policy.
 
-from fastapi import APIRouter
+The files hold no secret, so they need no API key; whatever the page asks of the server does.
+"""
 
-router = APIRouter()
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+FOLDER: Final = Path(__file__).parent / "static"
+PUBLIC_PATHS: Final = ("/", "/favicon.ico")  # with everything under /page/: served without a key
+INDEX: Final = "index.html"
+ICON: Final = "icon.svg"
+
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+}
+# Trusted types make the browser refuse innerHTML and its kin: what a model wrote can only ever be text.
+CONTENT_SECURITY_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS: Final = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # ask again each time; the ETag makes that cheap
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file of the page, ready to send."""
+
+    body: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """Every file of the page by name. Requests pick from these and never reach the disk."""
+    return {path.name: _asset(path) for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES}
+
+
+def _asset(path: Path) -> Asset:
+    body = path.read_bytes()
+    return Asset(body, _TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:16]}"')
+
+
+def _send(request: Request, name: str) -> Response:
+    asset = assets().get(name)
+    if asset is None:
+        raise HTTPException(404, f"the page has no file {name!r}")
+    headers = HEADERS | {"ETag": asset.etag}
+    if request.headers.get("if-none-match") == asset.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(asset.body, media_type=asset.media_type, headers=headers)
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+async def index(request: Request) -> Response:
+    """The page."""
+    return _send(request, INDEX)
+
+
+@router.api_route("/favicon.ico", methods=["GET", "HEAD"])
+async def icon(request: Request) -> Response:
+    """The icon, as SVG whatever its name says."""
+    return _send(request, ICON)
+
+
+@router.api_route("/page/{name}", methods=["GET", "HEAD"])
+async def asset(request: Request, name: str) -> Response:
+    """A script, style sheet or sample picture of the page."""
+    return _send(request, name)

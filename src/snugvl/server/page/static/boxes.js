@@ -1,0 +1,84 @@
+// Boxes over the picture, and the list that says the same. One of a pair is lit with the other.
+
+import { byId, make, plural } from "./dom.js";
+
+// White letters have a contrast of at least 4.5 on each of these.
+const COLOURS = ["#c2185b", "#1565c0", "#2e7d32", "#6a1b9a", "#b23c00", "#00697a", "#7a4f00", "#37474f"];
+
+/** A colour for each label, in order of appearance. */
+export function colours(objects) {
+  const labels = [...new Set(objects.map((object) => object.label))];
+  return new Map(labels.map((label, index) => [label, COLOURS[index % COLOURS.length]]));
+}
+
+/** Shows `found` ({width, height, objects}): boxes over the picture, lines in the list. */
+export function showBoxes(found) {
+  const colour = colours(found.objects);
+  const boxes = found.objects.map((object) => boxOf(object, found, colour.get(object.label)));
+  const items = found.objects.map((object) => itemOf(object, colour.get(object.label)));
+  boxes.forEach((box, index) => pair(box, items[index]));
+  // Large boxes first, so that a small one inside them can still be pointed at.
+  const order = [...boxes.keys()].sort((a, b) => area(found.objects[b].box) - area(found.objects[a].box));
+  byId("overlay").replaceChildren(...order.map((index) => boxes[index]));
+  byId("detections").replaceChildren(...items);
+  byId("detect-summary").textContent = summary(found);
+}
+
+export function clearBoxes() {
+  byId("overlay").replaceChildren();
+}
+
+const area = (box) => (box.x2 - box.x1) * (box.y2 - box.y1);
+
+function summary(found) {
+  if (!found.objects.length) return "Nothing found.";
+  const cut = found.truncated ? " The answer was cut at its token limit, so there may be more." : "";
+  return `${plural(found.objects.length, "object")} found.${cut}`;
+}
+
+function boxOf({ label, box }, { width, height }, colour) {
+  const tag = make("span", { class: "box-label", text: label });
+  const node = make("div", { class: "box" }, tag);
+  // In percent of the picture, so boxes follow it at any size.
+  node.style.left = `${(100 * box.x1) / width}%`;
+  node.style.top = `${(100 * box.y1) / height}%`;
+  node.style.width = `${(100 * (box.x2 - box.x1)) / width}%`;
+  node.style.height = `${(100 * (box.y2 - box.y1)) / height}%`;
+  node.style.setProperty("--colour", colour);
+  if (box.y1 < 0.08 * height) tag.classList.add("inside");
+  if (box.x1 > 0.7 * width) tag.classList.add("right");
+  return node;
+}
+
+function itemOf({ label, box }, colour) {
+  const swatch = make("span", { class: "swatch" });
+  swatch.style.setProperty("--colour", colour);
+  const place = [box.x1, box.y1, box.x2, box.y2].map((value) => Math.round(value));
+  return make(
+    "li",
+    {},
+    make(
+      "button",
+      { type: "button", class: "detection" },
+      swatch,
+      make("span", { class: "detection-label", text: label }),
+      make("span", { class: "muted figures", text: `${place[0]}, ${place[1]} – ${place[2]}, ${place[3]} px` }),
+    ),
+  );
+}
+
+function pair(box, item) {
+  const button = item.firstElementChild;
+  const lit = (on) => {
+    box.classList.toggle("lit", on);
+    button.classList.toggle("lit", on);
+  };
+  for (const node of [box, button]) {
+    node.addEventListener("pointerenter", () => lit(true));
+    node.addEventListener("pointerleave", () => lit(document.activeElement === button));
+  }
+  button.addEventListener("focus", () => lit(true));
+  button.addEventListener("blur", () => lit(false));
+  box.addEventListener("click", () => button.focus());
+  button.addEventListener("click", () => box.scrollIntoView({ block: "nearest" }));
+}
