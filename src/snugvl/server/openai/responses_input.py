@@ -1,0 +1,178 @@
+"""Input of a response: its JSON, and the conversation it makes.
+
+Items are finer than messages: an assistant's text and each of its calls are items of their own. Those that
+follow one another become one message again.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from snugvl.backends.protocol import Message, Part, Text, ToolCall
+from snugvl.server.openai.fields import Exact, Harmless
+from snugvl.server.openai.media import Detail, Media, together
+from snugvl.server.openai.messages import call_arguments
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(Exact):
+    """Text."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class InputImage(Exact):
+    """A picture: a data URL, a public http(s) URL, or `attachment:NAME` for a file of the same upload."""
+
+    harmless: ClassVar[Harmless] = {"file_id": ()}
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Detail = "auto"
+
+
+class OutputText(Exact):
+    """Text that the model wrote."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    logprobs: list[Any] | None = Field(None, description="as they came; not shown to the model")
+    parsed: Any = Field(None, description="added by the SDK's helpers; not shown to the model")
+
+
+InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
+WrittenPart = Annotated[InputText | OutputText, Field(discriminator="type")]
+
+
+def _string_or_array(value: object) -> str:
+    return "array" if isinstance(value, list) else "string"
+
+
+class InputMessage(Exact):
+    """What a user or an instruction says."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "system", "developer"]
+    content: Annotated[
+        Annotated[str, Tag("string")] | Annotated[list[InputPart], Field(min_length=1), Tag("array")],
+        Discriminator(_string_or_array),
+    ]
+    id: str | None = None
+    status: Status | None = None
+
+
+class WrittenMessage(Exact):
+    """What the model answered before."""
+
+    type: Literal["message"] = "message"
+    role: Literal["assistant"]
+    content: Annotated[
+        Annotated[str, Tag("string")] | Annotated[list[WrittenPart], Tag("array")],
+        Discriminator(_string_or_array),
+    ]
+    id: str | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCallItem(Exact):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class FunctionCallOutput(Exact):
+    """What a function answered."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Annotated[
+        Annotated[str, Tag("string")] | Annotated[list[InputText], Field(min_length=1), Tag("array")],
+        Discriminator(_string_or_array),
+    ]
+    id: str | None = None
+    status: Status | None = None
+
+
+def _item_kind(item: object) -> object:
+    """The tag of an item; messages may leave their type out."""
+    if not isinstance(item, dict):
+        return "message"
+    kind = item.get("type", "message")
+    return "assistant" if kind == "message" and item.get("role") == "assistant" else kind
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[WrittenMessage, Tag("assistant")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    Discriminator(_item_kind),
+]
+Input = Annotated[
+    Annotated[str, Tag("string")] | Annotated[list[Item], Field(min_length=1), Tag("array")],
+    Discriminator(_string_or_array),
+]
+
+
+async def conversation_of(
+    given: str | list[Item], instructions: str | None, media: Media
+) -> tuple[Message, ...]:
+    """The conversation, its pictures fetched at once.
+
+    Raises:
+        RequestError, ImageError: with the path of the field to blame.
+    """
+    messages = [Message("system", (Text(instructions),))] if instructions else []
+    if isinstance(given, str):
+        return (*messages, Message("user", (Text(given),)))
+    read = await together(_message(item, media, f"input[{index}]") for index, item in enumerate(given))
+    for message in read:
+        if message.tool_calls and messages and messages[-1].role == "assistant":
+            last = messages.pop()
+            message = Message("assistant", last.content, last.tool_calls + message.tool_calls)
+        messages.append(message)
+    return tuple(messages)
+
+
+async def _message(item: Item, media: Media, field: str) -> Message:
+    match item:
+        case InputMessage(role=role, content=content):
+            parts = await _parts(content, media, f"{field}.content")
+            return Message("user" if role == "user" else "system", parts)
+        case WrittenMessage(content=content):
+            return Message("assistant", _texts(content))
+        case FunctionCallItem(call_id=call_id, name=name, arguments=arguments):
+            text = call_arguments(arguments, f"{field}.arguments")
+            return Message("assistant", (), (ToolCall(call_id, name, text),))
+        case FunctionCallOutput(call_id=call_id, output=output):
+            return Message("tool", _texts(output), tool_call_id=call_id)
+    raise AssertionError("no other item passes the schema")
+
+
+def _texts(content: str | list[WrittenPart] | list[InputText]) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (Text(content),)
+    return tuple(Text(part.text) for part in content)
+
+
+async def _parts(content: str | list[InputPart], media: Media, field: str) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (Text(content),)
+    return tuple(
+        await together(_part(part, media, f"{field}[{index}]") for index, part in enumerate(content))
+    )
+
+
+async def _part(part: InputPart, media: Media, field: str) -> Part:
+    if isinstance(part, InputText):
+        return Text(part.text)
+    return await media.picture(part.image_url, part.detail, f"{field}.image_url")
