@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import uvicorn
 
@@ -12,22 +13,23 @@ from snugvl.server.app import create_app
 from snugvl.server.context import Context
 from snugvl.server.intake.intake import Intake
 from snugvl.server.settings import ServerSettings
+from snugvl.server.sockets import address_of, listen, uvicorn_config
 
 
 @contextmanager
 def live(service: EngineService, settings: ServerSettings | None = None) -> Iterator[str]:
     """The base URL ("http://127.0.0.1:PORT") of a server that runs in a thread until the block ends."""
-    context = Context(service, settings or ServerSettings(), Intake())
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(context), port=0, log_level="warning", lifespan="on", ws="none")
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
+    settings = replace(settings or ServerSettings(), port=0)
+    context = Context(service, settings, Intake())
+    listener = listen(settings)
+    server = uvicorn.Server(uvicorn_config(create_app(context), settings))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive(), "the server did not start"
             time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{address_of(listener)[1]}"
     finally:
         server.should_exit = True
         thread.join(20)

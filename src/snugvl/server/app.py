@@ -8,10 +8,14 @@ from fastapi import FastAPI
 
 from snugvl.server import errors, openapi, system
 from snugvl.server.anthropic import routes as anthropic
+from snugvl.server.auth import Auth
 from snugvl.server.context import Context
+from snugvl.server.limits import Limits
+from snugvl.server.logs import Logs
 from snugvl.server.ollama import routes as ollama
 from snugvl.server.openai import chat, completions, responses
 from snugvl.server.page import routes as page
+from snugvl.server.receiving import Receiving
 from snugvl.server.vision import routes as vision
 from snugvl.version import __version__
 
@@ -33,6 +37,11 @@ def create_app(context: Context) -> FastAPI:
     errors.install(app)
     for routes in (system, chat, completions, responses, vision, ollama, anthropic, page):
         app.include_router(routes.router)
+    # The last one added sees a request first.
+    app.add_middleware(Receiving, settings=context.settings)
+    app.add_middleware(Limits, settings=context.settings)
+    app.add_middleware(Auth, settings=context.settings)
+    app.add_middleware(Logs, context=context)
     described: list[dict[str, Any]] = []
 
     def document() -> dict[str, Any]:

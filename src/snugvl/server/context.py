@@ -1,6 +1,6 @@
 """What every handler gets: the engine, the settings, the intake, the metrics."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
@@ -8,6 +8,7 @@ from snugvl.backends.protocol import Capabilities
 from snugvl.backends.service import EngineService
 from snugvl.errors import EngineUnavailable, ModelNotServed
 from snugvl.server.intake.intake import Intake
+from snugvl.server.metrics import Metrics
 from snugvl.server.settings import ServerSettings
 
 
@@ -18,6 +19,10 @@ class Context:
     service: EngineService
     settings: ServerSettings
     intake: Intake
+    metrics: Metrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", Metrics(self.service))
 
     @property
     def capabilities(self) -> Capabilities:

@@ -8,7 +8,6 @@ What is not a `SnugvlError` is a bug of ours: the client sees 500 without detail
 """
 
 import math
-from contextvars import ContextVar
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -32,11 +31,10 @@ from snugvl.errors import (
     SnugvlError,
     Unauthorized,
 )
+from snugvl.server.record import current
 from snugvl.server.validation import invalid_field
 
 Family = Literal["openai", "anthropic", "ollama"]
-
-REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 # The first class that an error is an instance of decides.
 CODES: tuple[tuple[type[SnugvlError], str], ...] = (
@@ -59,6 +57,7 @@ STATUS_CODES = {
     408: "request_timeout",
     413: "request_too_large",
     429: "rate_limit_exceeded",
+    431: "headers_too_large",
 }
 OPENAI_TYPES = {429: "rate_limit_error", 403: "permission_error"}
 ANTHROPIC_TYPES = {
@@ -129,7 +128,7 @@ def error_body(error: Exception, family: Family) -> dict[str, Any]:
     if family == "anthropic":
         kind = ANTHROPIC_TYPES.get(status, default)
         detail = {"type": kind, "message": message}
-        return {"type": "error", "error": detail, "request_id": REQUEST_ID.get()}
+        return {"type": "error", "error": detail, "request_id": current().id}
     kind = OPENAI_TYPES.get(status, default)
     return {
         "error": {"message": message, "type": kind, "param": param_of(error), "code": code_of(error)},
@@ -152,7 +151,7 @@ def error_response(error: Exception, path: str) -> JSONResponse:
 async def _answer(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException) and error.status_code in (404, 405) and error.detail in DEFAULT:
         error = HTTPException(error.status_code, _lost(request, error.status_code), error.headers)
-    request.state.error = error  # for the access log and the metrics
+    current().error = error
     return error_response(error, request.url.path)
 
 

@@ -1,12 +1,19 @@
 """One generation from start to end, the same for every protocol: started, read, measured, given up."""
 
+import asyncio
+import logging
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from snugvl.backends.protocol import Delta, Logprob, Request, Stream, Usage
+from snugvl.backends.protocol import Delta, Logprob, Request, Stream, Text, Usage
 from snugvl.errors import EngineError
 from snugvl.server.context import Context
+from snugvl.server.record import current
+
+prompts = logging.getLogger("snugvl.prompts")  # silent unless --log-prompts
 
 
 class Generation:
@@ -15,13 +22,17 @@ class Generation:
     Leaving the `async with` early aborts the request and frees its KV cache.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, context: Context, started: float) -> None:
         self._stream = stream
+        self._metrics = context.metrics
+        self._answer: list[str] | None = [] if context.settings.log_prompts else None
+        self._started = started
+        self._seen: dict[int, float] = {}  # per choice, when its last piece came
         self.usage: Usage | None = None
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         async for delta in self._stream:
-            self.usage = delta.usage or self.usage
+            self._note(delta)
             yield delta
 
     async def __aenter__(self) -> Self:
@@ -31,6 +42,25 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stream.close()
+        if self._answer:
+            prompts.info("%s answer: %r", current().id, "".join(self._answer))
+            self._answer = None
+
+    def _note(self, delta: Delta) -> None:
+        now = time.monotonic()
+        if not self._seen:
+            self._metrics.first_token_seconds.observe(now - self._started)
+        elif delta.choice in self._seen:
+            self._metrics.token_seconds.observe(now - self._seen[delta.choice])
+        self._seen[delta.choice] = now
+        if self._answer is not None:
+            self._answer.append(delta.text)
+        if delta.finish_reason is not None:
+            self._metrics.finished.labels(delta.finish_reason).inc()
+        if delta.usage is not None:
+            self.usage = delta.usage
+            self._metrics.count(delta.usage)
+            current().add(delta.usage)
 
 
 class Finished:
@@ -43,12 +73,26 @@ class Finished:
 
 
 async def generate(context: Context, request: Request) -> Generation:
-    """Start a request.
+    """Start a request, with the server's deadline where it has none of its own.
 
     Raises:
         SnugvlError: refused; nothing was started.
     """
-    return Generation(await context.service.submit(request))
+    started = time.monotonic()
+    limit_s = context.settings.deadline_s
+    if limit_s is not None:
+        own_s = limit_s if request.deadline_s is None else request.deadline_s
+        request = replace(request, deadline_s=min(own_s, limit_s))
+    if context.settings.log_prompts:
+        prompts.info("%s prompt: %r", current().id, _words(request))
+    starting = asyncio.ensure_future(context.service.submit(request))
+    try:
+        stream = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # The client left while the engine took the request in: it is given up as soon as it is known.
+        starting.add_done_callback(_give_up)
+        raise
+    return Generation(stream, context, started)
 
 
 async def complete(context: Context, request: Request) -> tuple[list[Finished], Usage]:
@@ -63,3 +107,21 @@ async def complete(context: Context, request: Request) -> tuple[list[Finished], 
     if generation.usage is None or any(choice.finish_reason == "abort" for choice in choices):
         raise EngineError("the request was aborted before its answer was complete")
     return choices, generation.usage
+
+
+def _give_up(starting: "asyncio.Task[Stream]") -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().close()
+
+
+def _words(request: Request) -> str | list[tuple[str, list[str]]]:
+    """The text of a request; pictures only by their kind."""
+    if request.prompt is not None:
+        return str(request.prompt)
+    return [
+        (
+            message.role,
+            [part.text if isinstance(part, Text) else type(part).__name__ for part in message.content],
+        )
+        for message in request.messages
+    ]

@@ -18,13 +18,14 @@ MEANINGS = {
     405: "The path has other methods.",
     408: "The body came too slowly.",
     413: "Too many bytes, pixels or tokens; the message has the numbers and what fits.",
+    431: "Too many or too long header lines.",
     429: "Too many requests; Retry-After says when to come back.",
     500: "The server failed; its log says why.",
     502: "The model's answer is not what the task asked for.",
     503: "The engine is starting, restarting or shutting down; Retry-After says when to come back.",
     504: "The deadline passed before the answer was complete.",
 }
-EVERYWHERE = (401, 403, 429, 500)  # what the doors before the routes answer
+EVERYWHERE = (401, 403, 429, 431, 500)  # what the doors before the routes answer
 WITH_BODY = (400, 404, 408, 413, 502, 503, 504)
 
 
@@ -119,8 +120,8 @@ def _complete(operation: dict[str, Any], path: str) -> None:
 
 
 def open_to_all(path: str) -> bool:
-    """Whether a path needs no API key: health, and the page, which holds no secret."""
-    return path == "/" or path == "/health" or path.startswith("/health/")
+    """Whether a path needs no API key: health, and the files of the page, which hold no secret."""
+    return path in ("/", "/favicon.ico", "/health") or path.startswith(("/health/", "/page/"))
 
 
 def _define(schemas: dict[str, Any], model: type[BaseModel]) -> None:

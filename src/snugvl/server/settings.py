@@ -19,6 +19,7 @@ class ServerSettings:
         max_concurrent: requests in the building at once, queued ones included; beyond it 429.
         deadline_s: seconds a request may take in all, its wait included; None for no limit.
         drain_s: seconds that running requests get when the server is told to stop.
+        read_timeout_s: seconds a client has for its head, and for its body before a least pace is asked for.
         write_timeout_s: seconds a client may leave its stream unread before it is dropped.
         key_requests_per_minute: per API key; None for no limit.
         key_concurrent: requests at once per API key; None for no limit.
@@ -36,6 +37,7 @@ class ServerSettings:
     max_concurrent: int = 256
     deadline_s: float | None = 600.0
     drain_s: float = 30.0
+    read_timeout_s: float = 30.0
     write_timeout_s: float = 30.0
     key_requests_per_minute: int | None = None
     key_concurrent: int | None = None

@@ -17,8 +17,9 @@ that left, or reads nothing for `settings.write_timeout_s`, closes `events` at o
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 from snugvl.errors import EngineError, SnugvlError
 from snugvl.server.context import Context
 from snugvl.server.errors import error_body, family_of
+from snugvl.server.record import current
 
 KEEP_ALIVE_S = 10.0
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -83,48 +85,43 @@ class _Streamed(Response):
         self._events = events
         self._on_error = on_error
         self._form = form
+        self._sent_at = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all; `server.connection` cancels this when the client leaves."""
         await self._send(
             send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        if scope["method"] == "HEAD":
-            await _close(self._events)
-        else:
-            await self._pump(send)
+        await self._pump(send)
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:
-        chunks = self._chunks()
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
-
-    async def _chunks(self) -> AsyncGenerator[bytes]:
-        """The bytes to send, keep-alive comments and the error among them."""
-        pending: asyncio.Task[Event] | None = None
+        alive = asyncio.ensure_future(self._keep_alive(send)) if self._form == "sse" else None
         try:
-            while True:
-                pending = pending or asyncio.ensure_future(_next(self._events))
-                await asyncio.wait({pending}, timeout=KEEP_ALIVE_S)
-                if pending.done():
-                    done, pending = pending, None
-                    yield self._written(done.result())
-                elif self._form == "sse":
-                    yield b": keep-alive\n\n"
-        except StopAsyncIteration:
-            return
+            async for event in self._events:
+                await self._put(send, self._written(event))
+        except SlowClient:
+            raise
         except Exception as error:
-            yield self._written(self._error(error))
+            await self._put(send, self._written(self._error(error)))
         finally:
-            if pending is not None:
-                pending.cancel()
-                await asyncio.wait({pending})
-            await _close(self._events)
+            if alive is not None:
+                alive.cancel()
+            if isinstance(self._events, AsyncGenerator):
+                await self._events.aclose()
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Comments while nothing else is sent. A client that reads none of them fails the next event."""
+        while True:
+            idle_s = time.monotonic() - self._sent_at
+            if idle_s >= KEEP_ALIVE_S:
+                with suppress(SlowClient):
+                    await self._put(send, b": keep-alive\n\n")
+                idle_s = 0.0
+            await asyncio.sleep(KEEP_ALIVE_S - idle_s)
 
     def _error(self, error: Exception) -> Event:
-        self._request.state.error = error
+        current().error = error
         if not isinstance(error, SnugvlError):
             log.error("a stream failed", exc_info=error)
         if self._on_error is not None:
@@ -138,9 +135,14 @@ class _Streamed(Response):
         name = f"event: {event.name}\n" if event.name else ""
         return f"{name}data: {event.data}\n\n".encode()
 
+    async def _put(self, send: Send, chunk: bytes) -> None:
+        self._sent_at = time.monotonic()
+        await self._send(send, {"type": "http.response.body", "body": chunk, "more_body": True})
+
     async def _send(self, send: Send, message: dict[str, Any]) -> None:
         try:
-            await asyncio.wait_for(send(message), self._write_timeout_s)
+            async with asyncio.timeout(self._write_timeout_s):
+                await send(message)
         except TimeoutError:
             raise SlowClient(f"the client read nothing for {self._write_timeout_s:g} s") from None
 
@@ -154,12 +156,3 @@ class SlowClient(EngineError):
 def compact(value: object) -> str:
     """JSON on one line."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-async def _next(events: AsyncIterator[Event]) -> Event:
-    return await anext(events)
-
-
-async def _close(events: AsyncIterator[Event]) -> None:
-    if isinstance(events, AsyncGenerator):
-        await events.aclose()

@@ -1,5 +1,164 @@
-"""Routes."""
+"""Routes about the server itself: health, metrics, memory, models, tokens."""
 
-from fastapi import APIRouter
+import math
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+from starlette.responses import JSONResponse
+
+from snugvl.errors import RequestError
+from snugvl.server.context import Context, context_of
+from snugvl.server.fields import Strict
+from snugvl.server.openai.media import Media
+from snugvl.server.openai.messages import ChatMessage, conversation_of
+from snugvl.server.openai.tools import ChatTool, chat_tool_use
+from snugvl.server.reports import (
+    DetokenizeReport,
+    HealthReport,
+    MemoryReport,
+    ModelCard,
+    ModelList,
+    TokenizeReport,
+    VersionReport,
+)
+from snugvl.version import __version__
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+STARTED = int(time.time())
+NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"model": HealthReport, "description": "Not ready; Retry-After says when to ask again."}
+}
 
 router = APIRouter()
+health_routes = APIRouter(tags=["health"])
+server_routes = APIRouter(tags=["server"])
+model_routes = APIRouter(tags=["models"])
+token_routes = APIRouter(tags=["tokens"])
+
+
+class TokenizeRequest(Strict):
+    """A text, or a conversation with its tools."""
+
+    harmless = {  # noqa: RUF012 - a ClassVar of the base
+        "add_special_tokens": (True, False),
+        "add_generation_prompt": (True,),
+        "return_token_strs": (False,),
+    }
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[ChatTool] | None = None
+
+
+class DetokenizeRequest(Strict):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0, lt=2**31, strict=True)]]
+
+
+@health_routes.get("/health", response_model=HealthReport, responses=NOT_READY)
+@health_routes.get("/health/ready", response_model=HealthReport, responses=NOT_READY)
+async def ready(request: Request) -> JSONResponse:
+    """Whether requests are taken: 200, or 503 with the reason and when to ask again."""
+    health = context_of(request).service.health
+    headers = {"Cache-Control": "no-store"}
+    if not health.ready:
+        headers["Retry-After"] = str(max(1, math.ceil(health.retry_after_s or 1)))
+    return JSONResponse(HealthReport.of(health).model_dump(), 200 if health.ready else 503, headers)
+
+
+@health_routes.get("/health/live")
+async def live(request: Request, response: Response) -> HealthReport:
+    """Whether the server is there at all, whatever its engine does."""
+    response.headers["Cache-Control"] = "no-store"
+    return HealthReport.of(context_of(request).service.health)
+
+
+@server_routes.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {METRICS_TYPE: {}}, "description": "Text."}},
+)
+async def metrics(request: Request) -> Response:
+    """Counters, times, KV cache and memory, for Prometheus."""
+    return Response(context_of(request).metrics.text(), media_type=METRICS_TYPE)
+
+
+@server_routes.get("/memory")
+async def memory(request: Request, response: Response) -> MemoryReport:
+    """The memory ledger, planned beside measured, and the load."""
+    response.headers["Cache-Control"] = "no-store"
+    service = context_of(request).service
+    return MemoryReport.of(service.snapshot, service.health)
+
+
+@server_routes.get("/version")
+async def version() -> VersionReport:
+    """The version of snugvl."""
+    return VersionReport(version=__version__)
+
+
+@model_routes.get("/v1/models")
+async def models(request: Request) -> ModelList:
+    """Every name under which the model is served."""
+    context = context_of(request)
+    return ModelList(data=tuple(_card(context, name) for name in context.settings.names))
+
+
+@model_routes.get("/v1/models/{model:path}")
+async def model(request: Request, model: str) -> ModelCard:
+    """One of them."""
+    context = context_of(request)
+    return _card(context, context.check_model(model))
+
+
+@token_routes.post("/tokenize")
+async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeReport:
+    """Token ids of a text as it is, or of a conversation through the chat template."""
+    context = context_of(request)
+    context.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages", field="prompt")
+    if body.prompt is not None:
+        if body.tools is not None:
+            raise RequestError("tools belong to messages, not to a prompt", field="tools")
+        found = await context.service.tokenize(body.prompt)
+    else:
+        conversation = await conversation_of(body.messages or [], Media(context.intake, {}))
+        found = await context.service.tokenize(conversation, chat_tool_use(body.tools, None, None))
+    return TokenizeReport(
+        count=len(found.ids),
+        max_model_len=context.capabilities.context_tokens,
+        tokens=found.ids,
+        image_tokens=found.image_tokens,
+    )
+
+
+@token_routes.post("/detokenize")
+async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeReport:
+    """The text of token ids."""
+    context = context_of(request)
+    context.check_model(body.model)
+    return DetokenizeReport(prompt=await context.service.detokenize(tuple(body.tokens)))
+
+
+def _card(context: Context, name: str) -> ModelCard:
+    capabilities = context.service.capabilities
+    if capabilities is None:
+        return ModelCard(id=name, created=STARTED)
+    return ModelCard(
+        id=name,
+        created=STARTED,
+        root=capabilities.model,
+        max_model_len=capabilities.context_tokens,
+        max_pixels=capabilities.max_pixels,
+        images=capabilities.images,
+        video=capabilities.video,
+    )
+
+
+for routes in (health_routes, server_routes, model_routes, token_routes):
+    router.include_router(routes)

@@ -1,0 +1,147 @@
+"""What /metrics shows, in Prometheus' form. Labels come from our own code, never from users."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from snugvl.backends.protocol import Usage
+from snugvl.backends.service import EngineService, Load
+from snugvl.ledger import Ledger
+
+FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+REQUEST_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+STATES = ("starting", "ready", "restarting", "draining", "failed")
+
+# Metric, what it counts, and the field of `Load` that has it. They restart from 0 with the engine.
+ENGINE_COUNTERS = (
+    ("snugvl_engine_prompt_tokens", "Prompt tokens that this engine computed.", "prompt_tokens"),
+    ("snugvl_engine_generated_tokens", "Tokens that this engine generated.", "generated_tokens"),
+    ("snugvl_engine_items_encoded", "Images and videos that went through the vision tower.", "items_encoded"),
+    ("snugvl_preemptions", "Sequences that gave their KV blocks up for a while.", "preemptions"),
+    ("snugvl_prefix_hit_tokens", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
+    ("snugvl_prefix_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
+    ("snugvl_engine_faults", "Steps of the engine that failed.", "faults"),
+)
+
+
+class Metrics:
+    """Of one server, in a registry of its own."""
+
+    def __init__(self, service: EngineService) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Engine(service))
+        self.requests = Counter(
+            "snugvl_requests", "Requests answered.", ("method", "path", "status"), registry=self._registry
+        )
+        self.refusals = Counter(
+            "snugvl_refusals", "Requests that ended in an error.", ("status", "code"), registry=self._registry
+        )
+        self.departures = Counter(
+            "snugvl_clients_left",
+            "Requests whose client left before the answer was complete.",
+            registry=self._registry,
+        )
+        self.in_flight = Gauge(
+            "snugvl_requests_in_flight", "Requests in the building.", registry=self._registry
+        )
+        self.request_seconds = Histogram(
+            "snugvl_request_seconds",
+            "From the first byte of a request's head to the last of its answer.",
+            ("path",),
+            buckets=REQUEST_S,
+            registry=self._registry,
+        )
+        self.first_token_seconds = Histogram(
+            "snugvl_time_to_first_token_seconds",
+            "From handing a request to the engine to its first token.",
+            buckets=FIRST_TOKEN_S,
+            registry=self._registry,
+        )
+        self.token_seconds = Histogram(
+            "snugvl_inter_token_seconds",
+            "Between two pieces of one answer.",
+            buckets=TOKEN_S,
+            registry=self._registry,
+        )
+        self.finished = Counter(
+            "snugvl_finished", "Answers, by how they ended.", ("reason",), registry=self._registry
+        )
+        self._tokens = Counter(
+            "snugvl_tokens",
+            "Tokens of finished requests; image tokens are part of the prompt's.",
+            ("kind",),
+            registry=self._registry,
+        )
+        for kind in ("prompt", "generated", "image"):
+            self._tokens.labels(kind)
+
+    def count(self, usage: Usage) -> None:
+        """Add the tokens of a finished request."""
+        self._tokens.labels("prompt").inc(usage.prompt_tokens)
+        self._tokens.labels("generated").inc(usage.completion_tokens)
+        self._tokens.labels("image").inc(usage.image_tokens)
+
+    def text(self) -> bytes:
+        """Everything, as Prometheus reads it."""
+        return generate_latest(self._registry)
+
+
+class _Engine(Collector):
+    """What the engine says of itself, read when it is asked for."""
+
+    def __init__(self, service: EngineService) -> None:
+        self._service = service
+
+    def describe(self) -> list[Metric]:
+        """Nothing: names are checked by tests, not by the registry, which would have to collect."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """State, load and ledger."""
+        health = self._service.health
+        state = GaugeMetricFamily("snugvl_engine_state", "1 for the state it is in.", labels=("state",))
+        for name in STATES:
+            state.add_metric((name,), float(name == health.state))
+        yield state
+        yield CounterMetricFamily("snugvl_engine_restarts", "How often it came back.", health.restarts)
+        snapshot = self._service.snapshot
+        if snapshot is not None:
+            yield from _load(snapshot.load)
+            yield from _ledger(snapshot.ledger)
+
+
+def _load(load: Load) -> Iterator[Metric]:
+    yield GaugeMetricFamily("snugvl_running", "Requests that the engine computes.", load.running)
+    yield GaugeMetricFamily("snugvl_waiting", "Requests in the engine's queue.", load.waiting)
+    used = load.num_blocks - load.free_blocks
+    yield GaugeMetricFamily("snugvl_kv_blocks_used", "KV blocks that requests hold.", used)
+    yield GaugeMetricFamily("snugvl_kv_blocks", "KV blocks in all.", load.num_blocks)
+    yield GaugeMetricFamily("snugvl_kv_block_tokens", "Tokens of one KV block.", load.block_size)
+    for name, what, field in ENGINE_COUNTERS:
+        yield CounterMetricFamily(name, what, getattr(load, field))
+
+
+def _ledger(ledger: Ledger) -> Iterator[Metric]:
+    kinds = ("planned", "measured", "used")
+    rows = GaugeMetricFamily(
+        "snugvl_memory_bytes",
+        "Components of memory: planned, measured, in use.",
+        labels=("component", "kind"),
+    )
+    for row in ledger.rows:
+        for kind in kinds:
+            value = getattr(row, f"{kind}_bytes")
+            if value is not None:
+                rows.add_metric((row.name, kind), value)
+    yield rows
+    device = GaugeMetricFamily("snugvl_device_bytes", "Memory of the device.", labels=("kind",))
+    device.add_metric(("total",), ledger.total_bytes)
+    device.add_metric(("free",), ledger.free_bytes)
+    device.add_metric(("process",), ledger.process_bytes)
+    device.add_metric(("others",), ledger.others_bytes)
+    if ledger.cap_bytes is not None:
+        device.add_metric(("cap",), ledger.cap_bytes)
+    yield device

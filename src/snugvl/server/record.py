@@ -1,0 +1,50 @@
+"""What one request leaves behind: filled in by whoever knows, read by the access log and the metrics."""
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from snugvl.backends.protocol import Usage
+
+
+@dataclass(slots=True)
+class Record:
+    """Of one request; changes while it runs.
+
+    Attributes:
+        id: ours, also sent to the client.
+        key: fingerprint of the API key, or "-"; never the key.
+        status: of the answer; 499 when the client left before it had one.
+        error: what it ended with, also in the middle of a stream.
+        left: the client was gone before the answer was complete.
+    """
+
+    id: str
+    key: str = "-"
+    status: int | None = None
+    error: Exception | None = None
+    left: bool = False
+    usage: Usage | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.started
+
+    def add(self, usage: Usage) -> None:
+        """Count the tokens of one generation; a request may have several."""
+        old = self.usage or Usage(0, 0)
+        self.usage = Usage(
+            old.prompt_tokens + usage.prompt_tokens,
+            old.completion_tokens + usage.completion_tokens,
+            old.image_tokens + usage.image_tokens,
+        )
+
+
+RECORD: ContextVar[Record | None] = ContextVar("record", default=None)
+
+
+def current() -> Record:
+    """The record of the request that runs here; one that nobody reads outside of requests."""
+    return RECORD.get() or Record("-")

@@ -1,0 +1,129 @@
+"""A scripted engine: what it says, how fast, and what goes wrong are the test's choice."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self
+
+from snugvl.backends.protocol import Capabilities, Delta, Message, Request, ToolUse, Usage
+from snugvl.backends.service import Health, Load, Snapshot, Tokens
+from snugvl.errors import EngineUnavailable
+from snugvl.ledger import Ledger, LedgerRow
+
+CAPABILITIES = Capabilities("fake", 512, images=True, video=False, max_pixels=65_536, min_pixels=1024)
+LEDGER = Ledger(
+    "a fake GPU",
+    (LedgerRow("KV cache", 4096, 4096, 1024), LedgerRow("text weights", 8192, 8000)),
+    total_bytes=100_000,
+    free_bytes=50_000,
+    process_bytes=20_000,
+)
+
+
+@dataclass
+class Script:
+    """How one request goes.
+
+    Attributes:
+        words: pieces of the answer, one a delta.
+        wait_s: before each piece; inf: it never comes.
+        error: raised after the last piece instead of finishing.
+        refusal: raised by `submit`.
+        submit_s: how long `submit` takes.
+    """
+
+    words: Sequence[str] = ("Hello", " there")
+    wait_s: float = 0.0
+    error: Exception | None = None
+    refusal: Exception | None = None
+    submit_s: float = 0.0
+
+
+class FakeStream:
+    """The answer of one request; knows whether it was closed."""
+
+    def __init__(self, service: "FakeService", script: Script) -> None:
+        self._service = service
+        self._script = script
+        self.closed = False
+
+    def __iter__(self) -> Iterator[Delta]:
+        raise AssertionError("the server reads asynchronously")
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        for word in self._script.words:
+            if self._script.wait_s:
+                await asyncio.sleep(min(self._script.wait_s, 3600))
+            yield Delta(word)
+        if self._script.error is not None:
+            self.close()
+            raise self._script.error
+        self.close()
+        yield Delta("", finish_reason="stop", usage=Usage(7, len(self._script.words), 2))
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._service.running.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass
+class FakeService:
+    """An `EngineService` for tests; everything may be changed while it runs."""
+
+    script: Script | Callable[[Request], Script] = field(default_factory=Script)
+    health: Health = field(default_factory=lambda: Health("ready", "fake is ready"))
+    capabilities: Capabilities | None = CAPABILITIES
+    requests: list[Request] = field(default_factory=list)
+    running: set[FakeStream] = field(default_factory=set)
+    closed: bool = False
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        if self.capabilities is None:
+            return None
+        used = len(self.running)
+        return Snapshot(time.time(), LEDGER, Load(used, 0, free_blocks=8 - used, num_blocks=8, block_size=16))
+
+    async def start(self) -> None:
+        """Nothing to load."""
+
+    async def submit(self, request: Request) -> FakeStream:
+        if not self.health.ready:
+            raise EngineUnavailable(self.health.detail, retry_after_s=self.health.retry_after_s or 2.0)
+        script = self.script(request) if callable(self.script) else self.script
+        self.requests.append(request)
+        if script.submit_s:
+            await asyncio.sleep(script.submit_s)
+        if script.refusal is not None:
+            raise script.refusal
+        stream = FakeStream(self, script)
+        self.running.add(stream)
+        return stream
+
+    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+        text = prompt if isinstance(prompt, str) else "".join(str(message) for message in prompt)
+        return Tokens(tuple(text.encode()))
+
+    async def detokenize(self, ids: tuple[int, ...]) -> str:
+        return bytes(ids).decode()
+
+    async def drain(self, timeout_s: float) -> bool:
+        self.health = replace(self.health, state="draining", detail="shutting down")
+        end = time.monotonic() + timeout_s
+        while self.running and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        return not self.running
+
+    async def close(self) -> None:
+        self.closed = True

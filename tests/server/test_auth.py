@@ -1,0 +1,122 @@
+"""Who may come in."""
+
+import httpx
+import pytest
+
+from snugvl.server.auth import is_loopback
+from snugvl.server.settings import ServerSettings
+from tests.server.fake import FakeService
+from tests.server.live import live
+from tests.server.raw import connect, head
+
+KEYS = ServerSettings(api_keys=("first-key", "zweiter-schlüssel"))
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer first-key"},
+        {"authorization": "bearer  first-key"},
+        {"x-api-key": "first-key"},
+        {"Authorization": b"Bearer zweiter-schl\xfcssel"},
+        {"Authorization": "Basic abc", "x-api-key": "first-key"},
+    ],
+)
+def test_any_key_opens(headers: dict[str, str]) -> None:
+    with live(FakeService(), KEYS) as base:
+        assert httpx.get(base + "/version", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "no API key"),
+        ({"Authorization": "Bearer"}, "no API key"),
+        ({"Authorization": "first-key"}, "no API key"),
+        ({"Authorization": "Bearer first-ke"}, "wrong"),
+        ({"Authorization": "Bearer first-key2"}, "wrong"),
+        ({"x-api-key": "FIRST-KEY"}, "wrong"),
+        ({"Authorization": "Bearer other", "x-api-key": "first-key"}, "wrong"),
+    ],
+)
+def test_nothing_else_does(headers: dict[str, str], said: str) -> None:
+    service = FakeService()
+    with live(service, KEYS) as base:
+        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/memory"), ("GET", "/nowhere")):
+            answer = httpx.request(method, base + path, headers=headers, json=CHAT)
+            assert answer.status_code == 401
+            assert said in answer.json()["error"]["message"]
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert not service.requests
+
+
+def test_every_route_but_health_and_the_page_is_guarded() -> None:
+    with live(FakeService(), KEYS) as base:
+        document = httpx.get(base + "/openapi.json", headers={"x-api-key": "first-key"}).json()
+        for path, operations in document["paths"].items():
+            for method in operations:
+                status = httpx.request(method, base + path).status_code
+                assert (status == 401) == (not path.startswith("/health")), f"{method} {path}: {status}"
+        assert httpx.get(base + "/openapi.json").status_code == 401
+        assert httpx.get(base + "/metrics").status_code == 401
+        assert httpx.get(base + "/").status_code == 200
+
+
+def test_the_body_of_a_stranger_is_not_waited_for() -> None:
+    with live(FakeService(), KEYS) as base, connect(base, head(1_000_000)) as link:
+        assert link.recv(65536).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "192.168.0.2", ""]
+)
+def test_a_rebound_name_is_refused(host: str) -> None:
+    with live(FakeService()) as base:
+        answer = httpx.get(base + "/version", headers={"host": host})
+        assert answer.status_code == 403
+        assert answer.json()["error"]["code"] == "forbidden"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST:1", "127.1.2.3"])
+def test_loopback_names_are_ours(host: str) -> None:
+    with live(FakeService()) as base:
+        assert httpx.get(base + "/version", headers={"host": host}).status_code == 200
+
+
+def test_a_wider_address_answers_to_any_name() -> None:
+    with live(FakeService(), ServerSettings(host="0.0.0.0")) as base:
+        assert httpx.get(base + "/version", headers={"host": "box.lan"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://localhost:1", "http://[", "file://"]
+)
+def test_a_foreign_page_may_not_post(origin: str) -> None:
+    service = FakeService()
+    with live(service) as base:
+        answer = httpx.post(base + "/v1/chat/completions", json=CHAT, headers={"origin": origin})
+        assert answer.status_code == 403
+        assert "--api-key" in answer.json()["error"]["message"]
+        assert "access-control-allow-origin" not in answer.headers
+    assert not service.requests
+
+
+def test_our_own_page_may_post_and_so_may_programs_with_a_key() -> None:
+    with live(FakeService()) as base:
+        for origin in (base, base.upper()):
+            assert httpx.post(base + "/tokenize", json={"prompt": "a"}, headers={"origin": origin}).is_success
+    with live(FakeService(), KEYS) as base:
+        headers = {"origin": "https://tool.example", "x-api-key": "first-key"}
+        assert httpx.post(base + "/tokenize", json={"prompt": "a"}, headers=headers).is_success
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "a.localhost", "127.9.9.9"])
+def test_what_is_loopback(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "", "localhost.evil.example"])
+def test_what_is_not(host: str) -> None:
+    assert not is_loopback(host)

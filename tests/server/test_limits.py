@@ -1,0 +1,209 @@
+"""How much may come in, how fast, and what happens to a client that leaves or sleeps."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from snugvl.server.limits import Bucket
+from snugvl.server.settings import ServerSettings
+from tests.server.fake import FakeService, Script
+from tests.server.live import live
+from tests.server.raw import connect, head, read_all, until
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+STREAM = {**CHAT, "stream": True}
+FOREVER = Script(words=("never",), wait_s=math.inf)
+
+
+def test_a_body_that_is_too_long_is_refused_with_the_numbers() -> None:
+    with live(FakeService(), ServerSettings(max_body_bytes=1000)) as base:
+        body = json.dumps({"prompt": "x" * 2000})
+        answer = httpx.post(base + "/tokenize", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 413
+        error = answer.json()["error"]
+        assert error["code"] == "request_too_large"
+        assert f"{len(body):,}" in error["message"]
+        assert "1,000" in error["message"]
+        assert httpx.post(base + "/api/chat", content=body).json().keys() == {"error"}
+
+
+def test_a_body_without_a_length_is_counted_as_it_comes() -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(50):
+            yield b"x" * 100
+
+    with live(FakeService(), ServerSettings(max_body_bytes=1000)) as base:
+        for kind in ("application/json", "multipart/form-data; boundary=a"):
+            try:
+                answer = httpx.post(base + "/tokenize", content=pieces(), headers={"content-type": kind})
+            except (httpx.ReadError, httpx.WriteError):
+                continue  # dropped while it was still sending
+            assert answer.status_code == 413 if kind == "application/json" else 400
+
+
+def test_a_body_that_never_ends_is_dropped() -> None:
+    with live(FakeService(), ServerSettings(read_timeout_s=0.2)) as base, connect(base, head(100)) as link:
+        answer = read_all(link)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"too slowly" in answer
+        assert b"connection: close" in answer.lower()
+
+
+def test_a_head_that_never_ends_is_dropped() -> None:
+    with live(FakeService(), ServerSettings(read_timeout_s=0.2)) as base:
+        for start in (b"", b"GET /version HTTP/1.1\r\nHost: lo"):
+            with connect(base, start) as link:
+                assert read_all(link) == b""
+
+
+def test_a_connection_that_rests_between_requests_is_kept() -> None:
+    with live(FakeService(), ServerSettings(read_timeout_s=0.1)) as base, httpx.Client() as client:
+        assert client.get(base + "/version").is_success
+        time.sleep(0.3)
+        with connect(base) as link:
+            link.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert link.recv(65536).startswith(b"HTTP/1.1 200")
+            time.sleep(0.3)
+            link.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert link.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "extra", ["".join(f"X-{i}: 1\r\n" for i in range(200)), f"X: {'y' * 3000}\r\n", f"X: {'y' * 300_000}\r\n"]
+)
+def test_long_heads_are_refused(extra: str) -> None:
+    with live(FakeService(), ServerSettings(max_header_bytes=2000)) as base:
+        with connect(base, head(2, extra=extra) + b"{}") as link:
+            answer = read_all(link)
+        assert answer.startswith(b"HTTP/1.1 431")
+        assert b"headers_too_large" in answer
+
+
+def test_an_endless_head_is_refused_before_it_ends() -> None:
+    with live(FakeService(), ServerSettings(max_header_bytes=2000)) as base:
+        with connect(base, b"GET / HTTP/1.1\r\nX: " + b"y" * 5000) as link:
+            assert read_all(link).startswith(b"HTTP/1.1 431")
+        assert httpx.get(base + "/version").is_success
+
+
+def test_too_many_at_once() -> None:
+    service = FakeService(script=FOREVER)
+    with live(service, ServerSettings(max_concurrent=2)) as base, ExitStack() as open_streams:
+        for _ in range(2):
+            open_streams.enter_context(httpx.stream("POST", base + "/v1/chat/completions", json=STREAM))
+        answer = httpx.post(base + "/v1/chat/completions", json=CHAT)
+        assert answer.status_code == 429
+        assert answer.json()["error"]["code"] == "queue_full"
+        assert int(answer.headers["retry-after"]) >= 1
+        assert httpx.get(base + "/health").is_success
+        open_streams.close()
+        until(lambda: not service.running)
+        service.script = Script()
+        until(lambda: httpx.post(base + "/v1/chat/completions", json=CHAT).is_success)
+
+
+def test_one_key_does_not_take_the_place_of_another() -> None:
+    service = FakeService(script=FOREVER)
+    settings = ServerSettings(api_keys=("one", "two"), key_concurrent=1)
+    one, two = {"x-api-key": "one"}, {"x-api-key": "two"}
+    with live(service, settings) as base:
+        url = base + "/v1/chat/completions"
+        with httpx.stream("POST", url, json=STREAM, headers=one):
+            refused = httpx.post(url, json=CHAT, headers=one)
+            assert refused.status_code == 429
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+            with httpx.stream("POST", url, json=STREAM, headers=two) as other:
+                assert other.status_code == 200
+        until(lambda: not service.running)
+
+
+def test_requests_a_minute_of_each_key() -> None:
+    settings = ServerSettings(api_keys=("one", "two"), key_requests_per_minute=2)
+    with live(FakeService(), settings) as base:
+        for key, statuses in (("one", [200, 200, 429]), ("two", [200])):
+            for status in statuses:
+                answer = httpx.post(base + "/tokenize", json={"prompt": "a"}, headers={"x-api-key": key})
+                assert answer.status_code == status
+                if status == 429:
+                    assert 1 <= int(answer.headers["retry-after"]) <= 30
+        assert httpx.get(base + "/version", headers={"x-api-key": "one"}).is_success
+
+
+def test_a_bucket_fills_up_evenly() -> None:
+    bucket = Bucket(60, now=0.0)
+    assert [bucket.take(0.0) for _ in range(60)] == [0.0] * 60
+    assert bucket.take(0.0) == pytest.approx(1.0)
+    assert bucket.take(0.5) == pytest.approx(0.5)
+    assert bucket.take(1.0) == 0.0
+    assert [bucket.take(1000.0) for _ in range(61)][-1] > 0  # never more than a minute's worth
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+def test_a_client_that_leaves_frees_its_place(body: dict[str, object]) -> None:
+    service = FakeService(script=FOREVER)
+    data = json.dumps(body).encode()
+    with live(service) as base:
+        link = connect(base, head(len(data), "/v1/chat/completions") + data)
+        until(lambda: len(service.running) == 1)
+        link.close()
+        until(lambda: not service.running)
+        until(lambda: b"snugvl_clients_left_total 1.0" in httpx.get(base + "/metrics").content)
+
+
+def test_a_client_that_leaves_while_its_request_is_taken_in() -> None:
+    service = FakeService(script=Script(words=("never",), wait_s=math.inf, submit_s=0.3))
+    data = json.dumps(CHAT).encode()
+    with live(service) as base:
+        link = connect(base, head(len(data), "/v1/chat/completions") + data)
+        until(lambda: len(service.requests) == 1)
+        link.close()
+        until(lambda: b"snugvl_clients_left_total 1.0" in httpx.get(base + "/metrics").content)
+        time.sleep(0.4)  # until the engine has taken it in
+        assert not service.running
+
+
+def test_a_client_that_reads_nothing_is_dropped() -> None:
+    words = ["x" * 60_000] * 2000
+    service = FakeService(script=Script(words=words))
+    data = json.dumps(STREAM).encode()
+    with live(service, ServerSettings(write_timeout_s=0.3)) as base:
+        with connect(base, head(len(data), "/v1/chat/completions") + data):
+            until(lambda: len(service.requests) == 1)
+            until(lambda: not service.running, seconds=30)
+        assert httpx.get(base + "/health").is_success
+
+
+def test_a_client_that_breaks_its_body_off_is_no_error() -> None:
+    service = FakeService()
+    with live(service) as base:
+        connect(base, head(1000) + b"{").close()
+        until(lambda: b'status="499"' in httpx.get(base + "/metrics").content)
+        assert httpx.get(base + "/health").is_success
+    assert not service.requests
+
+
+def test_the_deadline_reaches_the_engine() -> None:
+    service = FakeService()
+    with live(service, ServerSettings(deadline_s=12.5)) as base:
+        assert httpx.post(base + "/v1/chat/completions", json=CHAT).is_success
+    assert service.requests[0].deadline_s == 12.5
+
+
+def test_real_kv_blocks_come_back(pocket: object, url: str, data_url: str) -> None:
+    def used() -> int:
+        load = httpx.get(url + "/memory").json()["load"]
+        return int(load["running"] + load["waiting"])
+
+    text = [{"type": "text", "text": "Describe."}, {"type": "image_url", "image_url": {"url": data_url}}]
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 200, "ignore_eos": True}
+    for stream in (True, False):
+        data = json.dumps({**body, "stream": stream}).encode()
+        link = connect(url, head(len(data), "/v1/chat/completions") + data)
+        until(lambda: used() == 1)
+        link.close()
+        until(lambda: used() == 0)

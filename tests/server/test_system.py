@@ -1,0 +1,125 @@
+"""Routes about the server itself."""
+
+import httpx
+import pytest
+
+from snugvl.backends.service import Health
+from snugvl.server.settings import ServerSettings
+from snugvl.version import __version__
+from tests.server.fake import FakeService
+from tests.server.live import live
+
+
+def test_ready(url: str) -> None:
+    for path in ("/health", "/health/ready", "/health/live"):
+        answer = httpx.get(url + path)
+        assert answer.status_code == 200
+        assert answer.json()["ready"] is True
+        assert answer.json()["state"] == "ready"
+        assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("state", ["starting", "restarting", "draining", "failed"])
+def test_live_but_not_ready(state: str) -> None:
+    health = Health(state, "loading weights", progress=0.25, restarts=2, retry_after_s=2.4)  # type: ignore[arg-type]
+    with live(FakeService(health=health)) as base:
+        answer = httpx.get(base + "/health")
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "3"
+        assert answer.json() == {
+            "ready": False,
+            "state": state,
+            "detail": "loading weights",
+            "progress": 0.25,
+            "restarts": 2,
+            "retry_after_s": 2.4,
+        }
+        assert httpx.get(base + "/health/live").status_code == 200
+
+
+def test_version_and_models(url: str) -> None:
+    assert httpx.get(url + "/version").json() == {"version": __version__}
+    listed = httpx.get(url + "/v1/models").json()
+    assert listed["object"] == "list"
+    (card,) = listed["data"]
+    assert card["id"] == "pocket"
+    assert card["max_model_len"] > 0
+    assert httpx.get(url + "/v1/models/pocket").json() == card
+    lost = httpx.get(url + "/v1/models/gpt-9")
+    assert lost.status_code == 404
+    assert lost.json()["error"]["code"] == "model_not_found"
+    assert "'pocket'" in lost.json()["error"]["message"]
+
+
+def test_several_names_and_names_with_a_slash() -> None:
+    settings = ServerSettings(names=("Qwen/Qwen3-VL", "gpt-4o"))
+    with live(FakeService(), settings) as base:
+        names = [card["id"] for card in httpx.get(base + "/v1/models").json()["data"]]
+        assert names == ["Qwen/Qwen3-VL", "gpt-4o"]
+        assert httpx.get(base + "/v1/models/Qwen/Qwen3-VL").json()["root"] == "fake"
+
+
+def test_models_are_named_before_they_are_loaded() -> None:
+    starting = FakeService(health=Health("starting", "loading"), capabilities=None)
+    with live(starting) as base:
+        (card,) = httpx.get(base + "/v1/models").json()["data"]
+        assert card["root"] is None
+        memory = httpx.get(base + "/memory").json()
+        assert memory["ledger"] is None
+        assert memory["health"]["state"] == "starting"
+
+
+def test_memory_has_planned_beside_measured() -> None:
+    with live(FakeService()) as base:
+        memory = httpx.get(base + "/memory").json()
+    assert memory["ledger"]["rows"][0] == {
+        "name": "KV cache",
+        "planned_bytes": 4096,
+        "measured_bytes": 4096,
+        "used_bytes": 1024,
+    }
+    assert memory["ledger"]["others_bytes"] == 30_000
+    assert memory["load"]["num_blocks"] == 8
+
+
+def test_tokens_there_and_back(url: str) -> None:
+    there = httpx.post(url + "/tokenize", json={"prompt": "a red circle"}).json()
+    assert there["count"] == len(there["tokens"]) > 0
+    assert there["max_model_len"] > 0
+    back = httpx.post(url + "/detokenize", json={"tokens": there["tokens"]}).json()
+    assert back == {"prompt": "a red circle"}
+
+
+def test_tokens_of_a_conversation_with_a_picture(url: str, data_url: str) -> None:
+    content = [{"type": "image_url", "image_url": {"url": data_url}}, {"type": "text", "text": "hi"}]
+    found = httpx.post(url + "/tokenize", json={"messages": [{"role": "user", "content": content}]}).json()
+    assert found["image_tokens"] > 0
+    assert found["count"] > found["image_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}, "return_token_strs"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": ["1"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": "1"}, "tokens"),
+    ],
+)
+def test_wrong_tokens(url: str, path: str, body: object, param: str) -> None:
+    answer = httpx.post(url + path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_token_that_the_model_does_not_have(url: str) -> None:
+    assert httpx.post(url + "/detokenize", json={"tokens": [2**31 - 1]}).status_code < 500
+
+
+def test_another_model_is_refused(url: str) -> None:
+    answer = httpx.post(url + "/tokenize", json={"prompt": "a", "model": "gpt-9"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["param"] == "model"
