@@ -25,7 +25,9 @@ def ask(
         bool, typer.Option("--together", help="Show all images in one question instead of asking of each.")
     ] = False,
     recursive: options.Recursive = False,
-    model: options.Model = options.DEFAULT_MODEL,
+    model: options.Model = None,
+    server: options.Server = None,
+    api_key: options.ApiKey = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     context: options.Context = None,
@@ -46,14 +48,16 @@ def ask(
     task = Task(
         "ask",
         {"question": asked, **generation.chosen()},
-        run=lambda model, _, images: model.ask(images, asked, sampling=sampling),
+        run=lambda model, _, images: model.ask(images, asked, sampling=sampling, max_pixels=max_pixels),
         text=render.words,
-        stream=lambda model, images: model.stream_ask(images, asked, sampling=sampling),
+        stream=lambda model, images: model.stream_ask(
+            images, asked, sampling=sampling, max_pixels=max_pixels
+        ),
     )
     batch.do(
         task,
         [Job(tuple(names), together=True)] if together else each(names),
-        options.ModelChoice(model, device, dtype, context, max_pixels),
+        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key),
         options.OutputChoice(json, output, resume, quiet),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -26,10 +26,12 @@ from snugvl.cli.task import Job, Outcome, Task
 from snugvl.errors import InputError, SnugvlError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from snugvl.backends.protocol import Delta
+    from snugvl.client import Client
+    from snugvl.client.pictures import ImageSource
     from snugvl.model import Model
+
+    Reader = Callable[[Job], list[ImageSource]]
 
 IN_FLIGHT = 8
 SOME_FAILED = 7
@@ -46,6 +48,7 @@ def do(
             resume is of other work.
         typer.Exit: with 7 when some of several jobs failed, with 130 when interrupted.
     """
+    choice = session.resolve(choice)
     left = _left(task, jobs, choice, output)
     if not left:
         if not output.quiet:
@@ -69,14 +72,16 @@ def _load_and_do(
 ) -> None:
     # One image is read before the model is loaded, so that a mistyped path is told at once.
     opener = sink or _opener(task, jobs, choice, output)
-    images = _decoded_or_told(jobs[0], opener) if len(jobs) == 1 else None
+    read = session.reader(choice)
+    images = _read_or_told(jobs[0], read, opener) if len(jobs) == 1 else None
     with session.load_model(choice) as model:
         if images is not None and task.stream and _for_a_terminal(output):
             _streamed(task, model, images, output)
         elif images is not None:
-            _single(task, model, jobs[0], images, opener, output)
+            ready = images
+            _single(_attempt(task, model, jobs[0], lambda _: ready), opener, output)
         else:
-            _batch(task, model, left, opener, output)
+            _batch(lambda job: _attempt(task, model, job, read), task.name, left, opener, output)
 
 
 def _left(task: Task, jobs: Sequence[Job], choice: ModelChoice, output: OutputChoice) -> Sequence[Job]:
@@ -88,14 +93,14 @@ def _left(task: Task, jobs: Sequence[Job], choice: ModelChoice, output: OutputCh
         return jobs
     if any(STDIN in job.names for job in jobs):
         raise InputError("--resume can't tell whether standard input is the same picture; give files")
-    have = records.results_in(output.path, task, choice.model)
+    have = records.results_in(output.path, task, choice.name)
     records.rewrite(output.path, have)
     return records.remaining(jobs, have)
 
 
 def _opener(task: Task, jobs: Sequence[Job], choice: ModelChoice, output: OutputChoice) -> Opener:
     if output.path or output.json:
-        return lambda: JsonLines(task, choice.model, output.path)
+        return lambda: JsonLines(task, choice.name, output.path)
     return lambda: Readable(task.text, several=len(jobs) > 1)
 
 
@@ -103,22 +108,16 @@ def _for_a_terminal(output: OutputChoice) -> bool:
     return sys.stdout.isatty() and not output.json and output.path is None
 
 
-def _decoded(job: Job) -> list[Image]:
-    from snugvl.model import decode
-
-    return [decode(sys.stdin.buffer if name == STDIN else name) for name in job.names]
-
-
-def _decoded_or_told(job: Job, sink: Opener) -> list[Image]:
+def _read_or_told(job: Job, read: Reader, sink: Opener) -> list[ImageSource]:
     try:
-        return _decoded(job)
+        return read(job)
     except SnugvlError as error:
         with sink() as results:
             results.put(Outcome(job, None, error, 0.0))
         raise
 
 
-def _streamed(task: Task, model: Model, images: Sequence[Image], output: OutputChoice) -> None:
+def _streamed(task: Task, model: Model | Client, images: Sequence[ImageSource], output: OutputChoice) -> None:
     from snugvl.tasks.parse import answer_text
     from snugvl.tasks.request import collect
 
@@ -139,10 +138,7 @@ def _streamed(task: Task, model: Model, images: Sequence[Image], output: OutputC
     _note_cut(reply.truncated, output)
 
 
-def _single(
-    task: Task, model: Model, job: Job, images: Sequence[Image], sink: Opener, output: OutputChoice
-) -> None:
-    outcome = _attempt(task, model, job, images)
+def _single(outcome: Outcome, sink: Opener, output: OutputChoice) -> None:
     with sink() as results:
         results.put(outcome)
     if outcome.error:
@@ -156,12 +152,14 @@ def _note_cut(truncated: bool, output: OutputChoice) -> None:
         say("the answer was cut at its token limit; --max-tokens raises it")
 
 
-def _batch(task: Task, model: Model, jobs: Sequence[Job], sink: Opener, output: OutputChoice) -> None:
+def _batch(
+    attempt: Callable[[Job], Outcome], label: str, jobs: Sequence[Job], sink: Opener, output: OutputChoice
+) -> None:
     done = failed = 0
     shown = not output.quiet and (output.path is not None or not sys.stdout.isatty())
     try:
-        with sink() as results, progress(len(jobs), task.name, shown=shown) as bar:
-            for outcome in _outcomes(task, model, jobs):
+        with sink() as results, progress(len(jobs), label, shown=shown) as bar:
+            for outcome in _outcomes(attempt, jobs):
                 results.put(outcome)
                 done += 1
                 failed += outcome.error is not None
@@ -188,7 +186,7 @@ def _report(outcome: Outcome, bar: Progress) -> None:
     trace(outcome.error)
 
 
-def _outcomes(task: Task, model: Model, jobs: Sequence[Job]) -> Iterator[Outcome]:
+def _outcomes(attempt: Callable[[Job], Outcome], jobs: Sequence[Job]) -> Iterator[Outcome]:
     """Outcomes in the order of `jobs`; at most `IN_FLIGHT` are being worked on or wait to be taken."""
     waiting: deque[Future[Outcome]] = deque()
     pool = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="snugvl-batch")
@@ -196,7 +194,7 @@ def _outcomes(task: Task, model: Model, jobs: Sequence[Job]) -> Iterator[Outcome
         for job in jobs:
             if len(waiting) == IN_FLIGHT:
                 yield waiting.popleft().result()
-            waiting.append(pool.submit(_attempt, task, model, job))
+            waiting.append(pool.submit(attempt, job))
         while waiting:
             yield waiting.popleft().result()
     finally:
@@ -204,10 +202,10 @@ def _outcomes(task: Task, model: Model, jobs: Sequence[Job]) -> Iterator[Outcome
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _attempt(task: Task, model: Model, job: Job, images: Sequence[Image] | None = None) -> Outcome:
+def _attempt(task: Task, model: Model | Client, job: Job, read: Reader) -> Outcome:
     start = time.perf_counter()
     try:
-        result = task.run(model, job, images if images is not None else _decoded(job))
+        result = task.run(model, job, read(job))
     except Exception as error:
         return Outcome(job, None, error, time.perf_counter() - start)
     return Outcome(job, result, None, time.perf_counter() - start)

@@ -14,7 +14,9 @@ def caption(
         Literal["short", "detailed"], typer.Option("--detail", help="One sentence, or all there is to say.")
     ] = "short",
     recursive: options.Recursive = False,
-    model: options.Model = options.DEFAULT_MODEL,
+    model: options.Model = None,
+    server: options.Server = None,
+    api_key: options.ApiKey = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     context: options.Context = None,
@@ -33,13 +35,17 @@ def caption(
     task = Task(
         "caption",
         {"detail": detail, **generation.chosen()},
-        run=lambda model, _, images: model.caption(images[0], detail=detail, sampling=sampling),
+        run=lambda model, _, images: model.caption(
+            images[0], detail=detail, sampling=sampling, max_pixels=max_pixels
+        ),
         text=render.words,
-        stream=lambda model, images: model.stream_caption(images[0], detail=detail, sampling=sampling),
+        stream=lambda model, images: model.stream_caption(
+            images[0], detail=detail, sampling=sampling, max_pixels=max_pixels
+        ),
     )
     batch.do(
         task,
         each(sources.expand(images, recursive=recursive)),
-        options.ModelChoice(model, device, dtype, context, max_pixels),
+        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key),
         options.OutputChoice(json, output, resume, quiet),
     )

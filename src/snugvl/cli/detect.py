@@ -18,6 +18,8 @@ from snugvl.errors import InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from snugvl.client import Client
+    from snugvl.client.pictures import ImageSource
     from snugvl.model import Model
     from snugvl.sampling import SamplingParams
     from snugvl.tasks.results import Detections
@@ -41,7 +43,9 @@ def detect(
         Format | None, typer.Option("--format", help="json is JSON Lines; yolo needs a folder as --output.")
     ] = None,
     recursive: options.Recursive = False,
-    model: options.Model = options.DEFAULT_MODEL,
+    model: options.Model = None,
+    server: options.Server = None,
+    api_key: options.ApiKey = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     context: options.Context = None,
@@ -68,13 +72,13 @@ def detect(
     task = Task(
         "detect",
         {"objects": list(names), **generation.chosen()},
-        run=_runner(names, generation.sampling(), pictures),
+        run=_runner(names, generation.sampling(), max_pixels, pictures),
         text=render.detections,
     )
     batch.do(
         task,
         jobs,
-        options.ModelChoice(model, device, dtype, context, max_pixels),
+        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key),
         options.OutputChoice(chosen == "json", None if sink else output, resume and not sink, quiet),
         sink,
     )
@@ -88,16 +92,26 @@ def _format(chosen: Format | None, json: bool, resume: bool) -> Format | None:
     return "json" if json else chosen
 
 
-def _runner(names: Sequence[str], sampling: SamplingParams, pictures: dict[str, Path]) -> Any:
-    def run(model: Model, job: Job, images: Sequence[Image]) -> Detections:
-        found = model.detect(images[0], names, sampling=sampling)
-        if target := pictures.get(job.names[0]):
+def _runner(
+    names: Sequence[str], sampling: SamplingParams, max_pixels: int | None, pictures: dict[str, Path]
+) -> Any:
+    def run(model: Model | Client, job: Job, images: Sequence[ImageSource]) -> Detections:
+        target = pictures.get(job.names[0])
+        picture = _decoded(images[0]) if target else None  # first: what can't be drawn on isn't asked about
+        found = model.detect(images[0], names, sampling=sampling, max_pixels=max_pixels)
+        if target and picture:
             from snugvl.tasks import draw
 
-            draw.save(draw.annotate(images[0], found), target)
+            draw.save(draw.annotate(picture, found), target)
         return found
 
     return run
+
+
+def _decoded(image: ImageSource) -> Image:
+    from snugvl.model import decode
+
+    return decode(image)
 
 
 def _gathering(

@@ -19,10 +19,24 @@ Images = Annotated[
 ]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Go into the folders of a folder.")]
 Model = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--model", "-m", envvar="SNUGVL_MODEL", metavar="MODEL", help="Checkpoint: a folder or a Hub id."
+        "--model",
+        "-m",
+        envvar="SNUGVL_MODEL",
+        metavar="MODEL",
+        show_default=DEFAULT_MODEL,
+        help="Checkpoint: a folder or a Hub id; with --server, a name that it serves.",
     ),
+]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server", envvar="SNUGVL_SERVER", metavar="URL", help="Ask a running `snugvl serve` instead."
+    ),
+]
+ApiKey = Annotated[
+    str | None, typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="Key of the server.")
 ]
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
@@ -55,13 +69,38 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors on standard er
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Which model, and how to load it."""
+    """Which model, and how to load it; or which server has it.
 
-    model: str
+    `model` is None where neither was said: pocket, or the first name that the server serves.
+    """
+
+    model: str | None
     device: str
     dtype: DtypeName
     context: int | None
     max_pixels: int | None
+    server: str | None = None
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.server is None:
+            return
+        local = {
+            "--device": self.device != "auto",
+            "--dtype": self.dtype != "auto",
+            "--context": self.context,
+        }
+        if said := [name for name, given in local.items() if given]:
+            raise typer.BadParameter(
+                f"{' and '.join(said)} can't be chosen for a model that a server has loaded "
+                f"({self.server}); leave out {'it' if len(said) == 1 else 'them'}, or --server"
+            )
+
+    @property
+    def name(self) -> str:
+        """The model's name, after `session.resolve`."""
+        assert self.model is not None
+        return self.model
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ from snugvl.cli.task import Task, each
 def scene(
     images: options.Images,
     recursive: options.Recursive = False,
-    model: options.Model = options.DEFAULT_MODEL,
+    model: options.Model = None,
+    server: options.Server = None,
+    api_key: options.ApiKey = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     context: options.Context = None,
@@ -26,12 +28,12 @@ def scene(
     task = Task(
         "scene",
         generation.chosen(),
-        run=lambda model, _, images: model.scene(images[0], sampling=sampling),
+        run=lambda model, _, images: model.scene(images[0], sampling=sampling, max_pixels=max_pixels),
         text=render.scene,
     )
     batch.do(
         task,
         each(sources.expand(images, recursive=recursive)),
-        options.ModelChoice(model, device, dtype, context, max_pixels),
+        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key),
         options.OutputChoice(json, output, resume, quiet),
     )

@@ -1,14 +1,21 @@
-"""The model behind a command. A server will stand here too, behind the same methods."""
+"""The model behind a command: loaded here, or behind a server."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice
+from snugvl.cli.sources import STDIN
 from snugvl.cli.stderr import say
+from snugvl.cli.task import Job
+from snugvl.errors import EngineUnavailable
 
 if TYPE_CHECKING:
+    from snugvl.client import Client
+    from snugvl.client.pictures import ImageSource
     from snugvl.model import Model
 
 POCKET_NOTE = (
@@ -17,12 +24,31 @@ POCKET_NOTE = (
 )
 
 
-def load_model(choice: ModelChoice) -> Model:
-    """Load the chosen model."""
+def resolve(choice: ModelChoice) -> ModelChoice:
+    """The choice with the model's name, which a server has to be asked for.
+
+    Raises:
+        SnugvlError: the server can't be reached or refuses.
+    """
+    if choice.model is not None:
+        return choice
+    if choice.server is None:
+        return replace(choice, model=DEFAULT_MODEL)
+    with connect(choice.server, choice.api_key) as client:
+        names = client.models()
+    if not names:
+        raise EngineUnavailable(f"{choice.server} serves no model; name one with --model")
+    return replace(choice, model=names[0])
+
+
+def load_model(choice: ModelChoice) -> Model | Client:
+    """Load the chosen model, or connect to the server that has it."""
     import snugvl
 
+    if choice.server is not None:
+        return connect(choice.server, choice.api_key, choice.name)
     return snugvl.load(
-        choice.model,
+        choice.name,
         device=choice.device,
         dtype=choice.dtype,
         context=choice.context,
@@ -30,7 +56,35 @@ def load_model(choice: ModelChoice) -> Model:
     )
 
 
+def connect(server: str, api_key: str | None, model: str | None = None, **options: float) -> Client:
+    """A client of `server`."""
+    from snugvl.client import Client
+
+    return Client(server, api_key=api_key, model=model, **options)  # type: ignore[arg-type]
+
+
+def reader(choice: ModelChoice) -> Callable[[Job], list[ImageSource]]:
+    """How the pictures of a job are read: decoded for a model here, as they are for a server."""
+    return _uploads if choice.server is not None else _decoded
+
+
 def note_about(choice: ModelChoice, *, quiet: bool) -> None:
     """Tell a person at a terminal what the default model is for."""
-    if choice.model == DEFAULT_MODEL and not quiet and sys.stderr.isatty():
+    local = choice.server is None
+    if local and choice.model == DEFAULT_MODEL and not quiet and sys.stderr.isatty():
         say(POCKET_NOTE)
+
+
+def _decoded(job: Job) -> list[ImageSource]:
+    from snugvl.model import decode
+
+    return [decode(sys.stdin.buffer if name == STDIN else name) for name in job.names]
+
+
+def _uploads(job: Job) -> list[ImageSource]:
+    from snugvl.client.pictures import URL_SCHEMES, read_bytes
+
+    return [
+        name if name.startswith(URL_SCHEMES) else read_bytes(sys.stdin.buffer if name == STDIN else name)
+        for name in job.names
+    ]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # both import Pillow and pydantic
-    from PIL.Image import Image
-
-    from snugvl.backends.protocol import Stream
+if TYPE_CHECKING:  # they import Pillow and pydantic
+    from snugvl.backends.protocol import Delta
+    from snugvl.client import Client
+    from snugvl.client.pictures import ImageSource
     from snugvl.model import Model
     from snugvl.tasks.results import Result
+
+    Deltas = AbstractContextManager[Iterable[Delta]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,9 @@ class Task:
 
     name: str
     params: dict[str, Any]
-    run: Callable[[Model, Job, Sequence[Image]], Result]
+    run: Callable[[Model | Client, Job, Sequence[ImageSource]], Result]
     text: Callable[[Any], str]
-    stream: Callable[[Model, Sequence[Image]], Stream] | None = field(default=None)
+    stream: Callable[[Model | Client, Sequence[ImageSource]], Deltas] | None = field(default=None)
 
 
 @dataclass(frozen=True, slots=True)
