@@ -1,12 +1,13 @@
 """One answer, read as text and tool calls."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from snugvl.backends.protocol import Logprob, ToolUse, Usage
+from snugvl.backends.protocol import Logprob, ToolUse
 from snugvl.errors import EngineError
 from snugvl.inputs.tools import TextPiece, ToolCallParser, ToolEvent
+from snugvl.server.anthropic.stops import StopMatcher
 from snugvl.server.generation import Generation
 from snugvl.tasks.parse import find_json
 
@@ -14,14 +15,14 @@ from snugvl.tasks.parse import find_json
 class Reader:
     """The events of an answer with one choice, read once; afterwards, how it ended.
 
-    Attributes:
-        length: whether it ended at its token limit.
-        calls: tool calls in it.
+    Args:
+        stops: sequences that end the answer here, because the engine wasn't told them.
     """
 
-    def __init__(self, generation: Generation, tools: ToolUse | None) -> None:
-        self._generation = generation
+    def __init__(self, generation: Generation, tools: ToolUse | None, stops: Sequence[str] = ()) -> None:
+        self.generation = generation
         self._parser = None if tools is None else ToolCallParser(tools)
+        self._matcher = StopMatcher(stops) if stops else None
         self._logprobs: list[Logprob] = []
         self._finish_reason: str | None = None
 
@@ -36,23 +37,24 @@ class Reader:
         return 0 if self._parser is None else self._parser.calls
 
     @property
-    def usage(self) -> Usage:
-        """Tokens of the request, when it has ended."""
-        assert self._generation.usage is not None, "a stream that ended tells its tokens"
-        return self._generation.usage
+    def stop_sequence(self) -> str | None:
+        """The one of `stops` that ended it."""
+        return None if self._matcher is None else self._matcher.matched
 
     async def __aiter__(self) -> AsyncIterator[ToolEvent]:
-        async with self._generation:
-            async for delta in self._generation:
+        async with self.generation:
+            async for delta in self.generation:
                 self._logprobs += delta.logprobs
                 self._finish_reason = delta.finish_reason or self._finish_reason
                 for event in self._split(delta.text):
                     yield event
-        if self._finish_reason in (None, "abort") or self._generation.usage is None:
+                if self.stop_sequence is not None:
+                    break
+        aborted = self._finish_reason in (None, "abort") or self.generation.usage is None
+        if aborted and self.stop_sequence is None:
             raise EngineError("the request was aborted before its answer was complete")
-        if self._parser is not None:
-            for event in self._parser.flush():
-                yield event
+        for event in self._rest():
+            yield event
 
     def take_logprobs(self) -> list[Logprob]:
         """Log-probabilities that came since they were taken last."""
@@ -60,9 +62,17 @@ class Reader:
         return taken
 
     def _split(self, text: str) -> list[ToolEvent]:
+        text = text if self._matcher is None else self._matcher.push(text)
         if self._parser is not None:
             return self._parser.push(text)
         return [TextPiece(text)] if text else []
+
+    def _rest(self) -> list[ToolEvent]:
+        """What was held back until the end."""
+        held = "" if self._matcher is None else self._matcher.flush()
+        if self._parser is not None:
+            return [*self._parser.push(held), *self._parser.flush()]
+        return [TextPiece(held)] if held else []
 
 
 def arguments_of(text: str) -> dict[str, Any]:

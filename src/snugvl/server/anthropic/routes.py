@@ -1,5 +1,54 @@
-"""Routes."""
+"""Anthropic's routes: POST /v1/messages and /v1/messages/count_tokens."""
+
+from dataclasses import replace
+from typing import Any, Final
 
 from fastapi import APIRouter
+from starlette.requests import Request
 
-router = APIRouter()
+from snugvl.server.anthropic.answers import Answer, MessageOut, TokenCount
+from snugvl.server.anthropic.ceiling import generate_within
+from snugvl.server.anthropic.conversation import conversation_of, request_of, tools_of
+from snugvl.server.anthropic.reader import Reader
+from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
+from snugvl.server.context import context_of
+from snugvl.server.streaming import event_stream
+
+router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
+
+EVENTS: Final[dict[str, Any]] = {
+    "text/event-stream": {
+        "schema": {
+            "type": "string",
+            "description": "message_start, ping, content_block_start, content_block_delta, "
+            "content_block_stop, message_delta, message_stop, error",
+        }
+    }
+}
+
+
+@router.post("", response_model=MessageOut, responses={200: {"content": EVENTS}})
+async def post_messages(http: Request, asked: MessagesRequest) -> Any:
+    """Continue a conversation, with pictures, tools and structured outputs."""
+    context = context_of(http)
+    name = context.check_model(asked.model)
+    request = await request_of(context, asked)
+    stops = tuple(asked.stop_sequences or ())
+    if stops:  # see `stops`: log-probabilities count the tokens of an answer that is ended here
+        request = replace(request, sampling=replace(request.sampling, logprobs=0))
+    reader = Reader(await generate_within(context, request), request.tools, stops)
+
+    async def count() -> int:
+        return len((await context.service.tokenize(request.messages, request.tools)).ids)
+
+    answer = Answer(name, reader, asked.max_tokens, count)
+    return event_stream(http, context, answer.events()) if asked.stream else await answer.whole()
+
+
+@router.post("/count_tokens", response_model=TokenCount)
+async def post_count_tokens(http: Request, asked: CountTokensRequest) -> Any:
+    """Count the tokens of a conversation, without continuing it."""
+    context = context_of(http)
+    context.check_model(asked.model)
+    tokens = await context.service.tokenize(await conversation_of(context, asked), tools_of(asked))
+    return TokenCount(input_tokens=len(tokens.ids))

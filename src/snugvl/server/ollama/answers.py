@@ -137,7 +137,8 @@ class Answer:
     def _end(self) -> dict[str, Any]:
         end = time.perf_counter_ns()
         first = self._first_ns or end
-        usage = self.reader.usage
+        usage = self.reader.generation.usage
+        assert usage is not None, "an answer that ended tells its tokens"
         return {
             "done": True,
             "done_reason": "length" if self.reader.length else "stop",

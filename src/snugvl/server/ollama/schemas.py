@@ -4,8 +4,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from snugvl.server.openai.fields import Exact, Harmless
 from snugvl.server.ollama.options import Options
+from snugvl.server.openai.fields import Exact, Harmless
 
 Base64Images = Annotated[
     list[str] | None, Field(description="pictures, base64 without the head of a data URL")

@@ -1,0 +1,181 @@
+"""From Anthropic's requests to the engine's."""
+
+import asyncio
+import json
+
+from snugvl.backends.protocol import Grammar, Message, Part, Request, Role, Text, Tool, ToolCall, ToolUse
+from snugvl.errors import RequestError
+from snugvl.sampling import SamplingParams
+from snugvl.server.anthropic.blocks import (
+    Base64Source,
+    ImageBlock,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from snugvl.server.anthropic.schemas import (
+    AnyChoice,
+    AnyMessage,
+    MessagesRequest,
+    NoChoice,
+    Prompt,
+    ToolChoice,
+    UserMessage,
+)
+from snugvl.server.context import Context
+
+Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock
+
+
+async def request_of(context: Context, asked: MessagesRequest) -> Request:
+    """The request behind /v1/messages, its pictures decoded.
+
+    Raises:
+        RequestError, ImageError: a field is wrong, or several can't be combined.
+    """
+    tools, grammar = tools_of(asked), _grammar(asked)
+    if tools and grammar:
+        raise RequestError(
+            "output_config.format and tools can't be combined; leave one out, or send tool_choice none",
+            field="output_config.format",
+        )
+    sampling = SamplingParams(
+        max_tokens=asked.max_tokens,
+        temperature=asked.temperature or 0.0,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        top_k=asked.top_k or 0,
+    )
+    return Request(await conversation_of(context, asked), sampling, tools=tools, grammar=grammar)
+
+
+def tools_of(asked: Prompt) -> ToolUse | None:
+    """The tools that the model sees, and how it may use them.
+
+    Raises:
+        RequestError: a name twice, or a choice that the tools don't have.
+    """
+    choice = asked.tool_choice
+    tools = tuple(Tool(tool.name, tool.description or "", tool.input_schema) for tool in asked.tools or ())
+    names = [tool.name for tool in tools]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise RequestError(f"tools[{index}]: the name {name!r} is there twice", field=f"tools[{index}]")
+    if isinstance(choice, ToolChoice) and choice.name not in names:
+        offered = ", ".join(map(repr, names)) or "no tools"
+        raise RequestError(
+            f"tool_choice names {choice.name!r}, which tools doesn't have ({offered})",
+            field="tool_choice.name",
+        )
+    if isinstance(choice, AnyChoice) and not tools:
+        raise RequestError("tool_choice is any, but the request has no tools", field="tool_choice")
+    if not tools or isinstance(choice, NoChoice):
+        return None
+    wanted = "required" if isinstance(choice, AnyChoice) else "auto"
+    if isinstance(choice, ToolChoice):
+        wanted = choice.name
+    return ToolUse(tools, wanted, parallel=not (choice and choice.disable_parallel_tool_use))
+
+
+async def conversation_of(context: Context, asked: Prompt) -> tuple[Message, ...]:
+    """The conversation with its system prompt first; neighbours of one role become one turn.
+
+    Raises:
+        RequestError, ImageError: a picture can't be had, or the turns make no conversation.
+    """
+    if asked.messages[-1].role == "assistant":
+        raise RequestError(
+            "the last message is the assistant's: prefill is not supported; end with the user's",
+            field="messages",
+        )
+    turns = await asyncio.gather(
+        *(_messages(context, each, f"messages[{index}]") for index, each in enumerate(asked.messages))
+    )
+    system = _joined(asked.system)
+    conversation = [Message("system", (Text(system),))] if system else []
+    for message in (message for turn in turns for message in turn):
+        if conversation and message.role == conversation[-1].role != "tool":
+            last = conversation.pop()
+            message = Message(
+                last.role, (*last.content, *message.content), (*last.tool_calls, *message.tool_calls)
+            )
+        conversation.append(message)
+    _check_results(conversation)
+    return tuple(conversation)
+
+
+def _grammar(asked: MessagesRequest) -> Grammar | None:
+    newer = asked.output_config.format if asked.output_config else None
+    if newer and asked.output_format:
+        raise RequestError("send output_config.format or output_format, not both", field="output_format")
+    wanted = newer or asked.output_format
+    return None if wanted is None else Grammar("json_schema", json.dumps(wanted.schema_))
+
+
+def _joined(system: str | list[TextBlock] | None) -> str:
+    if isinstance(system, list):
+        return "\n\n".join(block.text for block in system if block.text)
+    return system or ""
+
+
+def _check_results(conversation: list[Message]) -> None:
+    """Raises RequestError where a tool answers a call that nobody made."""
+    made: set[str | None] = set()
+    for message in conversation:
+        made |= {call.id for call in message.tool_calls}
+        if message.role == "tool" and message.tool_call_id not in made:
+            raise RequestError(
+                f"a tool_result answers {message.tool_call_id!r}, but no tool_use before it has this id",
+                field="messages",
+            )
+
+
+async def _messages(context: Context, message: AnyMessage, field: str) -> list[Message]:
+    """The turns in one message: results of tools are turns of their own."""
+    if isinstance(message.content, str):
+        return [Message(message.role, _text(message.content))]
+    turns: list[Message] = []
+    parts: list[Part] = []
+    calls: list[ToolCall] = []
+    for index, block in enumerate(message.content):
+        place = f"{field}.content[{index}]"
+        if isinstance(block, ToolUseBlock):
+            calls.append(ToolCall(block.id, block.name, json.dumps(block.input)))
+        elif isinstance(block, ToolResultBlock):
+            turns += _turn("user", parts)
+            parts = []
+            turns.append(await _result(context, block, place))
+        else:
+            parts += await _parts(context, block, place)
+    if isinstance(message, UserMessage):
+        return turns + _turn("user", parts)
+    return [Message(message.role, tuple(parts), tuple(calls))]
+
+
+def _turn(role: Role, parts: list[Part]) -> list[Message]:
+    return [Message(role, tuple(parts))] if parts else []
+
+
+async def _result(context: Context, block: ToolResultBlock, field: str) -> Message:
+    """A tool's answer. That it failed, the model can only see in the text."""
+    parts: list[Part] = [Text("Error: ")] if block.is_error else []
+    if isinstance(block.content, str):
+        parts += _text(block.content)
+    else:
+        for index, inner in enumerate(block.content or ()):
+            parts += await _parts(context, inner, f"{field}.content[{index}]")
+    return Message("tool", tuple(parts), tool_call_id=block.tool_use_id)
+
+
+async def _parts(context: Context, block: TextBlock | ImageBlock, field: str) -> tuple[Part, ...]:
+    if isinstance(block, TextBlock):
+        return _text(block.text)
+    source = block.source
+    if isinstance(source, Base64Source):
+        url, field = f"data:{source.media_type};base64,{source.data}", f"{field}.source.data"
+    else:
+        url, field = source.url, f"{field}.source.url"
+    return (await context.intake.picture(url, field=field),)
+
+
+def _text(text: str) -> tuple[Part, ...]:
+    return (Text(text),) if text else ()

@@ -1,0 +1,168 @@
+"""Anthropic's requests: /v1/messages and /v1/messages/count_tokens."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from snugvl.server.anthropic.blocks import (
+    AssistantContent,
+    CacheControl,
+    TextContent,
+    UserContent,
+    only,
+)
+from snugvl.server.openai.fields import Exact, Harmless
+
+MAX_MESSAGES = 10_000
+
+
+class UserMessage(Exact):
+    """What the user said, and what tools answered."""
+
+    role: Literal["user"]
+    content: UserContent
+
+
+class AssistantMessage(Exact):
+    """What the model answered before."""
+
+    role: Literal["assistant"]
+    content: AssistantContent
+
+
+class SystemMessage(Exact):
+    """Instructions in the middle of a conversation."""
+
+    role: Literal["system"]
+    content: TextContent
+
+
+AnyMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+
+
+class Tool(Exact):
+    """A tool that the client runs. Arguments always follow `input_schema`, so `strict` changes nothing."""
+
+    harmless: ClassVar[Harmless] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+        "eager_input_streaming": (True,),  # as arguments stream here
+        "input_examples": ([],),
+    }
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class AutoChoice(Exact):
+    """Text, calls, or both."""
+
+    type: Literal["auto"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(Exact):
+    """At least one call."""
+
+    type: Literal["any"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class ToolChoice(Exact):
+    """A call of this tool."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(Exact):
+    """No call."""
+
+    type: Literal["none"]
+
+
+class Thinking(Exact):
+    """The models here don't think before they answer, which both of these allow."""
+
+    type: Literal["disabled", "adaptive"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class JsonFormat(Exact):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+Format = Annotated[JsonFormat, only("a format", "json_schema")]
+
+
+class OutputConfig(Exact):
+    """What form the answer has."""
+
+    harmless: ClassVar[Harmless] = {"effort": ("high",)}  # what it is without
+
+    format: Format | None = None
+
+
+class Prompt(Exact):
+    """What the model reads, and how it may answer."""
+
+    harmless: ClassVar[Harmless] = {
+        "container": (),
+        "context_management": (),
+        "diagnostics": (),
+        "inference_geo": (),
+        "mcp_servers": ([],),
+        "service_tier": ("auto", "standard_only"),
+        "speed": ("standard",),
+    }
+    instead: ClassVar[Mapping[str, str]] = {
+        "container": "this server runs no code",
+        "mcp_servers": "this server calls no other servers; run their tools in your program",
+        "context_management": "send the conversation as the model should see it",
+    }
+
+    model: Annotated[str, Field(min_length=1)]
+    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: TextContent | None = None
+    tools: Annotated[list[Annotated[Tool, only("a tool", "custom")]], Field(max_length=128)] | None = None
+    tool_choice: (
+        Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discriminator="type")] | None
+    ) = None
+    thinking: Annotated[Thinking, only("thinking", "disabled", "adaptive")] | None = None
+    output_config: OutputConfig | None = None
+    output_format: Format | None = Field(default=None, description="what output_config.format was before")
+    cache_control: CacheControl | None = None
+
+
+class CountTokensRequest(Prompt):
+    """A prompt to count."""
+
+
+class Metadata(Exact):
+    """Accepted without effect: nobody's requests are counted or stored here."""
+
+    user_id: str | None = None
+
+
+class MessagesRequest(Prompt):
+    """A conversation to continue."""
+
+    max_tokens: Annotated[
+        int,
+        Field(ge=1, lt=2**31, description="a ceiling: where the context leaves less, the answer ends there"),
+    ]
+    stream: bool | None = None
+    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1, description="0, the default, is greedy")] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off")] | None = None
+    metadata: Metadata | None = None
