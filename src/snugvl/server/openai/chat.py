@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from snugvl.backends.protocol import Request
 from snugvl.errors import RequestError
-from snugvl.server.context import Context, context_of
+from snugvl.server.context import context_of
 from snugvl.server.generation import complete, generate
 from snugvl.server.openai.chat_answer import About, completion
 from snugvl.server.openai.chat_stream import chunks
@@ -35,6 +35,13 @@ class ChatRequest(Sampling):
 
     harmless: ClassVar[Harmless] = {
         "store": (False,),
+        "functions": (),
+        "function_call": (),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "moderation": (),
+        "prompt_cache_options": (),
         "modalities": (["text"],),
         "service_tier": ("auto", "default"),
         "reasoning_effort": ("none",),
@@ -82,7 +89,7 @@ async def create_chat_completion(body: ChatRequest, http: HttpRequest) -> Respon
     usage = wants_usage(body.stream, body.stream_options)
     media = Media(context.intake, attachments_of(http))
     with blaming(NAMES | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})):
-        request = await _request(body, context, media)
+        request = await _request(body, media)
         about = About(model, request.tools, bool(body.logprobs), request.sampling.n)
         if body.stream:
             generation = await generate(context, request)
@@ -91,7 +98,7 @@ async def create_chat_completion(body: ChatRequest, http: HttpRequest) -> Respon
     return json_answer(completion(about, choices, tokens))
 
 
-async def _request(body: ChatRequest, context: Context, media: Media) -> Request:
+async def _request(body: ChatRequest, media: Media) -> Request:
     """What the engine is asked.
 
     Raises:
@@ -107,7 +114,7 @@ async def _request(body: ChatRequest, context: Context, media: Media) -> Request
     )
     messages = await conversation_of(body.messages, media)
     media.check_all_used()
-    return Request(messages, sampling, deadline_s=context.settings.deadline_s, tools=tools, grammar=grammar)
+    return Request(messages, sampling, tools=tools, grammar=grammar)
 
 
 def _max_tokens(body: ChatRequest) -> int | None:

@@ -79,7 +79,7 @@ async def create_completion(body: CompletionRequest, http: HttpRequest) -> Respo
     usage = wants_usage(body.stream, body.stream_options)
     prompts = _prompts(body)
     with blaming(NAMES):
-        requests = _requests(body, context, prompts)
+        requests = _requests(body, prompts)
         asked = Asked(model, body.n or 1, await _echoed(body, context, prompts))
         if body.stream:
             generations = await _started(context, requests)
@@ -98,9 +98,7 @@ def _prompts(body: CompletionRequest) -> list[str | tuple[int, ...]]:
     return [item if isinstance(item, str) else tuple(item) for item in several]
 
 
-def _requests(
-    body: CompletionRequest, context: Context, prompts: list[str | tuple[int, ...]]
-) -> list[Request]:
+def _requests(body: CompletionRequest, prompts: list[str | tuple[int, ...]]) -> list[Request]:
     """What the engine is asked, one request a prompt.
 
     Raises:
@@ -121,8 +119,7 @@ def _requests(
             field="n",
         )
     sampling = sampling_of(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
-    deadline_s = context.settings.deadline_s
-    return [Request(prompt=prompt, sampling=sampling, deadline_s=deadline_s) for prompt in prompts]
+    return [Request(prompt=prompt, sampling=sampling) for prompt in prompts]
 
 
 async def _echoed(

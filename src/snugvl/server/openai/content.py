@@ -2,20 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from snugvl.backends.protocol import Part, Text
-from snugvl.server.openai.fields import Exact
+from snugvl.server.openai.fields import STRING_OR_ARRAY, STRING_OR_OBJECT, Exact
 from snugvl.server.openai.media import Detail, Media, together
 
 MAX_PARTS = 1024
-
-
-def json_kind(value: object) -> str:
-    """Tells the members of a union apart by JSON type, so that an error speaks of the one that was meant."""
-    if isinstance(value, list):
-        return "array"
-    return "string" if isinstance(value, str) else "object"
 
 
 class TextPart(Exact):
@@ -38,7 +31,7 @@ class ImagePart(Exact):
     type: Literal["image_url"]
     image_url: Annotated[
         Annotated[str, Tag("string")] | Annotated[ImageUrl, Tag("object")],
-        Discriminator(lambda value: "string" if isinstance(value, str) else "object"),
+        STRING_OR_OBJECT,
     ]
 
 
@@ -55,7 +48,7 @@ class VideoUrlPart(Exact):
     type: Literal["video_url"]
     video_url: Annotated[
         Annotated[str, Tag("string")] | Annotated[VideoUrl, Tag("object")],
-        Discriminator(lambda value: "string" if isinstance(value, str) else "object"),
+        STRING_OR_OBJECT,
     ]
 
 
@@ -68,16 +61,15 @@ class VideoFramesPart(Exact):
 
 
 UserPart = Annotated[TextPart | ImagePart | VideoUrlPart | VideoFramesPart, Field(discriminator="type")]
-TextPartOnly = Annotated[TextPart, Field()]
 
 TextContent = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("array")],
-    Discriminator(lambda value: "array" if isinstance(value, list) else "string"),
+    STRING_OR_ARRAY,
 ]
 UserContent = Annotated[
     Annotated[str, Tag("string")]
     | Annotated[list[UserPart], Field(min_length=1, max_length=MAX_PARTS), Tag("array")],
-    Discriminator(lambda value: "array" if isinstance(value, list) else "string"),
+    STRING_OR_ARRAY,
 ]
 
 

@@ -3,10 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, Discriminator, model_validator
 
 from snugvl.errors import RequestError
 from snugvl.server.fields import Strict
+
+# Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
+STRING_OR_ARRAY = Discriminator(lambda value: "array" if isinstance(value, list) else "string")
+STRING_OR_OBJECT = Discriminator(lambda value: "string" if isinstance(value, str) else "object")
 
 Harmless = Mapping[str, tuple[object, ...]]
 

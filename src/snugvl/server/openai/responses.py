@@ -1,19 +1,19 @@
 """POST /v1/responses: stateless, so every request brings the whole conversation."""
 
 from fastapi import APIRouter
-from openai.types.responses import Response as ResponseObject
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from snugvl.backends.protocol import Request
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
-from snugvl.server.context import Context, context_of
+from snugvl.server.context import context_of
 from snugvl.server.generation import complete, generate
 from snugvl.server.openai.common import EVENTS_DOCUMENT
 from snugvl.server.openai.formats import check_alone
 from snugvl.server.openai.media import Media
 from snugvl.server.openai.responses_answer import finished, new_response, output_of
+from snugvl.server.openai.responses_document import ResponseAnswer
 from snugvl.server.openai.responses_input import conversation_of
 from snugvl.server.openai.responses_schema import LOGPROBS, ResponseRequest
 from snugvl.server.openai.responses_stream import ResponseEvents
@@ -35,7 +35,7 @@ NAMES = {
 
 @router.post(
     "/v1/responses",
-    response_model=ResponseObject,
+    response_model=ResponseAnswer,
     responses={200: EVENTS_DOCUMENT},
     openapi_extra=MULTIPART_DOCUMENT,
 )
@@ -45,7 +45,7 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     model = context.check_model(body.model)
     media = Media(context.intake, attachments_of(http))
     with blaming(NAMES):
-        request = await _request(body, context, media)
+        request = await _request(body, media)
         response = new_response(body, model)
         if body.stream:
             events = ResponseEvents(response, request.tools)
@@ -57,7 +57,7 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     return Response(compact(answer), media_type="application/json")
 
 
-async def _request(body: ResponseRequest, context: Context, media: Media) -> Request:
+async def _request(body: ResponseRequest, media: Media) -> Request:
     """What the engine is asked.
 
     Raises:
@@ -75,4 +75,4 @@ async def _request(body: ResponseRequest, context: Context, media: Media) -> Req
     )
     messages = await conversation_of(body.input, body.instructions, media)
     media.check_all_used()
-    return Request(messages, sampling, deadline_s=context.settings.deadline_s, tools=tools, grammar=grammar)
+    return Request(messages, sampling, tools=tools, grammar=grammar)

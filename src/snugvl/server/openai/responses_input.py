@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from snugvl.backends.protocol import Message, Part, Text, ToolCall
-from snugvl.server.openai.fields import Exact, Harmless
+from snugvl.server.openai.fields import STRING_OR_ARRAY, Exact, Harmless
 from snugvl.server.openai.media import Detail, Media, together
 from snugvl.server.openai.messages import call_arguments
 
@@ -47,10 +47,6 @@ InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
 WrittenPart = Annotated[InputText | OutputText, Field(discriminator="type")]
 
 
-def _string_or_array(value: object) -> str:
-    return "array" if isinstance(value, list) else "string"
-
-
 class InputMessage(Exact):
     """What a user or an instruction says."""
 
@@ -58,7 +54,7 @@ class InputMessage(Exact):
     role: Literal["user", "system", "developer"]
     content: Annotated[
         Annotated[str, Tag("string")] | Annotated[list[InputPart], Field(min_length=1), Tag("array")],
-        Discriminator(_string_or_array),
+        STRING_OR_ARRAY,
     ]
     id: str | None = None
     status: Status | None = None
@@ -71,7 +67,7 @@ class WrittenMessage(Exact):
     role: Literal["assistant"]
     content: Annotated[
         Annotated[str, Tag("string")] | Annotated[list[WrittenPart], Tag("array")],
-        Discriminator(_string_or_array),
+        STRING_OR_ARRAY,
     ]
     id: str | None = None
     status: Status | None = None
@@ -96,13 +92,13 @@ class FunctionCallOutput(Exact):
     call_id: str
     output: Annotated[
         Annotated[str, Tag("string")] | Annotated[list[InputText], Field(min_length=1), Tag("array")],
-        Discriminator(_string_or_array),
+        STRING_OR_ARRAY,
     ]
     id: str | None = None
     status: Status | None = None
 
 
-def _item_kind(item: object) -> object:
+def type_of_item(item: object) -> object:
     """The tag of an item; messages may leave their type out."""
     if not isinstance(item, dict):
         return "message"
@@ -115,11 +111,11 @@ Item = Annotated[
     | Annotated[WrittenMessage, Tag("assistant")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionCallOutput, Tag("function_call_output")],
-    Discriminator(_item_kind),
+    Discriminator(type_of_item),
 ]
 Input = Annotated[
     Annotated[str, Tag("string")] | Annotated[list[Item], Field(min_length=1), Tag("array")],
-    Discriminator(_string_or_array),
+    STRING_OR_ARRAY,
 ]
 
 

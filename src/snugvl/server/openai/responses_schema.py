@@ -2,26 +2,30 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
-from snugvl.backends.protocol import Grammar, ToolUse
+from snugvl.backends.protocol import Grammar, Tool, ToolUse
 from snugvl.server.openai.common import Metadata
-from snugvl.server.openai.fields import Exact, Harmless
+from snugvl.server.openai.fields import STRING_OR_OBJECT, Exact, Harmless
 from snugvl.server.openai.formats import ANY_OBJECT, FormatName, JsonObjectFormat, TextFormat, schema_grammar
 from snugvl.server.openai.responses_input import Input
 from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP
-from snugvl.server.openai.tools import MAX_TOOLS, Function, Mode, tool_of, tool_use
+from snugvl.server.openai.tools import MAX_TOOLS, JsonSchema, Mode, ToolName, tool_use
 
 LOGPROBS = "message.output_text.logprobs"
 STATELESS = "this server keeps nothing between requests"
 
 
-class FunctionTool(Function):
-    """A function that the model may call."""
+class FunctionTool(Exact):
+    """A function. Its arguments always follow `parameters`, so `strict` changes nothing."""
 
     harmless: ClassVar[Harmless] = {"defer_loading": (False,), "output_schema": (), "allowed_callers": ()}
 
     type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: JsonSchema | None = None
+    strict: bool | None = None
 
 
 class FunctionName(Exact):
@@ -45,7 +49,7 @@ ToolChoice = Annotated[
         Annotated[FunctionName | AllowedFunctions, Field(discriminator="type")],
         Tag("object"),
     ],
-    Discriminator(lambda value: "string" if isinstance(value, str) else "object"),
+    STRING_OR_OBJECT,
 ]
 
 
@@ -142,7 +146,9 @@ class ResponseRequest(Exact):
         Raises:
             RequestError: tools and choice don't fit.
         """
-        offered = tuple(tool_of(tool) for tool in self.tools or ())
+        offered = tuple(
+            Tool(tool.name, tool.description or "", tool.parameters or {}) for tool in self.tools or ()
+        )
         parallel = self.parallel_tool_calls
         match self.tool_choice:
             case FunctionName(name=name):

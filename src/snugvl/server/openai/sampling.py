@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, ClassVar
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
-from snugvl.server.openai.fields import Exact, Harmless
+from snugvl.server.openai.fields import STRING_OR_ARRAY, Exact, Harmless
 
 MAX_STOP = 16  # OpenAI takes four
 MAX_TOKENS = 2**31
@@ -16,7 +16,7 @@ MAX_TOKENS = 2**31
 Stop = Annotated[
     Annotated[str, Field(min_length=1), Tag("string")]
     | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP), Tag("array")],
-    Discriminator(lambda value: "array" if isinstance(value, list) else "string"),
+    STRING_OR_ARRAY,
 ]
 Temperature = Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")]
 TopP = Annotated[float, Field(gt=0, le=1)]

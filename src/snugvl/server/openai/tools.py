@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
 from snugvl.backends.protocol import Tool, ToolUse
 from snugvl.errors import RequestError
-from snugvl.server.openai.fields import Exact
+from snugvl.server.openai.fields import STRING_OR_OBJECT, Exact
 
 MAX_TOOLS = 128
 RESERVED = ("auto", "none", "required")  # words of tool_choice
@@ -66,7 +66,7 @@ ChatToolChoice = Annotated[
         Annotated[ChatToolName | ChatAllowedTools, Field(discriminator="type")],
         Tag("object"),
     ],
-    Discriminator(lambda value: "string" if isinstance(value, str) else "object"),
+    STRING_OR_OBJECT,
 ]
 
 
@@ -74,7 +74,8 @@ def chat_tool_use(
     tools: list[ChatTool] | None, choice: ChatToolChoice | None, parallel: bool | None
 ) -> ToolUse | None:
     """What the tools of a chat completion ask of the engine."""
-    offered = tuple(tool_of(tool.function) for tool in tools or ())
+    functions = [tool.function for tool in tools or ()]
+    offered = tuple(Tool(each.name, each.description or "", each.parameters or {}) for each in functions)
     match choice:
         case ChatToolName(function=FunctionName(name=name)):
             return tool_use(offered, name, parallel=parallel)
@@ -83,11 +84,6 @@ def chat_tool_use(
             return tool_use(offered, allowed.mode, allowed=names, parallel=parallel)
         case _:
             return tool_use(offered, choice, parallel=parallel)
-
-
-def tool_of(function: Function) -> Tool:
-    """The engine's form of a function."""
-    return Tool(function.name, function.description or "", function.parameters or {})
 
 
 def tool_use(
