@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from snugvl.backends.protocol import Message, Picture, Text, Video, user
+from snugvl.backends.protocol import Message, Picture, Text, Tool, ToolCall, Video, user
 from snugvl.errors import CheckpointError, RequestError
-from snugvl.inputs.chat import ChatTemplate
+from snugvl.inputs.chat import ChatTemplate, tool_json
 
 PICTURE = Picture(Image.new("RGB", (8, 8)))
 VIDEO = Video((Image.new("RGB", (8, 8)),) * 2, (0.0, 0.5))
@@ -56,6 +56,9 @@ FULL_TEMPLATE = """\
     {{- '<|im_start|>' + message.role + '\\n' }}
     {% generation %}
     {{- parts(message.content) }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}
+    {%- endfor %}
     {% endgeneration %}
     {{- '<|im_end|>\\n' }}
 {%- endfor %}
@@ -75,6 +78,8 @@ TOOLS = [
     }
 ]
 SYSTEM = Message("system", (Text("Be brief."),))
+CALLS = (ToolCall("1", "wörter", '{"a":[1,"é"],  "b":{}}'), ToolCall("2", "now", "{}"))
+POCKET = Path(__file__).parents[2] / "src/snugvl/pocket/chat_template.jinja"
 CONVERSATIONS: dict[str, list[Message]] = {
     "text": [user("Hi <b> & 'you'\n")],
     "system": [SYSTEM, user("Hi")],
@@ -84,6 +89,16 @@ CONVERSATIONS: dict[str, list[Message]] = {
     ],
     "video": [user(VIDEO, PICTURE, "What?")],
     "parts of text": [user("a", "b "), Message("assistant", (Text(""),)), user("c")],
+    "calls": [
+        SYSTEM,
+        user(PICTURE, "What?"),
+        Message("assistant", (Text("Let me see."),), CALLS),
+        Message("tool", (Text("sun <b>"),), tool_call_id="1"),
+        Message("tool", (PICTURE, Text("rain")), tool_call_id="2"),
+        Message("assistant", (), CALLS[:1]),
+        Message("tool", (Text('{"a": 1}'),)),
+        user("So?"),
+    ],
 }  # fmt: skip
 
 
@@ -93,16 +108,38 @@ def as_dicts(messages: list[Message]) -> list[dict[str, Any]]:
             {"type": "image"} if isinstance(value, Picture) else {"type": "video"}
         )  # fmt: skip
 
-    return [{"role": m.role, "content": [part(p) for p in m.content]} for m in messages]
+    def fields(m: Message) -> dict[str, Any]:
+        calls = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in m.tool_calls
+        ]
+        return {"role": m.role, "content": [part(p) for p in m.content]} | (
+            {"tool_calls": calls} if calls else {}
+        )
+
+    return [fields(m) for m in messages]
 
 
-@pytest.mark.parametrize("name", CONVERSATIONS)
-@pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
+# The simple template shows neither tools nor calls, and refuses them (see below).
+CASES = [
+    pytest.param(which, name, tools, id=f"{which}-{name}-{'tools' if tools else 'plain'}")
+    for which in ("full", "simple", "pocket")
+    for name in CONVERSATIONS
+    for tools in (None, TOOLS)
+    if which != "simple" or (tools is None and name != "calls")
+]
+
+
+@pytest.mark.parametrize(("which", "name", "tools"), CASES)
 @pytest.mark.parametrize("ask", [True, False])
-@pytest.mark.parametrize("which", ["full", "simple"])
 def test_equals_transformers(checkpoint: Path, name: str, tools: Any, ask: bool, which: str) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    source = FULL_TEMPLATE if which == "full" else (checkpoint / "chat_template.jinja").read_text()
+    sources = {"full": FULL_TEMPLATE, "pocket": POCKET.read_text()}
+    source = sources.get(which) or (checkpoint / "chat_template.jinja").read_text()
     messages = CONVERSATIONS[name]
     theirs, _ = utils.render_jinja_template(
         conversations=[as_dicts(messages)],
@@ -188,3 +225,56 @@ def test_the_sandbox_holds(source: str) -> None:
 
 def test_strftime_now() -> None:
     assert ChatTemplate("{{ strftime_now('%Y') }}").render([user("x")]).isdigit()
+
+
+def test_tools_that_the_template_leaves_out(checkpoint: Path) -> None:
+    template = ChatTemplate.from_folder(checkpoint)
+    with pytest.raises(RequestError, match="doesn't show tools") as raised:
+        template.render([user("x")], tools=TOOLS)
+    assert raised.value.field == "tools"
+    for message in (Message("assistant", (), CALLS), Message("tool", (Text("1"),))):
+        with pytest.raises(RequestError, match="doesn't show calls") as raised:
+            template.render([user("x"), message])
+        assert raised.value.field == "messages[1]"
+
+
+@pytest.mark.parametrize("name", [name for name in CONVERSATIONS if name != "calls"])
+@pytest.mark.parametrize("ask", [True, False])
+def test_without_tools_pocket_renders_what_it_was_trained_on(checkpoint: Path, name: str, ask: bool) -> None:
+    simple = ChatTemplate.from_folder(checkpoint)
+    pocket = ChatTemplate(POCKET.read_text())
+    assert pocket.render(CONVERSATIONS[name], ask) == simple.render(CONVERSATIONS[name], ask)
+
+
+def test_pocket_shows_calls_in_the_form_of_hermes() -> None:
+    tool = Tool("now", "The time", {"type": "object"})
+    text = ChatTemplate(POCKET.read_text()).render(CONVERSATIONS["calls"], tools=[tool_json(tool)])
+    assert f"<tools>\n{json.dumps(tool_json(tool))}\n</tools>" in text
+    assert (
+        "<|im_start|>assistant\nLet me see.\n"
+        '<tool_call>\n{"name": "wörter", "arguments": {"a": [1, "é"], "b": {}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nsun <b>\n</tool_response>\n<tool_response>\n"
+    ) in text
+
+
+@pytest.mark.parametrize(
+    ("message", "match", "field"),
+    [
+        (Message("user", (), CALLS), "only the assistant calls tools", "messages[1]"),
+        (Message("robot"), "role 'robot' is unknown", "messages"),  # type: ignore[arg-type]
+        (
+            Message("assistant", (), (CALLS[0], ToolCall("3", "f", "{"))),
+            "not JSON",
+            "messages[1].tool_calls[1].arguments",
+        ),
+        (Message("assistant", (), (ToolCall("3", "f", "[]"),)), "no JSON object", None),
+        (Message("assistant", (), (ToolCall("3", "f", '{"a": NaN}'),)), "NaN is no number", None),
+        (Message("assistant", (), (ToolCall("3", "f", '{"a": 1e999}'),)), "1e999 is no number", None),
+        (Message("assistant", (), (ToolCall("3", "f", "[" * 100_000),)), "not JSON", None),
+    ],
+)
+def test_messages_it_refuses(message: Message, match: str, field: str | None) -> None:
+    with pytest.raises(RequestError, match=match) as raised:
+        ChatTemplate(POCKET.read_text()).render([user("x"), message])
+    assert field is None or raised.value.field == field

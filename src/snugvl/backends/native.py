@@ -12,9 +12,11 @@ from snugvl.backends.receiver import Receiver
 from snugvl.backends.service import Load, Tokens
 from snugvl.backends.worker import EngineWorker
 from snugvl.engine.engine import Engine
+from snugvl.engine.grammar import TokenGrammar
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.errors import EngineError
-from snugvl.inputs.prompt import Processor
+from snugvl.errors import EngineError, RequestError
+from snugvl.inputs.grammar import GrammarCompiler
+from snugvl.inputs.prompt import PreparedPrompt, Processor
 
 
 class NativeBackend:
@@ -24,6 +26,7 @@ class NativeBackend:
         self._engine = engine
         self._processor = processor
         self._capabilities = capabilities
+        self._grammars = GrammarCompiler(processor.tokenizer, processor.config.text.vocab_size)
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
         self._ids = count()
         # The worker must not hold this backend: dropped without `close`, it stops its thread, also at exit.
@@ -42,9 +45,9 @@ class NativeBackend:
             RequestError, ImageError: it is wrong, or too large; nothing was started.
             EngineError: the backend is closed, or its queue is full.
         """
-        # One token less than the context: an answer needs at least one.
-        room = self._capabilities.context_tokens - 1
-        prompt = self._processor.prepare(request.messages, max_tokens=room)
+        _check_combination(request)
+        grammar = self._grammar(request)  # before the pictures, which cost more
+        prompt = self._prompt(request)
         tokenizer = self._processor.tokenizer
         stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
         engine_request = EngineRequest(
@@ -54,8 +57,9 @@ class NativeBackend:
             vision=prompt.vision,
             stop_ids=stop_ids,
             deadline=None if request.deadline_s is None else monotonic() + request.deadline_s,
+            grammar=grammar,
         )
-        receiver = Receiver(tokenizer, prompt, request.sampling, stop_ids)
+        receiver = Receiver(tokenizer, prompt, request.sampling, stop_ids, markers=request.tools is not None)
         self._worker.call(lambda: self._add(engine_request, receiver))
         return NativeStream(self, engine_request.request_id, receiver)
 
@@ -87,7 +91,7 @@ class NativeBackend:
         """
         if isinstance(prompt, str):
             return Tokens(tuple(self._processor.tokenizer.encode(prompt)))
-        prepared = self._processor.prepare(prompt)
+        prepared = self._processor.prepare(prompt, tools=() if tools is None else tools.tools)
         return Tokens(prepared.prompt_ids, prepared.image_tokens)
 
     def detokenize(self, ids: tuple[int, ...]) -> str:
@@ -105,6 +109,19 @@ class NativeBackend:
         """End a request and free what it holds; unknown ids are ignored."""
         self._worker.post(lambda: self._abort(request_id))
 
+    def _prompt(self, request: Request) -> PreparedPrompt:
+        # One token less than the context: an answer needs at least one.
+        room = self._capabilities.context_tokens - 1
+        if request.prompt is not None:
+            return self._processor.prepare_prompt(request.prompt, max_tokens=room)
+        tools = () if request.tools is None else request.tools.tools
+        return self._processor.prepare(request.messages, tools=tools, max_tokens=room)
+
+    def _grammar(self, request: Request) -> TokenGrammar | None:
+        if request.tools is not None:
+            return self._grammars.compile_tools(request.tools)
+        return None if request.grammar is None else self._grammars.compile(request.grammar)
+
     def _add(self, request: EngineRequest, receiver: Receiver) -> None:
         self._engine.add(request)
         self._receivers[request.request_id] = receiver
@@ -114,6 +131,18 @@ class NativeBackend:
         receiver = self._receivers.pop(request_id, None)
         if receiver is not None:
             receiver.mailbox.close()
+
+
+def _check_combination(request: Request) -> None:
+    """Refuse what contradicts itself."""
+    if request.prompt is not None and request.messages:
+        raise RequestError("a request has messages or a prompt, not both", field="prompt")
+    if request.prompt is not None and request.tools is not None:
+        raise RequestError("tools need a conversation; a bare prompt has no place for them", field="tools")
+    if request.grammar is not None and request.tools is not None:
+        raise RequestError(
+            "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
+        )
 
 
 def _deliver(engine: Engine, receivers: dict[str, Receiver], output: TokenOutput) -> None:

@@ -6,21 +6,34 @@ from snugvl.engine.request import FinishReason, TokenOutput
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.tokenizer import Tokenizer
+from snugvl.inputs.tools import CLOSING, OPENING
 from snugvl.sampling import SamplingParams
 
 
 class Receiver:
-    """Detokenises each choice, watches for stop strings, counts, and fills the mailbox."""
+    """Detokenises each choice, watches for stop strings, counts, and fills the mailbox.
+
+    `markers`: whether the markers of tool calls are part of the text.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: PreparedPrompt, sampling: SamplingParams, stop_ids: frozenset[int]
+        self,
+        tokenizer: Tokenizer,
+        prompt: PreparedPrompt,
+        sampling: SamplingParams,
+        stop_ids: frozenset[int],
+        *,
+        markers: bool = False,
     ) -> None:
         self.mailbox: Mailbox[Delta] = Mailbox()
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._stop_ids = frozenset() if sampling.ignore_eos else stop_ids
+        # The markers of tool calls are text for whoever parses them, even where they are special tokens.
+        ids = [tokenizer.token_id(text) for text in (OPENING, CLOSING)] if markers else []
+        shown = frozenset(token for token in ids if token is not None)
         self._detokenizers = {
-            choice: Detokenizer(tokenizer, stop=sampling.stop) for choice in range(sampling.n)
+            choice: Detokenizer(tokenizer, stop=sampling.stop, shown=shown) for choice in range(sampling.n)
         }
         # Log-probabilities by choice, and how many of them went out with their text.
         self._logprobs: dict[int, list[Logprob]] = {choice: [] for choice in range(sampling.n)}

@@ -112,6 +112,9 @@ class Engine:
             Sequence(request, prompt, (arrival, i), max_tokens, random_stream(request.sampling.seed, i))
             for i in range(request.sampling.n)
         ]
+        if request.grammar is not None:
+            for sequence in choices:
+                sequence.grammar = request.grammar.start()
         choices[0].siblings = choices[1:]
         self._requests[request.request_id] = choices
         self._scheduler.add(choices[0])
@@ -202,8 +205,7 @@ class Engine:
     def _emit(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
         request = sequence.request
         if result.token_id is None:
-            text = f"the model's logits are not finite after {sequence.length} tokens of this request"
-            return self._fail(request.request_id, EngineError(text))
+            return self._fail(request.request_id, _no_token(sequence))
         self._generated += 1
         finish = sequence.append(result.token_id)
         output = TokenOutput(
@@ -264,7 +266,15 @@ class Engine:
 def _choice(row: int, sequence: Sequence) -> Choice:
     params = sequence.request.sampling
     uniform = 0.0 if params.greedy else sequence.random.random()
-    return Choice(row, params, sequence.prompt.vocabulary, sequence.counts, uniform)
+    return Choice(row, params, sequence.prompt.vocabulary, sequence.counts, uniform, sequence.grammar)
+
+
+def _no_token(sequence: Sequence) -> EngineError:
+    """Why nothing could be sampled."""
+    where = f"after {sequence.length} tokens of this request"
+    if sequence.grammar is not None and sequence.grammar.error is not None:
+        return EngineError(f"the grammar can't go on {where}: {sequence.grammar.error}")
+    return EngineError(f"the model's logits are not finite {where}")
 
 
 def _weight_bytes(model: VisionLanguageModel) -> int:

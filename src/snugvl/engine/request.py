@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 
+from snugvl.engine.grammar import TokenGrammar
 from snugvl.errors import SnugvlError
 from snugvl.models.batch import GridTHW
 from snugvl.sampling import SamplingParams
@@ -37,6 +38,7 @@ class EngineRequest:
         vision: images and videos in order of appearance.
         stop_ids: token ids that end a choice (end of sequence and the user's), unless `ignore_eos`.
         deadline: `time.monotonic()` seconds after which the request ends with `DeadlineExceeded`.
+        grammar: what every choice has to follow; made for this model's vocabulary.
     """
 
     request_id: str
@@ -45,6 +47,7 @@ class EngineRequest:
     vision: tuple[VisionItem, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     deadline: float | None = None
+    grammar: TokenGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

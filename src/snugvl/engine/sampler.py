@@ -1,12 +1,15 @@
 """Logits to tokens, vectorised over the batch, each row as if it were alone.
 
-    logits ─ logit_bias ─ repetition, frequency, presence ─┬─ greedy: the highest, ties to the lowest id
-                                                           └─ temperature ─ top_k ─ top_p ─ min_p ─ draw
+    logits ─ logit_bias ─ repetition, frequency, presence ─ grammar ─┬─ greedy: the highest
+                                                                     │  (of equals the lowest id)
+                                                                     └─ temperature ─ filters ─ draw
+
+The filters are top_k, top_p and min_p, in this order.
 
 A draw inverts the cumulative distribution, in the order of the ids, at one number the caller brings. The
 filters only zero probabilities, so the order, and with it the token, depends neither on who else is in
 the batch nor on which filters they use. Log-probabilities are those of the network itself: before bias,
-penalties and temperature.
+penalties, grammar and temperature.
 
 Sources: Fan et al. 2018 (top-k, https://arxiv.org/abs/1805.04833), Holtzman et al. 2019 (top-p,
 https://arxiv.org/abs/1904.09751), Nguyen et al. 2024 (min-p, https://arxiv.org/abs/2407.01082).
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from snugvl.engine.grammar import GrammarState, fill_allowed
 from snugvl.sampling import SamplingParams
 
 _ROWS = 32  # sampled at a time: bounds the workspace for n = 128 choices, 128 × 150,000 × 40 bytes otherwise
@@ -33,6 +37,7 @@ class Choice:
         prompt: distinct ids of the prompt.
         counts: how often each id was generated.
         uniform: from [0, 1), what decides the draw; unused when greedy.
+        grammar: what says which tokens are allowed; all are without one.
     """
 
     row: int
@@ -40,11 +45,12 @@ class Choice:
     prompt: Collection[int] = ()
     counts: Mapping[int, int] | None = None
     uniform: float = 0.0
+    grammar: GrammarState | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A token and, if asked for, log-probabilities. `token_id` None: the logits are broken."""
+    """A token and, if asked for, log-probabilities. `token_id` None: logits or grammar are broken."""
 
     token_id: int | None
     logprob: float | None = None
@@ -62,18 +68,38 @@ def sample(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Sampled]:
 
 def _sample(raw: torch.Tensor, choices: Sequence[Choice]) -> list[Sampled]:
     total = raw.logsumexp(-1)  # [n]; not finite if a logit is NaN or inf, or all are -inf
-    scores = penalized(raw, choices)
+    healthy = total.isfinite()
+    scores, possible = constrained(penalized(raw, choices), choices)
     tokens = scores.argmax(-1)  # the first of equals
     drawn = [index for index, choice in enumerate(choices) if not choice.params.greedy]
     if drawn:
         tokens[drawn] = _draw(scores[drawn], [choices[index] for index in drawn])
     own, top = _logprobs(raw, total, tokens, choices)
+    if possible is not None:
+        healthy &= possible
     return [
-        Sampled(token, lp, ranked) if healthy else Sampled(None)
-        for token, healthy, lp, ranked in zip(
-            tokens.tolist(), total.isfinite().tolist(), own, top, strict=True
-        )
+        Sampled(token, lp, ranked) if good else Sampled(None)
+        for token, good, lp, ranked in zip(tokens.tolist(), healthy.tolist(), own, top, strict=True)
     ]
+
+
+def constrained(scores: torch.Tensor, choices: Sequence[Choice]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`scores` `[n, vocab]` with -inf where a grammar forbids the token, and `[n]`: whether one is left.
+
+    The same tensor and None when nobody has a grammar. Last of all that moves scores, so that no bias
+    lets a forbidden token win.
+    """
+    states = {i: choice.grammar for i, choice in enumerate(choices) if choice.grammar is not None}
+    if not states:
+        return scores, None
+    rows = list(states)
+    allowed = fill_allowed(list(states.values()), scores.shape[-1], scores.device)
+    masked = scores.clone()
+    masked[rows] = scores[rows].masked_fill(~allowed, -torch.inf)
+    possible = masked.amax(-1) > -torch.inf
+    broken = [i for i, state in states.items() if state.error is not None]
+    possible[broken] = False
+    return masked, possible
 
 
 def penalized(logits: torch.Tensor, choices: Sequence[Choice]) -> torch.Tensor:

@@ -18,6 +18,7 @@ from enum import Enum, auto
 
 import torch
 
+from snugvl.engine.grammar import GrammarState
 from snugvl.engine.request import EngineRequest, FinishReason, VisionItem
 
 
@@ -97,6 +98,7 @@ class Sequence:
         random: the choice's own stream, one number per sampled token: never shared, never rewound, so
             neither strangers in the batch nor a preemption change what is drawn.
         counts: how often each id was generated.
+        grammar: the choice's own state, which has seen exactly `generated`.
         siblings: parked choices that start from this one's prompt once it is computed.
         started: whether it has ever run.
     """
@@ -113,6 +115,7 @@ class Sequence:
     state: State = State.PARKED
     siblings: list["Sequence"] = field(default_factory=list)
     started: bool = False
+    grammar: GrammarState | None = None
 
     @property
     def choice(self) -> int:
@@ -143,6 +146,8 @@ class Sequence:
         """Add a generated token; says whether the choice ends with it."""
         self.generated.append(token)
         self.counts[token] += 1
+        if self.grammar is not None:
+            self.grammar.accept(token)
         if token in self.request.sampling.stop_token_ids:
             return "stop"
         if token in self.request.stop_ids and not self.request.sampling.ignore_eos:

@@ -6,22 +6,23 @@ blocks, loop controls, `tojson` without HTML escapes, `raise_exception`, `strfti
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from snugvl.backends.protocol import Message, Picture, Text, Video
+from snugvl.backends.protocol import Message, Picture, Text, Tool, ToolCall, Video
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError, RequestError
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 
 
 class _Refused(jinja2.TemplateError):
@@ -36,10 +37,14 @@ class ChatTemplate:
     ) -> None:
         self._where = where
         self._variables = dict(variables or {})
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            used = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"{where} is not a valid template: line {error.lineno}: {error}") from None
+        self._shows_tools = "tools" in used
+        self._shows_calls = "tool_calls" in source
 
     @classmethod
     def from_folder(cls, folder: Path, variables: Mapping[str, str] | None = None) -> "ChatTemplate":
@@ -70,12 +75,14 @@ class ChatTemplate:
         """The conversation as the model's prompt, with one placeholder per image and video.
 
         Raises:
-            RequestError: no messages, an unknown role, or the template refuses the conversation.
+            RequestError: no messages, an unknown role, tools or calls that the template doesn't show, or
+                the template refuses the conversation.
             CheckpointError: the template itself fails.
         """
         if not messages:
             raise RequestError("the conversation is empty; send at least one message", field="messages")
-        conversation = [_plain(message) for message in messages]
+        self._check_shown(messages, bool(tools))
+        conversation = [_plain(message, index) for index, message in enumerate(messages)]
         try:
             return self._template.render(
                 messages=conversation,
@@ -90,17 +97,75 @@ class ChatTemplate:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise CheckpointError(f"{self._where} fails on this conversation: {reason}") from None
 
+    def _check_shown(self, messages: Sequence[Message], tools: bool) -> None:
+        """What a template doesn't know it leaves out, and the model would answer another conversation."""
+        if tools and not self._shows_tools:
+            raise RequestError("this model's chat template doesn't show tools to the model", field="tools")
+        for index, message in enumerate(messages):
+            if (message.tool_calls or message.role == "tool") and not self._shows_calls:
+                raise RequestError(
+                    "this model's chat template doesn't show calls of tools and their answers",
+                    field=f"messages[{index}]",
+                )
 
-def _plain(message: Message) -> dict[str, Any]:
+
+def tool_json(tool: Tool) -> dict[str, Any]:
+    """A tool as templates expect it."""
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def call_arguments(call: ToolCall, field: str) -> dict[str, Any]:
+    """The arguments of a call.
+
+    Raises:
+        RequestError: they are no JSON object.
+    """
+    try:
+        value = json.loads(call.arguments, parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise RequestError(f"the arguments of {call.name!r} are not JSON: {error}", field=field) from None
+    if not isinstance(value, dict):
+        raise RequestError(f"the arguments of {call.name!r} are no JSON object", field=field)
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+def _plain(message: Message, index: int) -> dict[str, Any]:
     """A message as templates expect it: content is a string, or a list of parts when it has pictures."""
     if message.role not in ROLES:
         raise RequestError(
             f"role {message.role!r} is unknown; use one of {', '.join(ROLES)}", field="messages"
         )
     texts = [part.text for part in message.content if isinstance(part, Text)]
-    if len(texts) == len(message.content):
-        return {"role": message.role, "content": "".join(texts)}
-    return {"role": message.role, "content": [_part(part) for part in message.content]}
+    plain = len(texts) == len(message.content)
+    content = "".join(texts) if plain else [_part(part) for part in message.content]
+    fields: dict[str, Any] = {"role": message.role, "content": content}
+    if message.tool_calls:
+        if message.role != "assistant":
+            raise RequestError(
+                f"only the assistant calls tools, not the role {message.role!r}", field=f"messages[{index}]"
+            )
+        fields["tool_calls"] = [
+            _call(call, f"messages[{index}].tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    return fields
+
+
+def _call(call: ToolCall, field: str) -> dict[str, Any]:
+    """Arguments go in as an object: a template that meets a string may quote it once more."""
+    arguments = call_arguments(call, f"{field}.arguments")
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _part(part: Text | Picture | Video) -> dict[str, str]:

@@ -17,13 +17,20 @@ from snugvl.inputs.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Tokens in, text out."""
+    """Tokens in, text out. `shown`: special tokens that are text nevertheless."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        skip_special: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         if not all(stop):
             raise RequestError("a stop string is empty", field="stop")
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._skipped = tokenizer.special_ids - shown if skip_special else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = [_Matcher(text) for text in dict.fromkeys(stop)]
         self._held = ""

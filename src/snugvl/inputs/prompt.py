@@ -11,16 +11,17 @@ The outer pair is what the template writes around the video. transformers ≥ 5.
 with it; transformers 4.57, with which Qwen3-VL was published, dropped it.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from snugvl.backends.protocol import Message, Picture, Text, Video
+from snugvl.backends.protocol import Message, Picture, Text, Tool, Video
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.engine.request import VisionItem
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
-from snugvl.inputs.chat import ChatTemplate
+from snugvl.inputs.chat import ChatTemplate, call_arguments, tool_json
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.inputs.settings import PixelSettings, has_video_settings
 from snugvl.inputs.tokenizer import Tokenizer
@@ -98,10 +99,13 @@ class Processor:
         """Prompt tokens that an image of that size costs, for planning."""
         return self.images.tokens(width, height, max_pixels)
 
-    def prepare(self, messages: Sequence[Message], *, max_tokens: int | None = None) -> PreparedPrompt:
+    def prepare(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_tokens: int | None = None
+    ) -> PreparedPrompt:
         """Render, tokenise and preprocess a conversation.
 
         Args:
+            tools: what the prompt tells the model it may call.
             max_tokens: refuse a longer prompt before any pixel is touched.
 
         Raises:
@@ -111,9 +115,11 @@ class Processor:
             CheckpointError: the chat template fails.
         """
         self._check_text(messages)
+        self._check_tools(tools)
         parts = [part for message in messages for part in message.content if not isinstance(part, Text)]
         runs = [run for part in parts for run in self._runs(part)]
-        text = self._marked(self.template.render(messages), parts)
+        shown = [tool_json(tool) for tool in tools] or None
+        text = self._marked(self.template.render(messages, tools=shown), parts)
         ids = self._expanded(self.tokenizer.encode(text), runs)
         image_tokens = sum(runs)
         if max_tokens is not None and len(ids) > max_tokens:
@@ -125,12 +131,63 @@ class Processor:
         vision = tuple(self._item(part) for part in parts)
         return PreparedPrompt(tuple(ids), vision, image_tokens)
 
+    def prepare_prompt(self, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> PreparedPrompt:
+        """A prompt that goes to the model as it is: text, or token ids of any kind but pictures'.
+
+        Raises:
+            RequestError: it is empty, text that holds a control token, or ids the model doesn't have.
+            RequestTooLarge: more than `max_tokens`.
+        """
+        if isinstance(prompt, str):
+            self.tokenizer.refuse_control_tokens(prompt, field="prompt")
+            ids = tuple(self.tokenizer.encode(prompt))
+        else:
+            ids = tuple(prompt)
+            self._check_ids(ids)
+        if not ids:
+            raise RequestError("the prompt is empty; it needs at least one token", field="prompt")
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise RequestTooLarge(
+                f"the prompt has {len(ids):,} tokens, at most {max_tokens:,} fit; send less", field="prompt"
+            )
+        return PreparedPrompt(ids, (), 0)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        vocab = self.config.text.vocab_size
+        placeholders = (self.config.image_token_id, self.config.video_token_id)
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                raise RequestError(
+                    f"a token id is a whole number from 0 to {vocab - 1}, not {token!r}", field="prompt"
+                )
+            if token in placeholders:
+                raise RequestError(
+                    f"token id {token} stands for a picture, which a bare prompt can't have; send messages",
+                    field="prompt",
+                )
+
     def _check_text(self, messages: Sequence[Message]) -> None:
         """No text may become a control token, neither alone nor where the template joins two parts."""
         for index, message in enumerate(messages):
             texts = [part.text for part in message.content if isinstance(part, Text)]
             for joined in ("".join(texts), "".join(text.strip() for text in texts)):
                 self.tokenizer.refuse_control_tokens(joined, field=f"messages[{index}].content")
+            for number, call in enumerate(message.tool_calls):
+                field = f"messages[{index}].tool_calls[{number}]"
+                arguments = json.dumps(call_arguments(call, f"{field}.arguments"), ensure_ascii=False)
+                for text in (call.name, arguments, call.id):
+                    self.tokenizer.refuse_control_tokens(text, field=field)
+            self.tokenizer.refuse_control_tokens(
+                message.tool_call_id or "", field=f"messages[{index}].tool_call_id"
+            )
+
+    def _check_tools(self, tools: Sequence[Tool]) -> None:
+        for index, tool in enumerate(tools):
+            schema = json.dumps(dict(tool.parameters), ensure_ascii=False)
+            for name, text in {
+                "name": tool.name, "description": tool.description, "parameters": schema
+            }.items():  # fmt: skip
+                self.tokenizer.refuse_control_tokens(text, field=f"tools[{index}].{name}")
 
     def _runs(self, part: Picture | Video) -> list[int]:
         """Tokens of each unbroken run of placeholders: one for an image, one per frame pair of a video."""

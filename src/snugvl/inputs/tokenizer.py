@@ -87,6 +87,10 @@ class Tokenizer:
         """The id of a token by its exact string, such as "<|im_end|>"."""
         return self._backend.token_to_id(text)
 
+    def serialized(self) -> str:
+        """The whole tokenizer in the form of tokenizer.json."""
+        return self._backend.to_str()
+
     def refuse_control_tokens(self, text: str, *, field: str | None = None) -> None:
         """Raise RequestError if `text` would become a control token of the model.
 
