@@ -7,8 +7,10 @@ and decoders that nobody has looked at for twenty years.
 
 import itertools
 import math
+import pkgutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from io import BytesIO
 from types import ModuleType
 from typing import Any
@@ -36,13 +38,15 @@ class Frames:
 
 
 def preload() -> None:
-    """Import PyAV, where installed, while files can still be opened."""
+    """Import PyAV, where installed, with the modules it would import when it first needs them."""
     global av
     try:
-        import av as module
-        import av.video.reformatter
+        module = import_module("av")
     except ImportError:
         return
+    for found in pkgutil.walk_packages(module.__path__, "av."):
+        if not found.name.endswith("__main__"):
+            import_module(found.name)
     module.logging.set_level(None)
     av = module
 
@@ -126,6 +130,7 @@ def _decode_animation(data: bytes, limits: VideoLimits, fps: float, name: str) -
     starts, now = [], 0.0
     for index in range(total):
         image.seek(index)
+        image.load()  # WebP and AVIF only then know how long it is shown
         starts.append(now)
         delay = float(image.info.get("duration") or 0)
         now += (delay if delay > 10 else _DEFAULT_DELAY_MS) / 1000

@@ -9,22 +9,24 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from io import BytesIO
 from typing import Any
 
-import numpy  # noqa: F401 - for 16-bit pictures; once the doors are shut nothing can be imported
 from PIL import Image
 
 from snugvl.errors import ImageError, ImageTooLarge
 from snugvl.inputs.image import ImageLimits, open_image
-from snugvl.server.intake import pipe
-from snugvl.server.intake.frames import Frames, decode_video, preload
+from snugvl.server.intake import frames, pipe
+from snugvl.server.intake.frames import Frames, decode_video
 from snugvl.server.intake.settings import VideoLimits
 
-with contextlib.suppress(ImportError):
-    from PIL import AvifImagePlugin
-
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 2  # or as many as there are cores, each with a stack
+# Imported by Pillow, or by our own code, only when a rare picture needs it: too late once the doors are shut.
+_LATER = (
+    "numpy",
+    *(f"PIL.{name}" for name in ("ImageChops", "ImageCms", "ImageColor", "ImageFile", "ImageFilter")),
+    *(f"PIL.{name}" for name in ("ImagePalette", "MpoImagePlugin", "PpmImagePlugin", "TiffTags")),
+)
 
 MAX_INPUT_BYTES = 1 << 32
 
@@ -34,9 +36,9 @@ def main(kind: str, memory_bytes: int) -> None:
     incoming = sys.stdin.buffer
     outgoing = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a C library prints must not look like an answer
-    Image.init()
+    preload()
     if kind == "videos":
-        preload()
+        frames.preload()
     shut_doors(memory_bytes)
     pipe.send(outgoing, {"ready": True})
     while True:
@@ -49,13 +51,24 @@ def main(kind: str, memory_bytes: int) -> None:
         pipe.send(outgoing, header, *pixels)
 
 
+def preload() -> None:
+    """Import what decoding a picture may need."""
+    Image.preinit()
+    for module in _LATER:
+        import_module(module)
+    with contextlib.suppress(ImportError):  # Pillow before 11.3 has no AVIF
+        from PIL import AvifImagePlugin
+
+        AvifImagePlugin.DEFAULT_MAX_THREADS = 2  # or as many as there are cores, each with a stack
+
+
 def answer(job: dict[str, Any], data: bytes) -> tuple[dict[str, Any], Sequence[memoryview]]:
     """Decode one job: a header that says what follows, and the pixels of every frame."""
     try:
-        frames = _picture(job, data) if job["kind"] == "picture" else _video(job, data)
-        width, height = frames.images[0].size
-        header = {"width": width, "height": height, "timestamps": frames.timestamps}
-        return header, [_pixels(frame) for frame in frames.images]
+        found = _picture(job, data) if job["kind"] == "picture" else _video(job, data)
+        width, height = found.images[0].size
+        header = {"width": width, "height": height, "timestamps": found.timestamps}
+        return header, [_pixels(image) for image in found.images]
     except ImageError as error:
         if isinstance(error.__context__, MemoryError):
             return _failure(ImageTooLarge(f"{job['name']} needs too much memory to decode; scale it down"))

@@ -1,0 +1,1 @@
+"""Intake: hostile URLs, hostile servers, hostile files."""

@@ -1,0 +1,363 @@
+"""Decoder processes: the same pixels as in this process, behind limits, whatever happens to them."""
+
+import asyncio
+import gc
+import os
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from snugvl.errors import EngineUnavailable, ImageError, ImageTooLarge, QueueFull, SnugvlError
+from snugvl.inputs.image import ImageLimits, open_image
+from snugvl.server.intake import decoders as module
+from snugvl.server.intake import pipe
+from snugvl.server.intake.decoders import Decoders, memory_for_pictures
+from snugvl.server.intake.intake import Intake
+from snugvl.server.intake.settings import IntakeSettings
+from tests.server.intake.pictures import encoded, png_bomb
+
+if sys.platform == "linux":
+    import fcntl
+    import termios
+
+MIB = 1024 * 1024
+LIMITS = ImageLimits(max_pixels=64_000_000)
+
+
+@pytest.fixture
+def decoders() -> Iterator[Decoders]:
+    pool = Decoders("pictures", 1, memory_for_pictures(LIMITS))
+    yield pool
+    pool.close()
+
+
+async def decoded(pool: Decoders, data: bytes, decode_s: float = 20.0) -> Image.Image:
+    return await pool.picture(data, LIMITS, decode_s, "the image")
+
+
+def pixels(size: tuple[int, int] = (31, 17)) -> Image.Image:
+    values = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    return Image.fromarray(values)
+
+
+def rare(kind: str) -> bytes:
+    """Pictures for which Pillow imports or computes something unusual."""
+    image, file = pixels(), BytesIO()
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    options: dict[str, tuple[Image.Image, str, dict[str, Any]]] = {
+        "16-bit grey": (Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30) * 100), "PNG", {}),
+        "palette with transparency": (image.convert("P"), "PNG", {"transparency": 3}),
+        "alpha": (image.convert("RGBA"), "WEBP", {"lossless": True}),
+        "CMYK": (image.convert("CMYK"), "JPEG", {}),
+        "LAB": (Image.new("LAB", (20, 10), (120, 130, 140)), "TIFF", {}),
+        "compressed TIFF": (image, "TIFF", {"compression": "tiff_lzw"}),
+        "turned by EXIF": (image, "JPEG", {"exif": turned}),
+        "two pictures of a phone": (image, "MPO", {"save_all": True, "append_images": [image]}),
+        "AVIF": (image, "AVIF", {}),
+        "bilevel": (image.convert("1"), "BMP", {}),
+        "GIF": (image, "GIF", {}),
+    }
+    picture, name, extra = options[kind]
+    picture.save(file, name, **extra)
+    return file.getvalue()
+
+
+RARE = (
+    "16-bit grey",
+    "palette with transparency",
+    "alpha",
+    "CMYK",
+    "LAB",
+    "compressed TIFF",
+    "turned by EXIF",
+    "two pictures of a phone",
+    "AVIF",
+    "bilevel",
+    "GIF",
+)
+
+
+def test_pixels_are_those_of_this_process(decoders: Decoders) -> None:
+    async def run() -> None:
+        for kind in RARE:
+            data = rare(kind)
+            here, there = open_image(data), await decoded(decoders, data)
+            assert there.mode == "RGB"
+            assert there.size == here.size, kind
+            assert there.tobytes() == here.tobytes(), kind
+
+    asyncio.run(run())
+
+
+def only_process(pool: Decoders) -> Any:
+    (process,) = pool._processes
+    return process._popen
+
+
+def waiting_bytes(stream: Any) -> int:
+    """Bytes in a pipe that nobody has read yet."""
+    return struct.unpack("i", fcntl.ioctl(stream, termios.FIONREAD, b"\0\0\0\0"))[0]
+
+
+@asynccontextmanager
+async def stopped_in_the_middle(
+    pool: Decoders, data: bytes, decode_s: float
+) -> AsyncIterator[tuple[Any, asyncio.Task[Image.Image]]]:
+    """A decoder that was given `data` and stands still."""
+    await pool.warm()
+    process = only_process(pool)
+    os.kill(process.pid, signal.SIGSTOP)
+    yield process, asyncio.create_task(decoded(pool, data, decode_s))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the pipe whether the job was sent")
+def test_a_crash_costs_one_picture(decoders: Decoders) -> None:
+    async def run() -> None:
+        async with stopped_in_the_middle(decoders, encoded("PNG"), 20.0) as (process, task):
+            while not waiting_bytes(process.stdin):
+                await asyncio.sleep(0.01)
+            process.kill()
+            with pytest.raises(
+                ImageError, match=r"^the image could not be decoded: the decoder failed on it; convert"
+            ):
+                await task
+        assert (await decoded(decoders, encoded("PNG"))).size == (8, 6)
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGSTOP")
+def test_a_decoder_that_hangs_is_killed_and_replaced(decoders: Decoders) -> None:
+    async def run() -> None:
+        async with stopped_in_the_middle(decoders, encoded("PNG"), 0.2) as (process, task):
+            with pytest.raises(ImageError, match=r"^the image took longer than 0\.2 s to decode; convert"):
+                await task
+            assert process.poll() is not None
+        assert (await decoded(decoders, encoded("PNG"))).size == (8, 6)
+
+    asyncio.run(run())
+
+
+def test_a_decoder_that_died_while_idle_costs_nothing(decoders: Decoders) -> None:
+    async def run() -> None:
+        await decoders.warm()
+        only_process(decoders).kill()
+        only_process(decoders).wait()
+        assert (await decoded(decoders, encoded("PNG"))).size == (8, 6)
+
+    asyncio.run(run())
+
+
+def test_a_picture_that_takes_too_long_is_given_up(decoders: Decoders) -> None:
+    async def run() -> None:
+        with pytest.raises(ImageError, match=r"took longer than 0\.01 s"):
+            await decoded(decoders, png_bomb(8000, 7936), 0.01)
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space")
+def test_memory_is_limited() -> None:
+    async def run() -> None:
+        pool = Decoders("pictures", 1, 32 * MIB)
+        try:
+            with pytest.raises(ImageTooLarge, match=r"^the image needs too much memory to decode; scale it"):
+                await decoded(pool, png_bomb(8000, 7936))
+            assert (await decoded(pool, encoded("PNG"))).size == (8, 6)
+        finally:
+            pool.close()
+
+    asyncio.run(run())
+
+
+def test_the_largest_allowed_picture_fits_its_memory(decoders: Decoders) -> None:
+    # The dearest way through Pillow: transparency, composited on white. Grey with a transparent level.
+    data = png_bomb(8000, 7936)
+    chunk = b"tRNS" + bytes(2)
+    marked = data[:33] + b"\0\0\0\x02" + chunk + zlib.crc32(chunk).to_bytes(4, "big") + data[33:]
+
+    async def run() -> None:
+        assert (await decoded(decoders, marked, 60.0)).size == (8000, 7936)
+
+    asyncio.run(run())
+
+
+def in_a_worker(code: str) -> str:
+    """What `code` prints in a process whose doors are shut, through a pipe that was open before."""
+    script = f"""
+import os, socket, sys
+from snugvl.server.intake import worker
+worker.preload()
+worker.shut_doors(64 << 20)
+try:
+    {code}
+    print("done")
+except (OSError, MemoryError) as error:
+    print(type(error).__name__)
+"""
+    run = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("open('/etc/hostname')", "OSError"),
+        ("socket.socket()", "OSError"),
+        ("os.pipe()", "OSError"),
+        ("bytearray(1 << 30)", "MemoryError"),
+        ("bytearray(1 << 20)", "done"),
+    ],
+)
+def test_a_worker_can_open_nothing(code: str, printed: str) -> None:
+    assert in_a_worker(code) == printed
+
+
+def test_a_worker_has_no_secrets(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SNUGVL_TEST_SECRET", "hush")
+
+    async def run() -> None:
+        await decoders.warm()
+        if sys.platform == "linux":
+            environment = Path(f"/proc/{only_process(decoders).pid}/environ").read_bytes()
+            assert b"PATH" in environment
+            assert b"SECRET" not in environment
+
+    asyncio.run(run())
+
+
+def test_a_worker_imports_no_torch() -> None:
+    script = "import sys, snugvl.server.intake.worker as w; w.preload(); print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "fastapi", "pydantic", "httpcore2"} & set(run.stdout.split())
+
+
+def test_a_worker_that_does_not_start_is_no_fault_of_the_picture(
+    decoders: Decoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    async def run() -> None:
+        with pytest.raises(SnugvlError, match="the picture decoder did not start") as caught:
+            await decoded(decoders, encoded("PNG"))
+        assert not isinstance(caught.value, ImageError)
+
+    asyncio.run(run())
+
+
+GOOD = {"width": 2, "height": 1, "timestamps": [0.0]}
+
+
+@pytest.mark.parametrize(
+    ("header", "size"),
+    [
+        (GOOD, 5),
+        (GOOD | {"width": 3}, 6),
+        (GOOD | {"width": -2, "height": -1}, 6),
+        (GOOD | {"width": 0}, 0),
+        (GOOD | {"width": "2"}, 6),
+        (GOOD | {"timestamps": []}, 0),
+        (GOOD | {"timestamps": [0.0, 1.0]}, 12),
+        (GOOD | {"timestamps": ["0"]}, 6),
+        (GOOD | {"width": 20, "height": 10}, 600),
+        ({}, 6),
+    ],
+)
+def test_an_answer_that_does_not_add_up_is_refused(header: dict[str, Any], size: int) -> None:
+    with pytest.raises(pipe.BrokenMessage):
+        module._images(header, bytearray(size), max_pixels=100, max_frames=1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\0\0\0\x02\0\0\0\0\0\0\0\0",
+        b"\xff\xff\xff\xff" + bytes(8),
+        b"\0\0\0\x02\xff" + bytes(7) + b"{}",
+        b"\0\0\0\x02" + bytes(8) + b"[]",
+        b"\0\0\0\x02" + bytes(8) + b"}{",
+    ],
+)
+def test_a_broken_message_is_refused(message: bytes) -> None:
+    with pytest.raises(pipe.BrokenMessage):
+        pipe.receive(BytesIO(message), 1000)
+
+
+def test_messages_round_trip() -> None:
+    file = BytesIO()
+    pipe.send(file, {"a": "ü\ud800"}, b"one", memoryview(b"two"))
+    file.seek(0)
+    assert pipe.receive(file, 6) == ({"a": "ü\ud800"}, bytearray(b"onetwo"))
+
+
+def test_pictures_in_flight_are_bounded() -> None:
+    async def run() -> None:
+        intake = Intake(replace(IntakeSettings(), max_live_bytes=4 * 100 * 100))
+        try:
+            held = [await intake.picture_bytes(encoded("PNG", (100, 99)), field="a")]
+            held.append(await intake.picture_bytes(encoded("PNG", (100, 99)), field="b"))
+            with pytest.raises(QueueFull, match=r"hold 40,000 bytes, the limit; try again"):
+                await intake.picture_bytes(encoded("PNG"), field="c")
+            held.clear()
+            assert (await intake.picture_bytes(encoded("PNG"), field="c")).image.size == (8, 6)
+        finally:
+            await intake.close()
+
+    asyncio.run(run())
+
+
+def test_many_at_once_come_back_to_their_own_requests() -> None:
+    async def run() -> None:
+        intake = Intake()
+        try:
+            sizes = [(i + 1, 2 * i + 1) for i in range(40)]
+            found = await asyncio.gather(
+                *(intake.picture_bytes(encoded("PNG", size), field="a") for size in sizes)
+            )
+            assert [picture.image.size for picture in found] == sizes
+            assert len(intake._pictures._processes) <= 2
+        finally:
+            await intake.close()
+
+    asyncio.run(run())
+
+
+def test_closing_leaves_no_process() -> None:
+    pool = Decoders("pictures", 1, memory_for_pictures(LIMITS))
+
+    async def run() -> None:
+        await pool.warm()
+        process = only_process(pool)
+        pool.close()
+        pool.close()
+        assert process.poll() is not None
+        with pytest.raises(EngineUnavailable, match="stopping"):
+            await decoded(pool, encoded("PNG"))
+
+    asyncio.run(run())
+
+
+def test_whoever_forgets_to_close_leaves_no_process() -> None:
+    async def run() -> Any:
+        pool = Decoders("pictures", 1, memory_for_pictures(LIMITS))
+        await pool.warm()
+        return only_process(pool)
+
+    process = asyncio.run(run())
+    gc.collect()
+    assert process.wait(10) is not None
