@@ -34,7 +34,9 @@ def resolve(choice: ModelChoice) -> ModelChoice:
         return choice
     if choice.server is None:
         return replace(choice, model=DEFAULT_MODEL)
-    with connect(choice.server, choice.api_key) as client:
+    from snugvl.client import Client
+
+    with Client(choice.server, api_key=choice.api_key) as client:
         names = client.models()
     if not names:
         raise EngineUnavailable(f"{choice.server} serves no model; name one with --model")
@@ -46,7 +48,7 @@ def load_model(choice: ModelChoice) -> Model | Client:
     import snugvl
 
     if choice.server is not None:
-        return connect(choice.server, choice.api_key, choice.name)
+        return snugvl.Client(choice.server, api_key=choice.api_key, model=choice.name)
     return snugvl.load(
         choice.name,
         device=choice.device,
@@ -54,13 +56,6 @@ def load_model(choice: ModelChoice) -> Model | Client:
         context=choice.context,
         max_pixels=choice.max_pixels,
     )
-
-
-def connect(server: str, api_key: str | None, model: str | None = None, **options: float) -> Client:
-    """A client of `server`."""
-    from snugvl.client import Client
-
-    return Client(server, api_key=api_key, model=model, **options)  # type: ignore[arg-type]
 
 
 def reader(choice: ModelChoice) -> Callable[[Job], list[ImageSource]]:

@@ -1,0 +1,176 @@
+"""Servers to talk to: pocket, a scripted engine, and answers byte by byte."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+
+import pytest
+
+from snugvl.backends.protocol import Capabilities, Delta, Message, Request, Stream, ToolUse
+from snugvl.backends.service import Health, Load, Snapshot, Tokens
+from snugvl.ledger import Ledger, LedgerRow
+from tests.server.conftest import data_url, picture, pocket, url  # noqa: F401
+from tests.server.live import live
+from tests.tasks.fake import FakeBackend, FakeStream
+
+GIB = 1 << 30
+LEDGER = Ledger(
+    "NVIDIA GeForce RTX 5060",
+    (
+        LedgerRow("text weights", 4 * GIB, 4 * GIB),
+        LedgerRow("vision weights", GIB, GIB),
+        LedgerRow("KV cache", GIB, GIB, GIB // 4),
+        LedgerRow("workspace", GIB // 2, GIB // 4),
+    ),
+    total_bytes=8 * GIB,
+    free_bytes=GIB,
+    process_bytes=6 * GIB,
+    cap_bytes=7 * GIB,
+)
+
+
+class Paced:
+    """A scripted answer with a pause before each word, in which the event loop does other things."""
+
+    def __init__(self, answer: FakeStream, delay: float) -> None:
+        self._answer, self._delay = answer, delay
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        for delta in self._answer:
+            await asyncio.sleep(self._delay)
+            yield delta
+
+    def __iter__(self) -> Iterator[Delta]:
+        return iter(self._answer)
+
+    def close(self) -> None:
+        self._answer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class ScriptedEngine:
+    """A service over a scripted backend. `health`, `load` and `delay` (seconds a word) can be set."""
+
+    def __init__(self, backend: FakeBackend | None = None) -> None:
+        self.backend = backend or FakeBackend()
+        self.health = Health("ready", "fake is ready")
+        self.load = Load(running=2, waiting=1, free_blocks=30, num_blocks=40, block_size=16)
+        self.at = 1000.0
+        self.delay = 0.0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.backend.capabilities
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.at, LEDGER, self.load)
+
+    async def start(self) -> None:
+        """Ready from the start."""
+
+    async def submit(self, request: Request) -> Stream:
+        return Paced(await asyncio.to_thread(self.backend.submit, request), self.delay)
+
+    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+        return Tokens((1, 2, 3))
+
+    async def detokenize(self, ids: tuple[int, ...]) -> str:
+        return "abc"
+
+    async def drain(self, timeout_s: float) -> bool:
+        return True
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def scripted(engine: ScriptedEngine) -> Iterator[str]:
+    """The base URL of a real server over `engine`."""
+    with live(engine) as base:
+        yield base
+
+
+@dataclass
+class Asked:
+    """A request that the raw server got."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class RawServer:
+    """Answers the first request with the first of `answers`, and so on; the last one stays."""
+
+    url: str = ""
+    answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
+    hold: threading.Event = field(default_factory=threading.Event)
+    held: threading.Event = field(default_factory=threading.Event)
+
+    def says(self, status: int, body: bytes = b"{}", **headers: str) -> None:
+        """Add an answer. A length in the headers beyond the body's breaks it off."""
+        kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        self.answers.append((status, kind | {k.replace("_", "-"): v for k, v in headers.items()}, body))
+
+
+@pytest.fixture
+def raw() -> Iterator[RawServer]:
+    server = RawServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            server.asked.append(Asked(self.command, self.path, dict(self.headers), body))
+            if not server.answers:
+                server.held.set()
+                server.hold.wait(20)
+                return
+            status, headers, answer = server.answers[0]
+            if len(server.answers) > 1:
+                server.answers.pop(0)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST = _answer  # noqa: N815
+
+        def log_message(self, *args: object) -> None:
+            """Silent."""
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.url = f"http://127.0.0.1:{listener.server_address[1]}"
+    thread = threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.hold.set()
+    listener.shutdown()
+    listener.server_close()
+
+
+@pytest.fixture
+def unused_url() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -1,0 +1,219 @@
+"""`snugvl.Client` and `AsyncClient` give what a loaded model gives."""
+
+import asyncio
+import io
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import snugvl
+from snugvl import AsyncClient, Client, Model, SamplingParams, user
+from snugvl.backends.native import NativeBackend
+from snugvl.backends.protocol import Message, Text, ToolCall
+from snugvl.backends.service import Health, Load
+from snugvl.tasks.request import collect
+from tests.client.conftest import LEDGER, RawServer, ScriptedEngine
+from tests.tasks.fake import images_of, prompt_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "images"
+SHAPES = EXAMPLES / "shapes.png"
+
+TASKS: dict[str, Callable[[Any], Any]] = {
+    "caption": lambda m: m.caption(SHAPES),
+    "detailed": lambda m: m.caption(SHAPES, detail="detailed"),
+    "ask": lambda m: m.ask(SHAPES, "How many squares are there?"),
+    "together": lambda m: m.ask([SHAPES, EXAMPLES / "stars.png"], "What color is the circle?"),
+    "scene": lambda m: m.scene(EXAMPLES / "sign.png"),
+    "detect": lambda m: m.detect(SHAPES),
+    "named": lambda m: m.detect(SHAPES, ["blue square"]),
+    "cut": lambda m: m.caption(SHAPES, sampling=SamplingParams(max_tokens=3)),
+    "drawn": lambda m: m.caption(SHAPES, sampling=SamplingParams(temperature=1.0, seed=4)),
+    "small": lambda m: m.caption(SHAPES, max_pixels=4096),
+    "chat": lambda m: m.chat(user(Image.open(SHAPES).convert("RGB"), "What color is the circle?")),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_server_gives_what_a_loaded_model_gives(url: str, pocket: NativeBackend, task: str) -> None:
+    with Client(url) as client:
+        assert TASKS[task](client) == TASKS[task](Model(pocket))
+
+
+def test_the_async_client_gives_the_same(url: str, pocket: NativeBackend) -> None:
+    async def everything() -> list[Any]:
+        async with AsyncClient(url) as client:
+            return await asyncio.gather(*(task(client) for task in TASKS.values()))
+
+    model = Model(pocket)
+    assert asyncio.run(everything()) == [task(model) for task in TASKS.values()]
+
+
+STREAMS: dict[str, Callable[[Any], Any]] = {
+    "caption": lambda m: m.stream_caption(SHAPES, detail="detailed"),
+    "ask": lambda m: m.stream_ask(SHAPES, "How many squares are there?"),
+    "cut": lambda m: m.stream_caption(SHAPES, sampling=SamplingParams(max_tokens=3)),
+    "chat": lambda m: m.stream_chat(user("Describe this image.", Image.open(SHAPES).convert("RGB"))),
+    "two": lambda m: m.stream_chat(
+        user(Image.open(SHAPES).convert("RGB"), "What is it?"), SamplingParams(n=2, temperature=1, seed=1)
+    ),
+}
+
+
+def shown(deltas: list[Any]) -> Any:
+    """Text and finish of every choice, and the tokens of the answer."""
+    choices: dict[int, list[Any]] = {}
+    for delta in deltas:
+        choices.setdefault(delta.choice, []).append(delta)
+    return {
+        number: (
+            "".join(each.text for each in some),
+            [each.finish_reason for each in some if each.finish_reason],
+        )
+        for number, some in choices.items()
+    }, [delta.usage.completion_tokens for delta in deltas if delta.usage]
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_streams_carry_the_same_answer(url: str, pocket: NativeBackend, stream: str) -> None:
+    async def read() -> list[Any]:
+        async with AsyncClient(url) as client, await STREAMS[stream](client) as deltas:
+            return [delta async for delta in deltas]
+
+    with STREAMS[stream](Model(pocket)) as deltas:
+        wanted = list(deltas)
+    with Client(url) as client, STREAMS[stream](client) as deltas:
+        got = list(deltas)
+    assert shown(got) == shown(wanted)
+    assert len(got) > 2 or stream in ("ask", "cut")
+    assert shown(asyncio.run(read())) == shown(wanted)
+    if stream != "two":
+        assert collect(got) == collect(wanted)
+
+
+def test_log_probabilities_come_through(url: str, pocket: NativeBackend) -> None:
+    sampling = SamplingParams(logprobs=2, max_tokens=4)
+    question = user(Image.open(SHAPES).convert("RGB"), "What color is the circle?")
+    with Client(url) as client:
+        got = [each for delta in client.stream_chat(question, sampling) for each in delta.logprobs]
+    wanted = [each for delta in Model(pocket).stream_chat(question, sampling) for each in delta.logprobs]
+    assert [(each.token, each.bytes, len(each.top)) for each in got] == [
+        (each.token, each.bytes, len(each.top)) for each in wanted
+    ]
+    assert [each.logprob for each in got] == pytest.approx([each.logprob for each in wanted], abs=1e-4)
+
+
+def test_every_kind_of_source_is_the_same_picture(engine: ScriptedEngine, scripted: str) -> None:
+    data = SHAPES.read_bytes()
+    sideways = Image.new("RGBA", (40, 20), (255, 0, 0, 128))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    file = io.BytesIO()
+    sideways.convert("RGB").save(file, "JPEG", exif=exif)
+    with Client(scripted) as client:
+        for source in (SHAPES, str(SHAPES), data, io.BytesIO(data), Image.open(SHAPES)):
+            client.caption(source)
+        client.caption(Image.open(io.BytesIO(file.getvalue())))
+        client.caption(file.getvalue())
+    *same, turned, turned_too = [images_of(request)[0] for request in engine.backend.requests]
+    assert {image.tobytes() for image in same} == {Image.open(SHAPES).convert("RGB").tobytes()}
+    assert turned.size == turned_too.size == (20, 40)
+
+
+def test_a_url_is_left_to_the_server(raw: RawServer) -> None:
+    raw.says(200, b'{"text": "x", "model": "m"}')
+    with Client(raw.url) as client:
+        assert client.caption("https://example.org/a.png") == snugvl.Caption(text="x")
+    assert b'"image":"https://example.org/a.png"' in raw.asked[0].body
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("missing.png", "doesn't exist"),
+        (".", "is a folder"),
+        (b"", "is empty"),
+        ("nul\0.png", "can't be read"),
+    ],
+)
+def test_a_picture_that_is_not_there_is_told_before_anything_is_sent(
+    raw: RawServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Client(raw.url) as client, pytest.raises(snugvl.ImageError, match=message):
+        client.caption(source)
+    assert raw.asked == []
+
+
+def test_a_picture_of_too_many_bytes_is_not_sent(raw: RawServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snugvl.client.pictures._MAX_BYTES", 100)
+    with Client(raw.url) as client, pytest.raises(snugvl.ImageTooLarge, match="more than 100 bytes"):
+        client.caption(SHAPES)
+    assert raw.asked == []
+
+
+def test_what_is_asked_reaches_the_engine(engine: ScriptedEngine, scripted: str) -> None:
+    sampling = SamplingParams(max_tokens=9, temperature=0.5, seed=4)
+    with Client(scripted, model="pocket") as client:
+        client.ask(SHAPES, " Why? ", sampling=sampling, max_pixels=4096)
+        client.chat(
+            (
+                Message("system", (Text("Be brief."),)),
+                user(Image.new("RGB", (8, 8)), "Look."),
+                Message("assistant", (), (ToolCall("c1", "look", '{"x": 1}'),)),
+                Message("tool", (Text("seen"),), tool_call_id="c1"),
+                Message("assistant", (Text("Yes."),)),
+                user("And now?"),
+            ),
+            SamplingParams(
+                max_tokens=9, temperature=0.5, seed=4, top_p=0.5, top_k=3, stop=("z",), logit_bias={7: 1.5},
+                presence_penalty=0.1, min_p=0.1, repetition_penalty=1.1,
+            ),
+        )  # fmt: skip
+    ask, chat = engine.backend.requests
+    assert (prompt_of(ask), ask.sampling, ask.messages[0].content[0].max_pixels) == ("Why?", sampling, 4096)
+    assert [message.role for message in chat.messages] == [
+        "system", "user", "assistant", "tool", "assistant", "user",
+    ]  # fmt: skip
+    assert chat.messages[2].tool_calls == (ToolCall("c1", "look", '{"x": 1}'),)
+    assert chat.messages[3].tool_call_id == "c1"
+    assert images_of(engine.backend.requests[1].__class__(messages=(chat.messages[1],)))[0].size == (8, 8)
+    assert chat.sampling.stop == ("z",)
+    assert chat.sampling.logit_bias == {7: 1.5}
+    assert (chat.sampling.top_k, chat.sampling.min_p, chat.sampling.repetition_penalty) == (3, 0.1, 1.1)
+
+
+def test_health_memory_and_models(engine: ScriptedEngine, scripted: str) -> None:
+    async def three() -> list[Any]:
+        async with AsyncClient(scripted) as client:
+            return [await client.health(), await client.memory(), await client.models()]
+
+    with Client(scripted + "/v1/") as client:
+        health, memory, models = client.health(), client.memory(), client.models()
+        assert health == Health("ready", "fake is ready")
+        assert (memory.ledger, memory.load, memory.at) == (LEDGER, engine.load, 1000.0)
+        assert memory.health == health
+        assert models == ("pocket",)
+        assert asyncio.run(three()) == [health, memory, models]
+        engine.health = Health("restarting", "it crashed; starting again", 0.5, 3, 2.0)
+        told = client.health()
+        assert not told.ready
+        assert asdict(told) | {"retry_after_s": 2.0} == asdict(engine.health)
+        assert client.memory().health.state == "restarting"
+        engine.load = Load()
+
+
+def test_a_closed_stream_stops_the_server(engine: ScriptedEngine, scripted: str) -> None:
+    engine.delay = 0.02
+    engine.backend._script = lambda _: "word " * 500
+    with Client(scripted) as client, client.stream_caption(SHAPES) as stream:
+        next(iter(stream))
+    (served,) = engine.backend.streams
+    for _ in range(500):
+        if served.closed:
+            break
+        asyncio.run(asyncio.sleep(0.01))
+    assert served.closed
