@@ -37,12 +37,10 @@ async def chat_request(context: Context, capabilities: Capabilities, chat: schem
             "the last message is the assistant's: continuing it is not supported; end with the user's",
             field="messages",
         )
-    return Request(
-        messages=await _conversation(context, messages),
-        sampling=sampling_of(chat.options, _logprobs(chat), capabilities),
-        tools=tools,
-        grammar=grammar,
-    )
+    sampling = sampling_of(chat.options, _logprobs(chat), capabilities)
+    for index, message in enumerate(messages):
+        _check(message, f"messages[{index}]")
+    return Request(await _conversation(context, messages), sampling, tools=tools, grammar=grammar)
 
 
 async def generate_request(
@@ -106,7 +104,6 @@ async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -
     conversation: list[Message] = []
     waiting: list[ToolCall] = []  # calls that no tool has answered yet
     for index, (message, images) in enumerate(zip(messages, pictures, strict=True)):
-        _check(message, f"messages[{index}]")
         content: tuple[Part, ...] = (*images, *_text(message.content))
         calls = tuple(
             ToolCall(

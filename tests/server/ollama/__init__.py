@@ -1,0 +1,1 @@
+"""Ollama's API over a real socket."""

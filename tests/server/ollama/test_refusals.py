@@ -1,0 +1,138 @@
+"""What is refused, each with its exact answer in Ollama's form."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"model": None}, "model: Input should be a valid string, got None"),
+        ({"model": ""}, "model: String should have at least 1 character, got ''"),
+        ({"think": True}, "think is not supported; leave it out"),
+        ({"think": "high"}, "think is not supported; leave it out"),
+        ({"truncate": True}, "truncate is not supported; leave it out"),
+        ({"bogus": 1}, "bogus is not supported; leave it out"),
+        ({"options": {"num_gpu": 1}}, "options.num_gpu is not supported; leave it out"),
+        ({"options": {"num_thread": 8}}, "options.num_thread is not supported; leave it out"),
+        ({"options": {"mirostat": 2}}, "options.mirostat is not supported; leave it out"),
+        (
+            {"options": {"num_ctx": 8192}},
+            "options.num_ctx is 8192, but 4096 tokens of context are served; ask for no more, or start the "
+            "server with a larger context",
+        ),
+        (
+            {"options": {"num_predict": 0}},
+            "options.num_predict is 0, which leaves no answer; -1 is what fits",
+        ),
+        (
+            {"options": {"temperature": -1}},
+            "options.temperature: Input should be greater than or equal to 0, got -1",
+        ),
+        ({"options": {"temperature": True}}, "options.temperature: Input should be a valid number, got True"),
+        ({"options": {"stop": [""]}}, "options.stop[0]: String should have at least 1 character, got ''"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs: true"),
+        ({"tools": [TOOL], "format": "json"}, "format and tools can't be combined; leave one of them out"),
+        ({"tools": [TOOL, TOOL]}, "tools[1]: the name 'add' is there twice"),
+        ({"messages": [USER, {"role": "assistant", "content": "A"}]},
+         "the last message is the assistant's: continuing it is not supported; end with the user's"),
+        ({"messages": [{**USER, "images": ["https://example.org/a.png"]}]},
+         "messages[0].images[0] is a URL; send the picture itself, in base64"),
+        ({"messages": [{"role": "system", "content": "", "images": ["aaaa"]}, USER]},
+         "messages[0]: only a user's message has images"),
+        ({"messages": [{**USER, "tool_calls": [{"function": {"name": "add"}}]}]},
+         "messages[0]: only the assistant makes calls"),
+        ({"messages": [{**USER, "thinking": "hm"}]}, "messages[0].thinking is not supported; leave it out"),
+    ],
+)  # fmt: skip
+def test_chat(url: str, body: dict[str, Any], message: str) -> None:
+    response = httpx.post(f"{url}/api/chat", json={"model": "pocket", "messages": [USER], **body})
+    assert (response.status_code, response.json()) == (400, {"error": message})
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"suffix": "}"}, "suffix is not supported; leave it out"),
+        ({"template": "{{ .Prompt }}"}, "template is not supported; leave it out"),
+        ({"context": [1, 2]}, "context is not supported; leave it out"),
+        (
+            {"raw": True, "system": "Be kind."},
+            "system can't be combined with raw: it needs the chat template",
+        ),
+        ({"raw": True, "images": ["aaaa"]}, "images can't be combined with raw: it needs the chat template"),
+        (
+            {"prompt": "", "keep_alive": 0},
+            "keep_alive 0 without a prompt unloads the model, but this one stays as long as the server runs; "
+            "stop the server instead",
+        ),
+    ],
+)
+def test_generate(url: str, body: dict[str, Any], message: str) -> None:
+    response = httpx.post(f"{url}/api/generate", json={"model": "pocket", "prompt": "Hi", **body})
+    assert (response.status_code, response.json()) == (400, {"error": message})
+
+
+@pytest.mark.parametrize("keep_alive", ["soon", "", "5 minutes", {}])
+def test_keep_alive_is_a_duration(url: str, keep_alive: object) -> None:
+    body = {"model": "pocket", "keep_alive": keep_alive}
+    response = httpx.post(f"{url}/api/generate", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"].startswith("keep_alive")
+
+
+@pytest.mark.parametrize("keep_alive", ["5m", "-1", "1h30m", -1, 300, 0.5, None])
+def test_keep_alive_is_accepted(url: str, keep_alive: object) -> None:
+    body = {"model": "pocket", "keep_alive": keep_alive}
+    assert httpx.post(f"{url}/api/generate", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("image", ["!!!", "aGVsbG8=", ""])
+def test_what_is_no_picture(url: str, image: str) -> None:
+    body = {"model": "pocket", "prompt": "Hi", "images": [image]}
+    response = httpx.post(f"{url}/api/generate", json=body)
+    assert response.status_code == 400
+    assert set(response.json()) == {"error"}
+
+
+@pytest.mark.parametrize("path", ["chat", "generate", "show"])
+def test_another_model(url: str, path: str) -> None:
+    response = httpx.post(f"{url}/api/{path}", json={"model": "llava:latest"})
+    assert response.status_code == 404
+    assert response.json() == {"error": "the model 'llava' is not served here; use 'pocket'"}
+
+
+def test_show_needs_a_name(url: str) -> None:
+    response = httpx.post(f"{url}/api/show", json={})
+    assert (response.status_code, response.json()) == (400, {"error": "model is missing"})
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "instead"),
+    [
+        ("POST", "pull", "download models with `snugvl pull`"),
+        ("POST", "push", "there is no registry to push to"),
+        ("POST", "create", "serve a checkpoint's folder with `snugvl serve`"),
+        ("POST", "copy", "give a model several names with `snugvl serve --served-model-name`"),
+        ("DELETE", "delete", "delete downloaded models from the Hugging Face cache"),
+        ("POST", "embed", "a vision-language model gives no embeddings"),
+        ("POST", "embeddings", "a vision-language model gives no embeddings"),
+    ],
+)
+def test_what_only_ollama_does(url: str, method: str, path: str, instead: str) -> None:
+    response = httpx.request(method, f"{url}/api/{path}", json={"model": "pocket"})
+    assert (response.status_code, response.json()) == (
+        400,
+        {"error": f"/api/{path} is not supported by snugvl: {instead}"},
+    )
+
+
+def test_a_path_that_nobody_has(url: str) -> None:
+    response = httpx.post(f"{url}/api/nonsense", json={})
+    assert response.status_code == 404
+    assert set(response.json()) == {"error"}
