@@ -31,6 +31,9 @@ ALLOWED = {
     },
     "client": {"tasks", "backends.protocol", "backends.service", "inputs.image"},
     "cli": {
+        "server",
+        "backends.supervised",
+        "backends.service",
         "client",
         "tasks",
         "backends.protocol",
@@ -43,7 +46,18 @@ ALLOWED = {
 }
 TOP = {"errors", "sampling", "config", "version", "ledger"}
 TOP_FOR_CLI = TOP | {"loading", "model"}
-SLOW = ("torch", "transformers", "PIL", "numpy", "pydantic", "huggingface_hub", "tokenizers", "rich.progress")
+SLOW = (
+    "torch",
+    "transformers",
+    "PIL",
+    "numpy",
+    "pydantic",
+    "huggingface_hub",
+    "tokenizers",
+    "rich.progress",
+    "fastapi",
+    "uvicorn",
+)
 
 
 def imports(path: Path) -> set[str]:

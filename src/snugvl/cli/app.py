@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from snugvl.cli import ask, caption, detect, doctor, plan, pull, scene
+from snugvl.cli import ask, caption, detect, doctor, plan, pull, scene, serve, top
 from snugvl.cli.stderr import say, trace
 from snugvl.cli.stdout import ClosedPipe
 from snugvl.errors import SnugvlError
@@ -34,9 +34,11 @@ app.command("caption")(caption.caption)
 app.command("ask")(ask.ask)
 app.command("scene")(scene.scene)
 app.command("detect")(detect.detect)
+app.command("top")(top.top)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("pull")(pull.pull)
+app.command("serve")(serve.serve)
 
 
 def _print_version(value: bool) -> None:

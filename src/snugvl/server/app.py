@@ -20,12 +20,13 @@ from snugvl.server.vision import routes as vision
 from snugvl.version import __version__
 
 
-def create_app(context: Context) -> FastAPI:
-    """An ASGI app that serves `context.service`; it starts and closes it."""
+def create_app(context: Context, *, started: bool = False) -> FastAPI:
+    """An ASGI app that serves `context.service`; it starts it, unless it was `started`, and closes it."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await context.service.start()
+        if not started:
+            await context.service.start()
         try:
             yield
         finally:

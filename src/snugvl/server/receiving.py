@@ -61,10 +61,10 @@ class Body:
         self._complete = asyncio.Event()
         self._gone = asyncio.Event()
         headers = Headers(scope=scope)
-        length = headers.get("content-length")  # the parser has let only digits through
-        if int(length or 0) > settings.max_body_bytes:
+        length = headers.get("content-length", "0")  # the parser has let only digits through
+        if int(length) > settings.max_body_bytes:
             raise self._too_large(int(length))
-        if not int(length or 0) and "transfer-encoding" not in headers:
+        if not int(length) and "transfer-encoding" not in headers:
             self._whole = b""
             self._complete.set()
 

@@ -1,0 +1,200 @@
+"""`snugvl serve`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snugvl.cli import options
+from snugvl.cli.stderr import say
+
+if TYPE_CHECKING:
+    from snugvl.server.settings import ServerSettings
+
+MIB = 1024 * 1024
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        envvar="SNUGVL_MODEL",
+        help="A folder, a Hub id or pocket; without one the best that is downloaded and fits.",
+    ),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--served-model-name", metavar="NAME", help="What requests call the model; repeatable."),
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key", metavar="KEY", help="A key that opens the door; repeatable. Also SNUGVL_API_KEY."
+    ),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option("--api-key-file", metavar="FILE", help="More keys, one a line; # comments.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to load. Without a model: the best that is here."""
+
+    model: str | None
+    device: str
+    dtype: options.DtypeName
+    context: int | None
+    max_pixels: int | None
+
+
+def serve(
+    model: Model = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8000,
+    api_key: Keys = None,
+    api_key_file: KeyFile = None,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Let everybody in who reaches an address beyond this machine.")
+    ] = False,
+    served_model_name: Names = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    context: options.Context = None,
+    max_pixels: options.MaxPixels = None,
+    max_concurrent: Annotated[
+        int,
+        typer.Option("--max-concurrent", min=1, help="Requests at once, waiting ones included; then 429."),
+    ] = 256,
+    deadline: Annotated[
+        float, typer.Option("--deadline", min=0, help="Seconds a request may take in all; 0 for no limit.")
+    ] = 600.0,
+    drain: Annotated[
+        float, typer.Option("--drain", min=0, help="Seconds that running requests get at the end.")
+    ] = 30.0,
+    max_body: Annotated[int, typer.Option("--max-body", min=1, help="MiB of one request.")] = 64,
+    allow_local_media: Annotated[
+        Path | None,
+        typer.Option("--allow-local-media", metavar="DIR", help="Let file: URLs read below this folder."),
+    ] = None,
+    allow_private_media: Annotated[
+        bool, typer.Option("--allow-private-media", help="Let picture URLs point to private addresses.")
+    ] = False,
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Log what people ask and what they get.")
+    ] = False,
+    key_requests_per_minute: Annotated[
+        int | None, typer.Option("--key-requests-per-minute", min=1, help="Of each API key.")
+    ] = None,
+    key_concurrent: Annotated[
+        int | None, typer.Option("--key-concurrent", min=1, help="Requests at once of each API key.")
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Serve a model behind the APIs of OpenAI, Ollama and Anthropic, with a page at /.
+
+    The engine runs in a process of its own that is started again when it dies. Only this machine is let in,
+    unless --host says otherwise; then an --api-key is needed. Ctrl+C and SIGTERM finish what runs, up to
+    --drain seconds, and exit with 0; a second Ctrl+C stops at once.
+    """
+    started = time.monotonic()
+    from snugvl.server.settings import ServerSettings
+
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        names=tuple(served_model_name or ()),
+        api_keys=_keys(api_key or [], api_key_file, no_auth=no_auth, host=host),
+        max_body_bytes=max_body * MIB,
+        max_concurrent=max_concurrent,
+        deadline_s=deadline or None,
+        drain_s=drain,
+        key_requests_per_minute=key_requests_per_minute,
+        key_concurrent=key_concurrent,
+        allow_local_media=_folder(allow_local_media),
+        allow_private_media=allow_private_media,
+        log_prompts=log_prompts,
+    )
+    choice = Choice(model, device, dtype, context, max_pixels)
+    code = start(choice, settings, quiet=quiet, started=started)
+    if code:
+        raise typer.Exit(code)
+
+
+def start(choice: Choice, settings: ServerSettings, *, quiet: bool, started: float) -> int:
+    """Plan, print, load, serve; the exit code."""
+    from snugvl.backends.supervised import EngineChoice, SupervisedEngine
+    from snugvl.cli.serve_plan import plan_for
+    from snugvl.cli.serve_show import Loading, show_banner, show_plan
+    from snugvl.server.run import run
+    from snugvl.server.sockets import address_of, listen
+
+    with listen(settings) as listener:  # before anything is loaded: a port that is taken is known at once
+        planned = plan_for(
+            choice.model, device=choice.device, context=choice.context, max_pixels=choice.max_pixels
+        )
+        names = settings.names or (_public_name(planned.name),)
+        settings = replace(settings, port=address_of(listener)[1], names=names)
+        if not quiet:
+            show_plan(planned)
+            show_banner(planned, settings)
+        _log(settings, quiet=quiet)
+        service = SupervisedEngine(
+            EngineChoice(planned.name, choice.device, choice.dtype, choice.context, choice.max_pixels)
+        )
+        loading = Loading(service, quiet=quiet, started=started)
+        try:
+            return run(service, settings, listener, loading)
+        finally:
+            loading.close()
+
+
+def _keys(given: list[str], file: Path | None, *, no_auth: bool, host: str) -> tuple[str, ...]:
+    from snugvl.server import keys
+    from snugvl.server.auth import is_loopback
+
+    found = list(given)
+    if os.environ.get("SNUGVL_API_KEY"):
+        found.append(os.environ["SNUGVL_API_KEY"])
+    if file is not None:
+        found += keys.read_keys(file)
+        if keys.others_may_read(file):
+            say(f"{file} may be read by other users of this machine; chmod 600 keeps them out")
+    if no_auth and found:
+        raise typer.BadParameter("--no-auth lets everybody in; it goes with no API key")
+    if not found and not no_auth and not is_loopback(host):
+        raise typer.BadParameter(
+            f"--host {host} lets others than this machine in: give an --api-key, "
+            "or say --no-auth if everybody who reaches it may use it"
+        )
+    return keys.checked(found)
+
+
+def _folder(path: Path | None) -> Path | None:
+    if path is not None and not path.is_dir():
+        raise typer.BadParameter(f"--allow-local-media {path} is no folder")
+    return path
+
+
+def _public_name(model: str) -> str:
+    """A folder is served under its own name: where it lies is nobody's business."""
+    folder = Path(model).expanduser()
+    return folder.resolve().name if folder.is_dir() else model
+
+
+def _log(settings: ServerSettings, *, quiet: bool) -> None:
+    """Lines on standard error: requests, unless quiet; prompts only where asked for."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
+    ours = logging.getLogger("snugvl")
+    ours.handlers, ours.propagate = [handler], False
+    ours.setLevel(logging.WARNING if quiet else logging.INFO)
+    logging.getLogger("snugvl.prompts").setLevel(logging.INFO if settings.log_prompts else logging.CRITICAL)
+    # What uvicorn has to say of a request, our own lines say; and a slow client is no error.
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

@@ -1,0 +1,150 @@
+"""What `snugvl serve` prints: the plan, the banner, how loading goes, and when it is ready."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from snugvl.cli.stderr import printable, say
+from snugvl.cli.stdout import write
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from snugvl.backends.service import EngineService, Health
+    from snugvl.cli.serve_plan import Planned
+    from snugvl.server.settings import ServerSettings
+
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is typed to reach it from here
+
+
+def base_url(host: str, port: int) -> str:
+    """The address that a program on this machine uses."""
+    name = ANYWHERE.get(host, host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def show_plan(planned: Planned) -> None:
+    """The plan in short: the answer and the memory bar."""
+    from snugvl.planner.report.plain import memory
+    from snugvl.planner.report.sections import report
+
+    found = report(planned.plan, planned.machine)
+    if planned.reason is not None:
+        say(planned.reason)
+    lines = [found.headline, *memory(found)]
+    write(printable("\n".join(lines) + "\n\n"))
+
+
+def show_banner(planned: Planned, settings: ServerSettings) -> None:
+    """Where it will be, and a first request to paste."""
+    base = base_url(settings.host, settings.port)
+    chosen = planned.choice.settings
+    names = ", ".join(settings.names)
+    pixels = f", images up to {chosen.max_pixels:,} pixels" if chosen.max_pixels else ""
+    lines = [
+        f"Model    {planned.name}, served as {names}" if names != planned.name else f"Model    {names}",
+        f"Engine   {chosen.engine}, {chosen.weights}, in a process of its own",
+        f"Room     {chosen.context:,} tokens of prompt, images and answer{pixels}, by the plan",
+        f"API      {base}/v1 (OpenAI), {base} (Ollama, Anthropic)",
+        f"Page     {base}/",
+        f"Keys     {_keys(settings)}",
+        "",
+        curl_line(base, settings),
+    ]
+    write(printable("\n".join(lines) + "\n\n"))
+
+
+def curl_line(base: str, settings: ServerSettings) -> str:
+    """A request that works as it stands, in any POSIX shell."""
+    import shlex
+
+    body = {"model": settings.names[0], "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40}
+    words = ["curl", f"{base}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    line = shlex.join(words)
+    if settings.api_keys:
+        line += ' -H "Authorization: Bearer $SNUGVL_API_KEY"'
+    return f"{line} -d {shlex.quote(json.dumps(body))}"
+
+
+def _keys(settings: ServerSettings) -> str:
+    from snugvl.server.auth import is_loopback
+
+    if settings.api_keys:
+        return f"{len(settings.api_keys)}; every route but /health and the page needs one"
+    if is_loopback(settings.host):
+        return "none; only this machine reaches it"
+    return "none, and anybody who reaches this machine may use it (--no-auth)"
+
+
+class Loading:
+    """Tells how loading goes, by a bar on a terminal and by lines elsewhere, and what comes after it."""
+
+    def __init__(self, service: EngineService, *, quiet: bool, started: float) -> None:
+        self._service = service
+        self._quiet = quiet
+        self._started = started
+        self._bar: tuple[Progress, TaskID] | None = None
+        self._said = ""
+        self._was_ready = False
+
+    def __call__(self, health: Health) -> None:
+        """The health has changed."""
+        if health.ready:
+            self._ready()
+        elif not self._was_ready and health.state == "starting":
+            self._progress(health)
+        elif health.state != "starting":
+            self.close()
+            self._say(health.detail)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar[0].stop()
+            self._bar = None
+
+    def _ready(self) -> None:
+        self.close()
+        if self._was_ready:
+            self._say("ready again")
+            return
+        self._was_ready = True
+        found = self._service.capabilities
+        assert found is not None, "an engine that is ready says what it can do"
+        images = f", images up to {found.max_pixels:,} pixels" if found.images else ""
+        where = f" on {found.device}" if found.device else ""
+        seconds = time.monotonic() - self._started
+        self._say(f"ready in {seconds:.1f} s{where}: {found.context_tokens:,} tokens of context{images}")
+
+    def _progress(self, health: Health) -> None:
+        if self._quiet:
+            return
+        if not sys.stderr.isatty():
+            self._say(health.detail.partition(" (")[0])  # one line a stage, not one a megabyte
+            return
+        if self._bar is None:
+            self._bar = self._new_bar()
+        display, task = self._bar
+        display.update(task, description=printable(health.detail), completed=health.progress or 0.0)
+
+    def _new_bar(self) -> tuple[Progress, TaskID]:
+        from rich import progress
+        from rich.console import Console
+
+        columns = (
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("{task.description}", markup=False),
+        )
+        display = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+        task = display.add_task("", total=1.0)
+        display.start()
+        return display, task
+
+    def _say(self, text: str) -> None:
+        if text != self._said and not self._quiet:
+            say(text)
+        self._said = text
