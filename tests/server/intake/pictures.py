@@ -25,7 +25,7 @@ def animation(kind: str, frames: int = 6, size: tuple[int, int] = (16, 12), dela
 def png(width: int, height: int, body: bytes = b"", *, kind: int = 2) -> bytes:
     """A PNG whose header claims that size."""
     header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", body) + _chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
 def png_bomb(width: int, height: int) -> bytes:
@@ -75,5 +75,5 @@ def avif_claim(width: int, height: int) -> bytes:
     return bytes(data)
 
 
-def _chunk(name: bytes, data: bytes) -> bytes:
+def chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

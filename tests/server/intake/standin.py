@@ -92,7 +92,7 @@ def endless_chunks(connection: socket.socket, stopped: threading.Event) -> None:
 
 def drip(connection: socket.socket, stopped: threading.Event) -> None:
     """One byte now and then: never slow enough for the time between two pieces."""
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
     while not stopped.wait(0.05):
         connection.sendall(b"x")
 

@@ -4,9 +4,9 @@ import asyncio
 import gc
 import os
 import signal
-import struct
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -27,10 +27,6 @@ from snugvl.server.intake.decoders import Decoders, memory_for_pictures
 from snugvl.server.intake.intake import Intake
 from snugvl.server.intake.settings import IntakeSettings
 from tests.server.intake.pictures import encoded, png_bomb
-
-if sys.platform == "linux":
-    import fcntl
-    import termios
 
 MIB = 1024 * 1024
 LIMITS = ImageLimits(max_pixels=64_000_000)
@@ -107,11 +103,6 @@ def only_process(pool: Decoders) -> Any:
     return process._popen
 
 
-def waiting_bytes(stream: Any) -> int:
-    """Bytes in a pipe that nobody has read yet."""
-    return struct.unpack("i", fcntl.ioctl(stream, termios.FIONREAD, b"\0\0\0\0"))[0]
-
-
 @asynccontextmanager
 async def stopped_in_the_middle(
     pool: Decoders, data: bytes, decode_s: float
@@ -123,12 +114,19 @@ async def stopped_in_the_middle(
     yield process, asyncio.create_task(decoded(pool, data, decode_s))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the pipe whether the job was sent")
-def test_a_crash_costs_one_picture(decoders: Decoders) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGSTOP")
+def test_a_crash_costs_one_picture(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, send = threading.Event(), pipe.send
+
+    def send_and_tell(*message: Any) -> None:
+        send(*message)
+        sent.set()
+
+    monkeypatch.setattr(pipe, "send", send_and_tell)
+
     async def run() -> None:
         async with stopped_in_the_middle(decoders, encoded("PNG"), 20.0) as (process, task):
-            while not waiting_bytes(process.stdin):
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(sent.wait)
             process.kill()
             with pytest.raises(
                 ImageError, match=r"^the image could not be decoded: the decoder failed on it; convert"
@@ -183,6 +181,7 @@ def test_memory_is_limited() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_the_largest_allowed_picture_fits_its_memory(decoders: Decoders) -> None:
     # The dearest way through Pillow: transparency, composited on white. Grey with a transparent level.
     data = png_bomb(8000, 7936)
