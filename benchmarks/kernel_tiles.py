@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import torch
+
 from snugvl.layers.kernels import linear
 from snugvl.layers.weights import Weights
 

@@ -93,7 +93,7 @@ def test_a_truncated_file_is_refused_before_memory_is_taken(copy: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from snugvl.models import loader
+    from snugvl.models import loader, tensor_files
 
     check = loader.check_names
 
@@ -147,8 +147,8 @@ def test_the_head_that_fp8_files_store_is_ignored_when_tied(tiny_fp8: Path, tmp_
 PEAK = """
 import resource, sys, threading, time, torch, psutil
 from pathlib import Path
-from snugvl.models import loader
-loader.CHUNK_BYTES = 1 << 20
+from snugvl.models import loader, tensor_files
+tensor_files.CHUNK_BYTES = 1 << 20
 process, peak, done = psutil.Process(), 0, False
 def watch():
     global peak

@@ -1,7 +1,7 @@
-"""Causal attention over the paged KV cache: the plain-torch reference.
+"""Causal attention over the paged KV cache: kernels on a GPU, their plain-torch reference elsewhere.
 
-One interface, so that a kernel can take its place: new queries, the cache, and `AttentionMetadata`
-saying which sequence each query belongs to and where that sequence's keys and values are.
+One interface for both: new queries, the cache, and `AttentionMetadata` saying which sequence each query
+belongs to and where that sequence's keys and values are.
 
     flat batch   [ s0 s0 s0 s0 | s1 | s2 | s3 s3 ]     query_lens   = [4, 1, 1, 2]
                    a prefill    decodes    a chunk     context_lens = [4, 9, 33, 40]
@@ -13,7 +13,7 @@ Source: PagedAttention, Kwon et al. 2023 (https://arxiv.org/abs/2309.06180).
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -28,9 +28,13 @@ class AttentionMetadata:
     Attributes:
         query_lens: new tokens of each sequence, in batch order; their sum is `tokens`.
         context_lens: tokens of each sequence in the cache once this step's are written.
-        slot_mapping: `[tokens]` int64, cache slot of each new token.
-        block_tables: `[sequences, blocks]` int64, padded with 0 (masked, never read as a result).
+        slot_mapping: `[tokens]` int64, cache slot of each new token; below 0 it is not written (GPU only).
+        block_tables: `[sequences, blocks]` int64 or int32, padded with 0 (masked, never read as a result).
         block_size: tokens per block.
+        starts: `[sequences + 1]` int32, where each sequence begins in the batch; made from `query_lens`
+            where it isn't given. Kernels read it.
+        lengths: `[sequences]` int32, `context_lens` on the device. A CUDA graph is given its own: there the
+            tuples only say how many sequences and that each has one token.
     """
 
     query_lens: tuple[int, ...]
@@ -38,6 +42,26 @@ class AttentionMetadata:
     slot_mapping: torch.Tensor
     block_tables: torch.Tensor
     block_size: int
+    starts: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether every sequence has one new token."""
+        return all(length == 1 for length in self.query_lens)
+
+    def device_starts(self) -> torch.Tensor:
+        """`starts`, beside the block tables."""
+        if self.starts is not None:
+            return self.starts
+        starts = torch.tensor([0, *accumulate(self.query_lens)], dtype=torch.int32)
+        return starts.to(self.block_tables.device)
+
+    def device_lengths(self) -> torch.Tensor:
+        """`lengths`, beside the block tables."""
+        if self.lengths is not None:
+            return self.lengths
+        return torch.tensor(self.context_lens, dtype=torch.int32).to(self.block_tables.device)
 
     def slots(self, sequence: int, length: int) -> torch.Tensor:
         """Slots of the first `length` tokens of a sequence, `[length]` int64."""
@@ -54,14 +78,20 @@ def paged_attention(
 
     The new keys and values must be in the cache already. Returns `[tokens, heads, head_dim]`.
     """
-    if all(length == 1 for length in metadata.query_lens):
-        return _decode(query, cache, layer, metadata, scale)
     keys, values = cache.layer(layer)
+    if query.is_cuda:
+        from snugvl.layers.kernels import attention as kernels  # needs triton, which only GPUs bring
+
+        lengths = metadata.device_lengths()
+        where = (keys, values, metadata.block_tables)
+        if metadata.decodes:
+            return kernels.decode(query, *where, lengths, metadata.block_size, scale)
+        starts, longest = metadata.device_starts(), max(metadata.query_lens)
+        return kernels.chunk(query, *where, starts, lengths, longest, metadata.block_size, scale)
+    if metadata.decodes:
+        return _decode(query, cache, layer, metadata, scale)
     output = torch.empty_like(query)
-    starts = [0]
-    for length in metadata.query_lens:
-        starts.append(starts[-1] + length)
-    for sequence, (start, end) in enumerate(pairwise(starts)):
+    for sequence, (start, end) in enumerate(pairwise([0, *accumulate(metadata.query_lens)])):
         slots = metadata.slots(sequence, metadata.context_lens[sequence])
         output[start:end] = _causal(query[start:end], keys[slots], values[slots], scale)
     return output

@@ -20,7 +20,7 @@ class Weights:
 
     Attributes:
         data: bf16 (or any float) `[rows, columns]`; fp8 the same in float8_e4m3fn; int8 the same; int4 uint8
-            `[rows, columns / 2]`, element `k` of a group in the low half of a byte, `k + group/2` in the high.
+            `[rows, columns / 2]`: a byte's low half is element `k` of a group, its high half `k + group/2`.
         scale: fp8 float32 `[rows / 128, columns / 128]`, rounded up; int8, int4 `[rows, columns / group]`.
         zero: int4 only, `[rows, columns / group]`: the code that means 0, not a whole number.
     """
@@ -95,6 +95,6 @@ def to_int4(values: torch.Tensor, group: int = GROUP, rounds: int = 20) -> Weigh
         beta *= 1.01
     zero = kept.to(torch.bfloat16)
     codes = (wide / step + zero.float()).round().clamp(0, 15).to(torch.uint8)
-    first, second = codes.split(group // 2, dim=-1)
+    first, second = codes[..., : group // 2], codes[..., group // 2 :]
     packed = (first | (second << 4)).view(rows, columns // 2)
     return Weights("int4", rows, columns, packed, step[..., 0].to(torch.bfloat16), zero[..., 0], group)

@@ -8,11 +8,11 @@ Source: Hugging Face transformers, `models/qwen3_vl/modeling_qwen3_vl.py` (Apach
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
 
 from snugvl.checkpoint.architecture import TextConfig
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.rotary import CosSin, mrope, rotate
 
@@ -30,22 +30,35 @@ class Attention(nn.Module):
         self.layer = layer
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         rows = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=config.attention_bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
+        self.qkv_proj = Linear(config.hidden_size, rows, bias=config.attention_bias)
+        self.o_proj = Linear(self.heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
     def forward(
-        self, x: torch.Tensor, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata
+        self, x: torch.Tensor, norm: RMSNorm, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """`x` `[tokens, hidden]`; writes this layer's keys and values into the cache first."""
-        heads = (self.heads, self.kv_heads, self.kv_heads)
-        q, k, v = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim).split(heads, dim=1)
+        """`x` `[tokens, hidden]` plus attention over its `norm`; the new keys and values are cached first."""
+        qkv = self.qkv_proj(x, norm=norm).view(x.shape[0], -1, self.head_dim)
+        q = self._queries(qkv, rotation, cache, metadata)
+        output = paged_attention(q, cache, self.layer, metadata, self.head_dim**-0.5)
+        result: torch.Tensor = self.o_proj(output.flatten(1), residual=x)
+        return result
+
+    def _queries(
+        self, qkv: torch.Tensor, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Norm and rotate queries and keys, write keys and values into the cache; `[tokens, heads, dim]`."""
+        if qkv.is_cuda:
+            from snugvl.layers.kernels.attention import write  # needs triton, which only GPUs bring
+
+            norms = (self.q_norm.weight, self.k_norm.weight)
+            slots = metadata.slot_mapping
+            return write(qkv, norms, self.q_norm.eps, rotation, slots, *cache.layer(self.layer), self.heads)
+        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)
         cache.write(self.layer, metadata.slot_mapping, k, v)
-        output = paged_attention(q, cache, self.layer, metadata, self.head_dim**-0.5)
-        result: torch.Tensor = self.o_proj(output.flatten(1))
-        return result
+        return q
 
 
 class MLP(nn.Module):
@@ -53,12 +66,12 @@ class MLP(nn.Module):
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        result: torch.Tensor = self.down_proj(silu(gate) * up)
+    def forward(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+        """`x` `[tokens, hidden]` plus the MLP of its `norm`."""
+        result: torch.Tensor = self.down_proj(self.gate_up_proj(x, norm=norm, swiglu=True), residual=x)
         return result
 
 
@@ -75,8 +88,8 @@ class Layer(nn.Module):
     def forward(
         self, x: torch.Tensor, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotation, cache, metadata)
-        result: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        x = self.self_attn(x, self.input_layernorm, rotation, cache, metadata)
+        result: torch.Tensor = self.mlp(x, self.post_attention_layernorm)
         return result
 
 
@@ -86,7 +99,7 @@ class Decoder(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Linear(config.hidden_size, config.vocab_size)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -104,7 +117,7 @@ class Decoder(nn.Module):
         `vision_levels[0]` `[k, hidden]` replaces the embeddings of `vision_rows` `[k]`; level `i > 0` is
         added to them after layer `i - 1`.
         """
-        x: torch.Tensor = self.embed_tokens(input_ids)
+        x = self.embed_tokens.lookup(input_ids, self.norm.weight.dtype)
         if vision_rows is not None:
             x.index_copy_(0, vision_rows, vision_levels[0].to(x.dtype))
         config = self.config

@@ -1,20 +1,20 @@
 """Weights from safetensors files straight into their place in a network.
 
-The network is built without memory, then given it once in its final dtype and device. Each tensor is
-read in pieces of at most `CHUNK_BYTES` into one buffer and copied, converted and, where it is FP8,
-multiplied with its block scales on the way. So the host never holds more than the network itself and a
-few buffers (`benchmarks/load_memory.py` measures it). Files are read, not mapped: mapped pages would
-count as ours.
+The network is built without memory, then given it once in its final formats and device. Each tensor is
+read in pieces (`models/tensor_files.py`) and copied, converted, quantised or, where it is FP8 and doesn't
+stay so, multiplied with its block scales on the way. So the host never holds more than the network itself
+and a few buffers (`benchmarks/load_memory.py` measures it). Files are read, not mapped: mapped pages would
+count as ours. A GPU is filled by several threads: one can't read as fast as it takes.
 
 Strict both ways: a tensor that is missing, has another shape, or belongs to another architecture is
 named with its file.
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +24,38 @@ from torch.overrides import TorchFunctionMode
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, read_config
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.errors import CheckpointError, UnsupportedModel
+from snugvl.layers.linear import Linear
+from snugvl.layers.weights import GROUP, Format
 from snugvl.models.decoder import packed_modules
 from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, Piece, TensorFiles, dequantise
 
-CHUNK_BYTES = 8 << 20
-SCALE_SUFFIX = "_scale_inv"
-DTYPES = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-}
+GPU_READERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """In which format the weights stay in memory.
+
+    Attributes:
+        layers: the decoder layers' linears; "fp8" keeps an FP8 checkpoint's own blocks.
+        head: embedding and head ("bf16" or "int8").
+        group: columns that share a scale in int4.
+    """
+
+    layers: Format = "bf16"
+    head: Format = "bf16"
+    group: int = GROUP
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a checkpoint tensor goes: rows `start … start + rows` of a parameter."""
+    """Where a checkpoint tensor goes: rows `start … start + rows` of a parameter, maybe a `Linear`'s."""
 
     parameter: torch.Tensor
     start: int
     rows: int
+    linear: Linear | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,11 +68,13 @@ def load_model(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    storage: Storage | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Qwen3VL:
     """Build the network that `folder` describes and fill it.
 
     Args:
+        dtype: of activations, and of all weights that `storage` leaves wide ("bf16").
         progress: called after every tensor with the bytes of weights read, and those of all.
 
     Raises:
@@ -73,17 +87,86 @@ def load_model(
     model.requires_grad_(False).eval()
     model.to(dtype)  # still without memory
     check_names(model, config, tensors, folder)
+    _store(model, storage or Storage(), config.quantization)
     model.to_empty(device=device)
     targets = dict(_targets(model))
-    entries = [tensors[name] for name in targets]
+    _fill(targets, tensors, config.quantization, device, progress)
+    return model
+
+
+def _store(model: Qwen3VL, storage: Storage, blocks: Fp8Blocks | None) -> None:
+    """Choose the formats, before there is memory. What a format can't hold stays as it is."""
+    head = model.decoder.embed_tokens
+    heads = [head] if model.config.tie_word_embeddings else [head, model.lm_head]
+    for linear in heads:
+        if linear.columns % GROUP == 0:
+            linear.store_as(storage.head)
+    if storage.layers == "fp8" and blocks is None:
+        raise UnsupportedModel(
+            "the weights can't stay FP8: this checkpoint isn't; use bf16, int8 or int4, or its FP8 edition"
+        )
+    for module in model.decoder.layers.modules():
+        if isinstance(module, Linear) and _fits(module, storage, blocks):
+            module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
+
+
+def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
+    if storage.layers == "fp8":
+        # Packed parts (q, k, v) begin at whole blocks, and the blocks are the kernels' own.
+        square = blocks is not None and (blocks.rows, blocks.columns) == (GROUP, GROUP)
+        return square and linear.columns % GROUP == 0 and linear.rows % GROUP == 0
+    return linear.columns % (storage.group if storage.layers == "int4" else GROUP) == 0
+
+
+def _fill(
+    targets: Mapping[str, Target],
+    tensors: Mapping[str, TensorEntry],
+    blocks: Fp8Blocks | None,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Read every tensor into its place, large ones first, so that no thread is left with one at the end."""
+    entries = sorted((tensors[name] for name in targets), key=lambda entry: -entry.nbytes)
     done, total = 0, sum(entry.nbytes for entry in entries)
-    with closing(_Reader(tensors, config.quantization)) as reader:
-        for entry in sorted(entries, key=lambda entry: (entry.file, entry.offset)):
-            reader.fill(entry, targets[entry.name])
-            done += entry.nbytes
+    own = threading.local()
+    files: list[TensorFiles] = []
+
+    def fill(entry: TensorEntry) -> int:
+        if not hasattr(own, "files"):
+            own.files = TensorFiles(tensors, blocks, device)
+            files.append(own.files)
+        with torch.inference_mode(False), torch.no_grad():
+            for piece in own.files.pieces(entry):
+                _place(piece, targets[entry.name], blocks)
+        return entry.nbytes
+
+    readers = GPU_READERS if device.type == "cuda" else 1
+    pool = ThreadPoolExecutor(readers, thread_name_prefix="snugvl-load")
+    try:
+        for nbytes in pool.map(fill, entries):
+            done += nbytes
             if progress is not None:
                 progress(done, total)
-    return model
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for each in files:
+            each.close()
+
+
+def _place(piece: Piece, target: Target, blocks: Fp8Blocks | None) -> None:
+    """Put rows of a checkpoint tensor where they go, in the format they stay in."""
+    start, linear = target.start + piece.start, target.linear
+    values = piece.values
+    if piece.scale is not None and blocks is not None:
+        if linear is not None and linear.format == "fp8":
+            linear.put_blocks(start, values, piece.scale)
+            return
+        values = dequantise(values, piece.scale, blocks)
+    if linear is not None:
+        linear.put(start, values)
+        return
+    destination = target.parameter[start : start + len(values)]
+    destination.view(len(values), -1).copy_(values)
 
 
 def network_elements(config: ModelConfig) -> int:
@@ -166,84 +249,12 @@ def _targets(model: Qwen3VL) -> Iterator[tuple[str, Target]]:
         "gate_proj": text.intermediate_size,
         "up_proj": text.intermediate_size,
     }
+    linears = {id(module.weight): module for module in model.modules() if isinstance(module, Linear)}
     for name, parameter in model.named_parameters():
+        linear = linears.get(id(parameter))
         prefix, module, suffix = ("." + name).rsplit(".", 2)
         start = 0
         for part in packed_modules.get(module, (module,)):
             count = rows[part] if module in packed_modules else parameter.shape[0]
-            yield f"{prefix}.{part}.{suffix}"[1:], Target(parameter, start, count)
+            yield f"{prefix}.{part}.{suffix}"[1:], Target(parameter, start, count, linear)
             start += count
-
-
-class _Reader:
-    """Reads tensors piecewise through one buffer; keeps the last file open."""
-
-    def __init__(self, tensors: Mapping[str, TensorEntry], blocks: Fp8Blocks | None) -> None:
-        self.tensors = tensors
-        self.blocks = blocks
-        self.buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
-        self.file: FileIO | None = None
-        self.path: Path | None = None
-
-    def fill(self, entry: TensorEntry, target: Target) -> None:
-        """Copy a tensor into its place, row block by row block."""
-        rows = entry.shape[0]
-        row_bytes = entry.nbytes // rows
-        scale = self._scale(entry)
-        step = max(1, CHUNK_BYTES // row_bytes)
-        if scale is not None and self.blocks is not None:
-            step = max(self.blocks.rows, step - step % self.blocks.rows)
-        for first in range(0, rows, step):
-            last = min(first + step, rows)
-            piece = self._read(entry, first * row_bytes, (last - first) * row_bytes)
-            values = piece.view(DTYPES[entry.dtype]).view(last - first, -1).to(target.parameter.device)
-            destination = target.parameter[target.start + first : target.start + last].view(last - first, -1)
-            if scale is None or self.blocks is None:
-                destination.copy_(values)
-            else:
-                block = scale[first // self.blocks.rows : -(-last // self.blocks.rows)]
-                destination.copy_(dequantise(values, block.to(values.device), self.blocks))
-
-    def _scale(self, entry: TensorEntry) -> torch.Tensor | None:
-        if entry.dtype != "F8_E4M3":
-            return None
-        scale = self.tensors[entry.name + SCALE_SUFFIX]
-        raw = self._read(scale, 0, scale.nbytes)
-        values = raw.view(DTYPES[scale.dtype]).view(scale.shape)
-        return values.to(torch.float32, copy=True)  # out of the buffer, which the weights reuse
-
-    def _read(self, entry: TensorEntry, start: int, nbytes: int) -> torch.Tensor:
-        """`nbytes` bytes of a tensor, in the shared buffer (grown if one row is larger than it)."""
-        if nbytes > self.buffer.numel():
-            self.buffer = torch.empty(nbytes, dtype=torch.uint8)
-        if self.path != entry.file:
-            self.close()
-            self.file, self.path = FileIO(entry.file), entry.file
-        assert self.file is not None
-        self.file.seek(entry.offset + start)
-        view = memoryview(self.buffer.numpy().data)[:nbytes]
-        done = 0
-        while done < nbytes:
-            count = self.file.readinto(view[done:])
-            if not count:
-                raise CheckpointError(
-                    f"{entry.file}: tensor {entry.name!r} ends early; the file changed or is truncated"
-                )
-            done += count
-        return self.buffer[:nbytes]
-
-    def close(self) -> None:
-        """Close the open file, if any."""
-        if self.file is not None:
-            self.file.close()
-            self.file = self.path = None
-
-
-def dequantise(values: torch.Tensor, scale: torch.Tensor, blocks: Fp8Blocks) -> torch.Tensor:
-    """FP8 `values` `[rows, columns]` times their block `scale`, in float32.
-
-    `scale[i, j]` multiplies rows `i·128 …` and columns `j·128 …` (the last blocks may be cut).
-    """
-    rows, columns = values.shape
-    wide = scale.repeat_interleave(blocks.rows, 0)[:rows].repeat_interleave(blocks.columns, 1)[:, :columns]
-    return values.float() * wide

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.linear import Linear
 from snugvl.models.batch import Batch, GridTHW
 from snugvl.models.decoder import Decoder
 from snugvl.models.vision import VisionTower
@@ -23,7 +23,7 @@ class Qwen3VL(nn.Module):
             {"visual": VisionTower(config.vision), "language_model": Decoder(config.text)}
         )
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.text.hidden_size, config.text.vocab_size, bias=False)
+            self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size)
 
     @property
     def decoder(self) -> Decoder:
@@ -34,13 +34,13 @@ class Qwen3VL(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the weights and of the KV cache."""
-        return self.decoder.embed_tokens.weight.dtype
+        """Dtype of activations, of the KV cache and of the weights that aren't stored in fewer bits."""
+        return self.decoder.norm.weight.dtype
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.decoder.embed_tokens.weight.device
+        return self.decoder.norm.weight.device
 
     def encode_vision(self, patches: torch.Tensor, grids: Sequence[GridTHW]) -> torch.Tensor:
         """`patches` `[patches, patch_dim]` of several images → `[image tokens, (1 + levels) · hidden]`."""
@@ -57,4 +57,5 @@ class Qwen3VL(nn.Module):
         )
         hidden = self.decoder.norm(hidden[batch.logit_rows])
         head = self.decoder.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        return linear(hidden, head.weight).float()
+        logits: torch.Tensor = head(hidden, dtype=torch.float32)
+        return logits

@@ -8,7 +8,6 @@ from snugvl.layers.kernels.linear import product
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import Format, Weights, to_int4, to_int8
 
-# float32 inputs: in the interpreter they make the comparison sharp; int4 codes are rounded to the input's type.
 TOLERANCE = 2e-5
 
 
@@ -35,7 +34,9 @@ def stored(kind: Format, rows: int, columns: int, device: torch.device, group: i
 
 def close(ours: torch.Tensor, reference: torch.Tensor) -> None:
     error = (ours.double() - reference.double()).norm() / reference.double().norm()
-    assert error < (TOLERANCE if ours.device.type == "cpu" else 2e-3), error
+    assert error < (TOLERANCE if ours.device.type == "cpu" else 3e-3), (
+        error
+    )  # a GPU multiplies float32 in tf32
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "int8", "int4"])

@@ -99,7 +99,8 @@ def write(
 ) -> torch.Tensor:
     """Norm and rotate the heads of `qkv` `[tokens, heads + 2 · kv heads, dim]`, store keys and values.
 
-    `rotation`: cosine and sine, each `[tokens, dim / 2]`. Returns the queries `[tokens, heads, dim]`.
+    `rotation`: cosine and sine, each `[tokens, dim]`, the second half repeating the first. Returns the
+    queries `[tokens, heads, dim]`.
     """
     tokens, _, dim = qkv.shape
     kv_heads = keys.shape[1]

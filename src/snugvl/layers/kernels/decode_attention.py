@@ -87,7 +87,7 @@ def attend_splits(
 
 @triton.jit
 def merge_splits(partial, logsums, out, SPLITS: tl.constexpr, DIM: tl.constexpr):
-    """One (sequence, head): the splits' outputs, weighted. `out` `[rows, DIM]`; 0 where there was no token."""
+    """One (sequence, head): the splits' outputs, weighted, to `out` `[rows, DIM]`; 0 without any token."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dim = tl.arange(0, DIM)

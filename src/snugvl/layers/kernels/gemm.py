@@ -55,7 +55,7 @@ def _product(
             if FORMAT == INT4:
                 high = tl.load(at_x + group * GROUP + inner, mask=seen, other=0)
                 z = tl.load(zero + where, mask=live, other=0).to(tl.float32)
-                # Whole numbers up to 15 less a zero point: exact in float32, rounded once to the input's type.
+                # Less the zero point in float32, then rounded once to the input's type.
                 low_w = ((raw & 15).to(tl.float32) - z[:, None]).to(kind)
                 high_w = ((raw >> 4).to(tl.float32) - z[:, None]).to(kind)
                 part = tl.dot(low_w, v)

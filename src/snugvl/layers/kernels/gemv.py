@@ -98,7 +98,7 @@ def gemv(
     SWIGLU: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate and then of up, and `N` counts one of them."""
+    """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one of them."""
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     live = rows < N
     rstd = 1.0

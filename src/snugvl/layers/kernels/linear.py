@@ -53,7 +53,7 @@ def _vector(
     *,
     swiglu: bool,
 ) -> None:
-    rows, groups, warps = vector_tile(weights, out.shape[1], swiglu=swiglu)
+    rows, groups, warps = vector_tile(weights, out.shape[1])
     data, scale, zero = _operands(weights)
     gemv[(triton.cdiv(out.shape[1], rows),)](
         x,
@@ -121,31 +121,31 @@ def _matrix(
         SWIGLU=swiglu,
         NATIVE=native_fp8(x.device),
         num_warps=warps,
-        num_stages=stages,
+        num_stages=stages if x.element_size() == 2 else 1,  # float32 tiles would not fit into shared memory
     )
 
 
-def vector_tile(weights: Weights, outputs: int, *, swiglu: bool) -> tuple[int, int, int]:
-    """Rows and groups of a tile, and warps: some 64 bytes for each thread to have under way."""
-    del outputs, swiglu
+def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:
+    """Rows and groups of a tile, and warps (`benchmarks/kernel_tiles.py`)."""
     groups = min(triton.next_power_of_2(weights.columns // weights.group), 16)
-    return (4 if weights.format == "bf16" else 8), groups, 4
+    wide = outputs >= 4096 or weights.columns >= 6144
+    return (8 if wide else 4), groups, (4 if outputs >= 6144 else 8)
 
 
 def matrix_tile(
     tokens: int, outputs: int, weights: Weights, units: int, *, swiglu: bool
 ) -> tuple[int, int, int, int, int]:
-    """Tokens and rows of a tile, splits of the columns, warps, stages."""
+    """Tokens and rows of a tile, splits of the columns, warps, stages (`benchmarks/kernel_tiles.py`)."""
     if tokens > 64:
         return 128, 64 if swiglu else 128, 1, 8, 3
     bm = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
-    bn = 32 if swiglu else 64
-    tiles = triton.cdiv(outputs, bn) * triton.cdiv(tokens, bm)
+    bn = 64 if outputs >= 6144 else 32
+    tiles = triton.cdiv(outputs, bn)
     groups = weights.columns // weights.group
     split = 1
     while tiles * split < 2 * units and split * 2 <= groups // 2:
         split *= 2
-    return bm, bn, split, 4, 4
+    return bm, bn, split, 4, 3
 
 
 def _operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,5 +1,6 @@
-"""RMSNorm of rows, and of the sum with a residual that is kept."""
+"""RMSNorm of rows."""
 
+import torch
 import triton
 import triton.language as tl
 
@@ -14,3 +15,15 @@ def rms_norm(x, weight, out, eps, SIZE: tl.constexpr, WIDE: tl.constexpr):
     rstd = tl.rsqrt(tl.sum(v * v, 0) / SIZE + eps)
     y = (v * rstd).to(out.dtype.element_ty) * tl.load(weight + column, mask=mask, other=0)
     tl.store(out + row * SIZE + column, y, mask=mask)
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x` `[…, size]`, normalised."""
+    size = x.shape[-1]
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    wide = triton.next_power_of_2(size)
+    rms_norm[(x.numel() // size,)](
+        x, weight, out, eps, SIZE=size, WIDE=wide, num_warps=max(1, min(8, wide // 512))
+    )
+    return out

@@ -36,7 +36,8 @@ def rope_and_cache(
     """One (token, head) of `qkv` `[tokens, HEADS + 2 · KV_HEADS, DIM]`.
 
     Query heads go to `query` `[tokens, HEADS, DIM]`, keys and values to their slot of the cache
-    `[slots, KV_HEADS, DIM]`. `cosine`, `sine`: `[tokens, DIM / 2]`. A slot below 0 is not written.
+    `[slots, KV_HEADS, DIM]`; a slot below 0 is not written. `cosine`, `sine`: `[tokens, DIM]`, the second
+    half repeating the first.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -59,8 +60,8 @@ def rope_and_cache(
     else:
         low = tl.load(source + half)
         high = tl.load(source + DIM // 2 + half)
-    cos = tl.load(cosine + token * (DIM // 2) + half)
-    sin = tl.load(sine + token * (DIM // 2) + half)
+    cos = tl.load(cosine + token * DIM + half)
+    sin = tl.load(sine + token * DIM + half)
     kind = qkv.dtype.element_ty
     # Each product rounded to the input's type, as transformers does, before they are added.
     left = (low * cos).to(kind) + (-high * sin).to(kind)

@@ -1,0 +1,134 @@
+"""A linear layer whose weights stay as they are stored, and what is fused into its product.
+
+    [RMSNorm] ─ x · Wᵀ ─ [+ bias] ─ [SwiGLU] ─ [+ residual]
+
+On a GPU the kernels read the stored form; elsewhere plain torch widens it, a piece at a time, and computes
+the same.
+"""
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, silu
+
+from snugvl.layers.norm import RMSNorm
+from snugvl.layers.weights import GROUP, Format, Weights, to_int4, to_int8
+
+_WIDE_ROWS = 4096  # widened at a time by the plain path
+
+
+class Linear(nn.Module):
+    """`[columns] → [rows]`, by default with the weights as a parameter of the network's dtype."""
+
+    def __init__(self, columns: int, rows: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.rows, self.columns = rows, columns
+        self.format: Format = "bf16"
+        self.group = GROUP
+        self.weight = nn.Parameter(torch.empty(rows, columns), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(rows), requires_grad=False) if bias else None
+        self.scale: torch.Tensor | None
+        self.zero: torch.Tensor | None
+        self.register_buffer("scale", None)
+        self.register_buffer("zero", None)
+
+    def store_as(self, kind: Format, group: int = GROUP) -> None:
+        """Give the weights the shapes of a format, before they are given memory.
+
+        Raises:
+            ValueError: the columns don't divide into groups.
+        """
+        if kind == "bf16":
+            return
+        if self.columns % group or (kind == "fp8" and group != GROUP):
+            raise ValueError(f"{self.columns} columns don't divide into groups of {group}")
+        self.format, self.group = kind, group
+        rows, columns, device = self.rows, self.columns, self.weight.device
+        width, code = {
+            "fp8": (columns, torch.float8_e4m3fn),
+            "int8": (columns, torch.int8),
+            "int4": (columns // 2, torch.uint8),
+        }[kind]
+        self.weight = nn.Parameter(torch.empty(rows, width, dtype=code, device=device), requires_grad=False)
+        if kind == "fp8":
+            self.scale = torch.empty(-(-rows // GROUP), columns // GROUP, device=device)
+        else:
+            self.scale = torch.empty(rows, columns // group, dtype=torch.bfloat16, device=device)
+        if kind == "int4":
+            self.zero = torch.empty_like(self.scale)
+
+    def put(self, start: int, values: torch.Tensor) -> None:
+        """Store `values` `[n, columns]`, of any float type, as rows `start …`, quantised if need be."""
+        end = start + len(values)
+        if self.format in ("int8", "int4"):
+            made = to_int8(values, self.group) if self.format == "int8" else to_int4(values, self.group)
+            for place, part in ((self.weight, made.data), (self.scale, made.scale), (self.zero, made.zero)):
+                if place is not None and part is not None:
+                    place[start:end].copy_(part)
+        else:
+            assert self.format == "bf16", "FP8 blocks come with their scales: put_blocks"
+            self.weight[start:end].copy_(values)
+
+    def put_blocks(self, start: int, values: torch.Tensor, scale: torch.Tensor) -> None:
+        """Store FP8 rows and their block scales `[n / 128, columns / 128]` as they are."""
+        assert self.scale is not None
+        assert start % GROUP == 0
+        self.weight[start : start + len(values)].copy_(values)
+        self.scale[start // GROUP : start // GROUP + len(scale)].copy_(scale)
+
+    @property
+    def weights(self) -> Weights:
+        """The stored form."""
+        return Weights(self.format, self.rows, self.columns, self.weight, self.scale, self.zero, self.group)
+
+    def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows `ids` `[n]`, as an embedding: `[n, columns]`."""
+        rows = self.weight[ids]
+        if self.format == "bf16":
+            return rows.to(dtype)
+        assert self.scale is not None
+        assert self.format == "int8", "an embedding is bf16 or int8"
+        scale = self.scale[ids].float()[..., None]
+        return (rows.view(len(ids), -1, self.group).float() * scale).flatten(1).to(dtype)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: RMSNorm | None = None,
+        residual: torch.Tensor | None = None,
+        swiglu: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """`x` `[tokens, columns]` → `[tokens, rows]`, or half of the rows with `swiglu`."""
+        if x.is_cuda and (self.format != "bf16" or x.shape[0] == 1):
+            from snugvl.layers.kernels.linear import product  # needs triton, which only GPUs bring
+
+            if norm is not None and x.shape[0] > 1:
+                x, norm = norm(x), None
+            return product(
+                x,
+                self.weights,
+                bias=self.bias,
+                norm=None if norm is None else norm.weight,
+                eps=0.0 if norm is None else norm.eps,
+                residual=residual,
+                swiglu=swiglu,
+                dtype=dtype,
+            )
+        y = self._plain(x if norm is None else norm(x))
+        if swiglu:
+            gate, up = y.chunk(2, dim=-1)
+            y = silu(gate) * up
+        y = y if residual is None else residual + y
+        return y if dtype is None else y.to(dtype)
+
+    def _plain(self, x: torch.Tensor) -> torch.Tensor:
+        if self.format == "bf16":
+            return linear(x, self.weight, self.bias)
+        stored = self.weights
+        pieces = [
+            linear(x, stored.wide(x.dtype, start, min(start + _WIDE_ROWS, self.rows)))
+            for start in range(0, self.rows, _WIDE_ROWS)
+        ]
+        y = torch.cat(pieces, dim=-1)
+        return y if self.bias is None else y + self.bias

@@ -1,0 +1,118 @@
+"""Reading tensors of safetensors files piece by piece through one buffer."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+import torch
+
+from snugvl.checkpoint.architecture import Fp8Blocks
+from snugvl.checkpoint.safetensors import TensorEntry
+from snugvl.errors import CheckpointError
+
+CHUNK_BYTES = 8 << 20
+SCALE_SUFFIX = "_scale_inv"
+DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Rows `start …` of a tensor, flattened to `[rows, columns]`, on the device they go to.
+
+    `scale` `[block rows, block columns]` float32 belongs to FP8 `values`.
+    """
+
+    start: int
+    values: torch.Tensor
+    scale: torch.Tensor | None = None
+
+
+class TensorFiles:
+    """One reader: its buffer, and the file it has open. Not thread-safe; each thread has its own."""
+
+    def __init__(
+        self, tensors: Mapping[str, TensorEntry], blocks: Fp8Blocks | None, device: torch.device
+    ) -> None:
+        self._tensors = tensors
+        self._blocks = blocks
+        self._device = device
+        self._buffer = self._allocate(CHUNK_BYTES)
+        self._file: FileIO | None = None
+        self._path: Path | None = None
+
+    def pieces(self, entry: TensorEntry) -> Iterator[Piece]:
+        """A tensor in pieces of whole rows (and whole FP8 blocks), each gone when the next is asked for."""
+        rows = entry.shape[0]
+        row_bytes = entry.nbytes // rows
+        scale = self._scale(entry)
+        step = max(1, CHUNK_BYTES // row_bytes)
+        if scale is not None and self._blocks is not None:
+            step = max(self._blocks.rows, step - step % self._blocks.rows)
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            raw = self._read(entry, first * row_bytes, (last - first) * row_bytes)
+            # Waits for the copy: the buffer is read into again.
+            values = raw.view(DTYPES[entry.dtype]).view(last - first, -1).to(self._device)
+            block = None
+            if scale is not None and self._blocks is not None:
+                block = scale[first // self._blocks.rows : -(-last // self._blocks.rows)]
+            yield Piece(first, values, block)
+
+    def close(self) -> None:
+        """Close the open file, if any."""
+        if self._file is not None:
+            self._file.close()
+            self._file = self._path = None
+
+    def _allocate(self, nbytes: int) -> torch.Tensor:
+        """Pinned for a GPU, where that is possible: twice the speed, and WSL2 has little of it."""
+        if self._device.type == "cuda":
+            try:
+                return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError:
+                pass
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def _scale(self, entry: TensorEntry) -> torch.Tensor | None:
+        if entry.dtype != "F8_E4M3":
+            return None
+        scale = self._tensors[entry.name + SCALE_SUFFIX]
+        raw = self._read(scale, 0, scale.nbytes)
+        values = raw.view(DTYPES[scale.dtype]).view(scale.shape)
+        return values.to(self._device, torch.float32, copy=True)  # out of the buffer, which the weights reuse
+
+    def _read(self, entry: TensorEntry, start: int, nbytes: int) -> torch.Tensor:
+        """`nbytes` bytes of a tensor, in the buffer (grown if one row is larger than it)."""
+        if nbytes > self._buffer.numel():
+            self._buffer = self._allocate(nbytes)
+        if self._path != entry.file:
+            self.close()
+            self._file, self._path = FileIO(entry.file), entry.file
+        assert self._file is not None
+        self._file.seek(entry.offset + start)
+        view = memoryview(self._buffer.numpy().data)[:nbytes]
+        done = 0
+        while done < nbytes:
+            count = self._file.readinto(view[done:])
+            if not count:
+                raise CheckpointError(
+                    f"{entry.file}: tensor {entry.name!r} ends early; the file changed or is truncated"
+                )
+            done += count
+        return self._buffer[:nbytes]
+
+
+def dequantise(values: torch.Tensor, scale: torch.Tensor, blocks: Fp8Blocks) -> torch.Tensor:
+    """FP8 `values` `[rows, columns]` times their block `scale`, in float32.
+
+    `scale[i, j]` multiplies rows `i·128 …` and columns `j·128 …` (the last blocks may be cut).
+    """
+    rows, columns = values.shape
+    wide = scale.repeat_interleave(blocks.rows, 0)[:rows].repeat_interleave(blocks.columns, 1)[:, :columns]
+    return values.float() * wide
