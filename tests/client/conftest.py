@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
@@ -27,8 +28,8 @@ LEDGER = Ledger(
         LedgerRow("workspace", GIB // 2, GIB // 4),
     ),
     total_bytes=8 * GIB,
-    free_bytes=GIB,
-    process_bytes=6 * GIB,
+    free_bytes=GIB // 4 * 3,
+    process_bytes=GIB // 4 * 25,
     cap_bytes=7 * GIB,
 )
 
@@ -134,6 +135,13 @@ class RawServer:
 
 @pytest.fixture
 def raw() -> Iterator[RawServer]:
+    with listening() as server:
+        yield server
+
+
+@contextmanager
+def listening(port: int = 0) -> Iterator[RawServer]:
+    """A raw server on a port."""
     server = RawServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -158,7 +166,7 @@ def raw() -> Iterator[RawServer]:
         def log_message(self, *args: object) -> None:
             """Silent."""
 
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listener = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.url = f"http://127.0.0.1:{listener.server_address[1]}"
     thread = threading.Thread(target=listener.serve_forever, args=(0.01,), daemon=True)
     thread.start()

@@ -1,0 +1,203 @@
+"""What `snugvl top` shows of one reading: pure, so that a frame can be tested without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from snugvl.cli.stderr import printable
+from snugvl.hardware.sizes import format_size
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from snugvl.client import Memory
+    from snugvl.ledger import Ledger, LedgerRow
+
+KV: Final = "KV cache"
+MOST_WIDTH: Final = 100
+# Part of a component's name, its letter where there is no colour, its colour. The first that fits.
+LOOKS: Final = (
+    ("vision weights", "V", "cyan"),
+    ("weights", "W", "blue"),
+    ("KV cache, free", "k", "dark_sea_green4"),
+    ("KV cache", "K", "green"),
+    ("workspace", "w", "yellow"),
+    ("encoder", "e", "dark_orange"),
+    ("image inputs", "i", "orange3"),
+    ("libraries", "l", "bright_black"),
+    ("other processes", "o", "magenta"),
+    ("free", ".", "grey30"),
+)
+OTHER_LOOK: Final = ("", "x", "white")
+STATES: Final = {"ready": "green", "draining": "yellow", "starting": "yellow", "restarting": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast it goes; None where nothing was generated since the last reading."""
+
+    tokens_per_s: float | None = None
+    first_token_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One reading, or none yet. `trouble`: why there is no newer one."""
+
+    server: str
+    memory: Memory | None
+    pace: Pace = Pace()
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of the bar and a row of the table. `nbytes` is its share of the bar."""
+
+    label: str
+    nbytes: int
+    planned_bytes: int | None = None
+    measured_bytes: int | None = None
+
+    @property
+    def look(self) -> tuple[str, str]:
+        """Its letter and colour."""
+        found = next((look for look in LOOKS if look[0] in self.label), OTHER_LOOK)
+        return found[1:]
+
+
+def parts(ledger: Ledger) -> list[Part]:
+    """The whole device, piece by piece: the engine's components, what others hold, what is free."""
+    pieces = [part for row in ledger.rows for part in _of_row(row)]
+    known = sum(part.nbytes for part in pieces)
+    if ledger.process_bytes > known:
+        rest = ledger.process_bytes - known
+        pieces.append(Part("not told apart", rest, None, rest))
+    others = ledger.others_bytes
+    return [
+        *pieces,
+        Part("other processes", others, None, others),
+        Part("free", ledger.free_bytes, None, ledger.free_bytes),
+    ]
+
+
+def _of_row(row: LedgerRow) -> Iterator[Part]:
+    held = row.measured_bytes or 0
+    if row.name != KV or row.used_bytes is None:
+        yield Part(row.name, held, row.planned_bytes, row.measured_bytes)
+        return
+    used = min(row.used_bytes, held)
+    yield Part(f"{KV}, used", used, None, used)
+    yield Part(f"{KV}, free", held - used, row.planned_bytes, row.measured_bytes)
+
+
+def frame(view: View, console: Console) -> RenderableType:
+    """Everything, at most as wide as the console."""
+    from rich.console import Group
+    from rich.text import Text
+
+    width = min(console.width, MOST_WIDTH)
+    colour = console.color_system is not None
+    lines: list[RenderableType] = [_head(view)]
+    if view.trouble:
+        lines.append(Text(printable(view.trouble), "bold red"))
+    if view.memory is None:
+        return Group(*lines)
+    lines += [_work(view), Text()]
+    ledger = view.memory.ledger
+    if ledger is None:
+        return Group(*lines, Text("no memory to show before the engine was ready", "dim"))
+    pieces = parts(ledger)
+    title = f"{printable(ledger.device)}: {format_size(ledger.total_bytes)}"
+    if ledger.cap_bytes is not None:
+        title += f", the engine takes at most {format_size(ledger.cap_bytes)}"
+    return Group(*lines, Text(title), _bar(pieces, width, colour), Text(), _table(pieces, ledger, colour))
+
+
+def _head(view: View) -> Text:
+    from rich.text import Text
+
+    head = Text.assemble(("snugvl top  ", "bold"), view.server)
+    if view.memory is not None and view.trouble is None:
+        health = view.memory.health
+        progress = f" {health.progress:.0%}" if health.progress is not None else ""
+        head.append(f"  {health.state}{progress}", f"bold {STATES.get(health.state, 'red')}")
+        if health.restarts:
+            head.append(f"  restarted {health.restarts}×", "yellow")
+        if not health.ready:
+            head.append(f"\n{printable(health.detail)}", "yellow")
+    return head
+
+
+def _work(view: View) -> Text:
+    """Requests, speed and the KV cache; it wraps where it is too long."""
+    from rich.text import Text
+
+    assert view.memory is not None
+    load = view.memory.load
+    held = load.num_blocks - load.free_blocks
+    share = f"{held / load.num_blocks:.0%}" if load.num_blocks else "–"
+    facts = [
+        ("running", f"{load.running}"),
+        ("waiting", f"{load.waiting}"),
+        ("tokens/s", _number(view.pace.tokens_per_s, "{:.1f}")),
+        ("first token", _number(view.pace.first_token_s, "{:.2f} s")),
+        ("KV used", share),
+    ]
+    if load.faults:
+        facts.append(("faults", f"{load.faults}"))
+    line = Text(style="dim" if view.trouble else "")
+    for name, value in facts:
+        line.append_text(Text.assemble((f"{name} ", "cyan"), (value, "bold"), "   "))
+    line.rstrip()
+    return line
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)
+
+
+def _bar(pieces: Sequence[Part], width: int, colour: bool) -> Text:
+    """The device as one line; every piece rounded so that the whole is exactly `width` cells."""
+    from rich.text import Text
+
+    bar = Text()
+    for piece, cells in zip(pieces, shares([piece.nbytes for piece in pieces], width), strict=True):
+        letter, shade = piece.look
+        bar.append(("█" if colour else letter) * cells, shade)
+    return bar
+
+
+def shares(sizes: Sequence[int], width: int) -> list[int]:
+    """`width` cells shared by size."""
+    total = sum(sizes) or 1
+    edges, passed = [0], 0
+    for size in sizes:
+        passed += size
+        edges.append(round(passed * width / total))
+    return [after - before for before, after in pairwise(edges)]
+
+
+def _table(pieces: Sequence[Part], ledger: Ledger, colour: bool) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True, overflow="ellipsis")
+    for name in ("planned", "measured", "of the device"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for piece in pieces:
+        letter, shade = piece.look
+        label = Text.assemble(("■ " if colour else f"{letter} ", shade), printable(piece.label))
+        share = f"{piece.nbytes / ledger.total_bytes:.1%}" if ledger.total_bytes else ""
+        table.add_row(label, _size(piece.planned_bytes), _size(piece.measured_bytes), share)
+    return table
+
+
+def _size(nbytes: int | None) -> str:
+    return "" if nbytes is None else format_size(nbytes)
