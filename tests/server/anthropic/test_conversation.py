@@ -1,0 +1,122 @@
+"""What the engine is asked for, for what a client sent."""
+
+from typing import Any
+
+import httpx
+
+from snugvl.backends.protocol import Picture, Text, ToolCall
+from tests.server.fake import FakeService
+from tests.server.live import live
+
+ADD = {
+    "name": "add",
+    "description": "Adds.",
+    "input_schema": {"type": "object"},
+    "type": "custom",
+    "strict": True,
+}
+CACHE = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def asked(messages: Any = "Hi", **more: Any) -> Any:
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    service = FakeService()
+    with live(service) as base:
+        body = {"model": "pocket", "max_tokens": 9, "messages": messages, **more}
+        response = httpx.post(f"{base}/v1/messages", json=body)
+        assert response.status_code == 200, response.text
+    return service.requests[0]
+
+
+def test_sampling() -> None:
+    sampling = asked(temperature=0.5, top_p=0.9, top_k=5).sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (9, 0.5, 0.9, 5)
+    assert asked().sampling.greedy
+
+
+def test_system_as_text_or_as_blocks() -> None:
+    blocks = [{"type": "text", "text": "Be kind.", **CACHE}, {"type": "text", "text": "Be brief."}]
+    for system, text in (("Be kind.", "Be kind."), (blocks, "Be kind.\n\nBe brief.")):
+        first, second = asked(system=system).messages
+        assert (first.role, first.content) == ("system", (Text(text),))
+        assert second.role == "user"
+
+
+def test_what_changes_nothing_is_accepted() -> None:
+    request = asked(
+        [{"role": "user", "content": [{"type": "text", "text": "Hi", "citations": None, **CACHE}]}],
+        metadata={"user_id": "u"},
+        service_tier="auto",
+        thinking={"type": "disabled"},
+        container=None,
+        mcp_servers=[],
+        output_config={"effort": "high"},
+        **CACHE,
+    )
+    assert request.messages[0].content == (Text("Hi"),)
+
+
+def test_neighbours_of_one_role_are_one_turn() -> None:
+    turns = [("user", "A"), ("user", "B"), ("assistant", "C"), ("assistant", "D"), ("user", "E")]
+    messages = asked([{"role": role, "content": text} for role, text in turns]).messages
+    assert [(message.role, message.content) for message in messages] == [
+        ("user", (Text("A"), Text("B"))),
+        ("assistant", (Text("C"), Text("D"))),
+        ("user", (Text("E"),)),
+    ]
+
+
+def test_calls_and_their_results_are_turns(data_url: str) -> None:
+    image = {"type": "image", "source": {"type": "url", "url": data_url}}
+    messages = asked(
+        [
+            {"role": "user", "content": "Add"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "Yes"},
+                    {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}, "caller": None},
+                    {"type": "tool_use", "id": "t2", "name": "add", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": "3", **CACHE},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t2",
+                        "is_error": True,
+                        "content": [{"type": "text", "text": "no"}, image],
+                    },
+                    {"type": "text", "text": "So?"},
+                ],
+            },
+        ],
+        tools=[ADD],
+    ).messages
+    _, assistant, one, two, user = messages
+    assert assistant.content == (Text("Yes"),)
+    assert assistant.tool_calls == (ToolCall("t1", "add", '{"a": 1}'), ToolCall("t2", "add", "{}"))
+    assert (one.role, one.tool_call_id, one.content) == ("tool", "t1", (Text("3"),))
+    assert two.content[:2] == (Text("Error: "), Text("no"))
+    assert isinstance(two.content[2], Picture)
+    assert (user.role, user.content) == ("user", (Text("So?"),))
+
+
+def test_tools_and_choices() -> None:
+    use = asked(tools=[ADD]).tools
+    (tool,) = use.tools
+    assert (tool.name, tool.description, tool.parameters) == ("add", "Adds.", {"type": "object"})
+    assert (use.choice, use.parallel) == ("auto", True)
+    assert asked(tools=[ADD], tool_choice={"type": "any"}).tools.choice == "required"
+    assert asked(tools=[ADD], tool_choice={"type": "tool", "name": "add"}).tools.choice == "add"
+    assert asked(tools=[ADD], tool_choice={"type": "none"}).tools is None
+    one = asked(tools=[ADD], tool_choice={"type": "auto", "disable_parallel_tool_use": True}).tools
+    assert not one.parallel
+
+
+def test_a_system_message_in_the_middle() -> None:
+    roles = [{"role": role, "content": "x"} for role in ("user", "system", "user")]
+    assert [message.role for message in asked(roles).messages] == ["user", "system", "user"]
