@@ -12,7 +12,6 @@ from typing import Final
 from fastapi import APIRouter, HTTPException, Request, Response
 
 FOLDER: Final = Path(__file__).parent / "static"
-PUBLIC_PATHS: Final = ("/", "/favicon.ico")  # with everything under /page/: served without a key
 INDEX: Final = "index.html"
 ICON: Final = "icon.svg"
 

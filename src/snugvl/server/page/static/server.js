@@ -65,7 +65,9 @@ function pause(milliseconds) {
 function showState(state, name = state) {
   byId("state").dataset.state = state;
   if (byId("state-name").textContent !== name) byId("state-name").textContent = name;
-  byId("memory").classList.toggle("stale", state === "gone" || state === "locked");
+  const stale = state === "gone" || state === "locked";
+  byId("memory").classList.toggle("stale", stale);
+  byId("memory-title").textContent = stale ? "Memory, as last known" : "Memory";
 }
 
 function banner(text, kind, progress = null) {

@@ -1,0 +1,114 @@
+"""Headless Chromium on a real socket. A test fails when the page logs an error or breaks its own policy."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from tests.server.live import live
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+VIOLATIONS = """addEventListener("securitypolicyviolation",
+    (event) => console.error(`policy broken: ${event.violatedDirective} ${event.blockedURI}`));"""
+WAIT_MS = 20_000  # the machine may be busy
+
+OpenPage = Callable[..., Page]
+Serve = Callable[..., str]
+
+
+# For this package only: while it lives, the thread has an event loop that runs, and other tests start theirs.
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        reason = "needs Chromium (apt-get install chromium)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    expect.set_options(timeout=WAIT_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def problems() -> Iterator[list[str]]:
+    """What the console said; empty at the end. A test takes out what it provoked (see `provoked`)."""
+    found: list[str] = []
+    yield found
+    assert not found
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """`serve(service, settings)`: the URL of a server that outlives the pages of the test."""
+    with ExitStack() as servers:
+        yield lambda service, settings=None: servers.enter_context(live(service, settings))
+
+
+@pytest.fixture
+def open_page(browser: Browser, problems: list[str], serve: Serve) -> Iterator[OpenPage]:
+    """`open_page(url, width, height, **options of the browser context)`."""
+    contexts = []
+
+    def open_page(url: str, width: int = 1440, height: int = 900, **options: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        context.set_default_timeout(WAIT_MS)
+        context.add_init_script(VIOLATIONS)
+        page = context.new_page()
+        page.on("console", lambda message: message.type in LOUD and problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(f"{url}/")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+LOUD = ("error", "warning")
+
+
+def provoked(problems: list[str], text: str) -> None:
+    """Forget what a test caused on purpose: a browser logs every failed request."""
+    assert any(text in problem for problem in problems)
+    problems[:] = [problem for problem in problems if text not in problem]
+
+
+@pytest.fixture
+def shapes(tmp_path: Path, picture: bytes) -> Path:
+    """The red circle and the blue square as a file."""
+    path = tmp_path / "shapes.png"
+    path.write_bytes(picture)
+    return path
+
+
+def choose(page: Page, path: Path) -> None:
+    """Choose a picture, as with the file dialog."""
+    page.set_input_files("#file", path)
+    expect(page.locator("#picture-facts")).to_contain_text(path.name)
+
+
+def tab(page: Page, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+
+
+def ask(page: Page, question: str) -> None:
+    page.get_by_label("Question").fill(question)
+    page.get_by_label("Question").press("Enter")
+
+
+def answers(page: Page) -> Locator:
+    return page.locator(".turn.assistant:not(.busy) .turn-text")
+
+
+def detect(page: Page) -> None:
+    tab(page, "Detect")
+    page.get_by_role("button", name="Find objects").click()
+    expect(page.locator("#detect-result")).to_be_visible()

@@ -1,0 +1,180 @@
+"""For everyone: with the keyboard alone, in both themes, checked by axe-core at two widths.
+
+Screenshots of every state land in the folder that SNUGVL_SCREENSHOTS names, for people to look at.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from snugvl.server.settings import ServerSettings
+from tests.server.fake import FakeService, Script
+from tests.server.page.conftest import OpenPage, Serve, answers, ask, detect, provoked, tab
+from tests.server.page.test_memory import Measured
+
+WIDTHS = [(1440, 900), (390, 844)]
+SCHEMES = ["light", "dark"]
+ANSWER = "Two blue squares, a large red circle and a large green triangle on a white background. "
+
+
+def check(page: Page, name: str) -> None:
+    """No violation of any rule of axe-core, nothing wider than the window; and a screenshot."""
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    if folder := os.environ.get("SNUGVL_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+    found = Axe().run(page)
+    assert not found.response["violations"], found.generate_report()
+
+
+def tab_to(page: Page, name: str) -> None:
+    """Press Tab until the thing of that name has the focus."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if (
+            page.evaluate("document.activeElement.labels?.[0]?.innerText ?? document.activeElement.innerText")
+            == name
+        ):
+            return
+    raise AssertionError(f"Tab never reached {name!r}")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("width", "height"), WIDTHS)
+def test_axe_finds_nothing(url: str, open_page: OpenPage, width: int, height: int, scheme: str) -> None:
+    # axe-core is put into the page, which its policy forbids to anyone else.
+    page = open_page(url, width, height, color_scheme=scheme, bypass_csp=True)
+    name = f"{width}-{scheme}"
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#ledger")).to_contain_text("weights")
+    check(page, f"empty-{name}")
+    page.get_by_role("button", name="Garden").click()
+    detect(page)
+    page.locator(".detection").first.focus()
+    check(page, f"detect-{name}")
+    tab(page, "Scene")
+    page.get_by_role("button", name="Analyse").click()
+    expect(page.locator("#scene-result")).to_be_visible()
+    check(page, f"scene-{name}")
+    tab(page, "Caption")
+    page.get_by_role("button", name="Caption the picture").click()
+    expect(page.locator("#caption-form .job-status")).to_contain_text("written")
+    check(page, f"caption-{name}")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("width", "height"), WIDTHS)
+def test_axe_finds_nothing_in_a_conversation_beside_a_full_gpu(
+    serve: Serve, open_page: OpenPage, width: int, height: int, scheme: str
+) -> None:
+    service = Measured(Script((ANSWER,) * 3), rate=60)
+    page = open_page(serve(service), width, height, color_scheme=scheme, bypass_csp=True)
+    page.get_by_role("button", name="Shapes").click()
+    ask(page, "What is in the picture?")
+    expect(answers(page)).to_have_count(1)
+    ask(page, "And what is it all on? Answer in one sentence.")
+    expect(answers(page)).to_have_count(2)
+    expect(page.locator("#speed")).not_to_have_text("0.0")
+    check(page, f"conversation-{width}-{scheme}")
+
+
+@pytest.mark.parametrize(("width", "height"), WIDTHS)
+def test_axe_finds_nothing_in_errors_and_dialogs(
+    serve: Serve, open_page: OpenPage, problems: list[str], width: int, height: int
+) -> None:
+    base = serve(FakeService(), ServerSettings(api_keys=("right",)))
+    page = open_page(base, width, height, bypass_csp=True)
+    page.locator("#key").fill("wrong")
+    page.locator("#key").press("Enter")
+    expect(page.locator("#key-error")).to_be_visible()
+    check(page, f"key-{width}")
+    page.get_by_role("button", name="Cancel").click()
+    ask(page, "Hello?")
+    expect(page.locator("#ask-form .error")).to_be_visible()
+    check(page, f"error-{width}")
+    provoked(problems, "401")
+
+
+def test_with_the_keyboard_alone(url: str, open_page: OpenPage) -> None:
+    page = open_page(url)
+    expect(page.locator("#state")).to_have_text("ready")
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the tasks")).to_be_focused()
+    tab_to(page, "Choose a picture")
+    tab_to(page, "Shapes")
+    page.keyboard.press("Enter")
+    expect(page.locator("#work")).to_be_focused()  # where to go on
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("tab", name="Ask")).to_be_focused()
+    page.keyboard.press("ArrowLeft")  # round the end
+    expect(page.get_by_role("tab", name="Detect")).to_have_attribute("aria-selected", "true")
+    tab_to(page, "What to look for")
+    page.keyboard.type("red circle")
+    page.keyboard.press("Enter")
+    expect(page.locator(".detection")).to_have_count(1)
+    tab_to(page, page.locator(".detection").inner_text())
+    expect(page.locator(".box")).to_contain_class("lit")
+    tab_to(page, "Download as COCO JSON")
+    with page.expect_download():
+        page.keyboard.press("Enter")
+
+
+def test_a_question_with_the_keyboard_alone(url: str, open_page: OpenPage) -> None:
+    page = open_page(url)
+    tab_to(page, "Shapes")
+    page.keyboard.press("Enter")
+    expect(page.locator("#work")).to_be_focused()
+    tab_to(page, "Question")
+    page.keyboard.type("How many squares are there?")
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_have_text("2")
+    expect(page.get_by_label("Question")).to_be_focused()
+
+
+def background(page: Page) -> str:
+    return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+def test_themes(url: str, open_page: OpenPage) -> None:
+    page = open_page(url, color_scheme="dark")
+    dark = background(page)
+    page.emulate_media(color_scheme="light")
+    light = background(page)
+    assert light != dark
+    toggle = page.get_by_role("button", name="Theme")
+    toggle.click()
+    expect(toggle).to_have_text("Theme: light")
+    toggle.click()
+    expect(toggle).to_have_text("Theme: dark")
+    assert background(page) == dark
+    page.reload()
+    assert background(page) == dark  # remembered
+    toggle.click()
+    expect(toggle).to_have_text("Theme: auto")
+    assert background(page) == light
+
+
+def test_nothing_moves_for_those_who_want_it_still(serve: Serve, open_page: OpenPage) -> None:
+    words = tuple(f"word{index} " for index in range(400))
+    page = open_page(serve(FakeService(Script(words, wait_s=0.02))), reduced_motion="reduce")
+    page.get_by_role("button", name="Shapes").click()
+    ask(page, "Go on")
+    busy = page.locator(".turn.busy .turn-text")
+    expect(busy).to_contain_text("word1")
+    assert busy.evaluate("(node) => getComputedStyle(node, '::after').animationName") == "none"
+
+
+def test_the_focus_is_visible(url: str, open_page: OpenPage) -> None:
+    page = open_page(url)
+    for name in ("Skip to the tasks", "API key", "Choose a picture", "Shapes", "Ask"):
+        tab_to(page, name)
+        outline = page.evaluate(
+            """() => {
+                const node = document.activeElement;
+                return getComputedStyle(node.type === "file" ? node.labels[0] : node).outlineWidth;
+            }"""
+        )
+        assert outline == "3px", name

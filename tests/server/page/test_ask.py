@@ -1,0 +1,187 @@
+"""The conversation."""
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from snugvl.backends.protocol import Picture, Request, Text
+from snugvl.errors import EngineError, QueueFull
+from tests.server.fake import FakeService, Script
+from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked
+
+MANY = tuple(f"word{index} " for index in range(400))
+
+
+def said(request: Request) -> list[tuple[str, str]]:
+    """Role and text of every message."""
+    return [
+        (message.role, "".join(part.text for part in message.content if isinstance(part, Text)))
+        for message in request.messages
+    ]
+
+
+def test_pocket_answers(url: str, open_page: OpenPage, shapes: Path) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    ask(page, "What color is the circle?")
+    expect(answers(page)).to_have_text("red", ignore_case=True)
+    expect(page.locator("#ask-form .job-status")).to_contain_text("tokens read")
+
+
+def test_an_answer_grows_while_it_is_written(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    base = serve(FakeService(Script(MANY, wait_s=0.02)))
+    page = open_page(base)
+    choose(page, shapes)
+    ask(page, "Go on")
+    busy = page.locator(".turn.assistant.busy .turn-text")
+    expect(busy).to_contain_text("word3")
+    expect(busy).to_contain_text("word20")
+    assert page.locator("#transcript").get_attribute("aria-live") == "polite"
+
+
+def test_a_conversation_sends_every_turn_and_the_picture_once(
+    serve: Serve, open_page: OpenPage, shapes: Path
+) -> None:
+    service = FakeService(lambda request: Script((f"answer {len(request.messages)}",)))
+    base = serve(service)
+    page = open_page(base)
+    choose(page, shapes)
+    ask(page, "First?")
+    expect(answers(page)).to_have_text(["answer 1"])
+    ask(page, "Second?")
+    expect(answers(page)).to_have_text(["answer 1", "answer 3"])
+    first, second = service.requests
+    assert said(first) == [("user", "First?")]
+    assert said(second) == [("user", "First?"), ("assistant", "answer 1"), ("user", "Second?")]
+    (picture,) = [part for part in second.messages[0].content if isinstance(part, Picture)]
+    assert picture.image.size == (128, 96)
+
+
+def test_stop_keeps_what_was_said_and_ends_the_request(
+    serve: Serve, open_page: OpenPage, shapes: Path
+) -> None:
+    service = FakeService(Script(MANY, wait_s=0.02))
+    base = serve(service)
+    page = open_page(base)
+    choose(page, shapes)
+    ask(page, "Go on")
+    expect(page.locator(".turn.assistant")).to_contain_text("word3")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".turn-note")).to_have_text("(stopped)")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(page.locator("#running")).to_have_text("0")
+    assert not service.running
+    service.script = Script(("done",))
+    ask(page, "And now?")
+    expect(answers(page).last).to_have_text("done")
+    assert said(service.requests[-1])[1][1].startswith("word0 word1")
+
+
+def test_escape_stops(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    base = serve(FakeService(Script(MANY, wait_s=0.02)))
+    page = open_page(base)
+    choose(page, shapes)
+    ask(page, "Go on")
+    expect(page.locator(".turn.assistant")).to_contain_text("word3")
+    page.keyboard.press("Escape")
+    expect(page.locator("#ask-form .job-status")).to_have_text("Stopped.")
+
+
+def test_a_new_conversation_forgets(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    service = FakeService()
+    base = serve(service)
+    page = open_page(base)
+    choose(page, shapes)
+    ask(page, "First?")
+    expect(answers(page)).to_have_count(1)
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.get_by_label("Question")).to_be_focused()
+    ask(page, "Again?")
+    expect(answers(page)).to_have_count(1)
+    assert said(service.requests[-1]) == [("user", "Again?")]
+
+
+def test_another_picture_begins_another_conversation(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    service = FakeService(Script(MANY, wait_s=0.02))
+    base = serve(service)
+    page = open_page(base)
+    choose(page, shapes)
+    ask(page, "Go on")
+    expect(page.locator(".turn.assistant")).to_contain_text("word3")
+    other = shapes.with_name("other.png")
+    other.write_bytes(shapes.read_bytes())
+    choose(page, other)
+    expect(page.locator(".turn")).to_have_count(0)
+    service.script = Script(("yes",))
+    ask(page, "New?")
+    expect(answers(page)).to_have_text(["yes"])
+    assert said(service.requests[-1]) == [("user", "New?")]
+
+
+def test_what_a_model_writes_is_text(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    nasty = "<img src=x onerror=alert(1)><script>document.title='broken'</script>"
+    base = serve(FakeService(Script((nasty,))))
+    page = open_page(base)
+    choose(page, shapes)
+    ask(page, nasty)
+    expect(answers(page)).to_have_text(nasty)
+    assert page.locator("#transcript img, #transcript script").count() == 0
+    assert page.title() == "snugvl"
+
+
+def test_a_refusal_shows_the_servers_words_and_keeps_the_question(
+    serve: Serve, open_page: OpenPage, shapes: Path, problems: list[str]
+) -> None:
+    service = FakeService(Script(refusal=QueueFull("17 requests are waiting, which is the limit")))
+    base = serve(service)
+    page = open_page(base)
+    choose(page, shapes)
+    ask(page, "Anyone there?")
+    error = page.locator("#ask-form .error")
+    expect(error).to_have_text("17 requests are waiting, which is the limit Try again in 1 s.")
+    expect(page.get_by_label("Question")).to_have_value("Anyone there?")
+    expect(page.locator(".turn")).to_have_count(0)
+    service.script = Script()
+    page.get_by_label("Question").press("Enter")
+    expect(answers(page)).to_have_text("Hello there")
+    expect(error).to_be_hidden()
+    provoked(problems, "429")
+
+
+def test_an_error_in_the_middle_keeps_what_was_said(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    service = FakeService(Script(("So far ",), error=EngineError("the engine fell over")))
+    base = serve(service)
+    page = open_page(base)
+    choose(page, shapes)
+    ask(page, "Well?")
+    expect(page.locator("#ask-form .error")).to_have_text("the engine fell over")
+    expect(page.locator(".turn.assistant")).to_contain_text("So far (broke off)")
+
+
+@pytest.mark.parametrize("question", ["What is in the picture?", "How many things are there?"])
+def test_a_suggestion_asks(url: str, open_page: OpenPage, shapes: Path, question: str) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    page.get_by_role("button", name=question).click()
+    expect(page.locator(".turn.user .turn-text")).to_have_text(question)
+    expect(answers(page)).not_to_be_empty()
+
+
+def test_shift_enter_is_a_new_line_and_an_empty_question_is_not_sent(
+    serve: Serve, open_page: OpenPage, shapes: Path
+) -> None:
+    service = FakeService()
+    base = serve(service)
+    page = open_page(base)
+    choose(page, shapes)
+    question = page.get_by_label("Question")
+    question.press("Enter")
+    expect(page.locator("#ask-form .job-status")).to_contain_text("Write a question first")
+    question.fill("one")
+    question.press("Shift+Enter")
+    question.type("two")
+    question.press("Enter")
+    expect(answers(page)).to_have_count(1)
+    assert [said(request) for request in service.requests] == [[("user", "one\ntwo")]]

@@ -1,0 +1,215 @@
+"""Boxes: where they are drawn, what lights them, and what can be taken away."""
+
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from tests.server.fake import FakeService, Script
+from tests.server.page.conftest import OpenPage, Serve, choose, detect
+
+SIZES = [(1440, 900), (390, 844)]
+Rectangle = tuple[float, float, float, float]
+
+
+def answered(url: str, path: Path, **fields: str) -> Any:
+    """What the API says about a picture."""
+    answer = httpx.post(
+        f"{url}/v1/vision/detect",
+        files={"image": (path.name, path.read_bytes())},
+        data=fields,
+        timeout=60,
+    )
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def drawn(page: Page, width: int, height: int) -> list[Rectangle]:
+    """The rectangles over the picture, in pixels of a picture of that size."""
+    image = page.locator("#image").bounding_box()
+    assert image is not None
+    found = []
+    for box in page.locator(".box").all():
+        rect = box.bounding_box()
+        assert rect is not None
+        left, top = rect["x"] - image["x"], rect["y"] - image["y"]
+        corners = (left, top, left + rect["width"], top + rect["height"])
+        scale = (width / image["width"], height / image["height"]) * 2
+        found.append(tuple(corner * factor for corner, factor in zip(corners, scale, strict=True)))
+    return sorted(found)
+
+
+def corners(answer: Any) -> list[Rectangle]:
+    boxes = [thing["box"] for thing in answer["objects"]]
+    return sorted((box["x1"], box["y1"], box["x2"], box["y2"]) for box in boxes)
+
+
+def assert_drawn_where_the_api_says(page: Page, answer: Any) -> None:
+    found, expected = drawn(page, answer["width"], answer["height"]), corners(answer)
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=0.5)
+
+
+def rotated(path: Path) -> Path:
+    """The same picture as a camera held sideways writes it: pixels turned, and EXIF that says so."""
+    image = Image.open(path).convert("RGB").transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    sideways = path.with_name("sideways.jpg")
+    image.save(sideways, quality=95, exif=exif)
+    return sideways
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_boxes_are_where_the_api_says(
+    url: str, open_page: OpenPage, shapes: Path, width: int, height: int
+) -> None:
+    page = open_page(url, width, height)
+    choose(page, shapes)
+    detect(page)
+    answer = answered(url, shapes)
+    assert len(answer["objects"]) == 2
+    assert_drawn_where_the_api_says(page, answer)
+
+
+def test_boxes_follow_the_picture_when_the_window_changes(
+    url: str, open_page: OpenPage, shapes: Path
+) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    detect(page)
+    answer = answered(url, shapes)
+    for width, height in ((1440, 900), (390, 844), (1000, 500)):
+        page.set_viewport_size({"width": width, "height": height})
+        assert_drawn_where_the_api_says(page, answer)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_boxes_of_a_picture_that_exif_turns(
+    url: str, open_page: OpenPage, shapes: Path, width: int, height: int
+) -> None:
+    sideways = rotated(shapes)
+    page = open_page(url, width, height)
+    choose(page, sideways)
+    expect(page.locator("#picture-facts")).to_contain_text("128 × 96 px")
+    detect(page)
+    answer = answered(url, sideways)
+    assert (answer["width"], answer["height"]) == (128, 96)
+    assert_drawn_where_the_api_says(page, answer)
+    circle = next(thing["box"] for thing in answer["objects"] if "circle" in thing["label"])
+    assert (circle["x1"], circle["y1"]) == pytest.approx((10, 8), abs=5)
+    saved = saved_png(page)  # the browser turned the pixels too
+    red, _, blue = saved.getpixel((30 * 4, 28 * 4))
+    assert red > 200
+    assert blue < 60
+
+
+def saved_png(page: Page) -> Image.Image:
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download as PNG").click()
+    return Image.open(BytesIO(Path(download.value.path()).read_bytes())).convert("RGB")
+
+
+def test_the_list_says_the_same(url: str, open_page: OpenPage, shapes: Path) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    detect(page)
+    answer = answered(url, shapes)
+    expect(page.locator("#detect-summary")).to_have_text("2 objects found.")
+    for thing in answer["objects"]:
+        x1, y1, x2, y2 = (int(thing["box"][side] + 0.5) for side in ("x1", "y1", "x2", "y2"))
+        item = page.get_by_role("button", name=thing["label"])
+        expect(item).to_contain_text(f"{x1}, {y1} – {x2}, {y2} px")
+
+
+def test_a_box_and_its_line_light_up_together(url: str, open_page: OpenPage, shapes: Path) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    detect(page)
+    line = page.locator(".detection").filter(has_text="circle")
+    box = page.locator(".box").filter(has_text="circle")
+    box.hover()
+    expect(line).to_contain_class("lit")
+    page.locator("h1").hover()
+    expect(line).not_to_contain_class("lit")
+    line.hover()
+    expect(box).to_contain_class("lit")
+    page.locator("h1").hover()
+    expect(box).not_to_contain_class("lit")
+    line.focus()
+    expect(box).to_contain_class("lit")
+    expect(page.locator(".box.lit")).to_have_count(1)
+
+
+def test_only_what_was_asked_for(url: str, open_page: OpenPage, shapes: Path) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    page.get_by_role("tab", name="Detect").click()
+    page.get_by_label("What to look for").fill("red circle, , ")
+    page.get_by_label("What to look for").press("Enter")
+    expect(page.locator(".detection")).to_have_count(1)
+    expect(page.locator(".detection-label")).to_have_text("red circle")
+    assert_drawn_where_the_api_says(page, answered(url, shapes, objects="red circle"))
+
+
+def test_png_has_the_boxes(url: str, open_page: OpenPage, shapes: Path) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    detect(page)
+    first = answered(url, shapes)["objects"][0]["box"]
+    saved = saved_png(page)
+    assert saved.size == (128 * 4, 96 * 4)  # small pictures are enlarged, so that labels can be read
+    edge = (round(first["x1"] * 4), round(2 * (first["y1"] + first["y2"])))
+    assert saved.getpixel(edge) == pytest.approx((0xC2, 0x18, 0x5B), abs=40)  # smoothed between pixels
+
+
+def test_coco_is_what_the_server_writes(url: str, open_page: OpenPage, shapes: Path) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    page.get_by_label("What to look for").evaluate("(field) => field.value = 'blue square, red circle, cat'")
+    detect(page)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download as COCO JSON").click()
+    assert download.value.suggested_filename == "shapes-coco.json"
+    data = json.loads(Path(download.value.path()).read_text("utf-8"))
+    assert len(data["annotations"]) == 2
+    assert data == answered(url, shapes, objects="blue square,red circle,cat", format="coco")
+
+
+def test_boxes_can_be_hidden(url: str, open_page: OpenPage, shapes: Path) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    detect(page)
+    page.get_by_role("button", name="Hide the boxes").click()
+    expect(page.locator(".box")).to_have_count(0)
+    expect(page.locator("#detect-result")).to_be_hidden()
+
+
+def test_boxes_of_one_picture_do_not_stay_for_the_next(url: str, open_page: OpenPage, shapes: Path) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    detect(page)
+    other = shapes.with_name("other.png")
+    other.write_bytes(shapes.read_bytes())
+    choose(page, other)
+    expect(page.locator(".box")).to_have_count(0)
+
+
+def test_nothing_found_and_labels_are_text(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    service = FakeService(Script(("[]",)))
+    page = open_page(serve(service))
+    choose(page, shapes)
+    detect(page)
+    expect(page.locator("#detect-summary")).to_have_text("Nothing found.")
+    nasty = "<b>bold</b>"
+    service.script = Script((json.dumps([{"bbox_2d": [100, 200, 300, 400], "label": nasty}]),))
+    page.get_by_role("button", name="Find objects").click()
+    expect(page.locator(".detection-label")).to_have_text(nasty)
+    expect(page.locator(".box-label")).to_have_text(nasty)
+    assert drawn(page, 1000, 1000) == [pytest.approx((100, 200, 300, 400), abs=2)]

@@ -1,0 +1,159 @@
+"""The ledger, live: as a picture, in figures, and what the page says of the engine's state."""
+
+import re
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from snugvl.backends.service import Health, Load, Snapshot
+from snugvl.ledger import Ledger, LedgerRow
+from tests.server.fake import FakeService
+from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+LEDGER = Ledger(
+    "NVIDIA GeForce RTX 5060",
+    (
+        LedgerRow("text weights", 4 * GIB, 4 * GIB),
+        LedgerRow("KV cache", 1 * GIB, 1 * GIB, 256 * MIB),
+        LedgerRow("vision workspace", 512 * MIB, 384 * MIB),
+        LedgerRow("CUDA graphs", 64 * MIB, None),
+    ),
+    total_bytes=8 * GIB,
+    free_bytes=1 * GIB,
+    process_bytes=6 * GIB,
+    cap_bytes=6 * GIB + 512 * MIB,
+)
+LOAD = Load(running=2, waiting=3, free_blocks=96, num_blocks=128, block_size=16, generated_tokens=1000)
+
+
+@dataclass
+class Measured(FakeService):
+    """Says what the test wants about memory; `rate`: tokens per second."""
+
+    ledger: Ledger = LEDGER
+    load: Load = LOAD
+    rate: float = 0.0
+    known: bool = True
+    started: float = field(default_factory=time.time)
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        now = time.time()
+        tokens = self.load.generated_tokens + int(self.rate * (now - self.started))
+        return Snapshot(now, self.ledger, replace(self.load, generated_tokens=tokens)) if self.known else None
+
+
+def shares(page: Page, bar: str) -> dict[str, float]:
+    """What part of a bar each kind of segment takes."""
+    whole = page.locator(f"#{bar}").bounding_box()
+    assert whole is not None
+    found = {}
+    for segment in page.locator(f"#{bar} .segment").all():
+        rect, name = segment.bounding_box(), segment.get_attribute("class")
+        assert rect is not None
+        assert name is not None
+        found[name.removeprefix("segment ")] = rect["width"] / whole["width"]
+    return found
+
+
+def table(page: Page) -> list[list[str]]:
+    rows = page.locator("#ledger tr, #ledger-foot tr").all()
+    return [row.locator("th, td").all_inner_texts() for row in rows]
+
+
+def test_planned_beside_measured(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(Measured()))
+    expect(page.locator("#ledger")).to_contain_text("KV cache")
+    assert table(page) == [
+        ["text weights", "4.00 GiB", "4.00 GiB", "–"],
+        ["KV cache", "1.00 GiB", "1.00 GiB", "256 MiB"],
+        ["vision workspace", "512 MiB", "384 MiB", "–"],
+        ["CUDA graphs", "64.0 MiB", "–", "–"],
+        ["rest of the process", "–", "640 MiB", "–"],
+        ["The whole process", "5.56 GiB", "6.00 GiB", "–"],
+    ]
+
+
+def test_the_bars_are_to_scale(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(Measured()))
+    expect(page.locator("#device")).to_have_text("NVIDIA GeForce RTX 5060")
+    device = {"own": 6 / 8, "others": 1 / 8, "free": 1 / 8}
+    assert shares(page, "device-bar") == pytest.approx(device, abs=0.01)
+    process = {
+        "weights": 4 / 6,
+        "kv": 0.25 / 6,
+        "kv unused": 0.75 / 6,
+        "workspace": 0.375 / 6,
+        "rest": 0.625 / 6,
+    }
+    assert shares(page, "process-bar") == pytest.approx(process, abs=0.01)
+    expect(page.locator("#device-legend")).to_contain_text("Never more than 6.50 GiB")
+    label = page.locator("#process-bar").get_attribute("aria-label")
+    assert label is not None
+    assert "KV cache 1.00 GiB with 256 MiB in use" in label
+
+
+def test_load_and_speed(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(Measured(rate=5000)))
+    expect(page.locator("#running")).to_have_text("2")
+    expect(page.locator("#waiting")).to_have_text("3")
+    expect(page.locator("#kv-use")).to_have_text("25 %")
+    expect(page.locator("#speed")).to_have_text(re.compile(r"^(4,9|5,0)\d\d$"))
+
+
+def test_the_ledger_moves(serve: Serve, open_page: OpenPage) -> None:
+    service = Measured()
+    page = open_page(serve(service))
+    expect(page.locator("#ledger")).to_contain_text("256 MiB")
+    before = shares(page, "process-bar")
+    kv = replace(LEDGER.rows[1], used_bytes=768 * MIB)
+    service.ledger = replace(LEDGER, rows=(LEDGER.rows[0], kv, *LEDGER.rows[2:]), free_bytes=512 * MIB)
+    service.load = replace(LOAD, free_blocks=32, running=5)
+    expect(page.locator("#ledger")).to_contain_text("768 MiB")
+    expect(page.locator("#kv-use")).to_have_text("75 %")
+    expect(page.locator("#running")).to_have_text("5")
+    assert shares(page, "process-bar")["kv"] == pytest.approx(3 * before["kv"], abs=0.01)
+    assert shares(page, "device-bar")["others"] == pytest.approx(1.5 / 8, abs=0.01)
+
+
+def test_pockets_own_ledger_moves_with_a_question(url: str, open_page: OpenPage, shapes: Path) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    before = httpx.get(f"{url}/memory").json()["load"]["generated_tokens"]
+    expect(page.locator("#ledger")).to_contain_text("weights")
+    ask(page, "What color is the circle?")
+    expect(answers(page)).to_have_count(1)
+    expect(page.locator("#speed")).not_to_have_text("0.0")
+    assert httpx.get(f"{url}/memory").json()["load"]["generated_tokens"] > before
+
+
+def test_an_engine_that_starts(serve: Serve, open_page: OpenPage) -> None:
+    service = Measured(known=False, capabilities=None)
+    service.health = Health("starting", "loading the weights: 3 of 8 GiB", progress=0.4, retry_after_s=5)
+    page = open_page(serve(service))
+    expect(page.locator("#state")).to_have_text("starting")
+    expect(page.locator("#banner-text")).to_have_text("loading the weights: 3 of 8 GiB")
+    assert page.get_by_role("progressbar").get_attribute("value") == "0.4"
+    expect(page.locator("#speed")).to_have_text("–")
+    service.known, service.health = True, Health("ready", "ready")
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(page.locator("#banner")).to_be_hidden()
+    expect(page.locator("#running")).to_have_text("2")
+
+
+def test_an_engine_that_came_back_or_gave_up(serve: Serve, open_page: OpenPage) -> None:
+    service = Measured()
+    page = open_page(serve(service))
+    service.health = Health("restarting", "the engine crashed; loading it again")
+    expect(page.locator("#banner-text")).to_have_text("the engine crashed; loading it again")
+    service.health = Health("ready", "ready", restarts=1)
+    expect(page.locator("#engine-detail")).to_contain_text("came back 1 time since")
+    service.health = Health("failed", "three crashes in a row: out of memory")
+    expect(page.locator("#state")).to_have_text("failed")
+    expect(page.locator("#banner-text")).to_have_text("three crashes in a row: out of memory")

@@ -1,0 +1,97 @@
+"""Caption and scene."""
+
+import json
+from pathlib import Path
+
+import httpx
+from playwright.sync_api import expect
+
+from tests.server.fake import FakeService, Script
+from tests.server.page.conftest import OpenPage, Serve, choose, provoked, tab
+
+SCENE = {
+    "summary": "Two cups on a table.",
+    "setting": "a kitchen",
+    "objects": [{"name": "cup", "count": 2, "positions": ["left", "right"]}, {"name": "table", "count": 1}],
+    "text": ["TEA"],
+    "relations": ["the cups are on the table"],
+}
+
+
+def test_pocket_captions_short_and_detailed(url: str, open_page: OpenPage, shapes: Path) -> None:
+    page = open_page(url)
+    choose(page, shapes)
+    tab(page, "Caption")
+    said = []
+    for detail, label in (("short", "One sentence"), ("detailed", "Detailed")):
+        answer = httpx.post(
+            f"{url}/v1/vision/caption",
+            files={"image": shapes.read_bytes()},
+            data={"detail": detail},
+            timeout=60,
+        )
+        page.get_by_label(label).check()
+        page.get_by_role("button", name="Caption the picture").click()
+        expect(page.locator("#caption-result")).to_have_text(answer.json()["text"])
+        said.append(answer.json()["text"])
+    assert said[0] != said[1]
+
+
+def test_a_caption_grows_and_can_be_stopped(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    service = FakeService(Script(tuple(f"word{index} " for index in range(400)), wait_s=0.02))
+    page = open_page(serve(service))
+    choose(page, shapes)
+    tab(page, "Caption")
+    page.get_by_role("button", name="Caption the picture").click()
+    expect(page.locator("#caption-result")).to_contain_text("word3")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#caption-form .job-status")).to_have_text("Stopped.")
+    expect(page.locator("#running")).to_have_text("0")
+    assert not service.running
+
+
+def test_a_scene_with_all_its_parts(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    page = open_page(serve(FakeService(Script((json.dumps(SCENE),)))))
+    choose(page, shapes)
+    tab(page, "Scene")
+    page.get_by_role("button", name="Analyse").click()
+    result = page.locator("#scene-result")
+    expect(result.locator("p").first).to_have_text("Two cups on a table.")
+    headings = ["Setting", "Objects", "Written in the picture", "Relations"]
+    expect(result.locator("h3")).to_have_text(headings)
+    lines = ["a kitchen", "2 × cup left, right", "1 × table", "TEA", "the cups are on the table"]
+    expect(result.locator("li")).to_have_text(lines)
+
+
+def test_pocket_analyses_a_sample(url: str, open_page: OpenPage) -> None:
+    page = open_page(url)
+    page.get_by_role("button", name="Garden").click()
+    tab(page, "Scene")
+    page.get_by_role("button", name="Analyse").click()
+    expect(page.locator("#scene-result")).to_contain_text("1 × cat")
+
+
+def test_an_answer_that_is_no_scene_is_said_to_be_none(
+    serve: Serve, open_page: OpenPage, shapes: Path, problems: list[str]
+) -> None:
+    page = open_page(serve(FakeService(Script(("I would rather not.",)))))
+    choose(page, shapes)
+    tab(page, "Scene")
+    page.get_by_role("button", name="Analyse").click()
+    expect(page.locator("#scene-form .error")).to_contain_text("I would rather not.")
+    expect(page.locator("#scene-result")).to_be_hidden()
+    provoked(problems, "502")
+
+
+def test_results_of_one_picture_do_not_stay_for_the_next(
+    serve: Serve, open_page: OpenPage, shapes: Path
+) -> None:
+    page = open_page(serve(FakeService(Script(("A caption.",)))))
+    choose(page, shapes)
+    tab(page, "Caption")
+    page.get_by_role("button", name="Caption the picture").click()
+    expect(page.locator("#caption-result")).to_have_text("A caption.")
+    other = shapes.with_name("other.png")
+    other.write_bytes(shapes.read_bytes())
+    choose(page, other)
+    expect(page.locator("#caption-result")).to_be_hidden()
