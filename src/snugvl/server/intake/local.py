@@ -49,7 +49,7 @@ def read_file_url(url: str, folder: Path | None, max_bytes: int, name: str, fiel
                 )
             with open(descriptor, "rb", closefd=False) as stream:
                 return stream.read(max_bytes)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
         raise ImageError(
             f"{name} is not a readable file inside the folder that --allow-local-media names"
         ) from None
