@@ -4,6 +4,8 @@ import json
 import shlex
 from dataclasses import replace
 
+import pytest
+
 from snugvl.planner.commands import next_command
 from snugvl.planner.plan import Choice
 from snugvl.planner.solve import Candidate, require, solve
@@ -79,10 +81,21 @@ def test_our_own_command_is_one_that_we_have() -> None:
     assert words[:4] == ["snugvl", "detect", "--model", "Qwen/Qwen3-VL-2B-Instruct"]
     assert words[words.index("--context") + 1] == str(choice.settings.context)
     assert words[words.index("--max-pixels") + 1] == str(choice.settings.max_pixels)
-    several = Wishes(backend="native", images=2)
+    several = Wishes(backend="native", images=2, task="ask")
     choice = chosen("2B", several, fp8=False, total_bytes=16 * GIB)
     assert "ask --together" in next_command(choice, several)
     assert "IMAGE1 IMAGE2" in next_command(choice, several)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_without_a_task_it_is_served(images: int) -> None:
+    wishes = Wishes(backend="native", images=images)
+    choice = chosen("2B", wishes, fp8=False, total_bytes=16 * GIB)
+    words = shlex.split(next_command(choice, wishes))
+    assert words[:3] == ["snugvl", "serve", "Qwen/Qwen3-VL-2B-Instruct"]
+    assert words[words.index("--context") + 1] == str(choice.settings.context)
+    assert words[words.index("--max-pixels") + 1] == str(choice.settings.max_pixels)
+    assert not {"--model", "--together"} & set(words)
 
 
 def test_transformers_gets_python_that_compiles() -> None:

@@ -1,4 +1,4 @@
-"""The command to type next. When `snugvl serve` comes (issue 4), `native_arguments` changes."""
+"""The command to type next: the server, unless a task was named."""
 
 import shlex
 
@@ -6,8 +6,8 @@ from snugvl.planner.plan import Choice
 from snugvl.planner.vllm_flags import vllm_arguments
 from snugvl.planner.wishes import Wishes
 
+SERVED = "caption"  # the task of wishes that name none
 TARGETS = {
-    "caption": ["IMAGE"],
     "scene": ["IMAGE"],
     "ask": ["IMAGE", "What is in this picture?"],
     "detect": ["IMAGE", "person"],
@@ -33,17 +33,18 @@ def _visible(choice: Choice) -> str:
 
 def native_arguments(choice: Choice, wishes: Wishes) -> list[str]:
     """The words of our own command."""
-    task = "ask" if wishes.images > 1 else wishes.task
-    words = ["snugvl", task]
-    if task == "ask" and wishes.images > 1:
-        words.append("--together")
-    words += ["--model", choice.option.model.name, "--context", str(choice.settings.context)]
+    model, device = choice.option.model.name, []
+    room = ["--context", str(choice.settings.context)]
     if choice.settings.max_pixels is not None:
-        words += ["--max-pixels", str(choice.settings.max_pixels)]
+        room += ["--max-pixels", str(choice.settings.max_pixels)]
     if choice.gpus and choice.gpus[0].index:
-        words += ["--device", f"cuda:{choice.gpus[0].index}"]
-    images = [f"IMAGE{number}" for number in range(1, wishes.images + 1)] if wishes.images > 1 else []
-    return words + (images + TARGETS[task][1:] if images else TARGETS[task])
+        device = ["--device", f"cuda:{choice.gpus[0].index}"]
+    if wishes.task == SERVED:
+        return ["snugvl", "serve", model, *room, *device]
+    if wishes.images <= 1:
+        return ["snugvl", wishes.task, "--model", model, *room, *device, *TARGETS[wishes.task]]
+    images = [f"IMAGE{number}" for number in range(1, wishes.images + 1)]
+    return ["snugvl", "ask", "--together", "--model", model, *room, *device, *images, *TARGETS["ask"][1:]]
 
 
 def _transformers(choice: Choice) -> str:
