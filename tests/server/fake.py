@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
 from snugvl.backends.protocol import Capabilities, Delta, Message, Request, ToolUse, Usage
 from snugvl.backends.service import Health, Load, Snapshot, Tokens
-from snugvl.errors import EngineUnavailable
+from snugvl.errors import EngineError, EngineUnavailable
 from snugvl.ledger import Ledger, LedgerRow
 
 CAPABILITIES = Capabilities("fake", 512, images=True, video=False, max_pixels=65_536, min_pixels=1024)
@@ -47,6 +48,7 @@ class FakeStream:
     def __init__(self, service: "FakeService", script: Script) -> None:
         self._service = service
         self._script = script
+        self._ended: asyncio.Future[None] | None = None
         self.closed = False
 
     def __iter__(self) -> Iterator[Delta]:
@@ -55,13 +57,20 @@ class FakeStream:
     async def __aiter__(self) -> AsyncIterator[Delta]:
         for word in self._script.words:
             if self._script.wait_s:
-                await asyncio.sleep(min(self._script.wait_s, 3600))
+                self._ended = asyncio.get_running_loop().create_future()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended, min(self._script.wait_s, 3600))
             yield Delta(word)
         if self._script.error is not None:
             self.close()
             raise self._script.error
         self.close()
         yield Delta("", finish_reason="stop", usage=Usage(7, len(self._script.words), 2))
+
+    def end(self, error: Exception) -> None:
+        """Fail now, as with an engine that dies."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
 
     def close(self) -> None:
         if not self.closed:
@@ -127,3 +136,5 @@ class FakeService:
 
     async def close(self) -> None:
         self.closed = True
+        for stream in tuple(self.running):
+            stream.end(EngineError("the server has shut down"))

@@ -1,0 +1,109 @@
+"""Signals: the first finishes what runs, the second stops at once."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from snugvl.backends.service import Health
+from snugvl.errors import CheckpointError, EngineError
+from snugvl.server.run import run
+from snugvl.server.settings import ServerSettings
+from snugvl.server.sockets import PortTaken, address_of, listen
+from tests.server.fake import FakeService
+from tests.server.raw import connect, head, read_all
+
+STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+
+@contextmanager
+def served(wait_s: float, drain_s: float) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """A running server and its base URL."""
+    command = [sys.executable, "-m", "tests.server.serving", str(wait_s), str(drain_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            base = f"http://127.0.0.1:{process.stdout.readline().strip()}"
+            assert httpx.get(base + "/health", timeout=60).is_success  # waits in the socket's queue
+            yield process, base
+        finally:
+            process.kill()
+
+
+def chat(base: str) -> "Iterator[str]":
+    with httpx.stream("POST", base + "/v1/chat/completions", json=STREAM, timeout=30) as answer:
+        assert answer.status_code == 200
+        yield from answer.iter_lines()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_runs_is_finished_and_what_is_new_refused(number: int) -> None:
+    with served(wait_s=0.3, drain_s=20) as (process, base):
+        lines = chat(base)
+        next(lines)
+        process.send_signal(number)
+        assert process.stdout is not None
+        while process.stdout.readline().strip() != "draining":
+            pass
+        refused = httpx.post(base + "/v1/chat/completions", json=STREAM)
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.headers["connection"] == "close"
+        assert httpx.get(base + "/health").status_code == 503
+        assert httpx.get(base + "/health/live").status_code == 200
+        assert "data: [DONE]" in list(lines)
+        assert process.wait(20) == 0
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    with served(wait_s=3600, drain_s=3600) as (process, base):
+        body = b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}'
+        with connect(base, head(len(body), "/v1/chat/completions") + body) as link:
+            assert link.recv(100).startswith(b"HTTP/1.1 200")
+            process.send_signal(signal.SIGINT)
+            assert process.stdout is not None
+            while process.stdout.readline().strip() != "draining":
+                pass
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+
+
+def test_a_drain_ends_when_its_time_is_over() -> None:
+    with served(wait_s=3600, drain_s=0.2) as (process, base):
+        body = b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}'
+        with connect(base, head(len(body), "/v1/chat/completions") + body) as link:
+            assert link.recv(100).startswith(b"HTTP/1.1 200")
+            process.send_signal(signal.SIGTERM)
+            assert b"shut down" in read_all(link)
+        assert process.wait(20) == 0
+
+
+def test_an_engine_that_never_loads_ends_the_server_with_its_error() -> None:
+    class Broken(FakeService):
+        failure = None
+
+    settings = ServerSettings(port=0)
+    service = Broken(health=Health("failed", "no weights"), capabilities=None)
+    with listen(settings) as listener, pytest.raises(EngineError, match="no weights"):
+        run(service, settings, listener, lambda health: None)
+    assert service.closed
+    service.failure = CheckpointError("model.safetensors is truncated")  # type: ignore[assignment]
+    with listen(settings) as listener, pytest.raises(CheckpointError, match="truncated"):
+        run(service, settings, listener, lambda health: None)
+
+
+def test_a_port_that_is_taken() -> None:
+    with listen(ServerSettings(port=0)) as first:
+        port = address_of(first)[1]
+        with pytest.raises(PortTaken, match=f"--port {port + 1}"):
+            listen(ServerSettings(port=port))
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.7"])
+def test_an_address_that_is_not_ours(host: str) -> None:
+    with pytest.raises(Exception, match=host.replace(".", r"\.")):
+        listen(ServerSettings(host=host, port=0))
