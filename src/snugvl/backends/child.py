@@ -27,6 +27,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
 from snugvl.backends import wire
+from snugvl.backends.forward import forward
 from snugvl.backends.protocol import Request, Text, user
 from snugvl.backends.service import Load, Snapshot, Tokens
 from snugvl.backends.wire import Channel, EngineChoice, Event
@@ -173,8 +174,6 @@ class Child:
             stream.close()
 
     def _forward(self, request_id: int, stream: "NativeStream") -> None:
-        from snugvl.backends.forward import forward
-
         def end(error: Exception | None) -> None:
             if self._streams.pop(request_id, None) is not None:
                 self._outbox.put(wire.End(request_id, None if error is None else wire.portable(error)))

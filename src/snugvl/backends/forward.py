@@ -1,13 +1,16 @@
 """A stream whose deltas go elsewhere as they are made, instead of waiting for a reader."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from snugvl.backends.native import NativeStream
 from snugvl.backends.protocol import Delta
+
+if TYPE_CHECKING:
+    from snugvl.backends.native import NativeStream
 
 
 def forward(
-    stream: NativeStream, put: Callable[[Delta], None], end: Callable[[Exception | None], None]
+    stream: "NativeStream", put: Callable[[Delta], None], end: Callable[[Exception | None], None]
 ) -> None:
     """Hand what `stream` holds and gets to `put`, and its end or error to `end`.
 

@@ -24,9 +24,9 @@ _CAUSES: Final = (
      "CUDA can't reach the GPU"),
     (r"No module named|cannot open shared object file", "the installation is incomplete"),
 )  # fmt: skip
-_ERROR_LINE: Final = re.compile(
-    r"^(?:[\w.]*(?:Error|Exception)\b|Fatal Python error|terminate called|.*\berror:)", re.I
-)
+_ERROR_LINE: Final = re.compile(r"(?i)[\w.]*(?:error|exception)\b.*: |terminate called|.*\berror:")
+# The traceback that faulthandler prints after a signal says where, not why.
+_TRACEBACK: Final = re.compile(r'Fatal Python error|(?:Current )?[Tt]hread 0x|  File "|Extension modules:')
 
 
 class LastWords:
@@ -72,6 +72,7 @@ def _why(returncode: int | None, lines: tuple[str, ...]) -> str:
     cause = next((meaning for pattern, meaning in _CAUSES if re.search(pattern, text)), None)
     if cause is None and returncode == -signal.SIGKILL and not lines:
         cause = "killed from outside, perhaps by the system because main memory ran out"
+    lines = tuple(line for line in lines if not _TRACEBACK.match(line))
     said = [line for line in lines if _ERROR_LINE.match(line)] or list(lines)
     quoted = f' (it said: "{said[-1]}")' if said else ""
     return (f": {cause}" if cause else "") + quoted

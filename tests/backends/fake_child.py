@@ -1,0 +1,135 @@
+"""An engine process without an engine: the real child around a fake model that does what its name says.
+
+echo        answers with "0 1 2 …", one word a millisecond, until max_tokens
+abort       dies while loading, with a message
+bug         raises what is no SnugvlError while loading
+broken      reports a CheckpointError
+once PATH   loads if PATH doesn't exist, and creates it; then reports DoesNotFit
+stuck       loads, then its engine's thread never answers
+slow        takes its time to load
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from snugvl.backends.child import Model, Report, attach, run
+from snugvl.backends.mailbox import Mailbox
+from snugvl.backends.protocol import Capabilities, Delta, Request, Text, Usage
+from snugvl.backends.service import Load, Tokens
+from snugvl.backends.wire import EngineChoice
+from snugvl.errors import CheckpointError, DoesNotFit, OutputError, QueueFull, RequestTooLarge
+from snugvl.ledger import Ledger
+
+
+class Stream:
+    def __init__(self, backend: "Backend", request: Request) -> None:
+        self._mailbox: Mailbox[Delta] = Mailbox()
+        self._backend = backend
+        self._count = request.sampling.max_tokens or 10
+        backend.running += 1
+        threading.Thread(target=self._talk, daemon=True).start()
+
+    def _talk(self) -> None:
+        for index in range(self._count):
+            time.sleep(0.001)
+            if self._mailbox._closed:
+                break
+            last = index == self._count - 1
+            usage = Usage(1, self._count) if last else None
+            self._mailbox.put(Delta(f"{index} ", 0, (), "length" if last else None, usage))
+        self._backend.running -= 1
+        self._mailbox.close()
+
+    def __iter__(self) -> Any:
+        while (delta := self._mailbox.get()) is not None:
+            yield delta
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._mailbox.close()
+
+
+class Backend:
+    capabilities = Capabilities("fake", 100, True, True, 100, 10)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.running = 0
+        self.questions = 0
+
+    def submit(self, request: Request) -> Stream:
+        part = request.messages[0].content[0] if request.messages else None
+        text = part.text if isinstance(part, Text) else ""
+        if text in REFUSALS:
+            raise REFUSALS[text]()
+        if text == "print the environment":
+            print(sorted(os.environ), flush=True)
+        if text == "think":
+            time.sleep(0.3)
+        return Stream(self, request)
+
+    def stats(self) -> Load:
+        self.questions += 1
+        if self.name == "stuck" and self.questions > 2:
+            time.sleep(1000)
+        return Load(running=self.running)
+
+    def memory(self) -> Mapping[str, int]:
+        return {}
+
+    def tokenize(self, prompt: Any, tools: Any = None) -> Tokens:
+        return Tokens(tuple(map(ord, prompt)))
+
+    def detokenize(self, ids: tuple[int, ...]) -> str:
+        return "".join(map(chr, ids))
+
+
+REFUSALS: Mapping[str, Callable[[], Exception]] = {
+    "large": lambda: RequestTooLarge("9 tokens, at most 8 fit", field="messages"),
+    "full": lambda: QueueFull("256 requests are waiting already"),
+    "output": lambda: OutputError("no boxes", text="the answer"),
+    "bug": lambda: ZeroDivisionError("a bug"),
+    "odd": lambda: OddError(1, 2),
+}
+
+
+class OddError(OutputError):
+    """Can't be pickled as it is."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"odd {first} {second}")
+
+
+def load(choice: EngineChoice, report: Report) -> Model:
+    name, _, path = choice.model.partition(" ")
+    report("pretending", 0.5)
+    if name == "abort":
+        print("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB", file=sys.stderr, flush=True)
+        os.abort()
+    if name == "bug":
+        raise ZeroDivisionError("a bug while loading")
+    if name == "broken":
+        raise CheckpointError("model.safetensors is truncated")
+    if name == "once":
+        if Path(path).exists():
+            raise DoesNotFit("needs 9 GiB, 1 GiB is free")
+        Path(path).touch()
+    if name == "slow":
+        time.sleep(1.0)
+    meter = SimpleNamespace(read=lambda _memory, _load: Ledger("nothing", (), 3, 2, 1))
+    return Model(Backend(name), meter)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    run(attach(int(sys.argv[1])), load)
