@@ -121,6 +121,7 @@ def _max_tokens(body: ChatRequest) -> int | None:
     old, new = body.max_tokens, body.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise RequestError(
-            f"max_tokens is {old}, but max_completion_tokens {new}; send one of them", field="max_tokens"
+            f"max_tokens is {old}, but max_completion_tokens {new}; send one of them",
+            field="max_completion_tokens",
         )
     return new or old

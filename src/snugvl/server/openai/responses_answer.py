@@ -8,13 +8,14 @@ from snugvl.server.generation import Finished
 from snugvl.server.openai.chat_answer import split_calls
 from snugvl.server.openai.common import new_id, now
 from snugvl.server.openai.logprobs import token_logprobs
-from snugvl.server.openai.responses_schema import ResponseRequest, TextConfig
+from snugvl.server.openai.responses_schema import ResponseRequest
 
 
 def new_response(body: ResponseRequest, model: str) -> dict[str, Any]:
     """A response that has only begun: what was asked, and no output yet."""
-    shown = body.model_dump(mode="json", by_alias=True, exclude_none=True)
-    text = shown.get("text") or TextConfig().model_dump()
+    echoed = {"text", "tools", "tool_choice"}
+    shown = body.model_dump(mode="json", by_alias=True, exclude_unset=True, include=echoed)
+    text = shown.get("text") or {}
     return {
         "id": new_id("resp_"),
         "object": "response",
@@ -38,8 +39,8 @@ def new_response(body: ResponseRequest, model: str) -> dict[str, Any]:
         "store": False,
         "temperature": body.temperature or 0.0,
         "text": {"format": text.get("format") or {"type": "text"}},
-        "tool_choice": shown.get("tool_choice", "auto"),
-        "tools": [_tool(tool) for tool in shown.get("tools", ())],
+        "tool_choice": shown.get("tool_choice") or "auto",
+        "tools": [_tool(tool) for tool in shown.get("tools") or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",

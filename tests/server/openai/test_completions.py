@@ -1,0 +1,178 @@
+"""Completions: prompts in all forms, choices in order, echo, log-probabilities, streams."""
+
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIError, OpenAI
+from openai.types import Completion
+
+from snugvl.backends.protocol import Delta, Request, Usage
+from snugvl.errors import EngineError
+from snugvl.sampling import SamplingParams
+from tests.server.openai.scripted import Scripted, says, strict, token
+from tests.server.openai.test_chat import events
+
+
+def parrot(request: Request) -> list[Delta]:
+    """Each choice says its prompt and its number."""
+    n = request.sampling.n
+    answers = [says(f"{request.prompt}/{k}", choice=k, last=k == n - 1) for k in range(n)]
+    return [delta for answer in answers for delta in answer]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([5, 6], [(5, 6)]),
+        ([[5, 6], [7]], [(5, 6), (7,)]),
+        ("", [""]),
+    ],
+)
+def test_prompts_in_every_form(
+    http: httpx.Client, scripted: Scripted, prompt: Any, prompts: list[Any]
+) -> None:
+    assert http.post("/completions", json={"prompt": prompt}).status_code == 200
+    asked = sorted(scripted.requests, key=lambda request: prompts.index(request.prompt))
+    assert asked == [
+        Request(prompt=each, deadline_s=request.deadline_s)
+        for each, request in zip(prompts, asked, strict=True)
+    ]
+
+
+def test_choices_are_numbered_prompt_by_prompt(http: httpx.Client, scripted: Scripted) -> None:
+    scripted.answer = parrot
+    body = {"prompt": ["a", "b"], "n": 2, "model": "also"}
+    answer = strict(Completion, http.post("/completions", json=body).json())
+    assert [(choice.index, choice.text) for choice in answer.choices] == [
+        (0, "a/0"), (1, "a/1"), (2, "b/0"), (3, "b/1"),
+    ]  # fmt: skip
+    assert answer.model == "also"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (14, 2)
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+
+
+def test_choices_stream_with_their_numbers(http: httpx.Client, scripted: Scripted) -> None:
+    scripted.answer = parrot
+    body = {"prompt": ["a", "b"], "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, usage = [strict_chunk(chunk) for chunk in events(http.post("/completions", json=body).text)]
+    texts = dict.fromkeys(range(4), "")
+    finished = []
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        texts[choice["index"]] += choice["text"]
+        if choice["finish_reason"]:
+            finished.append(choice["index"])
+    assert texts == {0: "a/0", 1: "a/1", 2: "b/0", 3: "b/1"}
+    assert sorted(finished) == [0, 1, 2, 3]
+    assert usage["choices"] == []
+    assert usage["usage"]["total_tokens"] == 16
+
+
+def strict_chunk(chunk: dict[str, Any]) -> dict[str, Any]:
+    """A chunk is a completion, but its finish_reason may be null, which OpenAI's type does not say."""
+    filled = [{**choice, "finish_reason": choice["finish_reason"] or "stop"} for choice in chunk["choices"]]
+    strict(Completion, {**chunk, "choices": filled})
+    return chunk
+
+
+def test_echo(http: httpx.Client, scripted: Scripted) -> None:
+    scripted.answer = lambda request: says("!")
+    for prompt, text in ((["hi", "ho"], ["hi!", "ho!"]), ([104, 105], ["hi!"])):
+        body: dict[str, Any] = {"prompt": prompt, "echo": True}
+        choices = http.post("/completions", json=body).json()["choices"]
+        assert [choice["text"] for choice in choices] == text
+        streamed = [""] * len(text)
+        for chunk in events(http.post("/completions", json={**body, "stream": True}).text):
+            streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+        assert streamed == text
+
+
+def test_logprobs_in_the_form_of_completions(http: httpx.Client, scripted: Scripted) -> None:
+    red, car = token("red", -0.5, ("red", -0.5), ("blue", -1.0)), token(" car", float("-inf"))
+    scripted.answer = lambda request: [
+        Delta("red", logprobs=(red,)),
+        Delta(" car", logprobs=(car,), finish_reason="length", usage=Usage(1, 2)),
+    ]
+    expected = {
+        "tokens": ["red", " car"],
+        "token_logprobs": [-0.5, -9999.0],
+        "top_logprobs": [{"red": -0.5, "blue": -1.0}, {}],
+        "text_offset": [0, 3],
+    }
+    body = {"prompt": "a", "logprobs": 2}
+    answer = strict(Completion, http.post("/completions", json=body).json())
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.model_dump() == expected
+    assert scripted.last.sampling == SamplingParams(logprobs=2)
+    parts = [
+        chunk["choices"][0]["logprobs"]
+        for chunk in events(http.post("/completions", json={**body, "stream": True}).text)
+    ]
+    assert {key: parts[0][key] + parts[1][key] for key in expected} == expected
+
+
+def test_an_error_of_one_prompt_ends_all(sdk: OpenAI, scripted: Scripted) -> None:
+    def answer(request: Request) -> list[Delta | Exception]:
+        return [Delta("a"), EngineError("out of luck")] if request.prompt == "a" else list(says("b"))
+
+    scripted.answer = answer
+    with pytest.raises(APIError, match="out of luck"):
+        list(sdk.completions.create(model="pocket", prompt=["a", "b"], stream=True))
+    with pytest.raises(APIError, match="out of luck"):
+        sdk.completions.create(model="pocket", prompt=["a", "b"])
+    assert not scripted.open
+
+
+def test_if_one_prompt_is_refused_none_runs(http: httpx.Client, scripted: Scripted) -> None:
+    def answer(request: Request) -> list[Delta]:
+        if request.prompt == "b":
+            raise EngineError("no room")
+        return says("a")
+
+    scripted.answer = answer
+    answer_ = http.post("/completions", json={"prompt": ["a", "b"], "stream": True})
+    assert answer_.status_code == 500
+    assert not scripted.open
+
+
+WRONG = [
+    ({"prompt": None}, "prompt", ""),
+    ({"prompt": []}, "prompt", "at least 1"),
+    ({"prompt": [[]]}, "prompt[0]", "at least 1"),
+    ({"prompt": 5}, "prompt", "string"),
+    ({"prompt": ["a", 5]}, "prompt[1]", "5"),
+    ({"prompt": [5, "a"]}, "prompt[1]", "a"),
+    ({"prompt": [-1]}, "prompt[0]", "0"),
+    ({"prompt": [True]}, "prompt[0]", "integer"),
+    ({"prompt": ["a"] * 129}, "prompt", "128"),
+    ({"prompt": ["a"] * 65, "n": 2}, "n", "130 choices"),
+    ({"suffix": "end"}, "suffix", "gap"),
+    ({"echo": True, "logprobs": 1}, "logprobs", "echo"),
+    ({"best_of": 3}, "best_of", "n 1"),
+    ({"logprobs": 21}, "logprobs", "20"),
+    ({"logprobs": True}, "logprobs", "integer"),
+    ({"messages": []}, "messages", "not supported"),
+    ({"stream_options": {}}, "stream_options", "stream"),
+    ({"max_tokens": 0}, "max_tokens", "1"),
+]
+
+
+@pytest.mark.parametrize(("extra", "param", "word"), WRONG)
+def test_it_is_refused_by_name(
+    http: httpx.Client, scripted: Scripted, extra: dict[str, Any], param: str, word: str
+) -> None:
+    answer = http.post("/completions", json={"prompt": "a", **extra})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param, error
+    assert word in error["message"], error
+    assert not scripted.requests
+
+
+def test_harmless_fields_pass(http: httpx.Client) -> None:
+    body = {"prompt": "a", "suffix": None, "best_of": 1, "user": "me", "echo": False}
+    assert http.post("/completions", json=body).status_code == 200
