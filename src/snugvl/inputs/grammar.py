@@ -6,7 +6,6 @@ side recurses, and a stack that overflows takes the process along), work and mem
 """
 
 import json
-from collections.abc import Iterator
 from threading import Lock
 from typing import Any, Final
 
@@ -17,14 +16,13 @@ from snugvl.backends.protocol import Grammar, ToolUse
 from snugvl.engine.grammar import GrammarState, TokenGrammar
 from snugvl.errors import RequestError
 from snugvl.inputs import tool_grammar
+from snugvl.inputs.schema import check_schema
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools import CLOSING, OPENING
 
 MAX_CHARACTERS: Final = {"json_schema": 131_072, "regex": 8_192, "lark": 32_768}
-MAX_DEPTH: Final = 100  # of a JSON document
-MAX_LINKED_DEPTH: Final = 400  # of a schema and everything it refers to, on top of each other
 MAX_RULES: Final = 256  # of a Lark grammar
-SPACE: Final = " ?"  # between the tokens of JSON: `{"a": 1}` and `{"a":1}`, but no endless white space
+MAX_INTERSECTIONS: Final = 8  # of a Lark grammar
 _LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=100_000, verbose_errors=False)
 _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
 
@@ -50,16 +48,12 @@ class GrammarCompiler:
         _check_length(kind, source, field)
         if kind == "json_schema":
             check_schema(source, field)
-            options: Any = {"whitespace_pattern": SPACE, "lenient": False, "coerce_one_of": False}
+            options: Any = {**tool_grammar.COMPACT, "lenient": False, "coerce_one_of": False}
             text = LLMatcher.grammar_from_json_schema(source, overrides=options)
         elif kind == "regex":
             text = LLMatcher.grammar_from_regex(source)
         else:
-            rules = sum(":" in line for line in source.splitlines())
-            if rules > MAX_RULES:
-                raise RequestError(
-                    f"the Lark grammar has {rules} rules, at most {MAX_RULES} are taken", field=field
-                )
+            _check_lark(source, field)
             text = LLMatcher.grammar_from_lark(source)
         return self._checked(text, f"the {_NAMES[kind]}", field)
 
@@ -85,7 +79,7 @@ class GrammarCompiler:
                 f"{MAX_CHARACTERS['json_schema']:,} are taken together; offer fewer tools",
                 field="tools",
             )
-        lark = tool_grammar.tool_lark(use, marker_tokens=self.has_marker_tokens, space=SPACE)
+        lark = tool_grammar.tool_lark(use, marker_tokens=self.has_marker_tokens)
         return self._checked(LLMatcher.grammar_from_lark(lark), "the tools", "tools")
 
     @property
@@ -141,34 +135,6 @@ class _State:
             self._matcher.consume_token(token)
 
 
-def check_schema(source: str, field: str) -> None:
-    """Refuse what is no JSON object, or is nested so deeply that compiling could overflow a stack.
-
-    Raises:
-        RequestError: with what is wrong and the limit.
-    """
-    try:
-        schema = json.loads(source)
-    except RecursionError:
-        schema = None
-        depth = MAX_DEPTH + 1
-    except ValueError as error:
-        raise RequestError(f"the JSON schema is not JSON: {error}", field=field) from None
-    else:
-        depth = _depth(schema)
-    if depth > MAX_DEPTH:
-        raise RequestError(f"the JSON schema is nested deeper than {MAX_DEPTH} levels", field=field)
-    if not isinstance(schema, dict):
-        raise RequestError('a JSON schema is an object, such as {"type": "object"}', field=field)
-    linked = depth + sum(_depth(_target(schema, link)) for link in set(_links(schema)))
-    if linked > MAX_LINKED_DEPTH:
-        raise RequestError(
-            f"the JSON schema and what its $refs lead to are {linked} levels deep in all, at most "
-            f"{MAX_LINKED_DEPTH} are taken; use fewer $refs",
-            field=field,
-        )
-
-
 def _check_length(kind: str, source: str, field: str) -> None:
     if len(source) > MAX_CHARACTERS[kind]:
         raise RequestError(
@@ -177,40 +143,14 @@ def _check_length(kind: str, source: str, field: str) -> None:
         )
 
 
-def _depth(value: Any) -> int:
-    """Lists and objects within each other; without recursion, as that is what it is there to prevent."""
-    deepest, stack = 0, [(value, 1)]
-    while stack:
-        item, level = stack.pop()
-        if isinstance(item, dict | list):
-            deepest = max(deepest, level)
-            children = item.values() if isinstance(item, dict) else item
-            stack += [(child, level + 1) for child in children]
-    return deepest
-
-
-def _links(value: Any) -> Iterator[str]:
-    """Every `$ref` of a schema."""
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, dict):
-            if isinstance(item.get("$ref"), str):
-                yield item["$ref"]
-            stack += item.values()
-        elif isinstance(item, list):
-            stack += item
-
-
-def _target(schema: Any, link: str) -> Any:
-    """What a `$ref` leads to; the whole schema where that isn't plain."""
-    found = schema
-    for name in link.removeprefix("#").split("/")[1:]:
-        name = name.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, dict) or name not in found:
-            return schema
-        found = found[name]
-    return found
+def _check_lark(source: str, field: str) -> None:
+    rules = sum(":" in line for line in source.splitlines())
+    if rules > MAX_RULES or source.count("&") > MAX_INTERSECTIONS:
+        raise RequestError(
+            f"the Lark grammar has {rules} rules and {source.count('&')} intersections (&); at most "
+            f"{MAX_RULES} and {MAX_INTERSECTIONS} are taken",
+            field=field,
+        )
 
 
 def _one_line(message: str) -> str:

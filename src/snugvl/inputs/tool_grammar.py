@@ -18,6 +18,8 @@ from snugvl.errors import RequestError
 from snugvl.inputs.tools import CLOSING, OPENING
 
 MAX_TOOLS: Final = 128
+# `{"a": 1}` and `{"a":1}`, but no other white space: a small model could write it for ever.
+COMPACT: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -63,12 +65,11 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     return schema
 
 
-def tool_lark(use: ToolUse, *, marker_tokens: bool, space: str) -> str:
+def tool_lark(use: ToolUse, *, marker_tokens: bool) -> str:
     """The grammar in llguidance's dialect of Lark.
 
     Args:
         marker_tokens: whether `<tool_call>` and `</tool_call>` are tokens of their own.
-        space: pattern of white space between the tokens of the arguments.
     """
     opening, closing = (OPENING, CLOSING) if marker_tokens else (_quoted(OPENING), _quoted(CLOSING))
     named = use.choice not in ("auto", "required")
@@ -89,7 +90,7 @@ def tool_lark(use: ToolUse, *, marker_tokens: bool, space: str) -> str:
     tail = _quoted("}\n")
     lines.append(f"call: ({' | '.join(heads)}) {tail} {closing}")
     for i, tool in enumerate(tools):
-        schema = arguments_schema(tool) | {"x-guidance": {"whitespace_pattern": space}}
+        schema = arguments_schema(tool) | {"x-guidance": COMPACT}
         lines.append(f"arguments_{i}: %json {json.dumps(schema)}")
     return "\n".join(lines)
 

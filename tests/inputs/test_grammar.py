@@ -1,0 +1,313 @@
+"""Grammars allow what they should and nothing else, and bad ones are refused before anything starts."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer as Backend
+
+from snugvl.backends.protocol import Grammar, Tool, ToolUse
+from snugvl.engine.grammar import GrammarState, TokenGrammar, fill_allowed
+from snugvl.errors import RequestError
+from snugvl.inputs.grammar import GrammarCompiler
+from snugvl.inputs.tokenizer import Tokenizer
+from snugvl.inputs.tools import CallArguments, CallStarted, ToolCallParser
+from tests.inputs.conftest import PLAIN_ADDED, small_tokenizer
+
+VOCAB = 512
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = (Tool("get_weather", "", CITY), Tool("now"))
+
+
+def compiler_of(backend: Backend) -> GrammarCompiler:
+    eos = frozenset(backend.token_to_id(text) for text in ("<|im_end|>", "<|endoftext|>"))
+    return GrammarCompiler(Tokenizer(backend, eos_ids=eos), VOCAB)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    return small_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def compiler(backend: Backend) -> GrammarCompiler:
+    return compiler_of(backend)
+
+
+@pytest.fixture(scope="module", params=["marker tokens", "literal markers"])
+def either(request: pytest.FixtureRequest, backend: Backend) -> tuple[GrammarCompiler, Backend]:
+    """A compiler over a tokenizer with `<tool_call>` as a token, and over one without."""
+    if request.param == "literal markers":
+        state = json.loads(backend.to_str())
+        state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] not in PLAIN_ADDED]
+        backend = Backend.from_str(json.dumps(state))
+    return compiler_of(backend), backend
+
+
+def allowed(state: GrammarState) -> set[int]:
+    return set(fill_allowed([state], VOCAB, torch.device("cpu"))[0].nonzero()[:, 0].tolist())
+
+
+def follows(grammar: TokenGrammar, backend: Backend, text: str) -> bool:
+    """Whether the grammar takes `text`, token by token, and then its end."""
+    state = grammar.start()
+    for token in [*backend.encode(text).ids, backend.token_to_id("<|im_end|>")]:
+        if token not in allowed(state):
+            return False
+        state.accept(token)
+        assert state.error is None
+    return True
+
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"enum": ["x", "y"]}}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "good", "bad"),
+    [
+        (
+            "json_schema",
+            SCHEMA,
+            ['{"a": 1}', '{"a":1,"b":[]}', '{"a": -3, "b": ["x", "y"]}'],
+            ["", "{}", '{"a": "1"}', '{"a": 1, "c": 2}', '{"a": 1}\n', '{ "a": 1}', '{"a":  1}', '{"a":\n1}'],
+        ),
+        ("json_schema", '{"type": "object"}', ["{}", '{"é": [null, 1.5]}'], ["[]", "1", "{", '{"a": }']),
+        ("regex", "[ab]{2,3}|c", ["ab", "bbb", "c"], ["a", "abc", "cc", ""]),
+        ("lark", 'start: "<" inner* ">"\ninner: "(" inner ")" | /x+/', ["<>", "<(xx)x>"], ["<(>", "x"]),
+    ],
+)
+def test_what_it_allows(
+    compiler: GrammarCompiler, backend: Backend, kind: Any, source: str, good: list[str], bad: list[str]
+) -> None:
+    grammar = compiler.compile(Grammar(kind, source))
+    for text in good:
+        assert follows(grammar, backend, text), text
+    for text in bad:
+        assert not follows(grammar, backend, text), text
+
+
+def test_when_complete_only_the_end_is_left(compiler: GrammarCompiler, backend: Backend) -> None:
+    state = compiler.compile(Grammar("regex", "ab")).start()
+    ends = {backend.token_to_id("<|im_end|>"), backend.token_to_id("<|endoftext|>")}
+    for token in backend.encode("ab").ids:
+        assert not allowed(state) & ends
+        state.accept(token)
+    assert allowed(state) == ends
+    for _ in range(3):  # with ignore_eos the end goes on
+        state.accept(min(ends))
+        assert allowed(state) == ends
+        assert state.error is None
+
+
+def test_states_are_independent(compiler: GrammarCompiler, backend: Backend) -> None:
+    grammar = compiler.compile(Grammar("regex", "a[bc]"))
+    first, second = grammar.start(), grammar.start()
+    before = allowed(second)
+    first.accept(backend.token_to_id("a"))
+    assert allowed(first) != before
+    assert allowed(second) == before == allowed(grammar.start())
+
+
+def test_ids_beyond_the_tokenizer_and_control_tokens_are_never_allowed(
+    compiler: GrammarCompiler, backend: Backend
+) -> None:
+    free = allowed(compiler.compile(Grammar("regex", r"(.|\n)*")).start())
+    assert backend.get_vocab_size() < VOCAB
+    assert max(free) < backend.get_vocab_size()
+    assert backend.token_to_id("<|im_start|>") not in free
+    assert backend.token_to_id("<|image_pad|>") not in free
+    assert len(free) > 200
+
+
+def nested(levels: int) -> str:
+    return '{"type":"array","items":' * levels + "{}" + "}" * levels
+
+
+MANY = json.dumps({"properties": {f"p{i}": {"type": "string", "pattern": f"a{i}"} for i in range(9)}})
+
+
+def chain(links: int) -> str:
+    steps = {
+        f"a{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(links)
+    }
+    return json.dumps({"$ref": "#/$defs/a0", "$defs": {**steps, f"a{links}": {"type": "integer"}}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "match"),
+    [
+        ("json_schema", "{", "JSON schema is not JSON"),
+        ("json_schema", "[]", "is an object"),
+        ("json_schema", '{"type": "foo"}', "Invalid type: foo"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        (
+            "json_schema",
+            '{"x-guidance": {"lenient": true}, "uniqueItems": true, "type": "array"}',
+            "uniqueItem",
+        ),
+        ("json_schema", '{"oneOf": [{"type": "number"}, {"type": "integer"}]}', "oneOf"),
+        ("json_schema", '{"type": "string", "format": "idn-email"}', "idn-email"),
+        ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 2}', "greater than maximum"),
+        ("json_schema", '{"$ref": "#"}', "can't be used"),
+        ("json_schema", '{"$ref": "http://127.0.0.1/x"}', "127.0.0.1"),
+        ("json_schema", nested(101), "deeper than 100"),
+        ("json_schema", nested(30_000), "deeper than 100|characters"),
+        ("json_schema", '{"enum": ["' + "x" * 140_000 + '"]}', "140,0.. characters, at most 131,072"),
+        ("json_schema", chain(200), "levels deep in all, at most 400"),
+        (
+            "json_schema",
+            json.dumps({"properties": {f"p{i}": {} for i in range(1001)}}),
+            "has 1001 properties",
+        ),
+        (
+            "json_schema",
+            json.dumps({"allOf": [{"pattern": f".*b{i}.*"} for i in range(40)]}),
+            "with 40 patterns",
+        ),
+        (
+            "json_schema",
+            '{"$ref": "#/$defs/a", "minLength": 1, "$defs": {"a": ' + MANY + "}}",
+            "with 9 patterns",
+        ),
+        ("regex", "[a-z", "unclosed character class"),
+        ("regex", "(?!a)b", "look-around"),
+        ("regex", "a" * 8200, "8,200 characters, at most 8,192"),
+        ("regex", "(" * 4000 + "x" + ")" * 4000, "regular expression can't be used"),
+        ("lark", "start: foo", "unknown name"),
+        ("lark", "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(2000)), "2001 rules"),
+        ("lark", "start: A\nA: /a/" + " & /a/" * 9, "9 intersections"),
+        ("yaml", "a", "not 'yaml'"),
+    ],
+)
+def test_what_it_refuses(compiler: GrammarCompiler, kind: Any, source: str, match: str) -> None:
+    with pytest.raises(RequestError, match=match) as raised:
+        compiler.compile(Grammar(kind, source))
+    assert raised.value.field == "response_format"
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("source", [nested(99), chain(100)])
+def test_nesting_below_the_limits_is_fine(compiler: GrammarCompiler, source: str) -> None:
+    assert allowed(compiler.compile(Grammar("json_schema", source)).start())
+
+
+def test_a_grammar_that_grows_beyond_its_limits_says_so(compiler: GrammarCompiler, backend: Backend) -> None:
+    """Some are found out only on the way; the state must not pass for a complete one then."""
+    state = compiler.compile(Grammar("regex", "((a{1,1000}){1,1000}){1,1000}")).start()
+    for _ in range(4000):
+        allowed(state)
+        if state.error is not None:
+            break
+        state.accept(backend.token_to_id("a"))
+    assert state.error is None or "\n" not in state.error
+
+
+WEATHER = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+BAD_CALLS = [
+    "<tool_call>",
+    '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call>',
+    '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>',
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": 1}}\n</tool_call>',
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "x", "b": 1}}\n</tool_call>',
+    '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>',
+    NOW + " and more text",
+]
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "good", "bad"),
+    [
+        ("auto", True, ["", "Hi < <tool", "Wait.\n" + WEATHER, WEATHER + "\n" + NOW, NOW], BAD_CALLS),
+        ("auto", False, ["", "Hi", "Wait. " + NOW], [*BAD_CALLS, NOW + "\n" + NOW]),
+        ("required", True, [NOW, WEATHER + "\n" + NOW + "\n" + NOW], ["", "Hi", " " + NOW, *BAD_CALLS]),
+        ("required", False, [NOW, WEATHER], ["", NOW + "\n" + NOW, *BAD_CALLS]),
+        ("now", True, [NOW], ["", "Hi", WEATHER, NOW + "\n" + NOW, *BAD_CALLS]),
+    ],
+)
+def test_calls(
+    either: tuple[GrammarCompiler, Backend], choice: str, parallel: bool, good: list[str], bad: list[str]
+) -> None:
+    compiler, backend = either
+    use = ToolUse(TOOLS, choice, parallel)
+    grammar = compiler.compile_tools(use)
+    for text in good:
+        assert follows(grammar, backend, text), text
+        parser = ToolCallParser(use)
+        events = parser.push(text) + parser.flush()
+        assert sum(isinstance(event, CallStarted) for event in events) == text.count("<tool_call>")
+        if text.count("<tool_call>") == 1:
+            fragments = [event.fragment for event in events if isinstance(event, CallArguments)]
+            assert json.loads("".join(fragments)) in ({}, {"city": "Rome"})
+    for text in bad:
+        assert not follows(grammar, backend, text), text
+
+
+def test_text_cannot_spell_the_marker_in_other_tokens(either: tuple[GrammarCompiler, Backend]) -> None:
+    compiler, backend = either
+    state = compiler.compile_tools(ToolUse(TOOLS)).start()
+    for character in "<tool_call":
+        state.accept(backend.token_to_id(character))
+    bracket = backend.token_to_id(">")
+    if bracket in allowed(state):  # then it opens a call, which goes on as one
+        state.accept(bracket)
+        assert {backend.decode([token])[:1] for token in allowed(state)} == {"\n"}
+
+
+def test_which_markers_a_tokenizer_has(backend: Backend, either: tuple[GrammarCompiler, Backend]) -> None:
+    compiler, mine = either
+    assert compiler.has_marker_tokens == (mine.token_to_id("<tool_call>") is not None)
+
+
+def test_a_real_schema_of_arguments(either: tuple[GrammarCompiler, Backend]) -> None:
+    compiler, backend = either
+    schema = {
+        "type": "object",
+        "properties": {"p": {"$ref": "#/$defs/point"}, "how": {"enum": ["a", "b"], "description": 'say "a"'}},
+        "required": ["p"],
+        "$defs": {"point": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}},
+    }
+    grammar = compiler.compile_tools(ToolUse((Tool("go", "", schema),), "go"))
+    head = '<tool_call>\n{"name": "go", "arguments": '
+    assert follows(grammar, backend, head + '{"p": [1, 2.5], "how": "b"}}\n</tool_call>')
+    assert not follows(grammar, backend, head + '{"p": [1]}}\n</tool_call>')
+
+
+@pytest.mark.parametrize(
+    ("use", "match", "field"),
+    [
+        (ToolUse(()), "1 to 128 tools, not 0", "tools"),
+        (ToolUse(tuple(Tool(f"t{i}") for i in range(129))), "not 129", "tools"),
+        (ToolUse((Tool("a b"),)), "not 'a b'", "tools[0].name"),
+        (ToolUse((Tool("a"), Tool(""))), "not ''", "tools[1].name"),
+        (ToolUse((Tool("x" * 65),)), "1 to 64 letters", "tools[0].name"),
+        (ToolUse((Tool("a"), Tool("a"))), "two tools", "tools[1].name"),
+        (ToolUse((Tool("a"),), "b"), "not 'b'; the tools are a", "tool_choice"),
+        (ToolUse((Tool("a", "", {"type": "array"}),)), "can't be 'array'", "tools[0].parameters"),
+        (ToolUse((Tool("a", "", {"properties": {"x": {"type": "y"}}}),)), "Invalid", "tools[0].parameters"),
+        (
+            ToolUse((Tool("a"), Tool("b", "", {"properties": {"a": json.loads(nested(99))}}))),
+            "deeper than 100",
+            "tools[1].parameters",
+        ),
+        (
+            ToolUse(tuple(Tool(f"t{i}", "", {"description": "d" * 2000}) for i in range(70))),
+            "characters, at most 131,072 are taken together",
+            "tools",
+        ),
+    ],
+)  # fmt: skip
+def test_tools_it_refuses(compiler: GrammarCompiler, use: ToolUse, match: str, field: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(match)) as raised:
+        compiler.compile_tools(use)
+    assert raised.value.field == field
