@@ -2,13 +2,15 @@
 
 import base64
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
+from snugvl.backends.protocol import Delta, Request, Usage
 from snugvl.errors import EngineError, RequestTooLarge
-from tests.server.fake import FakeService, Script
+from tests.server.fake import FakeService, FakeStream, Script
 from tests.server.live import live
 
 ADD = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
@@ -99,12 +101,23 @@ def test_more_tokens_than_fit_are_what_fits(url: str, max_tokens: int) -> None:
     assert answer(send(url, max_tokens=max_tokens))["stop_reason"] == "end_turn"
 
 
-def test_an_answer_that_fills_the_context_says_so(url: str) -> None:
-    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 4000}
-    long = "word " * 3900
-    message = answer(
-        send(url, long, max_tokens=4000, output_config={"format": {"type": "json_schema", "schema": schema}})
-    )
+class FullStream(FakeStream):
+    """An answer that fills the context after three tokens."""
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        yield Delta("One", finish_reason="length", usage=Usage(509, 3))
+
+
+class FullService(FakeService):
+    """All its answers are such."""
+
+    async def submit(self, request: Request) -> FakeStream:
+        return FullStream(self, Script())
+
+
+def test_an_answer_that_fills_the_context_says_so() -> None:
+    with live(FullService()) as base:
+        message = answer(send(base, max_tokens=500))
     assert message["stop_reason"] == "model_context_window_exceeded"
 
 

@@ -113,6 +113,17 @@ def test_an_answer_that_is_no_scene_is_a_502_with_the_model_s_text(data_url: str
     assert error["message"] == ("the model didn't answer with a scene as JSON; the model said: 'I see a cat'")
 
 
+def test_an_answer_without_a_result_because_of_max_tokens_is_the_request_s_fault(
+    url: str, data_url: str
+) -> None:
+    for task in ("scene", "detect"):
+        error = refused(url, task, {"image": data_url, "max_tokens": 1})
+        assert error["param"] == "max_tokens"
+        assert error["message"] == (
+            "max_tokens 1 cut the answer before there was a result in it; allow more, or leave it out"
+        )
+
+
 def test_an_endless_answer_is_shown_up_to_a_limit(data_url: str) -> None:
     with live(FakeService(Script(["no " * 5000]))) as base:
         error = refused(base, "detect", {"image": data_url}, 502)

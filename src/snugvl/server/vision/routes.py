@@ -71,8 +71,8 @@ async def post_caption(http: Request) -> Any:
         return CaptionResponse(model=name, **dict(caption.result(reply)))
 
     if options.stream:
-        return event_stream(http, context, events(await generate(context, request), finish))
-    return await answer(context, request, finish)
+        return event_stream(http, context, events(await generate(context, request), options, finish))
+    return await answer(context, request, options, finish)
 
 
 @router.post(
@@ -96,8 +96,8 @@ async def post_ask(http: Request) -> Any:
         return AnswerResponse(model=name, **dict(ask.result(reply)))
 
     if options.stream:
-        return event_stream(http, context, events(await generate(context, request), finish))
-    return await answer(context, request, finish)
+        return event_stream(http, context, events(await generate(context, request), options, finish))
+    return await answer(context, request, options, finish)
 
 
 @router.post("/scene", response_model=SceneResponse, openapi_extra=SCENE.openapi())
@@ -110,7 +110,7 @@ async def post_scene(http: Request) -> Any:
     image = (await picture(context, received.sources)).image
     request = scene.request(image, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels)
     return await answer(
-        context, request, lambda reply: SceneResponse(model=name, **dict(scene.result(reply)))
+        context, request, options, lambda reply: SceneResponse(model=name, **dict(scene.result(reply)))
     )
 
 
@@ -131,7 +131,7 @@ async def post_detect(http: Request) -> Any:
     request = detect.request(
         image, names, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
     )
-    found = await answer(context, request, lambda reply: detect.result(reply, image.size, names))
+    found = await answer(context, request, options, lambda reply: detect.result(reply, image.size, names))
     if options.format == "png":
         return Response(await drawn(image, found), media_type="image/png")
     if options.format == "coco":
