@@ -18,6 +18,11 @@ from tests.server.intake import corpus
 from tests.server.intake.corpus import Case
 from tests.server.intake.standin import StandIn, standing_in
 
+try:
+    import uvloop
+except ImportError:  # Windows
+    uvloop = None
+
 STAND_IN = ip_address("127.0.0.1")
 
 
@@ -36,7 +41,8 @@ def stand_in_or_foreign(address: Address) -> bool:
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as loop:
+    """With the server's own event loop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as loop:
         yield loop
 
 

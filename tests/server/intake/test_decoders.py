@@ -149,6 +149,57 @@ def test_a_decoder_that_hangs_is_killed_and_replaced(decoders: Decoders) -> None
     asyncio.run(run())
 
 
+def test_an_answer_that_was_not_read_to_its_end_is_nobody_elses(
+    decoders: Decoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = pipe.receive
+
+    def out_of_memory(*_: Any) -> None:
+        monkeypatch.setattr(pipe, "receive", receive)
+        raise MemoryError
+
+    async def run() -> None:
+        await decoders.warm()
+        monkeypatch.setattr(pipe, "receive", out_of_memory)
+        with pytest.raises(MemoryError):
+            await decoded(decoders, encoded("PNG", (20, 20)))
+        assert (await decoded(decoders, encoded("PNG"))).size == (8, 6)
+
+    asyncio.run(run())
+
+
+def test_a_lie_about_the_size_costs_the_process(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        await decoders.warm()
+        liar = only_process(decoders)
+        receive = pipe.receive
+        lie = {"width": 9, "height": 6, "timestamps": [0.0]}
+        monkeypatch.setattr(pipe, "receive", lambda *args: (lie, receive(*args)[1]))
+        with pytest.raises(ImageError, match="the decoder failed on it"):
+            await decoded(decoders, encoded("PNG"))
+        monkeypatch.setattr(pipe, "receive", receive)
+        assert liar.poll() is not None
+        assert (await decoded(decoders, encoded("PNG"))).size == (8, 6)
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_for_the_whole_group_leaves_decoders_working(
+    decoders: Decoders, kind: signal.Signals
+) -> None:
+    async def run() -> None:
+        await decoders.warm()
+        process = only_process(decoders)
+        process.send_signal(kind)
+        assert (await decoded(decoders, encoded("PNG"))).size == (8, 6)
+        assert only_process(decoders) is process
+        assert os.getsid(process.pid) != os.getsid(0)
+
+    asyncio.run(run())
+
+
 def test_a_decoder_that_died_while_idle_costs_nothing(decoders: Decoders) -> None:
     async def run() -> None:
         await decoders.warm()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from snugvl.errors import ImageError, SnugvlError
+from snugvl.errors import ImageError, QueueFull, SnugvlError
 from snugvl.server.intake.addresses import Address
 from snugvl.server.intake.fetch import Fetcher, resolve
 from snugvl.server.intake.intake import Intake
@@ -249,6 +249,20 @@ def test_fetches_at_once_are_limited(limits: FetchLimits, most: int) -> None:
         server.replies["/a"] = crowd.reply
         asyncio.run(run(server))
     assert crowd.most <= most
+
+
+def test_who_never_gets_a_slot_is_told_to_come_back() -> None:
+    async def run() -> None:
+        fetcher = Fetcher(FetchLimits(concurrent=1, total_s=0.05), resolver=_LOOK_UP, allowed=only_good)
+        async with fetcher._slots:
+            with pytest.raises(QueueFull) as caught:
+                await fetcher.fetch(
+                    "http://pictures.test/", accept="image/*", max_bytes=10, name="the image", field="url"
+                )
+        fetcher.close()
+        assert str(caught.value) == "too many pictures are being fetched; try again shortly"
+
+    asyncio.run(run())
 
 
 def test_private_media_only_by_choice() -> None:

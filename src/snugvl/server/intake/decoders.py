@@ -106,24 +106,33 @@ class Decoders:
     def _decode(
         self, job: dict[str, Any], data: bytes, max_pixels: int, max_frames: int
     ) -> tuple[list[Image.Image], list[float]]:
+        header, pixels = self._ask(job, data, 3 * max_pixels)
+        if "error" in header:
+            kind = ImageTooLarge if header["error"] == "ImageTooLarge" else ImageError
+            raise kind(str(header.get("message")))
+        try:
+            return _images(header, pixels, max_pixels, max_frames)
+        except pipe.BrokenMessage:
+            self._drop(self._process())
+            raise _failed_on(job["name"]) from None
+
+    def _ask(self, job: dict[str, Any], data: bytes, max_payload: int) -> tuple[dict[str, Any], bytearray]:
+        """What this thread's process answers. A process that did not answer in full is never used again."""
         process = self._process()
         try:
-            header, pixels = process.call(job, data, 3 * max_pixels, job["decode_s"])
-            if "error" in header:
-                kind = ImageTooLarge if header["error"] == "ImageTooLarge" else ImageError
-                raise kind(str(header.get("message")))
-            return _images(header, pixels, max_pixels, max_frames)
+            return process.call(job, data, max_payload, job["decode_s"])
         except _TooSlow:
             self._drop(process)
             raise ImageError(
                 f"{job['name']} took longer than {job['decode_s']:g} s to decode; "
                 "convert it to PNG or JPEG, or scale it down"
             ) from None
-        except (_Gone, pipe.BrokenMessage):
+        except _Gone:
             self._drop(process)
-            raise ImageError(
-                f"{job['name']} could not be decoded: the decoder failed on it; convert it to PNG or JPEG"
-            ) from None
+            raise _failed_on(job["name"]) from None
+        except BaseException:
+            self._drop(process)
+            raise
 
     def _process(self) -> "_Process":
         """This thread's process, started if there is none that lives."""
@@ -159,6 +168,7 @@ class _Process:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             env=environment | _THRIFT,
+            start_new_session=True,  # Ctrl+C is for the server, which finishes what runs
         )
         for stream in (self._popen.stdin, self._popen.stdout):
             _widen(stream)
@@ -175,7 +185,7 @@ class _Process:
         """
         try:
             self._exchange(None, b"", 0, _START_S)
-        except (_Gone, pipe.BrokenMessage):
+        except _Gone:
             self.kill()
             raise _NOT_STARTED from None
 
@@ -185,7 +195,7 @@ class _Process:
         """Send a job and wait for its answer.
 
         Raises:
-            _TooSlow, _Gone, BrokenMessage: there is none; the process must not be used again.
+            _TooSlow, _Gone: there is none; the process must not be used again.
         """
         return self._exchange(job, data, max_payload, timeout_s)
 
@@ -281,6 +291,10 @@ def _images(
         Image.frombytes("RGB", (width, height), view[i * frame : (i + 1) * frame]) for i in range(count)
     ]
     return images, times
+
+
+def _failed_on(name: str) -> ImageError:
+    return ImageError(f"{name} could not be decoded: the decoder failed on it; convert it to PNG or JPEG")
 
 
 def _end(processes: "set[_Process]") -> None:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import httpcore2
 
-from snugvl.errors import ImageError, ImageTooLarge, RequestError
+from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
 from snugvl.server.intake.addresses import Address, is_foreign
 from snugvl.server.intake.settings import FetchLimits
 from snugvl.server.intake.urls import Target, parse_target
@@ -66,12 +66,17 @@ class Fetcher:
         Raises:
             RequestError: not a URL we fetch.
             ImageError, ImageTooLarge: it could not be fetched.
+            QueueFull: others kept it waiting for all its time.
         """
         target = parse_target(url, field)
+        started = False
         try:
             async with asyncio.timeout(self._limits.total_s), self._slots:
+                started = True
                 return await self._follow(target, accept, max_bytes, name)
         except TimeoutError:
+            if not started:
+                raise QueueFull("too many pictures are being fetched; try again shortly") from None
             raise ImageError(
                 f"{name} could not be fetched: {target.host} took longer than {self._limits.total_s:g} s; "
                 "send it as a data URL"

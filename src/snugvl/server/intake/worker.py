@@ -7,6 +7,7 @@ or is taken over has no network, no files, no secrets in its environment, and ca
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -33,6 +34,9 @@ MAX_INPUT_BYTES = 1 << 32
 
 def main(kind: str, memory_bytes: int) -> None:
     """Answer jobs until stdin ends. `kind`: "pictures" or "videos"."""
+    # Service managers signal every process at once, but the server first finishes what runs. It closes stdin.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     incoming = sys.stdin.buffer
     outgoing = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a C library prints must not look like an answer
