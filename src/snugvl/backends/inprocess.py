@@ -1,16 +1,15 @@
 """An engine in this process as a service: for tests, notebooks and embedding the server in a program."""
 
 import asyncio
-import os
 import time
 
-import psutil
+import torch
 
+from snugvl.backends.measure import Meter
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
 from snugvl.backends.service import Health, Load, Snapshot, State, Tokens
 from snugvl.errors import EngineUnavailable
-from snugvl.ledger import Ledger, LedgerRow
 
 
 class InProcessEngine:
@@ -19,6 +18,9 @@ class InProcessEngine:
     def __init__(self, backend: NativeBackend) -> None:
         self._backend = backend
         self._state: State = "ready"
+        memory = backend.memory()
+        device = torch.device("cpu" if backend.capabilities.device in ("", "CPU") else "cuda")
+        self._meter = Meter(device, {}, {"weights": memory["weights"]}, memory["kv_cache"])
 
     @property
     def capabilities(self) -> Capabilities:
@@ -32,13 +34,9 @@ class InProcessEngine:
 
     @property
     def snapshot(self) -> Snapshot:
-        """Read now."""
-        stats = self._backend.stats()
-        memory = psutil.virtual_memory()
-        rows = tuple(LedgerRow(name, None, held) for name, held in self._backend.memory().items())
-        own = psutil.Process(os.getpid()).memory_info().rss
-        ledger = Ledger("main memory", rows, memory.total, memory.available, own)
-        return Snapshot(time.time(), ledger, stats)
+        """Read now: waits for the step that runs. Nothing is planned here, so it only has measurements."""
+        load = self._backend.stats()
+        return Snapshot(time.time(), self._meter.read(self._backend.memory(), load), load)
 
     async def start(self) -> None:
         """Nothing to do: the model is loaded."""
