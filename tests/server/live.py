@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import uvicorn
+from fastapi import FastAPI
 
 from snugvl.backends.service import EngineService
 from snugvl.server.app import create_app
@@ -17,12 +18,17 @@ from snugvl.server.sockets import address_of, listen, uvicorn_config
 
 
 @contextmanager
-def live(service: EngineService, settings: ServerSettings | None = None) -> Iterator[str]:
-    """The base URL ("http://127.0.0.1:PORT") of a server that runs in a thread until the block ends."""
+def live(
+    service: EngineService, settings: ServerSettings | None = None, *, app: FastAPI | None = None
+) -> Iterator[str]:
+    """The base URL ("http://127.0.0.1:PORT") of a server that runs in a thread until the block ends.
+
+    `app`: in place of one that serves `service`.
+    """
     settings = replace(settings or ServerSettings(), port=0)
-    context = Context(service, settings, Intake())
+    app = app or create_app(Context(service, settings, Intake.from_settings(settings)))
     listener = listen(settings)
-    server = uvicorn.Server(uvicorn_config(create_app(context), settings))
+    server = uvicorn.Server(uvicorn_config(app, settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

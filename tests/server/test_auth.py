@@ -9,7 +9,7 @@ from tests.server.fake import FakeService
 from tests.server.live import live
 from tests.server.raw import connect, head
 
-KEYS = ServerSettings(api_keys=("first-key", "zweiter-schlüssel"))
+KEYS = ServerSettings(api_keys=("first-key", "second-key"))
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -19,7 +19,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
         {"Authorization": "Bearer first-key"},
         {"authorization": "bearer  first-key"},
         {"x-api-key": "first-key"},
-        {"Authorization": b"Bearer zweiter-schl\xfcssel"},
+        {"Authorization": "Bearer second-key"},
         {"Authorization": "Basic abc", "x-api-key": "first-key"},
     ],
 )

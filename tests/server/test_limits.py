@@ -46,7 +46,8 @@ def test_a_body_without_a_length_is_counted_as_it_comes() -> None:
             assert answer.status_code == 413 if kind == "application/json" else 400
 
 
-def test_a_body_that_never_ends_is_dropped() -> None:
+def test_a_body_that_never_ends_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snugvl.server.logs.LINGER_S", 0.1)
     with live(FakeService(), ServerSettings(read_timeout_s=0.2)) as base, connect(base, head(100)) as link:
         answer = read_all(link)
         assert answer.startswith(b"HTTP/1.1 408")

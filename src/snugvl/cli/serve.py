@@ -144,7 +144,7 @@ def start(choice: Choice, settings: ServerSettings, *, quiet: bool, started: flo
         if not quiet:
             show_plan(planned)
             show_banner(planned, settings)
-        _log(settings, quiet=quiet)
+        _log(quiet=quiet)
         service = SupervisedEngine(
             EngineChoice(planned.name, choice.device, choice.dtype, choice.context, choice.max_pixels)
         )
@@ -188,13 +188,12 @@ def _public_name(model: str) -> str:
     return folder.resolve().name if folder.is_dir() else model
 
 
-def _log(settings: ServerSettings, *, quiet: bool) -> None:
-    """Lines on standard error: requests, unless quiet; prompts only where asked for."""
+def _log(*, quiet: bool) -> None:
+    """Lines on standard error: requests, unless quiet."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     ours = logging.getLogger("snugvl")
     ours.handlers, ours.propagate = [handler], False
     ours.setLevel(logging.WARNING if quiet else logging.INFO)
-    logging.getLogger("snugvl.prompts").setLevel(logging.INFO if settings.log_prompts else logging.CRITICAL)
     # What uvicorn has to say of a request, our own lines say; and a slow client is no error.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import json
 import socket
 from typing import Any
 
@@ -15,8 +16,6 @@ from snugvl.server.settings import ServerSettings
 KEEP_ALIVE_S = 30
 LINGER_S = 2
 BACKLOG = 512
-TOO_LARGE = b'{"error": {"message": "the head of the request is too large", "type": "invalid_request_error", '
-TOO_LARGE += b'"param": null, "code": "headers_too_large"}}'
 
 
 class PortTaken(SnugvlError):
@@ -87,7 +86,11 @@ def protocol_of(settings: ServerSettings) -> type[HttpToolsProtocol]:
             super().data_received(data)
             # What came beside the head is not counted: the parser has read on by then.
             if self._in_head and self._head_bytes > settings.max_header_bytes:
-                self._refuse()
+                self._refuse(
+                    "431 Request Header Fields Too Large",
+                    f"the head of the request has more than {settings.max_header_bytes:,} bytes",
+                    "headers_too_large",
+                )
 
         def on_headers_complete(self) -> None:
             self._in_head = False
@@ -107,16 +110,22 @@ def protocol_of(settings: ServerSettings) -> type[HttpToolsProtocol]:
                 self._slow.cancel()
                 self._slow = None
 
-        def _refuse(self) -> None:
-            if not self.transport.is_closing():
-                self._stop_waiting()
-                head = f"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: {len(TOO_LARGE)}\r\n"
-                head += "content-type: application/json\r\nconnection: close\r\n\r\n"
-                self._refused = True
-                self.transport.write(head.encode() + TOO_LARGE)
-                # Closing while the client still sends would reset the connection, and the answer with it.
-                self.transport.write_eof()
-                self._slow = self.loop.call_later(LINGER_S, self.transport.close)
+        def send_400_response(self, msg: str) -> None:
+            self._refuse("400 Bad Request", "the request is not valid HTTP", "invalid_http")
+
+        def _refuse(self, status: str, message: str, code: str) -> None:
+            if self.transport.is_closing():
+                return
+            detail = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+            body = json.dumps({"error": detail}).encode()
+            head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n"
+            head += "content-type: application/json\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + body)
+            # Closing while the client still sends would reset the connection, and the answer with it.
+            self._refused = True
+            self.transport.write_eof()
+            self._stop_waiting()
+            self._slow = self.loop.call_later(LINGER_S, self.transport.close)
 
     return Bounded
 

@@ -1,0 +1,297 @@
+"""`snugvl serve`: what it refuses before it loads anything, what it prints, what it serves."""
+
+import json
+import logging
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from snugvl.backends.service import Health
+from snugvl.backends.supervised import SupervisedEngine
+from snugvl.checkpoint.locate import hub_cache, near
+from snugvl.cli.app import run
+from snugvl.cli.serve_show import Loading, base_url, curl_line
+from snugvl.errors import CheckpointError
+from snugvl.server.settings import ServerSettings
+from tests.server.fake import FakeService
+
+MIB = 1024 * 1024
+
+
+@dataclass
+class Served:
+    """What the command would have served."""
+
+    settings: list[ServerSettings] = field(default_factory=list)
+    services: list[Any] = field(default_factory=list)
+    code: int = 0
+    error: Exception | None = None
+
+    def __call__(self, service: Any, settings: ServerSettings, listener: socket.socket, watch: Any) -> int:
+        assert listener.getsockname()[1] == settings.port
+        self.services.append(service)
+        self.settings.append(settings)
+        if self.error is not None:
+            raise self.error
+        return self.code
+
+
+@pytest.fixture(autouse=True)
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Served]:
+    """Nothing is loaded; no key and no model of this machine's user is in the way."""
+    for name in ("SNUGVL_API_KEY", "SNUGVL_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    served = Served()
+    monkeypatch.setattr("snugvl.server.run.run", served)
+    ours = logging.getLogger("snugvl")
+    before = ours.handlers, ours.propagate, ours.level
+    yield served
+    (ours.handlers, ours.propagate), level = before[:2], before[2]
+    ours.setLevel(level)
+
+
+def serve(*words: str) -> int:
+    return run(["serve", "--port", "0", *words])
+
+
+def test_the_plan_and_the_banner(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("pocket") == 0
+    out, err = capsys.readouterr()
+    port = served.settings[0].port
+    assert out.startswith("pocket fits main memory")
+    assert "KV cache" in out
+    assert "Model    pocket\n" in out
+    assert "Engine   native" in out
+    assert "4,096 tokens" in out
+    assert f"http://127.0.0.1:{port}/v1 (OpenAI)" in out
+    assert f"Page     http://127.0.0.1:{port}/\n" in out
+    assert f"curl http://127.0.0.1:{port}/v1/chat/completions" in out
+    assert "only this machine" in out
+    assert not err
+    assert isinstance(served.services[0], SupervisedEngine)
+
+
+def test_quiet_says_nothing(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("--quiet") == 0
+    assert capsys.readouterr() == ("", "")
+    assert served.settings[0].names == ("pocket",)
+
+
+def test_every_option_arrives(served: Served, tmp_path: Path) -> None:
+    words = "--served-model-name a --served-model-name b --api-key k1 --api-key k2 --api-key k1 --deadline 5"
+    words += " --drain 7 --max-body 3 --max-concurrent 9 --key-requests-per-minute 11 --key-concurrent 2"
+    words += (
+        f" --allow-local-media {tmp_path} --allow-private-media --log-prompts --device cpu --dtype float32"
+    )
+    assert serve("pocket", *words.split(), "--dtype", "float32", "--context", "2048") == 0
+    settings = served.settings[0]
+    assert settings.names == ("a", "b")
+    assert settings.api_keys == ("k1", "k2")
+    assert (settings.deadline_s, settings.drain_s) == (5, 7)
+    assert settings.max_body_bytes == 3 * MIB
+    assert settings.max_concurrent == 9
+    assert (settings.key_requests_per_minute, settings.key_concurrent) == (11, 2)
+    assert settings.allow_local_media == tmp_path
+    assert settings.allow_private_media
+    assert settings.log_prompts
+    choice = served.services[0]._start.choice
+    assert (choice.model, choice.device, choice.dtype) == ("pocket", "cpu", "float32")
+    assert choice.context == 2048
+
+
+def test_no_deadline(served: Served) -> None:
+    assert serve("--deadline", "0") == 0
+    assert served.settings[0].deadline_s is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "0.0.0.0"], "give an --api-key, or say --no-auth"),
+        (["--no-auth", "--api-key", "k"], "goes with no API key"),
+        (["--port", "65536"], "--port"),
+        (["--max-concurrent", "0"], "--max-concurrent"),
+        (["--allow-local-media", "/no/such/folder"], "is no folder"),
+        (["--dtype", "int3"], "--dtype"),
+    ],
+)
+def test_usage(served: Served, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(*words) == 2
+    assert said in capsys.readouterr().err
+    assert not served.settings
+
+
+@pytest.mark.parametrize("words", [["--no-auth"], ["--api-key", "k"]])
+def test_a_wider_address_by_choice(served: Served, words: list[str]) -> None:
+    assert serve("--host", "0.0.0.0", *words) == 0
+    assert served.settings[0].host == "0.0.0.0"
+
+
+def test_keys_of_the_environment_and_of_a_file(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SNUGVL_API_KEY", "from-the-environment")
+    file = tmp_path / "keys"
+    file.write_text("# ours\n\nfirst \n  second\n")
+    file.chmod(0o600)
+    assert serve("--api-key-file", str(file)) == 0
+    assert served.settings[0].api_keys == ("from-the-environment", "first", "second")
+    out, err = capsys.readouterr()
+    assert "chmod" not in err
+    assert "first" not in out + err
+    file.chmod(0o644)
+    assert serve("--api-key-file", str(file)) == 0
+    assert "chmod 600" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "two words\n", "schlüssel\n"])
+def test_a_key_file_without_a_good_key(
+    served: Served, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    assert serve("--api-key-file", str(file)) == 3
+    assert "key" in capsys.readouterr().err
+    assert serve("--api-key-file", str(tmp_path / "none")) == 3
+    assert not served.settings
+
+
+def test_a_port_that_is_taken_is_known_before_anything_else(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert run(["serve", "no/such-model", "--port", str(port)]) == 1
+    out, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    assert f"--port {port + 1}" in err
+    assert not out
+
+
+def test_a_model_that_is_not_here(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("Qwen/Qwen3-VL-2B-Instruct") == 4
+    assert "snugvl pull Qwen/Qwen3-VL-2B-Instruct" in capsys.readouterr().err
+    assert not served.settings
+
+
+def test_a_context_that_the_model_does_not_have(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("pocket", "--context", "999999") != 0
+    assert "999,999" in capsys.readouterr().err
+    assert not served.settings
+
+
+def test_without_a_model_and_without_a_better_one(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve() == 0
+    assert "this is pocket" in capsys.readouterr().err
+    assert served.settings[0].names == ("pocket",)
+
+
+def test_without_a_model_the_best_that_is_downloaded(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from snugvl.checkpoint.catalogue import catalogue_facts
+    from snugvl.checkpoint.read import facts_of
+    from tests.planner.machines import GIB, machine
+
+    name = "Qwen/Qwen3-VL-2B-Instruct"
+    snapshot = hub_cache() / "models--Qwen--Qwen3-VL-2B-Instruct" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").write_bytes(b"")
+    facts = catalogue_facts(name)
+    monkeypatch.setattr(
+        "snugvl.checkpoint.read.facts_of",
+        lambda model, **rest: facts if model == name else facts_of(model, **rest),
+    )
+    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(16 * GIB))
+    assert serve() == 0
+    assert f"{name} is the best that is downloaded" in capsys.readouterr().err
+    assert served.settings[0].names == (name,)
+    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(2 * GIB))
+    assert serve() == 0
+    assert served.settings[1].names == ("pocket",)
+    assert serve(name) == 5
+    assert "2B" in capsys.readouterr().err
+
+
+def test_a_folder_is_served_under_its_own_name(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pocket = near("pocket")
+    assert pocket is not None
+    link = tmp_path / "my-model"
+    link.mkdir()
+    for file in pocket.iterdir():
+        (link / file.name).symlink_to(file)
+    assert serve(str(link)) == 0
+    assert served.settings[0].names == ("my-model",)
+    assert served.services[0]._start.choice.model == str(link)
+
+
+def test_the_exit_code_of_a_failed_load_is_the_engines(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.error = CheckpointError("model.safetensors is truncated")
+    assert serve() == 4
+    assert "truncated" in capsys.readouterr().err
+    served.error, served.code = None, 130
+    assert serve() == 130
+
+
+def test_the_curl_line_survives_a_shell() -> None:
+    settings = ServerSettings(names=("it's; rm -rf $HOME",), api_keys=("k",))
+    words = shlex.split(curl_line("http://127.0.0.1:8000", settings))
+    assert json.loads(words[words.index("-d") + 1])["model"] == "it's; rm -rf $HOME"
+    assert "Authorization: Bearer $SNUGVL_API_KEY" in words
+
+
+def test_addresses() -> None:
+    assert base_url("0.0.0.0", 1) == "http://127.0.0.1:1"
+    assert base_url("::", 2) == base_url("::1", 2) == "http://[::1]:2"
+    assert base_url("box.lan", 3) == "http://box.lan:3"
+
+
+def test_loading_is_told_once_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = Loading(FakeService(), quiet=False, started=0.0)
+    for detail in ("loading (1 of 3)", "loading (2 of 3)", "warming up"):
+        tell(Health("starting", detail, progress=0.5))
+    tell(Health("ready", "pocket is ready"))
+    tell(Health("restarting", "the engine died; it is starting again"))
+    tell(Health("ready", "pocket is ready"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["snugvl: loading", "snugvl: warming up"]
+    assert lines[2].startswith("snugvl: ready in ")
+    assert "512 tokens of context, images up to 65,536 pixels" in lines[2]
+    assert lines[3:] == ["snugvl: the engine died; it is starting again", "snugvl: ready again"]
+
+
+@pytest.mark.slow
+def test_the_process_does_it_all() -> None:
+    command = [sys.executable, "-m", "snugvl.cli", "serve", "pocket", "--port", "0", "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            curl = next(line for line in process.stdout if line.startswith("curl "))
+            assert any("ready in" in line for line in process.stderr)
+            words = shlex.split(curl)
+            body = words[words.index("-d") + 1]
+            headers = {"Content-Type": "application/json"}
+            answer = httpx.post(words[1], content=body, headers=headers, timeout=60)
+            assert answer.is_success
+            assert answer.json()["choices"][0]["message"]["content"]
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

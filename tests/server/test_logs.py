@@ -1,0 +1,81 @@
+"""One line a request, and nothing in it that is nobody's business."""
+
+import logging
+import re
+
+import httpx
+import pytest
+
+from snugvl.server.settings import ServerSettings
+from tests.server.fake import FakeService, Script
+from tests.server.live import live
+from tests.server.raw import until
+
+SECRET = "the-secret-question"
+CHAT = {"messages": [{"role": "user", "content": SECRET}]}
+KEYS = ServerSettings(api_keys=("the-key",))
+
+
+def lines(caplog: pytest.LogCaptureFixture, name: str = "snugvl.access") -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == name]
+
+
+@pytest.fixture(autouse=True)
+def _heard(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("snugvl").propagate = True
+    caplog.set_level(logging.INFO, "snugvl")
+
+
+def test_a_line_for_every_request(caplog: pytest.LogCaptureFixture) -> None:
+    with live(FakeService(), KEYS) as base:
+        answer = httpx.post(
+            base + "/v1/chat/completions?q=hidden", json=CHAT, headers={"authorization": "Bearer the-key"}
+        )
+        httpx.get(base + "/v1/models/hidden-name")
+        httpx.get(base + "/hidden/path", headers={"x-api-key": "the-key"})
+        until(lambda: len(lines(caplog)) == 3)
+    done, unknown, lost = lines(caplog)
+    pattern = (
+        r"POST /v1/chat/completions 200 \d+\.\d ms id=req_[0-9a-f]{32} key=[0-9a-f]{8} "
+        r"prompt=7 generated=2 image=2 code=-"
+    )
+    assert re.fullmatch(pattern, done)
+    assert answer.headers["x-request-id"] in done
+    assert re.search(r"GET other 401 .* key=- code=invalid_api_key", unknown)
+    assert re.search(r"GET other 404 .* code=not_found", lost)
+    text = " ".join(record.getMessage() for record in caplog.records)
+    for hidden in (SECRET, "the-key", "hidden", "Hello"):
+        assert hidden not in text
+
+
+def test_prompts_are_logged_only_when_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    for wanted in (False, True):
+        with live(FakeService(), ServerSettings(log_prompts=wanted)) as base:
+            httpx.post(base + "/v1/chat/completions", json=CHAT)
+    said = lines(caplog, "snugvl.prompts")
+    assert len(said) == 2
+    assert SECRET in said[0]
+    assert "Hello there" in said[1]
+
+
+def test_a_bug_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    service = FakeService(script=Script(refusal=ZeroDivisionError("internal detail")))
+    with live(service) as base:
+        answer = httpx.post(base + "/v1/chat/completions", json=CHAT)
+        assert answer.status_code == 500
+        assert "internal detail" not in answer.text
+        assert "Traceback" not in answer.text
+        assert answer.json()["error"]["code"] == "internal_error"
+        assert httpx.post(base + "/v1/messages", json={}).headers["request-id"].startswith("req_")
+    assert any(record.exc_info for record in caplog.records if record.name == "snugvl.server")
+
+
+def test_a_bug_in_the_middle_of_a_stream(caplog: pytest.LogCaptureFixture) -> None:
+    service = FakeService(script=Script(error=ZeroDivisionError("internal detail")))
+    with live(service) as base:
+        text = httpx.post(base + "/v1/chat/completions", json={**CHAT, "stream": True}).text
+        assert '"internal_error"' in text
+        assert "internal detail" not in text
+        until(lambda: len(lines(caplog)) == 1)
+    assert "200" in lines(caplog)[0]
+    assert "code=internal_error" in lines(caplog)[0]

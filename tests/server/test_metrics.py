@@ -1,0 +1,105 @@
+"""What /metrics shows."""
+
+import re
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from snugvl.backends.service import Health
+from snugvl.errors import QueueFull
+from snugvl.server.settings import ServerSettings
+from tests.server.fake import FakeService, Script
+from tests.server.live import live
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def read(base: str, **headers: str) -> dict[str, float]:
+    """Sample and labels, as written, to its value."""
+    answer = httpx.get(base + "/metrics", headers=headers)
+    assert answer.headers["content-type"].startswith("text/plain")
+    found = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def test_requests_tokens_and_times() -> None:
+    with live(FakeService()) as base:
+        for stream in (True, False):
+            httpx.post(base + "/v1/chat/completions", json={**CHAT, "stream": stream})
+        found = read(base)
+    assert found["snugvl_requests_total{method=POST,path=/v1/chat/completions,status=200}"] == 2
+    assert found["snugvl_request_seconds_count{path=/v1/chat/completions}"] == 2
+    assert found["snugvl_tokens_total{kind=prompt}"] == 14
+    assert found["snugvl_tokens_total{kind=generated}"] == 4
+    assert found["snugvl_tokens_total{kind=image}"] == 4
+    assert found["snugvl_time_to_first_token_seconds_count{}"] == 2
+    assert found["snugvl_inter_token_seconds_count{}"] == 4
+    assert found["snugvl_finished_total{reason=stop}"] == 2
+
+
+def test_refusals_by_cause() -> None:
+    service = FakeService(script=Script(refusal=QueueFull("full")))
+    with live(service, ServerSettings(max_body_bytes=1000)) as base:
+        httpx.post(base + "/v1/chat/completions", json=CHAT)
+        httpx.post(base + "/v1/chat/completions", json={**CHAT, "user": "x" * 2000})
+        httpx.post(base + "/tokenize", json={"nonsense": 1})
+        httpx.get(base + "/v1/models/nonsense")
+        service.script = Script(error=RuntimeError())
+        httpx.post(base + "/v1/chat/completions", json={**CHAT, "stream": True})
+        found = read(base)
+    causes = {key: value for key, value in found.items() if key.startswith("snugvl_refusals_total")}
+    assert causes == {
+        "snugvl_refusals_total{code=queue_full,status=429}": 1,
+        "snugvl_refusals_total{code=request_too_large,status=413}": 1,
+        "snugvl_refusals_total{code=unknown_parameter,status=400}": 1,
+        "snugvl_refusals_total{code=model_not_found,status=404}": 1,
+        "snugvl_refusals_total{code=internal_error,status=500}": 1,
+    }
+
+
+def test_engine_memory_and_state() -> None:
+    with live(FakeService(health=Health("restarting", "again", restarts=3))) as base:
+        found = read(base)
+    assert found["snugvl_engine_state{state=restarting}"] == 1
+    assert found["snugvl_engine_state{state=ready}"] == 0
+    assert found["snugvl_engine_restarts_total{}"] == 3
+    assert found["snugvl_kv_blocks{}"] == 8
+    assert found["snugvl_kv_blocks_used{}"] == 0
+    assert found["snugvl_running{}"] == 0
+    assert found["snugvl_waiting{}"] == 0
+    assert found["snugvl_memory_bytes{component=KV cache,kind=planned}"] == 4096
+    assert found["snugvl_memory_bytes{component=text weights,kind=measured}"] == 8000
+    assert found["snugvl_device_bytes{kind=free}"] == 50_000
+    assert "snugvl_prefix_hit_tokens_total{}" in found
+
+
+def test_before_the_engine_is_there() -> None:
+    with live(FakeService(health=Health("starting", "loading"), capabilities=None)) as base:
+        assert read(base)["snugvl_engine_state{state=starting}"] == 1
+
+
+def test_no_label_holds_what_a_user_sent() -> None:
+    with live(FakeService(), ServerSettings(api_keys=("secret-key",))) as base:
+        key = {"x-api-key": "secret-key"}
+        httpx.get(base + "/hostile-path", headers=key)
+        httpx.request("HOSTILE", base + "/version", headers=key)
+        httpx.get(base + "/v1/models/hostile-name", headers=key)
+        httpx.post(base + "/v1/chat/completions", json={**CHAT, "model": "hostile-model"}, headers=key)
+        text = httpx.get(base + "/metrics", headers=key).text
+    assert "hostile" not in text.lower()
+    assert "secret-key" not in text
+    assert re.search(r'path="other"', text)
+
+
+@pytest.mark.slow
+def test_a_real_engine_counts(url: str) -> None:
+    before = read(url).get("snugvl_tokens_total{kind=prompt}", 0)
+    httpx.post(url + "/v1/chat/completions", json={**CHAT, "max_tokens": 3}, timeout=60)
+    after = read(url)
+    assert after["snugvl_tokens_total{kind=prompt}"] > before
+    assert after["snugvl_kv_blocks{}"] > 0
