@@ -220,14 +220,16 @@ def test_closing_ends_what_waits_in_another_thread(raw: RawServer) -> None:
             raised.append(error)
 
     client = Client(raw.url, max_retries=0)
-    thread = threading.Thread(target=ask)
-    thread.start()
+    threads = [threading.Thread(target=ask) for _ in range(8)]  # some are still on their way
+    for thread in threads:
+        thread.start()
     assert raw.held.wait(10)
     client.close()
     client.close()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert isinstance(raised[0], snugvl.EngineError)
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    assert [isinstance(error, snugvl.EngineError) for error in raised] == [True] * 8
     with pytest.raises(snugvl.EngineError, match="client is closed"):
         client.models()
 

@@ -1,6 +1,7 @@
 """Where a server is, and what the openai SDK is told so that it speaks to that server only."""
 
 import socket
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -91,18 +92,29 @@ class Sockets:
 
     def __init__(self) -> None:
         self._streams: WeakSet[Any] = WeakSet()
+        self._lock = threading.Lock()
+        self._shut = False
 
     def watch(self, request: httpx.Request) -> None:
         """Learn of the socket that `request` opens, by httpcore's trace extension."""
         request.extensions["trace"] = self._trace
 
     def _trace(self, event: str, info: dict[str, Any]) -> None:
-        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+        if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            return
+        with self._lock:
             self._streams.add(info["return_value"])
+            if self._shut:  # it was on its way when the others were shut
+                _shut_down(info["return_value"])
 
     def shut(self) -> None:
         """End all that is under way."""
-        for stream in list(self._streams):
-            connection = stream.get_extra_info("socket")
-            with suppress(OSError):  # closed already
-                connection.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self._shut = True
+            for stream in self._streams:
+                _shut_down(stream)
+
+
+def _shut_down(stream: Any) -> None:
+    with suppress(OSError):  # closed already
+        stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
