@@ -1,9 +1,8 @@
 """From Anthropic's requests to the engine's."""
 
-import asyncio
 import json
 
-from snugvl.backends.protocol import Grammar, Message, Part, Request, Role, Text, Tool, ToolCall, ToolUse
+from snugvl.backends.protocol import Grammar, Message, Part, Request, Text, Tool, ToolCall, ToolUse
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
 from snugvl.server.anthropic.blocks import (
@@ -12,6 +11,7 @@ from snugvl.server.anthropic.blocks import (
     TextBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
 )
 from snugvl.server.anthropic.schemas import (
     AnyChoice,
@@ -20,9 +20,9 @@ from snugvl.server.anthropic.schemas import (
     NoChoice,
     Prompt,
     ToolChoice,
-    UserMessage,
 )
 from snugvl.server.context import Context
+from snugvl.server.openai.media import together
 
 Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock
 
@@ -87,8 +87,8 @@ async def conversation_of(context: Context, asked: Prompt) -> tuple[Message, ...
             "the last message is the assistant's: prefill is not supported; end with the user's",
             field="messages",
         )
-    turns = await asyncio.gather(
-        *(_messages(context, each, f"messages[{index}]") for index, each in enumerate(asked.messages))
+    turns = await together(
+        _messages(context, each, f"messages[{index}]") for index, each in enumerate(asked.messages)
     )
     system = _joined(asked.system)
     conversation = [Message("system", (Text(system),))] if system else []
@@ -133,48 +133,55 @@ async def _messages(context: Context, message: AnyMessage, field: str) -> list[M
     """The turns in one message: results of tools are turns of their own."""
     if isinstance(message.content, str):
         return [Message(message.role, _text(message.content))]
+    contents = await together(
+        _content(context, block, f"{field}.content[{index}]") for index, block in enumerate(message.content)
+    )
     turns: list[Message] = []
     parts: list[Part] = []
     calls: list[ToolCall] = []
-    for index, block in enumerate(message.content):
-        place = f"{field}.content[{index}]"
+    for block, content in zip(message.content, contents, strict=True):
         if isinstance(block, ToolUseBlock):
             calls.append(ToolCall(block.id, block.name, json.dumps(block.input)))
         elif isinstance(block, ToolResultBlock):
-            turns += _turn("user", parts)
+            turns += _turn(parts)
             parts = []
-            turns.append(await _result(context, block, place))
+            turns.append(Message("tool", content, tool_call_id=block.tool_use_id))
         else:
-            parts += await _parts(context, block, place)
-    if isinstance(message, UserMessage):
-        return turns + _turn("user", parts)
+            parts += content
+    if message.role == "user":
+        return turns + _turn(parts)
     return [Message(message.role, tuple(parts), tuple(calls))]
 
 
-def _turn(role: Role, parts: list[Part]) -> list[Message]:
-    return [Message(role, tuple(parts))] if parts else []
+def _turn(parts: list[Part]) -> list[Message]:
+    return [Message("user", tuple(parts))] if parts else []
 
 
-async def _result(context: Context, block: ToolResultBlock, field: str) -> Message:
-    """A tool's answer. That it failed, the model can only see in the text."""
-    parts: list[Part] = [Text("Error: ")] if block.is_error else []
+async def _content(context: Context, block: Block, field: str) -> tuple[Part, ...]:
+    """What a block shows to the model; a call shows nothing of this kind."""
+    match block:
+        case TextBlock(text=text):
+            return _text(text)
+        case ImageBlock(source=Base64Source(media_type=kind, data=data)):
+            return (await context.intake.picture(f"data:{kind};base64,{data}", field=f"{field}.source.data"),)
+        case ImageBlock(source=UrlSource(url=url)):
+            return (await context.intake.picture(url, field=f"{field}.source.url"),)
+        case ToolResultBlock():
+            return await _result(context, block, field)
+        case _:
+            return ()
+
+
+async def _result(context: Context, block: ToolResultBlock, field: str) -> tuple[Part, ...]:
+    """A tool's answer. That the tool failed, the model can only see in the text."""
+    failed = _text("Error: " if block.is_error else "")
     if isinstance(block.content, str):
-        parts += _text(block.content)
-    else:
-        for index, inner in enumerate(block.content or ()):
-            parts += await _parts(context, inner, f"{field}.content[{index}]")
-    return Message("tool", tuple(parts), tool_call_id=block.tool_use_id)
-
-
-async def _parts(context: Context, block: TextBlock | ImageBlock, field: str) -> tuple[Part, ...]:
-    if isinstance(block, TextBlock):
-        return _text(block.text)
-    source = block.source
-    if isinstance(source, Base64Source):
-        url, field = f"data:{source.media_type};base64,{source.data}", f"{field}.source.data"
-    else:
-        url, field = source.url, f"{field}.source.url"
-    return (await context.intake.picture(url, field=field),)
+        return (*failed, *_text(block.content))
+    contents = await together(
+        _content(context, inner, f"{field}.content[{index}]")
+        for index, inner in enumerate(block.content or ())
+    )
+    return (*failed, *(part for content in contents for part in content))
 
 
 def _text(text: str) -> tuple[Part, ...]:

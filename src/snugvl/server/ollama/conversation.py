@@ -1,6 +1,5 @@
 """From Ollama's requests to the engine's."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -20,6 +19,7 @@ from snugvl.errors import RequestError
 from snugvl.server.context import Context
 from snugvl.server.ollama import schemas
 from snugvl.server.ollama.options import sampling_of
+from snugvl.server.openai.media import together
 
 
 async def chat_request(context: Context, capabilities: Capabilities, chat: schemas.ChatRequest) -> Request:
@@ -98,8 +98,8 @@ def _tools(tools: list[schemas.Tool] | None) -> ToolUse | None:
 
 async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -> tuple[Message, ...]:
     """The messages, each answer of a tool with the id of the call that it answers."""
-    pictures = await asyncio.gather(
-        *(_pictures(context, each.images, f"messages[{i}].images") for i, each in enumerate(messages))
+    pictures = await together(
+        _pictures(context, each.images, f"messages[{i}].images") for i, each in enumerate(messages)
     )
     conversation: list[Message] = []
     waiting: list[ToolCall] = []  # calls that no tool has answered yet
@@ -141,8 +141,8 @@ def _text(text: str | None) -> tuple[Text, ...]:
 
 
 async def _pictures(context: Context, images: list[str] | None, field: str) -> list[Picture]:
-    return await asyncio.gather(
-        *(_picture(context, image, f"{field}[{index}]") for index, image in enumerate(images or ()))
+    return await together(
+        _picture(context, image, f"{field}[{index}]") for index, image in enumerate(images or ())
     )
 
 

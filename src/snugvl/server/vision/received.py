@@ -4,7 +4,6 @@ curl -d '{"image": "https://…"}' -H 'Content-Type: application/json' …
 curl -F image=@cat.jpg -F question='What colour is the cat?' …
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -18,6 +17,7 @@ from snugvl.backends.protocol import Picture
 from snugvl.errors import RequestError
 from snugvl.server.body import parse_json
 from snugvl.server.context import Context, context_of
+from snugvl.server.openai.media import together
 from snugvl.server.vision.schemas import TaskOptions
 
 MAX_FILES = 64
@@ -99,7 +99,7 @@ async def pictures(context: Context, sources: tuple[Source, ...]) -> list[Pictur
     Raises:
         RequestError, ImageError: one of them can't be had.
     """
-    return await asyncio.gather(*(_picture(context, source) for source in sources))
+    return await together(_picture(context, source) for source in sources)
 
 
 async def picture(context: Context, sources: tuple[Source, ...]) -> Picture:
