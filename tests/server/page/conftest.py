@@ -21,6 +21,13 @@ OpenPage = Callable[..., Page]
 Serve = Callable[..., str]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A page takes a second or two."""
+    for item in items:
+        if "open_page" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 # For this package only: while it lives, the thread has an event loop that runs, and other tests start theirs.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
@@ -93,6 +100,11 @@ def choose(page: Page, path: Path) -> None:
     """Choose a picture, as with the file dialog."""
     page.set_input_files("#file", path)
     expect(page.locator("#picture-facts")).to_contain_text(path.name)
+
+
+def take_sample(page: Page, name: str) -> None:
+    page.get_by_role("button", name=name).click()
+    expect(page.locator("#picture-facts")).to_contain_text(f"sample-{name.lower()}.png")
 
 
 def tab(page: Page, name: str) -> None:

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from snugvl.server.settings import ServerSettings
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, answers, ask, detect, provoked, tab
+from tests.server.page.conftest import OpenPage, Serve, answers, ask, detect, provoked, tab, take_sample
 from tests.server.page.test_memory import Measured
 
 WIDTHS = [(1440, 900), (390, 844)]
@@ -51,7 +51,7 @@ def test_axe_finds_nothing(url: str, open_page: OpenPage, width: int, height: in
     expect(page.locator("#state")).to_have_text("ready")
     expect(page.locator("#ledger")).to_contain_text("weights")
     check(page, f"empty-{name}")
-    page.get_by_role("button", name="Garden").click()
+    take_sample(page, "Garden")
     detect(page)
     page.locator(".detection").first.focus()
     check(page, f"detect-{name}")
@@ -72,7 +72,7 @@ def test_axe_finds_nothing_in_a_conversation_beside_a_full_gpu(
 ) -> None:
     service = Measured(Script((ANSWER,) * 3), rate=60)
     page = open_page(serve(service), width, height, color_scheme=scheme, bypass_csp=True)
-    page.get_by_role("button", name="Shapes").click()
+    take_sample(page, "Shapes")
     ask(page, "What is in the picture?")
     expect(answers(page)).to_have_count(1)
     ask(page, "And what is it all on? Answer in one sentence.")
@@ -160,7 +160,7 @@ def test_themes(url: str, open_page: OpenPage) -> None:
 def test_nothing_moves_for_those_who_want_it_still(serve: Serve, open_page: OpenPage) -> None:
     words = tuple(f"word{index} " for index in range(400))
     page = open_page(serve(FakeService(Script(words, wait_s=0.02))), reduced_motion="reduce")
-    page.get_by_role("button", name="Shapes").click()
+    take_sample(page, "Shapes")
     ask(page, "Go on")
     busy = page.locator(".turn.busy .turn-text")
     expect(busy).to_contain_text("word1")

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from snugvl.backends.service import Health, Load, Snapshot
 from snugvl.ledger import Ledger, LedgerRow
-from tests.server.fake import FakeService
+from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose
 
 MIB = 1024 * 1024
@@ -75,8 +75,8 @@ def test_planned_beside_measured(serve: Serve, open_page: OpenPage) -> None:
         ["KV cache", "1.00 GiB", "1.00 GiB", "256 MiB"],
         ["vision workspace", "512 MiB", "384 MiB", "–"],
         ["CUDA graphs", "64.0 MiB", "–", "–"],
-        ["rest of the process", "–", "640 MiB", "–"],
-        ["The whole process", "5.56 GiB", "6.00 GiB", "–"],
+        ["everything else", "–", "640 MiB", "–"],
+        ["Whole process", "5.56 GiB", "6.00 GiB", "–"],
     ]
 
 
@@ -141,7 +141,10 @@ def test_an_engine_that_starts(serve: Serve, open_page: OpenPage) -> None:
     expect(page.locator("#banner-text")).to_have_text("loading the weights: 3 of 8 GiB")
     assert page.get_by_role("progressbar").get_attribute("value") == "0.4"
     expect(page.locator("#speed")).to_have_text("–")
+    expect(page.locator("#model-facts")).to_be_empty()
     service.known, service.health = True, Health("ready", "ready")
+    service.capabilities = CAPABILITIES
+    expect(page.locator("#model-facts")).to_have_text("512 tokens of context")
     expect(page.locator("#state")).to_have_text("ready")
     expect(page.locator("#banner")).to_be_hidden()
     expect(page.locator("#running")).to_have_text("2")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import JSHandle, Page, expect
 
-from tests.server.page.conftest import OpenPage, choose
+from tests.server.page.conftest import OpenPage, choose, take_sample
 
 TRANSFER = """([bytes, name, type]) => {
     const transfer = new DataTransfer();
@@ -22,7 +22,7 @@ def test_the_empty_page_says_what_to_do_and_offers_samples(url: str, open_page: 
     page = open_page(url)
     expect(page.get_by_text("Show the model a picture")).to_be_visible()
     expect(page.get_by_text("Photographs are beyond it")).to_be_visible()  # pocket is served
-    page.get_by_role("button", name="Garden").click()
+    take_sample(page, "Garden")
     expect(page.locator("#picture-facts")).to_have_text("sample-garden.png · 800 × 600 px · 15 kB")
     expect(page.get_by_text("Show the model a picture")).to_be_hidden()
 
@@ -30,8 +30,7 @@ def test_the_empty_page_says_what_to_do_and_offers_samples(url: str, open_page: 
 @pytest.mark.parametrize("name", ["Shapes", "Garden", "Sign"])
 def test_every_sample_is_a_picture(url: str, open_page: OpenPage, name: str) -> None:
     page = open_page(url)
-    page.get_by_role("button", name=name).click()
-    expect(page.locator("#picture-facts")).to_contain_text(f"sample-{name.lower()}.png")
+    take_sample(page, name)
 
 
 def test_choose_and_choose_another(url: str, open_page: OpenPage, shapes: Path) -> None:

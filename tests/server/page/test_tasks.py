@@ -7,7 +7,7 @@ import httpx
 from playwright.sync_api import expect
 
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, choose, provoked, tab
+from tests.server.page.conftest import OpenPage, Serve, choose, provoked, tab, take_sample
 
 SCENE = {
     "summary": "Two cups on a table.",
@@ -65,7 +65,7 @@ def test_a_scene_with_all_its_parts(serve: Serve, open_page: OpenPage, shapes: P
 
 def test_pocket_analyses_a_sample(url: str, open_page: OpenPage) -> None:
     page = open_page(url)
-    page.get_by_role("button", name="Garden").click()
+    take_sample(page, "Garden")
     tab(page, "Scene")
     page.get_by_role("button", name="Analyse").click()
     expect(page.locator("#scene-result")).to_contain_text("1 × cat")

@@ -50,7 +50,7 @@ function partsOf(ledger, load) {
   const known = parts.reduce((sum, part) => sum + (part.measured_bytes ?? 0), 0);
   const rest = ledger.process_bytes - known;
   if (rest > 0) {
-    parts.push({ name: "rest of the process", planned_bytes: null, measured_bytes: rest, kind: "rest", used: null });
+    parts.push({ name: "everything else", planned_bytes: null, measured_bytes: rest, kind: "rest", used: null });
   }
   return parts;
 }
@@ -116,7 +116,7 @@ function sentence({ name, measured_bytes: held, used }) {
 function showTable(ledger, parts) {
   byId("ledger").replaceChildren(...parts.map(rowOf));
   const planned = parts.reduce((sum, part) => sum + (part.planned_bytes ?? 0), 0);
-  const total = { name: "The whole process", planned_bytes: planned || null, measured_bytes: ledger.process_bytes, used: null };
+  const total = { name: "Whole process", planned_bytes: planned || null, measured_bytes: ledger.process_bytes, used: null };
   byId("ledger-foot").replaceChildren(rowOf(total));
 }
 

@@ -8,20 +8,21 @@ const SLOWEST_MS = 5000;
 const IN_BACKGROUND = { background: true, timeoutMs: 5000 };
 
 let model = null;
+let factsKnown = false; // the server knows them once the model is loaded
 let nudge = () => {};
 
-/** The name to ask for. */
-export async function modelName() {
-  model ??= await readModel();
+/** The name to ask for. `options`: of the request that finds it out. */
+export async function modelName(options = {}) {
+  model ??= await readModel(options);
   return model;
 }
 
-async function readModel() {
-  const { data } = await json("v1/models", IN_BACKGROUND);
+async function readModel(options) {
+  const { data } = await json("v1/models", options);
   const [first] = data;
   byId("model-name").textContent = first.id;
-  const context = first.max_model_len ?? first.context_tokens;
-  byId("model-facts").textContent = context ? `${number(context)} tokens of context` : "";
+  factsKnown = Boolean(first.max_model_len);
+  byId("model-facts").textContent = factsKnown ? `${number(first.max_model_len)} tokens of context` : "";
   byId("pocket-note").hidden = first.id !== "pocket";
   return first.id;
 }
@@ -36,8 +37,8 @@ export async function watch(show) {
   for (;;) {
     try {
       const memory = await json("memory", IN_BACKGROUND);
-      if (lost) model = null; // it may have come back with another one
-      await modelName().catch(() => {}); // not ready: its state says so
+      if (lost || !factsKnown) model = null; // it may have come back with another one
+      await modelName(IN_BACKGROUND).catch(() => {}); // not ready: its state says so
       showHealth(memory.health, lost);
       show(memory);
       lost = false;
@@ -67,7 +68,7 @@ function showState(state, name = state) {
   if (byId("state-name").textContent !== name) byId("state-name").textContent = name;
   const stale = state === "gone" || state === "locked";
   byId("memory").classList.toggle("stale", stale);
-  byId("memory-title").textContent = stale ? "Memory, as last known" : "Memory";
+  byId("memory-title").textContent = stale && byId("device").textContent ? "Memory, as last known" : "Memory";
 }
 
 function banner(text, kind, progress = null) {
