@@ -316,3 +316,10 @@ def test_usage_counts_the_whole_request(http: httpx.Client, scripted: Scripted) 
         "total_tokens": 105,
         "prompt_tokens_details": {"image_tokens": 64},
     }
+
+
+def test_a_whole_number_may_have_a_point(http: httpx.Client, scripted: Scripted) -> None:
+    body = '{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5.0, "temperature": 1}'
+    answer = http.post("/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    assert scripted.last.sampling == SamplingParams(max_tokens=5, temperature=1.0)

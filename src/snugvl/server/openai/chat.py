@@ -15,22 +15,26 @@ from snugvl.server.generation import complete, generate
 from snugvl.server.openai.chat_answer import About, completion
 from snugvl.server.openai.chat_stream import chunks
 from snugvl.server.openai.common import EVENTS_DOCUMENT, Metadata, json_answer, wants_usage
-from snugvl.server.openai.fields import Harmless
+from snugvl.server.openai.fields import WHOLE, Harmless
 from snugvl.server.openai.formats import ResponseFormat, check_alone, grammar_of
 from snugvl.server.openai.media import Media
 from snugvl.server.openai.messages import ChatMessage, conversation_of
 from snugvl.server.openai.sampling import MaxTokens, Sampling, StreamOptions, blaming, sampling_of
 from snugvl.server.openai.tools import MAX_TOOLS, ChatTool, ChatToolChoice, chat_tool_use
-from snugvl.server.openai.upload import MULTIPART_DOCUMENT, UploadRoute, attachments_of
+from snugvl.server.openai.upload import UploadRoute, attachments_of, multipart_document
 from snugvl.server.streaming import event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
 # What the engine calls a field of its own request, and what this protocol calls it.
-NAMES = {"prompt_ids": "messages", "prompt": "messages", "vision": "messages", "grammar": "response_format"}
+NAMES = {
+    "prompt_ids|prompt|vision": "messages",
+    "grammar": "response_format",
+    r"(tools\[\d+\])\.(\w.*)": r"\1.function.\2",
+}
 
 
-class ChatRequest(Sampling):
+class ChatCompletionRequest(Sampling):
     """A chat completion to make."""
 
     harmless: ClassVar[Harmless] = {
@@ -63,7 +67,7 @@ class ChatRequest(Sampling):
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChatToolChoice | None = None
@@ -80,9 +84,9 @@ class ChatRequest(Sampling):
     "/v1/chat/completions",
     response_model=ChatCompletion,
     responses={200: EVENTS_DOCUMENT},
-    openapi_extra=MULTIPART_DOCUMENT,
+    openapi_extra=multipart_document(ChatCompletionRequest),
 )
-async def create_chat_completion(body: ChatRequest, http: HttpRequest) -> Response:
+async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest) -> Response:
     """Answer a conversation with text, pictures and videos; whole, or as a stream of chunks."""
     context = context_of(http)
     model = context.check_model(body.model)
@@ -98,7 +102,7 @@ async def create_chat_completion(body: ChatRequest, http: HttpRequest) -> Respon
     return json_answer(completion(about, choices, tokens))
 
 
-async def _request(body: ChatRequest, media: Media) -> Request:
+async def _request(body: ChatCompletionRequest, media: Media) -> Request:
     """What the engine is asked.
 
     Raises:
@@ -117,7 +121,7 @@ async def _request(body: ChatRequest, media: Media) -> Request:
     return Request(messages, sampling, tools=tools, grammar=grammar)
 
 
-def _max_tokens(body: ChatRequest) -> int | None:
+def _max_tokens(body: ChatCompletionRequest) -> int | None:
     old, new = body.max_tokens, body.max_completion_tokens
     if old is not None and new is not None and old != new:
         raise RequestError(

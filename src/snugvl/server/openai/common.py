@@ -26,10 +26,15 @@ Metadata = Annotated[
 EVENTS_DOCUMENT: dict[str, Any] = {
     "content": {
         "text/event-stream": {
-            "schema": {
-                "type": "string",
-                "description": "With stream: true, `data:` lines up to `data: [DONE]`",
-            }
+            "description": "With stream: true.",
+            "itemSchema": {
+                "type": "object",
+                "properties": {
+                    "event": {"type": "string", "description": "of responses: the type of the event"},
+                    "data": {"type": "string", "description": "JSON, or [DONE]"},
+                },
+                "required": ["data"],
+            },
         }
     }
 }

@@ -16,7 +16,7 @@ from snugvl.server.generation import Generation, complete, generate
 from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer, wants_usage
 from snugvl.server.openai.completions_answer import Asked, completion
 from snugvl.server.openai.completions_stream import chunks
-from snugvl.server.openai.fields import Harmless
+from snugvl.server.openai.fields import WHOLE, Harmless
 from snugvl.server.openai.media import together
 from snugvl.server.openai.sampling import Sampling, StreamOptions, blaming, sampling_of
 from snugvl.server.streaming import event_stream
@@ -27,9 +27,9 @@ MAX_PROMPTS = 128
 MAX_CHOICES = 128  # of all prompts together
 
 # What the engine calls a field of its own request, and what this protocol calls it.
-NAMES = {"prompt_ids": "prompt", "vision": "prompt"}
+NAMES = {"prompt_ids|vision|messages": "prompt"}
 
-TokenId = Annotated[int, Field(ge=0, le=2**31)]
+TokenId = Annotated[int, Field(ge=0, le=2**31), WHOLE]
 
 
 def _kind(prompt: object) -> str:
@@ -63,9 +63,9 @@ class CompletionRequest(Sampling):
 
     prompt: Prompt
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     echo: bool | None = Field(None, description="the answer starts with the prompt; not with logprobs")
-    best_of: int | None = Field(None, description="only as many as n")
+    best_of: Annotated[int, WHOLE] | None = Field(None, description="only as many as n")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict, Discriminator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, model_validator
 
 from snugvl.errors import RequestError
 from snugvl.server.fields import Strict
@@ -11,6 +11,15 @@ from snugvl.server.fields import Strict
 # Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
 STRING_OR_ARRAY = Discriminator(lambda value: "array" if isinstance(value, list) else "string")
 STRING_OR_OBJECT = Discriminator(lambda value: "string" if isinstance(value, str) else "object")
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# JSON has one kind of number: 1.0 is a whole number in it, and some clients write it so.
+# Stands after the bounds in Annotated, or the OpenAPI document loses them.
+WHOLE = BeforeValidator(_whole)
 
 Harmless = Mapping[str, tuple[object, ...]]
 

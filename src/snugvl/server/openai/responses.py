@@ -18,7 +18,7 @@ from snugvl.server.openai.responses_input import conversation_of
 from snugvl.server.openai.responses_schema import LOGPROBS, ResponseRequest
 from snugvl.server.openai.responses_stream import ResponseEvents
 from snugvl.server.openai.sampling import blaming
-from snugvl.server.openai.upload import MULTIPART_DOCUMENT, UploadRoute, attachments_of
+from snugvl.server.openai.upload import UploadRoute, attachments_of, multipart_document
 from snugvl.server.streaming import compact, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
@@ -26,10 +26,8 @@ router = APIRouter(tags=["openai"], route_class=UploadRoute)
 # What the engine calls a field of its own request, and what this protocol calls it.
 NAMES = {
     "max_tokens": "max_output_tokens",
-    "messages": "input",
-    "prompt_ids": "input",
-    "vision": "input",
-    "grammar": "text.format",
+    r"prompt_ids|prompt|vision|messages.*": "input",
+    "grammar|response_format": "text.format",
 }
 
 
@@ -37,7 +35,7 @@ NAMES = {
     "/v1/responses",
     response_model=ResponseAnswer,
     responses={200: EVENTS_DOCUMENT},
-    openapi_extra=MULTIPART_DOCUMENT,
+    openapi_extra=multipart_document(ResponseRequest),
 )
 async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     """Answer input items with output items; whole, or as a stream of events."""

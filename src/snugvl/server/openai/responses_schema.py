@@ -6,7 +6,7 @@ from pydantic import Field, Tag
 
 from snugvl.backends.protocol import Grammar, Tool, ToolUse
 from snugvl.server.openai.common import Metadata
-from snugvl.server.openai.fields import STRING_OR_OBJECT, Exact, Harmless
+from snugvl.server.openai.fields import STRING_OR_OBJECT, WHOLE, Exact, Harmless
 from snugvl.server.openai.formats import ANY_OBJECT, FormatName, JsonObjectFormat, TextFormat, schema_grammar
 from snugvl.server.openai.responses_input import Input
 from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP
@@ -125,7 +125,7 @@ class ResponseRequest(Exact):
     max_output_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     metadata: Metadata | None = None
     reasoning: NoReasoning | None = None

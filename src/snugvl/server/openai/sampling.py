@@ -1,5 +1,6 @@
 """Fields that say how tokens are chosen, the same in chat completions and completions."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, ClassVar
@@ -8,7 +9,7 @@ from pydantic import Field, Tag
 
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
-from snugvl.server.openai.fields import STRING_OR_ARRAY, Exact, Harmless
+from snugvl.server.openai.fields import STRING_OR_ARRAY, WHOLE, Exact, Harmless
 
 MAX_STOP = 16  # OpenAI takes four
 MAX_TOKENS = 2**31
@@ -22,7 +23,7 @@ Temperature = Annotated[float, Field(ge=0, le=2, description="0, the default, is
 TopP = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 MaxTokens = Annotated[
-    int, Field(ge=1, le=MAX_TOKENS, description="of the answer; by default what the context leaves")
+    int, Field(ge=1, le=MAX_TOKENS, description="of the answer; by default what the context leaves"), WHOLE
 ]
 LogitBias = dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
 
@@ -42,17 +43,17 @@ class Sampling(Exact):
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = None
     stop: Stop | None = None
     max_tokens: MaxTokens | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS, description="0 and -1 are off")] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1), WHOLE] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS, description="0 and -1 are off"), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=128)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0), WHOLE]], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
 
 
@@ -83,10 +84,16 @@ def sampling_of(fields: Sampling, *, max_tokens: int | None, logprobs: int | Non
 
 @contextmanager
 def blaming(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors of the engine speak of fields of its own requests: here they get the names of the protocol."""
+    """Errors of the engine speak of fields of its own requests: here they get the names of the protocol.
+
+    Args:
+        names: by pattern of the whole field, as `re.sub` takes them; the first that matches is used.
+    """
     try:
         yield
     except RequestError as error:
-        if error.field is not None:
-            error.field = names.get(error.field, error.field)
+        for pattern, name in names.items():
+            if error.field is not None and re.fullmatch(pattern, error.field):
+                error.field = re.sub(pattern, name, error.field)
+                break
         raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,21 +27,17 @@ _KEY = "snugvl.attachments"
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
-MULTIPART_DOCUMENT: dict[str, Any] = {
-    "requestBody": {
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "description": "The JSON request, and files that it refers to as attachment:NAME.",
-                    "properties": {"request": {"type": "string", "contentMediaType": "application/json"}},
-                    "additionalProperties": {"type": "string", "format": "binary"},
-                    "required": ["request"],
-                }
-            }
-        }
+
+def multipart_document(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra=` of a route: the form that it takes beside JSON."""
+    form = {
+        "type": "object",
+        "description": "The JSON request, and files that it refers to as attachment:NAME.",
+        "properties": {"request": {"$ref": f"#/components/schemas/{model.__name__}"}},
+        "additionalProperties": {"type": "string", "format": "binary"},
+        "required": ["request"],
     }
-}
+    return {"requestBody": {"content": {"multipart/form-data": {"schema": form}}}}
 
 
 class UploadRoute(APIRoute):
