@@ -22,7 +22,8 @@ class StandIn:
         self.requests: list[str] = []
         self.stopped = threading.Event()
         self._tls = tls
-        self._socket = socket.create_server((host, port))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family)
         self.port: int = self._socket.getsockname()[1]
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()

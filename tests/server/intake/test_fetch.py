@@ -112,6 +112,20 @@ def test_a_dead_address_is_passed_over_for_the_next() -> None:
         assert asyncio.run(fetched(url, resolver=resolver, allowed=lambda _: True)) == PICTURE
 
 
+def test_addresses_of_ipv6() -> None:
+    try:
+        server = StandIn("::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    try:
+        server.replies["/a"] = answer(PICTURE)
+        url = f"http://[0:0::0:1]:{server.port}/a"
+        assert asyncio.run(fetched(url, allowed=lambda _: True)) == PICTURE
+        assert f"Host: [::1]:{server.port}" in server.requests[0]
+    finally:
+        server.close()
+
+
 def test_redirects_are_followed_up_to_the_limit() -> None:
     with standing_in() as server:
         base = f"http://pictures.test:{server.port}"

@@ -18,7 +18,7 @@ from snugvl.server.intake.frames import decode_video, frame_indices, scaled_size
 from snugvl.server.intake.intake import Intake
 from snugvl.server.intake.settings import IntakeSettings, VideoLimits
 from tests.server.intake.films import film, sound
-from tests.server.intake.pictures import animation, encoded
+from tests.server.intake.pictures import animation, encoded, gif_claim
 
 LIMITS = VideoLimits()
 
@@ -189,16 +189,20 @@ def test_impossible_rates(fps: float, intake: Intake, runner: asyncio.Runner) ->
 
 
 PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"
+UNREADABLE = "is not a video or an animation that can be read; send MP4, WebM, AVI, Ogg, GIF, WebP, APNG or"
 REFUSED = {
     "nothing": (b"", r"is empty \(0 bytes\)"),
-    "playlist": (PLAYLIST, "it looks like text"),
-    "concat": (b"ffconcat version 1.0\nfile /etc/passwd\n", "it looks like text"),
+    "playlist": (PLAYLIST, UNREADABLE),
+    "concat": (b"ffconcat version 1.0\nfile /etc/passwd\n", UNREADABLE),
+    "session description": (b"v=0\no=- 0 0 IN IP4 10.0.0.1\nm=video 9 RTP/AVP 96\n", UNREADABLE),
+    "manifest": (b"<?xml version='1.0'?><MPD><BaseURL>file:///etc/</BaseURL></MPD>", UNREADABLE),
     "still": (encoded("PNG"), "is a still picture; send it as an image"),
-    "photo": (encoded("JPEG"), "is a still picture; send it as an image"),
-    "svg": (b"<svg></svg>", "an SVG drawing"),
+    "phone's photo": (encoded("MPO"), "is a still picture; send it as an image"),
+    "svg": (b"<svg></svg>", UNREADABLE),
     "sound": (sound(), "has no video in it"),
     "old codec": (film("avi", "mpeg2video"), "has the codec 'mpeg2video', which is not read"),
     "truncated": (film()[:900], "is damaged or incomplete"),
+    "claim": (gif_claim(65_535, 65_535), "frames of far more than 100 million pixels"),
     "one frame": (film(frames=1), "fewer than two frames"),
     "only a header": (b"\0\0\0\x18ftypisom" + bytes(12), "is damaged or incomplete|no video"),
     "only a mark": (b"\x1aE\xdf\xa3" + bytes(40), "is damaged or incomplete|no video"),

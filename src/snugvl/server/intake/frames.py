@@ -18,7 +18,7 @@ from typing import Any
 from PIL import Image
 
 from snugvl.errors import ImageError, ImageTooLarge
-from snugvl.inputs.image import ImageLimits, open_image, to_rgb
+from snugvl.inputs.image import FORMATS, to_rgb
 from snugvl.server.intake.settings import VideoLimits
 
 _ANIMATIONS = ("GIF", "WEBP", "PNG", "AVIF")
@@ -61,6 +61,8 @@ def decode_video(data: bytes, limits: VideoLimits, fps: float | None, name: str)
         ImageError: not a video, damaged, too long, a codec that isn't read; PyAV is missing.
         ImageTooLarge: frames of too many pixels.
     """
+    if not data:
+        raise ImageError(f"{name} is empty (0 bytes); send a video")
     wanted = limits.fps if fps is None else fps
     container = _container(data)
     try:
@@ -114,16 +116,9 @@ def _check_duration(seconds: float, limits: VideoLimits, name: str) -> None:
 
 
 def _decode_animation(data: bytes, limits: VideoLimits, fps: float, name: str) -> Frames:
-    try:
-        image = Image.open(BytesIO(data), formats=_ANIMATIONS)
-    except Exception:
-        # Not one of these: the picture intake knows what to say about what it is.
-        open_image(
-            data, limits=ImageLimits(limits.max_bytes, limits.max_frame_pixels), name=name, quote=False
-        )
-        raise ImageError(f"{name} is a still picture; send it as an image") from None
+    image = _opened(data, name)
     _check_size(*image.size, limits, name)
-    total = int(getattr(image, "n_frames", 1))
+    total = int(getattr(image, "n_frames", 1)) if image.format in _ANIMATIONS else 1
     if total < 2:
         raise ImageError(f"{name} is a still picture; send it as an image, not as a video")
     # Durations come with the frames: a first pass reads them all, which the time limit bounds.
@@ -143,6 +138,20 @@ def _decode_animation(data: bytes, limits: VideoLimits, fps: float, name: str) -
         frame = to_rgb(image.copy(), name)
         frames.append(frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC))
     return Frames(frames, [starts[index] for index in indices])
+
+
+def _opened(data: bytes, name: str) -> Image.Image:
+    try:
+        return Image.open(BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise ImageTooLarge(
+            f"{name} has frames of far more than 100 million pixels; scale it down first"
+        ) from None
+    except Exception:  # an unknown format, or a header that its plugin stumbles over
+        raise ImageError(
+            f"{name} is not a video or an animation that can be read; send MP4, WebM, AVI, Ogg, GIF, WebP, "
+            "APNG or AVIF, or a list of its frames"
+        ) from None
 
 
 def _decode_container(data: bytes, kind: str, limits: VideoLimits, fps: float, name: str) -> Frames:

@@ -13,7 +13,7 @@ import math
 import weakref
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, Self
+from typing import Self
 
 from PIL import Image
 
@@ -32,18 +32,10 @@ _IMAGES = "image/*"
 _VIDEOS = "video/*, image/*"
 
 
-class Media(Protocol):
-    """What fetches http(s) URLs (`fetch.Fetcher`)."""
-
-    async def fetch(self, url: str, *, accept: str, max_bytes: int, name: str, field: str) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
 class Intake:
     """Fetches, checks and decodes. One instance a server; `close` stops its workers."""
 
-    def __init__(self, settings: IntakeSettings | None = None, *, fetcher: Media | None = None) -> None:
+    def __init__(self, settings: IntakeSettings | None = None, *, fetcher: Fetcher | None = None) -> None:
         """`fetcher`: in place of the one that the settings describe.
 
         Raises:
