@@ -68,38 +68,36 @@ def sample(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Sampled]:
 
 def _sample(raw: torch.Tensor, choices: Sequence[Choice]) -> list[Sampled]:
     total = raw.logsumexp(-1)  # [n]; not finite if a logit is NaN or inf, or all are -inf
-    healthy = total.isfinite()
-    scores, possible = constrained(penalized(raw, choices), choices)
+    scores, broken = constrained(penalized(raw, choices), choices)
     tokens = scores.argmax(-1)  # the first of equals
     drawn = [index for index, choice in enumerate(choices) if not choice.params.greedy]
     if drawn:
         tokens[drawn] = _draw(scores[drawn], [choices[index] for index in drawn])
     own, top = _logprobs(raw, total, tokens, choices)
-    if possible is not None:
-        healthy &= possible
+    # -inf is only chosen where nothing else is left: grammar and network exclude everything together.
+    healthy = total.isfinite() & (scores.gather(-1, tokens[:, None])[:, 0] > -torch.inf)
+    if broken:
+        healthy[broken] = False
     return [
         Sampled(token, lp, ranked) if good else Sampled(None)
         for token, good, lp, ranked in zip(tokens.tolist(), healthy.tolist(), own, top, strict=True)
     ]
 
 
-def constrained(scores: torch.Tensor, choices: Sequence[Choice]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`scores` `[n, vocab]` with -inf where a grammar forbids the token, and `[n]`: whether one is left.
+def constrained(scores: torch.Tensor, choices: Sequence[Choice]) -> tuple[torch.Tensor, list[int]]:
+    """`scores` `[n, vocab]` with -inf where a grammar forbids the token, and the rows whose grammar broke.
 
-    The same tensor and None when nobody has a grammar. Last of all that moves scores, so that no bias
-    lets a forbidden token win.
+    The same tensor when nobody has a grammar. Last of all that moves scores, so that no bias lets a
+    forbidden token win.
     """
     states = {i: choice.grammar for i, choice in enumerate(choices) if choice.grammar is not None}
     if not states:
-        return scores, None
-    rows = list(states)
+        return scores, []
     allowed = fill_allowed(list(states.values()), scores.shape[-1], scores.device)
-    masked = scores.clone()
-    masked[rows] = scores[rows].masked_fill(~allowed, -torch.inf)
-    possible = masked.amax(-1) > -torch.inf
+    forbidden = torch.zeros_like(scores, dtype=torch.bool)
+    forbidden[list(states)] = ~allowed
     broken = [i for i, state in states.items() if state.error is not None]
-    possible[broken] = False
-    return masked, possible
+    return scores.masked_fill(forbidden, -torch.inf), broken
 
 
 def penalized(logits: torch.Tensor, choices: Sequence[Choice]) -> torch.Tensor:

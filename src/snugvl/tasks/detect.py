@@ -23,7 +23,7 @@ from PIL.Image import Image
 from snugvl.backends.protocol import Capabilities, Request
 from snugvl.errors import OutputError, RequestError
 from snugvl.sampling import SamplingParams
-from snugvl.tasks import prompts
+from snugvl.tasks import grammar, prompts
 from snugvl.tasks.parse import answer_text, find_json
 from snugvl.tasks.request import about
 from snugvl.tasks.results import Box, Detection, Detections, Reply
@@ -67,6 +67,7 @@ def request(
         max_tokens=MAX_TOKENS,
         capabilities=capabilities,
         max_pixels=max_pixels,
+        grammar=grammar.BOXES,
     )
 
 

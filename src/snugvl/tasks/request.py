@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from PIL.Image import Image
 
-from snugvl.backends.protocol import Capabilities, Delta, Message, Picture, Request, Text, Usage
+from snugvl.backends.protocol import Capabilities, Delta, Grammar, Message, Picture, Request, Text, Usage
 from snugvl.errors import EngineError, RequestError
 from snugvl.sampling import SamplingParams
 from snugvl.tasks.results import Reply
@@ -19,8 +19,9 @@ def about(
     max_tokens: int,
     capabilities: Capabilities,
     max_pixels: int | None = None,
+    grammar: Grammar | None = None,
 ) -> Request:
-    """A request that shows `images` and says `prompt`.
+    """A request that shows `images` and says `prompt`; its answer follows `grammar`.
 
     `max_tokens` is the task's own limit, for a sampling that has none: enough for an honest answer, short
     enough that a model caught in a loop ends. It never takes more than a quarter of the context, so a
@@ -36,7 +37,7 @@ def about(
         fitting = max(64, capabilities.context_tokens // 4)
         sampling = replace(sampling, max_tokens=min(max_tokens, fitting))
     pictures = tuple(Picture(image, max_pixels) for image in images)
-    return Request((Message("user", (*pictures, Text(prompt))),), sampling)
+    return Request((Message("user", (*pictures, Text(prompt))),), sampling, grammar=grammar)
 
 
 def collect(deltas: Iterable[Delta]) -> Reply:
