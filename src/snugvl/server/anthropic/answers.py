@@ -1,7 +1,7 @@
 """What /v1/messages answers, at once or as events."""
 
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -79,12 +79,13 @@ class Answer:
         texts: dict[int, str] = {}
         calls: dict[int, CallStarted] = {}
         blocks = _Blocks()
-        async for event in self.reader:
-            index = blocks.place(event)
-            if isinstance(event, CallStarted):
-                calls[index] = event
-            else:
-                texts[index] = texts.get(index, "") + _text_of(event)
+        async with self.reader.generation:
+            async for event in self.reader:
+                index = blocks.place(event)
+                if isinstance(event, CallStarted):
+                    calls[index] = event
+                else:
+                    texts[index] = texts.get(index, "") + _text_of(event)
         content: list[TextOut | ToolUseOut] = []
         for index in range(blocks.count):
             text = texts.get(index, "")
@@ -106,8 +107,21 @@ class Answer:
         start = self._message(
             [], stop_reason=None, stop_sequence=None, usage=Usage(input_tokens=0, output_tokens=0)
         )
-        yield _event("message_start", message=start.model_dump())
-        yield _event("ping")
+        async with self.reader.generation:
+            yield _event("message_start", message=start.model_dump())
+            yield _event("ping")
+            async for event in self._blocks():
+                yield event
+        usage = await self._usage()
+        yield _event(
+            "message_delta",
+            delta={"stop_reason": self._stop_reason(usage), "stop_sequence": self.reader.stop_sequence},
+            usage={"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens},
+        )
+        yield _event("message_stop")
+
+    async def _blocks(self) -> AsyncIterator[Event]:
+        """Each content block: its start, what it is made of, its end."""
         blocks = _Blocks()
         async for event in self.reader:
             before = blocks.count
@@ -120,13 +134,6 @@ class Answer:
                 yield _event("content_block_delta", index=index, delta=_delta(event))
         if blocks.count:
             yield _event("content_block_stop", index=blocks.count - 1)
-        usage = await self._usage()
-        yield _event(
-            "message_delta",
-            delta={"stop_reason": self._stop_reason(usage), "stop_sequence": self.reader.stop_sequence},
-            usage={"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens},
-        )
-        yield _event("message_stop")
 
     def _message(self, content: list[TextOut | ToolUseOut], **fields: Any) -> MessageOut:
         return MessageOut(id=f"msg_{secrets.token_hex(12)}", model=self.model, content=content, **fields)

@@ -15,6 +15,8 @@ from snugvl.tasks.parse import find_json
 class Reader:
     """The events of an answer with one choice, read once; afterwards, how it ended.
 
+    Whoever reads it does so within `async with reader.generation`, which aborts what is not finished.
+
     Args:
         stops: sequences that end the answer here, because the engine wasn't told them.
     """
@@ -42,14 +44,13 @@ class Reader:
         return None if self._matcher is None else self._matcher.matched
 
     async def __aiter__(self) -> AsyncIterator[ToolEvent]:
-        async with self.generation:
-            async for delta in self.generation:
-                self._logprobs += delta.logprobs
-                self._finish_reason = delta.finish_reason or self._finish_reason
-                for event in self._split(delta.text):
-                    yield event
-                if self.stop_sequence is not None:
-                    break
+        async for delta in self.generation:
+            self._logprobs += delta.logprobs
+            self._finish_reason = delta.finish_reason or self._finish_reason
+            for event in self._split(delta.text):
+                yield event
+            if self.stop_sequence is not None:
+                break
         aborted = self._finish_reason in (None, "abort") or self.generation.usage is None
         if aborted and self.stop_sequence is None:
             raise EngineError("the request was aborted before its answer was complete")

@@ -116,7 +116,8 @@ class Answer:
 
     async def whole(self) -> Line:
         """Everything in one line."""
-        pieces = [piece async for piece in self._pieces()]
+        async with self.reader.generation:
+            pieces = [piece async for piece in self._pieces()]
         piece = Piece(
             "".join(piece.text for piece in pieces),
             tuple(call for piece in pieces for call in piece.calls),
@@ -126,8 +127,9 @@ class Answer:
 
     async def lines(self) -> AsyncGenerator[Event]:
         """A line for each piece, and one for the end."""
-        async for piece in self._pieces():
-            yield Event(self._line(piece, done=False).model_dump_json(exclude_none=True))
+        async with self.reader.generation:
+            async for piece in self._pieces():
+                yield Event(self._line(piece, done=False).model_dump_json(exclude_none=True))
         yield Event(self._line(Piece(), **self._end()).model_dump_json(exclude_none=True))
 
     def _line(self, piece: Piece, **fields: Any) -> Line:
