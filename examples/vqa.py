@@ -1,17 +1,22 @@
-"""Ask about a picture, streaming the answer: python examples/vqa.py [PICTURE [QUESTION …]]"""
+"""Ask about a picture, streaming the answer: python examples/vqa.py [--server URL] [PICTURE [QUESTION …]]"""
 
-import sys
+import argparse
 from pathlib import Path
 
 import snugvl
 
-picture = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "images" / "garden.png"
-questions = sys.argv[2:] or ["What animals are there?", "Where is the car?", "Is there a tree?"]
+QUESTIONS = ["What animals are there?", "Where is the car?", "Is there a tree?"]
 
-with snugvl.load("pocket") as model:
-    for question in questions:
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--server", help="a running `snugvl serve`, such as http://127.0.0.1:8000")
+parser.add_argument("picture", nargs="?", type=Path, default=Path(__file__).parent / "images/garden.png")
+parser.add_argument("questions", nargs="*", default=QUESTIONS)
+options = parser.parse_args()
+
+with snugvl.Client(options.server) if options.server else snugvl.load("pocket") as model:
+    for question in options.questions:
         print(f"{question} ", end="")
-        with model.stream_ask(picture, question) as stream:
+        with model.stream_ask(options.picture, question) as stream:
             for delta in stream:
                 print(delta.text, end="", flush=True)
         print()

@@ -1,5 +1,7 @@
+# ruff: noqa: F811 (fixtures)
 """pocket on the hand-drawn example pictures, held to what is really in them, and the example scripts."""
 
+import ast
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ import pytest
 
 import snugvl
 from snugvl import Box, Model
+from tests.server.conftest import pocket, url  # noqa: F401
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 IMAGES = EXAMPLES / "images"
@@ -114,11 +117,36 @@ def test_a_scene_is_analysed(model: Model) -> None:
     assert "white" in scene.setting
 
 
-@pytest.mark.parametrize("script", ["caption_image", "vqa", "analyze_scene", "detect_objects"])
-def test_the_examples_run(script: str, tmp_path: Path) -> None:
-    path = EXAMPLES / f"{script}.py"
-    assert len(path.read_text().splitlines()) <= 30
-    run = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True)
+SCRIPTS = ["caption_image", "vqa", "analyze_scene", "detect_objects"]
+
+
+def ran(script: str, *args: str, cwd: Path) -> str:
+    """What a script prints; it says nothing on standard error."""
+    command = [sys.executable, str(EXAMPLES / f"{script}.py"), *args]
+    run = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.strip()
     assert run.stderr == ""
+    return run.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_examples_say_the_same_here_and_on_a_server(script: str, tmp_path: Path, url: str) -> None:
+    assert len((EXAMPLES / f"{script}.py").read_text().splitlines()) <= 30
+    here = ran(script, cwd=tmp_path)
+    assert here.strip()
+    assert ran(script, "--server", url, cwd=tmp_path) == here
+
+
+def test_the_openai_sdk_on_a_server(tmp_path: Path, url: str) -> None:
+    text, shape, call = ran("chat_with_openai_sdk", "--server", url, cwd=tmp_path).splitlines()
+    assert "red" in text.lower()
+    assert set(ast.literal_eval(shape)) == {"color", "shape"}
+    assert call.startswith("paint {'color': ")
+
+
+@pytest.mark.slow
+def test_a_server_is_started_from_a_program(tmp_path: Path) -> None:
+    text = ran("start_server", cwd=tmp_path)
+    assert text.startswith("ready: http://127.0.0.1:")
+    assert "serves pocket" in text
+    assert "KV cache: " in text
