@@ -213,3 +213,38 @@ def test_nothing_found_and_labels_are_text(serve: Serve, open_page: OpenPage, sh
     expect(page.locator(".detection-label")).to_have_text(nasty)
     expect(page.locator(".box-label")).to_have_text(nasty)
     assert drawn(page, 1000, 1000) == [pytest.approx((100, 200, 300, 400), abs=2)]
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_labels_stay_on_the_picture(
+    serve: Serve, open_page: OpenPage, shapes: Path, width: int, height: int
+) -> None:
+    label = "a very long label that a model wrote for no good reason at all"
+    boxes = [[600, 500, 690, 600], [900, 500, 990, 600], [10, 10, 90, 90], [880, 5, 990, 60]]
+    words = json.dumps([{"bbox_2d": box, "label": label} for box in boxes])
+    page = open_page(serve(FakeService(Script((words,)))), width, height)
+    choose(page, shapes)
+    detect(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    frame = page.locator("#frame").bounding_box()
+    assert frame is not None
+    for tag in page.locator(".box-label").all():
+        rect = tag.bounding_box()
+        assert rect is not None
+        assert rect["x"] >= frame["x"] - 3
+        assert rect["x"] + rect["width"] <= frame["x"] + frame["width"] + 3
+        assert rect["y"] >= frame["y"] - 3
+
+
+def test_a_crowd_shows_only_the_label_that_is_pointed_at(
+    serve: Serve, open_page: OpenPage, shapes: Path
+) -> None:
+    boxes = [[50 * index, 400, 50 * index + 40, 500] for index in range(13)]
+    words = json.dumps([{"bbox_2d": box, "label": "cup"} for box in boxes])
+    page = open_page(serve(FakeService(Script((words,)))))
+    choose(page, shapes)
+    detect(page)
+    expect(page.locator(".box")).to_have_count(13)
+    expect(page.locator(".box-label:visible")).to_have_count(0)
+    page.locator(".detection").nth(3).focus()
+    expect(page.locator(".box-label:visible")).to_have_count(1)

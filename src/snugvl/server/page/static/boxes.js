@@ -4,6 +4,7 @@ import { byId, make, plural } from "./dom.js";
 
 // White letters have a contrast of at least 4.5 on each of these.
 const COLOURS = ["#c2185b", "#1565c0", "#2e7d32", "#6a1b9a", "#b23c00", "#00697a", "#7a4f00", "#37474f"];
+const CROWD = 12; // more labels than this would hide the picture: then only the lit one is shown
 
 /** A colour for each label, in order of appearance. */
 export function colours(objects) {
@@ -19,6 +20,7 @@ export function showBoxes(found) {
   boxes.forEach((box, index) => pair(box, items[index]));
   // Large boxes first, so that a small one inside them can still be pointed at.
   const order = [...boxes.keys()].sort((a, b) => area(found.objects[b].box) - area(found.objects[a].box));
+  byId("overlay").classList.toggle("crowded", boxes.length > CROWD);
   byId("overlay").replaceChildren(...order.map((index) => boxes[index]));
   byId("detections").replaceChildren(...items);
   byId("detect-summary").textContent = summary(found);
@@ -46,7 +48,10 @@ function boxOf({ label, box }, { width, height }, colour) {
   node.style.height = `${(100 * (box.y2 - box.y1)) / height}%`;
   node.style.setProperty("--colour", colour);
   if (box.y1 < 0.08 * height) tag.classList.add("inside");
-  if (box.x1 > 0.7 * width) tag.classList.add("right");
+  const right = box.x1 > 0.7 * width;
+  if (right) tag.classList.add("right");
+  const room = (right ? box.x2 : width - box.x1) / (box.x2 - box.x1); // in widths of the box, up to the edge
+  tag.style.maxWidth = `min(14rem, ${100 * room}%)`;
   return node;
 }
 
