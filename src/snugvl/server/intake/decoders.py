@@ -3,6 +3,9 @@
 Each thread of a pool owns one process (`worker.py`) and gives it one job at a time, so the pool's queue is
 the queue. A process that takes too long is killed, one that crashes is noticed; either costs the one request
 that it was working for. What a process answers is checked like anything from outside.
+
+Measured (2 cores, Linux): 0.4 ms for a small picture and 1 to 4 ms for a megapixel beyond decoding it in this
+process, most of it for carrying pixels over. So every picture takes this way, however small.
 """
 
 import asyncio
@@ -29,7 +32,6 @@ if sys.platform == "linux":
 Kind = Literal["pictures", "videos"]
 _PIPE_BYTES = MIB  # what Linux lets any user have
 _START_S = 60.0
-_NOT_STARTED = SnugvlError("the picture decoder did not start; see whether memory or processes are short")
 # No secrets in there: what Python needs to find itself and its packages, and nothing else.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")
 _THRIFT = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -143,7 +145,7 @@ class Decoders:
             try:
                 process = _Process(self._kind, self._memory_bytes)
             except OSError:
-                raise _NOT_STARTED from None
+                raise _not_started() from None
             self._processes.add(process)
             self._mine.process = process
             process.wait_ready()
@@ -187,7 +189,7 @@ class _Process:
             self._exchange(None, b"", 0, _START_S)
         except _Gone:
             self.kill()
-            raise _NOT_STARTED from None
+            raise _not_started() from None
 
     def call(
         self, job: dict[str, Any], data: bytes, max_payload: int, timeout_s: float
@@ -291,6 +293,10 @@ def _images(
         Image.frombytes("RGB", (width, height), view[i * frame : (i + 1) * frame]) for i in range(count)
     ]
     return images, times
+
+
+def _not_started() -> SnugvlError:
+    return SnugvlError("the picture decoder did not start; see whether memory or processes are short")
 
 
 def _failed_on(name: str) -> ImageError:

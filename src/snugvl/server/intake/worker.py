@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from io import BytesIO
-from typing import Any
+from typing import Any, BinaryIO
 
 from PIL import Image
 
@@ -45,14 +45,17 @@ def main(kind: str, memory_bytes: int) -> None:
         frames.preload()
     shut_doors(memory_bytes)
     pipe.send(outgoing, {"ready": True})
-    while True:
-        try:
-            job, data = pipe.receive(incoming, MAX_INPUT_BYTES)
-        except pipe.BrokenMessage:
-            return
-        limit_cpu(job["decode_s"])
-        header, pixels = answer(job, bytes(data))
-        pipe.send(outgoing, header, *pixels)
+    with contextlib.suppress(pipe.BrokenMessage):
+        while True:
+            _serve_one(incoming, outgoing)
+
+
+def _serve_one(incoming: BinaryIO, outgoing: BinaryIO) -> None:
+    """In a function of its own, so that nothing of a picture is kept while waiting for the next."""
+    job, data = pipe.receive(incoming, MAX_INPUT_BYTES)
+    limit_cpu(job["decode_s"])
+    header, pixels = answer(job, bytes(data))
+    pipe.send(outgoing, header, *pixels)
 
 
 def preload() -> None:
