@@ -100,6 +100,12 @@ def test_the_value_is_shown(client: TestClient) -> None:
     assert message == "temperature: Input should be less than or equal to 2, got 3"
 
 
+def test_of_very_many_errors_one_is_told(client: TestClient) -> None:
+    many = {"messages": [{"role": "king", "content": "x" * 1000}] * 20_000}
+    error = client.post("/v1/chat", json=many).json()["error"]
+    assert error["param"] == "messages[0].role"
+
+
 @pytest.mark.parametrize("extra", [{"n": 1}, {"n": None}, {"store": False}, {"logit_bias": {}}])
 def test_what_asks_for_nothing_passes(client: TestClient, extra: dict[str, Any]) -> None:
     assert client.post("/v1/chat", json=body(**extra)).status_code == 200
@@ -172,6 +178,7 @@ def test_lost_paths_and_methods(client: TestClient) -> None:
         (b"[" * 100_000 + b"]" * 100_000, "deeper than 100"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "deeper than 100"),
         (b"1" * 5000, "4,300 digits"),
+        (b"[" + b"0," * 300_000 + b"0]", "more than 300,000 values"),
         (b'{"a": 1', "line 1, column 8"),
         (b"\xef\xbb\xbf{}", "not valid JSON"),
         ('{"a": 1}'.encode("utf-16"), "not UTF-8"),

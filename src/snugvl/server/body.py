@@ -6,13 +6,15 @@ from typing import Any
 from snugvl.errors import RequestError
 
 MAX_DEPTH = 100  # of arrays and objects in each other; JSON schemas of real tools need about 20
+MAX_VALUES = 300_000  # in all; a prompt of token ids that fills the longest context has 262,144
 
 
 def parse_json(data: bytes) -> object:
     """The value of a body.
 
     Raises:
-        RequestError: not UTF-8, not JSON, NaN or infinity, a key twice, half a surrogate pair, or too deep.
+        RequestError: not UTF-8, not JSON, NaN or infinity, a key twice, half a surrogate pair, nested too
+            deep, or of too many values.
     """
     try:
         text = data.decode("utf-8")
@@ -56,8 +58,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check(value: object) -> None:
-    """Depth and characters of everything in `value`; not recursive itself."""
+    """Depth, number and characters of everything in `value`; not recursive itself."""
     level: list[object] = [value]
+    count = 0
     for _ in range(MAX_DEPTH):
         below: list[object] = []
         for item in level:
@@ -70,6 +73,9 @@ def _check(value: object) -> None:
                 _check_characters(item)
         if not below:
             return
+        count += len(below)
+        if count > MAX_VALUES:
+            raise RequestError(f"the body holds more than {MAX_VALUES:,} values")
         level = below
     if any(isinstance(item, dict | list) for item in level):
         raise _too_deep()

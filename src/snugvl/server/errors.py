@@ -32,7 +32,7 @@ from snugvl.errors import (
     Unauthorized,
 )
 from snugvl.server.record import current
-from snugvl.server.validation import invalid_field
+from snugvl.server.validation import InvalidRequest, invalid_request
 
 Family = Literal["openai", "anthropic", "ollama"]
 
@@ -80,8 +80,6 @@ def family_of(path: str) -> Family:
 
 def status_of(error: Exception) -> int:
     """The HTTP status of an error."""
-    if isinstance(error, RequestValidationError):
-        return 400
     if isinstance(error, HTTPException):
         return error.status_code
     return error.http_status if isinstance(error, SnugvlError) else 500
@@ -89,8 +87,8 @@ def status_of(error: Exception) -> int:
 
 def code_of(error: Exception) -> str | None:
     """OpenAI's `code`: one word for programs; also the cause in /metrics."""
-    if isinstance(error, RequestValidationError):
-        return invalid_field(error).code
+    if isinstance(error, InvalidRequest):
+        return error.code
     for kind, code in CODES:
         if isinstance(error, kind):
             return code
@@ -100,8 +98,6 @@ def code_of(error: Exception) -> str | None:
 
 def message_of(error: Exception) -> str:
     """What is wrong and what to do, for people."""
-    if isinstance(error, RequestValidationError):
-        return invalid_field(error).message
     if isinstance(error, HTTPException):
         return error.detail
     if isinstance(error, SnugvlError):
@@ -111,8 +107,6 @@ def message_of(error: Exception) -> str:
 
 def param_of(error: Exception) -> str | None:
     """The field to blame, as a path."""
-    if isinstance(error, RequestValidationError):
-        return invalid_field(error).param
     if isinstance(error, ModelNotServed):
         return "model"
     return error.field if isinstance(error, RequestError) else None
@@ -149,7 +143,9 @@ def error_response(error: Exception, path: str) -> JSONResponse:
 
 
 async def _answer(request: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, HTTPException) and error.status_code in (404, 405) and error.detail in DEFAULT:
+    if isinstance(error, RequestValidationError):
+        error = invalid_request(error)
+    elif isinstance(error, HTTPException) and error.status_code in (404, 405) and error.detail in DEFAULT:
         error = HTTPException(error.status_code, _lost(request, error.status_code), error.headers)
     current().error = error
     return error_response(error, request.url.path)

@@ -1,10 +1,12 @@
 """From pydantic's errors to one sentence and the path of one field."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from operator import eq, is_
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
+
+from snugvl.errors import RequestError
 
 CODES = {
     "missing": "missing_required_parameter",
@@ -12,26 +14,25 @@ CODES = {
     "json_invalid": "invalid_json",
 }
 SHOWN = 80  # characters of a value in a message
+LOOKED_AT = 50  # errors; a body of 100,000 wrong items has as many
 
 Loc = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidField:
-    """What is wrong with a request. `param` is None where no field is to blame."""
+class InvalidRequest(RequestError):
+    """A request that doesn't have the form it should. `code`: OpenAI's word for how."""
 
-    message: str
-    param: str | None
-    code: str
+    def __init__(self, message: str, *, field: str | None, code: str) -> None:
+        super().__init__(message, field=field)
+        self.code = code
 
 
-def invalid_field(error: RequestValidationError) -> InvalidField:
+def invalid_request(error: RequestValidationError) -> InvalidRequest:
     """The error that comes nearest to what was meant: of a union's, the one deepest in the body."""
-    found = [(_path(entry, error.body), entry) for entry in error.errors()]
+    found = [(_path(entry, error.body), entry) for entry in error.errors()[:LOOKED_AT]]
     path, entry = max(found, key=lambda pair: len(pair[0]))
-    param = _written(path) or None
-    kind = entry["type"]
-    return InvalidField(_message(param, entry, error.body), param, _code(kind))
+    field = _written(path) or None
+    return InvalidRequest(_message(field, entry, error.body), field=field, code=_code(entry["type"]))
 
 
 def _code(kind: str) -> str:
@@ -66,16 +67,19 @@ def _path(entry: Mapping[str, Any], body: object) -> Loc:
     if place != "body":
         return loc
     if entry["type"] == "missing" and loc:
-        parent = entry.get("input")
-        paths = (path for path, value in _readings(loc[:-1], body) if value == parent)
-        return (*next(paths, loc[:-1]), loc[-1])
-    wanted = entry.get("input")
-    # A value that a validator replaced is found nowhere: then the reading that keeps most is best.
+        return (*_reading(loc[:-1], body, entry.get("input")), loc[-1])
+    return _reading(loc, body, entry.get("input"))
+
+
+def _reading(loc: Loc, body: object, wanted: object) -> Loc:
+    """The way to read `loc` that leads to the value `wanted`."""
     readings = list(_readings(loc, body))
-    exact = [path for path, value in readings if value is wanted] or [
-        path for path, value in readings if value == wanted
-    ]
-    return exact[0] if exact else max((path for path, _ in readings), key=len)
+    for same in (is_, eq):
+        for path, value in readings:
+            if same(value, wanted):
+                return path
+    # A value that a validator replaced is found nowhere: then the reading that keeps most is best.
+    return max((path for path, _ in readings), key=len)
 
 
 def _readings(loc: Loc, value: object) -> Iterator[tuple[Loc, object]]:
