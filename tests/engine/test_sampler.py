@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from snugvl.engine import sampler
 from snugvl.engine.sampler import Choice, penalized, sample, support
 from snugvl.engine.sequence import random_stream
 from snugvl.sampling import SamplingParams
@@ -95,6 +96,43 @@ def test_support_equals_the_reference(row: list[float], params: SamplingParams) 
     keep = support(torch.tensor([row]), [params])
     kept = set(range(len(row))) if keep is None else set(keep[0].nonzero()[:, 0].tolist())
     assert kept == reference(row, params)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.integers(-9, 9), min_size=12, max_size=12), min_size=1, max_size=4),
+    params=st.lists(FILTERS, min_size=4, max_size=4),
+)
+def test_the_few_best_decide_as_all_would(rows: list[list[int]], params: list[SamplingParams]) -> None:
+    """With a handful for "few": ties at its edge, filters that reach beyond it, mixed in one batch."""
+    scores = torch.tensor(rows) / 2.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "_FEW", 4)
+        keep = support(scores, params[: len(rows)])
+    for index, row in enumerate(rows):
+        kept = set(range(12)) if keep is None else set(keep[index].nonzero()[:, 0].tolist())
+        assert kept == reference([value / 2.0 for value in row], params[index])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        *({"top_k": 40}, {"top_k": 255}, {"top_k": 256}, {"top_k": 257}, {"top_k": 5000}, {"top_p": 0.9}),
+        *({"top_p": 0.9999}, {"min_p": 0.02}, {"min_p": 1e-9}, {"top_k": 50, "top_p": 0.95, "min_p": 0.01}),
+    ],
+)
+@pytest.mark.parametrize("spread", [0.1, 3.0, 8.0])
+def test_a_large_vocabulary_draws_the_same_tokens_as_sorting_it_whole(
+    params: dict[str, float], spread: float
+) -> None:
+    logits = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(2)) * spread
+    choices = [
+        Choice(i % 3, SamplingParams(temperature=1.0, **params), uniform=(i + 0.5) / 60) for i in range(60)
+    ]
+    few = sample(logits, choices)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "_FEW", 20_000)
+        assert sample(logits, choices) == few
 
 
 @pytest.mark.parametrize(
