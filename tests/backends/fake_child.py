@@ -67,6 +67,7 @@ class Backend:
         self.name = name
         self.running = 0
         self.questions = 0
+        self.released = threading.Event()
 
     def submit(self, request: Request) -> Stream:
         part = request.messages[0].content[0] if request.messages else None
@@ -74,9 +75,13 @@ class Backend:
         if text in REFUSALS:
             raise REFUSALS[text]()
         if text == "print the environment":
-            print(sorted(os.environ), flush=True)
+            print("\n".join(sorted(os.environ)), flush=True)
         if text == "think":
             time.sleep(0.3)
+        if text == "wait":
+            self.released.wait(60)
+        if text == "release":
+            self.released.set()
         return Stream(self, request)
 
     def stats(self) -> Load:

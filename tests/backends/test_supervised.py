@@ -180,6 +180,18 @@ def test_a_request_cancelled_while_it_is_prepared_never_runs() -> None:
     run(test())
 
 
+def test_a_prompt_that_takes_long_to_prepare_holds_up_nobody() -> None:
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            slow = asyncio.create_task(service.submit(say("wait")))
+            await asyncio.sleep(0)  # it goes first
+            await read(await service.submit(say("release")))
+            assert await read(await slow)
+
+    run(test())
+
+
 def test_an_unread_stream_is_merged_and_loses_nothing() -> None:
     async def test() -> None:
         async with engine() as service:
@@ -258,6 +270,19 @@ def test_deaths_in_a_row_back_off_and_say_why(model: str, why: str) -> None:
             assert service.failure is None
             with pytest.raises(EngineUnavailable, match=f"(?s){why}"):
                 await service.submit(say("hello"))
+
+    run(test())
+
+
+def test_a_process_that_can_not_be_started_is_tried_again() -> None:
+    async def test() -> None:
+        service = SupervisedEngine(EngineChoice(), Supervision(backoff_s=0.01), ("/not/there",))
+        await service.start()
+        await until(
+            lambda: "can't be started" in service.health.detail and "3 times" in service.health.detail
+        )
+        assert service.health.state == "restarting"
+        await service.close()
 
     run(test())
 
@@ -363,7 +388,7 @@ def test_close_ends_streams_and_a_process_that_does_not_listen() -> None:
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
             await service.close()
-            with pytest.raises(EngineError, match="shut down"):
+            with pytest.raises(EngineError, match=r"^the server has shut down$"):
                 await read(stream)
             assert not psutil.pid_exists(pid)
 

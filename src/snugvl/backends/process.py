@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from typing import IO, Any
 
@@ -47,21 +47,15 @@ class EngineProcess:
     async def spawn(cls, command: Sequence[str], start: wire.Start) -> "EngineProcess":
         """Start the process and tell it what to load."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            popen = subprocess.Popen(  # noqa: S603 (ourselves)
-                [*command, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                env=_without_secrets(os.environ),
-                process_group=0,  # Ctrl+C in a terminal is the server's business
-            )
-        self = cls(popen)
-        ours.setblocking(False)
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        self._send(wire.encode(start))
-        return self
+        with theirs, ExitStack() as undo:
+            undo.callback(ours.close)
+            process = cls(_popen(command, theirs.fileno()))
+            undo.callback(process._abandon)
+            ours.setblocking(False)
+            process._reader, process._writer = await asyncio.open_unix_connection(sock=ours)
+            undo.pop_all()
+        process._send(wire.encode(start))
+        return process
 
     @property
     def pid(self) -> int:
@@ -169,6 +163,11 @@ class EngineProcess:
         finally:
             self._calls.pop(message.id, None)
 
+    def _abandon(self) -> None:
+        """End a process that could not be connected."""
+        self._popen.kill()
+        self._popen.communicate()
+
     def _say_goodbye(self) -> None:
         self._send(wire.encode(wire.Bye()))
 
@@ -224,6 +223,18 @@ class EngineProcess:
                     logger.warning("%s", line)
         finally:
             transport.close()
+
+
+def _popen(command: Sequence[str], descriptor: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(  # noqa: S603 (ourselves)
+        [*command, str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(descriptor,),
+        env=_without_secrets(os.environ),
+        process_group=0,  # Ctrl+C in a terminal is the server's business
+    )
 
 
 def _without_secrets(environ: Mapping[str, str]) -> dict[str, str]:

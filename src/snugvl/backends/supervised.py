@@ -8,6 +8,7 @@ and a new process gives every byte back. The server's side imports no torch.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ from snugvl.errors import DoesNotFit, EngineError, EngineUnavailable, SnugvlErro
 __all__ = ["EngineChoice", "SupervisedEngine", "Supervision"]
 
 FIRST_LOAD_S = 10.0  # what loading may take, until it was seen once
+GIVEN_UP_S = 60.0  # after which asking a server again that has failed for good
 DRAIN_POLL_S = 0.05
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,8 @@ class SupervisedEngine:
         wait_s = None
         if self._state in ("starting", "restarting"):
             wait_s = max(1.0, round(self._ready_by - time.monotonic(), 1))
-        elif self._state != "ready":
-            wait_s = FIRST_LOAD_S
+        elif self._state == "draining":
+            wait_s = FIRST_LOAD_S  # whoever starts a server in its place needs that, too
         return Health(self._state, self._detail, self._progress, max(self._lives - 1, 0), wait_s)
 
     async def start(self) -> None:
@@ -158,7 +162,7 @@ class SupervisedEngine:
         return self._process
 
     def _unavailable(self) -> EngineUnavailable:
-        return EngineUnavailable(self._detail, retry_after_s=self.health.retry_after_s or 1.0)
+        return EngineUnavailable(self._detail, retry_after_s=self.health.retry_after_s or GIVEN_UP_S)
 
     def _failure_text(self) -> str | None:
         return None if self._failure is None else str(self._failure)
@@ -169,11 +173,17 @@ class SupervisedEngine:
 
     async def _supervise(self) -> None:
         """One life of a child after the other."""
-        while True:
-            reason = await self._live()
-            if self._state in ("failed", "draining"):
-                return
-            await asyncio.sleep(self._count_death(reason))
+        try:
+            while True:
+                reason = await self._live()
+                if self._state in ("failed", "draining"):
+                    return
+                logger.error("%s", reason)
+                await asyncio.sleep(self._count_death(reason))
+        except Exception as error:  # a bug of ours: nobody may wait for an engine that won't come
+            logger.exception("the supervisor failed")
+            self._failure = EngineError(f"the supervisor failed: {type(error).__name__}: {error}")
+            self._state, self._detail, self._progress = "failed", str(self._failure), None
 
     def _count_death(self, reason: str) -> float:
         """Seconds to wait before the next life."""
@@ -192,7 +202,10 @@ class SupervisedEngine:
         """One child from start to end, and why it ended."""
         self._ready_at, self._started_at = 0.0, time.monotonic()
         self._stalled_s = self._silent_s = 0.0
-        process = self._process = await EngineProcess.spawn(self._command, self._start)
+        try:
+            process = self._process = await EngineProcess.spawn(self._command, self._start)
+        except OSError as error:
+            return f"the engine process can't be started: {error}"
         watch = asyncio.create_task(self._watch(process))
         reason = "the server has shut down"
         try:
@@ -206,10 +219,10 @@ class SupervisedEngine:
         return reason
 
     def _end_requests(self, process: EngineProcess, reason: str) -> None:
-        again = "it is starting again" if self._state in ("ready", "starting", "restarting") else self._detail
         if self._state == "ready":
-            self._expect_ready("restarting", f"{reason}; {again}", 0.0)
-        process.fail(lambda: EngineError(f"{reason}; {again}"), self._unavailable)
+            self._expect_ready("restarting", f"{reason}; it is starting again", 0.0)
+        text = self._detail if self._state != "draining" else f"{reason}; {self._detail}"
+        process.fail(lambda: EngineError(text), self._unavailable)
 
     def _notice(self, notice: Notice) -> None:
         match notice:
