@@ -119,6 +119,7 @@ def test_the_few_best_decide_as_all_would(rows: list[list[int]], params: list[Sa
     [
         *({"top_k": 40}, {"top_k": 255}, {"top_k": 256}, {"top_k": 257}, {"top_k": 5000}, {"top_p": 0.9}),
         *({"top_p": 0.9999}, {"min_p": 0.02}, {"min_p": 1e-9}, {"top_k": 50, "top_p": 0.95, "min_p": 0.01}),
+        *({"top_k": 300, "top_p": 0.7}, {"top_k": 2000, "min_p": 0.3}),
     ],
 )
 @pytest.mark.parametrize("spread", [0.1, 3.0, 8.0])

@@ -206,7 +206,9 @@ def _support_of_few(
     limited = torch.tensor([0 < p.top_k <= _FEW for p in params], device=scores.device)
     total = torch.where(limited, ranked.logsumexp(-1), scores.logsumexp(-1))
     keep = among & _likely((ranked - total[:, None]).exp(), params)
-    sure = (limited | ~keep[:, -1]) & ~tied
+    # Of more than the few by top_k nothing is known: top_p and min_p would look at these only.
+    beyond = torch.tensor([p.top_k > _FEW for p in params], device=scores.device)
+    sure = (limited | ~keep[:, -1]) & ~tied & ~beyond
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ids.gather(-1, order), keep), sure
 
 
