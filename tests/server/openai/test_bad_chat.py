@@ -143,6 +143,20 @@ def test_it_is_refused_by_name(
     assert not scripted.requests
 
 
+def test_too_many_pictures(http: httpx.Client, scripted: Scripted, data_urls: list[str]) -> None:
+    part = {"type": "image_url", "image_url": data_urls[0]}
+    answer = http.post("/chat/completions", json=content(*[part] * 300))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages[1].content[256]")
+    assert "300" in error["message"]
+    assert not scripted.requests
+
+
+def test_too_many_messages(http: httpx.Client) -> None:
+    answer = http.post("/chat/completions", json={"messages": HI * 10_000})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+
+
 def test_errors_of_pictures_name_the_field(http: httpx.Client, data_url: str) -> None:
     parts = [image(data_url)["messages"][1]["content"][0], image("data:,hello")["messages"][1]["content"][0]]
     answer = http.post("/chat/completions", json=content(*parts))

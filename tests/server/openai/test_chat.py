@@ -1,13 +1,16 @@
 """Chat completions: what is asked reaches the engine, what it says reaches the client, whole and streamed."""
 
 import asyncio
+import base64
 import json
+from io import BytesIO
 from typing import Any
 
 import httpx
 import pytest
 from openai import APIError, AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from PIL import Image
 from pydantic import BaseModel
 
 from snugvl.backends.protocol import Delta, Grammar, Message, Picture, Request, Text, ToolCall, Usage, Video
@@ -249,6 +252,25 @@ def test_a_video_of_frames(http: httpx.Client, scripted: Scripted, data_url: str
     assert sizes(scripted.last) == [3]
 
 
+def test_an_animation_is_a_video(http: httpx.Client, scripted: Scripted) -> None:
+    file = BytesIO()
+    frames = [Image.new("RGB", (32, 32), colour) for colour in ("red", "green", "blue", "white")]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=500)
+    url = "data:image/gif;base64," + base64.b64encode(file.getvalue()).decode()
+    for value in (url, {"url": url}, {"url": url, "fps": 2}):
+        body = {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": value}]}]}
+        answer = http.post("/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert sizes(scripted.last) == [4]
+    part = {"type": "video_url", "video_url": "attachment:clip"}
+    form: Any = {
+        "clip": ("clip.gif", file.getvalue()),
+        "request": (None, json.dumps({"messages": [{"role": "user", "content": [part]}]})),
+    }
+    assert http.post("/chat/completions", files=form).status_code == 200
+    assert sizes(scripted.last) == [4]
+
+
 def test_formats_become_grammars(http: httpx.Client, scripted: Scripted) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     formats: list[tuple[dict[str, Any], Grammar | None]] = [
@@ -295,6 +317,24 @@ def test_an_aborted_answer_is_an_error(http: httpx.Client, scripted: Scripted) -
     assert http.post("/chat/completions", json={"messages": HI}).status_code == 500
     text = http.post("/chat/completions", json={"messages": HI, "stream": True}).text
     assert json.loads(text.strip().split("data: ")[-1])["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/chat/completions", {"messages": HI}),
+        ("/completions", {"prompt": "a"}),
+        ("/responses", {"input": "a"}),
+    ],
+)
+def test_a_stream_that_just_ends_is_an_error(
+    http: httpx.Client, scripted: Scripted, path: str, body: dict[str, Any]
+) -> None:
+    scripted.answer = lambda request: [Delta("Hel")]
+    assert http.post(path, json=body).status_code == 500
+    text = http.post(path, json={**body, "stream": True}).text
+    assert "the request ended before its answer was complete" in text
+    assert "[DONE]" not in text
 
 
 def test_an_error_before_the_stream_is_a_status(http: httpx.Client, scripted: Scripted) -> None:

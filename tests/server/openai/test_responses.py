@@ -343,7 +343,7 @@ REFUSED = [
     ({"include": ["file_search_call.results"]}, "include[0]", "file_search_call"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
     ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type", "mcp"),
-    ({"tools": TOOLS * 2}, "tools[2]", "twice"),
+    ({"tools": TOOLS * 2}, "tools[2].name", "twice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "'x'"),
     ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice", "web_search"),
     ({"tools": TOOLS, "text": {"format": {"type": "json_object"}}}, "text.format", "tools"),

@@ -138,8 +138,8 @@ def test_an_answer_goes_back_as_the_sdk_dumps_it(sdk: OpenAI, scripted: Scripted
 
 
 REFUSED = [
-    ({"tools": TOOLS * 2}, "tools[2]", "twice"),
-    ({"tools": [named("required")]}, "tools[0]", "word of tool_choice"),
+    ({"tools": TOOLS * 2}, "tools[2].function.name", "twice"),
+    ({"tools": [named("required")]}, "tools[0].function.name", "word of tool_choice"),
     ({"tools": [named("a b")]}, "tools[0].function.name", "a b"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "custom"),
     ({"tools": TOOLS, "tool_choice": named("nope")}, "tool_choice", "nope"),

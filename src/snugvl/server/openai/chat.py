@@ -17,8 +17,8 @@ from snugvl.server.openai.chat_stream import chunks
 from snugvl.server.openai.common import EVENTS_DOCUMENT, Metadata, json_answer, wants_usage
 from snugvl.server.openai.fields import WHOLE, Harmless
 from snugvl.server.openai.formats import ResponseFormat, check_alone, grammar_of
-from snugvl.server.openai.media import Media
-from snugvl.server.openai.messages import ChatMessage, conversation_of
+from snugvl.server.openai.media import MediaSource
+from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from snugvl.server.openai.sampling import MaxTokens, Sampling, StreamOptions, blaming, sampling_of
 from snugvl.server.openai.tools import MAX_TOOLS, ChatTool, ChatToolChoice, chat_tool_use
 from snugvl.server.openai.upload import UploadRoute, attachments_of, multipart_document
@@ -63,7 +63,7 @@ class ChatCompletionRequest(Sampling):
         "guided_json": "use response_format with a json_schema",
     }
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
@@ -91,7 +91,7 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
     context = context_of(http)
     model = context.check_model(body.model)
     usage = wants_usage(body.stream, body.stream_options)
-    media = Media(context.intake, attachments_of(http))
+    media = MediaSource(context.intake, attachments_of(http))
     with blaming(NAMES | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})):
         request = await _request(body, media)
         about = About(model, request.tools, bool(body.logprobs), request.sampling.n)
@@ -102,7 +102,7 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
     return json_answer(completion(about, choices, tokens))
 
 
-async def _request(body: ChatCompletionRequest, media: Media) -> Request:
+async def _request(body: ChatCompletionRequest, media: MediaSource) -> Request:
     """What the engine is asked.
 
     Raises:

@@ -11,7 +11,7 @@ from snugvl.backends.protocol import Delta, Logprob
 from snugvl.inputs.tools import CallArguments, CallStarted, TextPiece, ToolCallParser, ToolEvent
 from snugvl.server.generation import Generation
 from snugvl.server.openai.chat_answer import About
-from snugvl.server.openai.common import DONE, FINGERPRINT, finish_of, new_id, now, usage_of
+from snugvl.server.openai.common import DONE, FINGERPRINT, finish_of, new_id, now, usage_at_end, usage_of
 from snugvl.server.openai.logprobs import token_logprobs
 from snugvl.server.streaming import Event, compact
 
@@ -99,7 +99,7 @@ async def chunks(generation: Generation, about: About, *, usage: bool) -> AsyncG
                     yield Event(compact({**head, "choices": [choice.opening()], **tail}))
             for entry in choices[delta.choice].entries(delta):
                 yield Event(compact({**head, "choices": [entry], **tail}))
-    if usage and generation.usage is not None:
-        counted = usage_of(generation.usage).model_dump(exclude_unset=True)
+    counted = usage_of(usage_at_end(generation)).model_dump(exclude_unset=True)
+    if usage:
         yield Event(compact({**head, "choices": [], "usage": counted}))
     yield DONE

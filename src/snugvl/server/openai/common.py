@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from snugvl.backends.protocol import Delta, Usage
 from snugvl.errors import EngineError, RequestError
+from snugvl.server.generation import Generation
 from snugvl.server.openai.sampling import StreamOptions
 from snugvl.server.streaming import Event
 from snugvl.version import __version__
@@ -97,3 +98,14 @@ def finish_of(delta: Delta) -> str | None:
 def json_answer(answer: BaseModel) -> Response:
     """A complete answer; what was not set is left out."""
     return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+
+
+def usage_at_end(generation: Generation) -> Usage:
+    """The tokens of a generation that was read to its end.
+
+    Raises:
+        EngineError: it wasn't complete.
+    """
+    if generation.usage is None:
+        raise EngineError("the request ended before its answer was complete")
+    return generation.usage

@@ -7,7 +7,7 @@ from typing import Any
 
 from snugvl.backends.protocol import Delta
 from snugvl.server.generation import Generation
-from snugvl.server.openai.common import DONE, finish_of, total, usage_of
+from snugvl.server.openai.common import DONE, finish_of, total, usage_at_end, usage_of
 from snugvl.server.openai.completions_answer import Asked, Logprobs, head
 from snugvl.server.streaming import Event, compact
 
@@ -30,9 +30,9 @@ async def chunks(generations: Sequence[Generation], asked: Asked, *, usage: bool
             if delta.logprobs:
                 entry["logprobs"] = logprobs[index].add(delta.logprobs)
             yield Event(compact({**first, "choices": [entry], **tail}))
-    counted = [generation.usage for generation in generations if generation.usage is not None]
-    if usage and counted:
-        shown = usage_of(total(counted)).model_dump(exclude_unset=True)
+    counted = usage_of(total(map(usage_at_end, generations)))
+    if usage:
+        shown = counted.model_dump(exclude_unset=True)
         yield Event(compact({**first, "choices": [], "usage": shown}))
     yield DONE
 

@@ -1,12 +1,13 @@
 """Parts of a message: their JSON, and what they become."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
-from snugvl.backends.protocol import Part, Text
+from snugvl.backends.protocol import Part, Picture, Text, Video
 from snugvl.server.openai.fields import STRING_OR_ARRAY, STRING_OR_OBJECT, Exact
-from snugvl.server.openai.media import Detail, Media, together
+from snugvl.server.openai.media import Detail, MediaSource
 
 MAX_PARTS = 1024
 
@@ -60,10 +61,13 @@ class VideoFramesPart(Exact):
     fps: float | None = Field(None, gt=0, le=1000, description="frames per second that these frames are")
 
 
+Found = Picture | Video
+MediaPart = ImagePart | VideoUrlPart | VideoFramesPart
 UserPart = Annotated[TextPart | ImagePart | VideoUrlPart | VideoFramesPart, Field(discriminator="type")]
 
 TextContent = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[TextPart], Field(min_length=1), Tag("array")],
+    Annotated[str, Tag("string")]
+    | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS), Tag("array")],
     STRING_OR_ARRAY,
 ]
 UserContent = Annotated[
@@ -82,19 +86,26 @@ def texts_of(content: str | list[TextPart] | None) -> tuple[Part, ...]:
     return tuple(Text(part.text) for part in content)
 
 
-async def parts_of(content: str | list[UserPart], media: Media, field: str) -> tuple[Part, ...]:
-    """Content with its pictures and videos fetched at once; `field` is the content's path."""
+def parts_of(content: str | list[UserPart], found: Mapping[str, Found], field: str) -> tuple[Part, ...]:
+    """Content of a user. `found`: its pictures and videos by path; `field`: the content's own path."""
     if isinstance(content, str):
         return (Text(content),)
     return tuple(
-        await together(_part(part, media, f"{field}[{index}]") for index, part in enumerate(content))
+        Text(part.text) if isinstance(part, TextPart) else found[f"{field}[{index}]"]
+        for index, part in enumerate(content)
     )
 
 
-async def _part(part: UserPart, media: Media, field: str) -> Part:
+def media_of(content: str | list[UserPart], field: str) -> dict[str, MediaPart]:
+    """The pictures and videos of a user's content by path."""
+    if isinstance(content, str):
+        return {}
+    return {f"{field}[{index}]": part for index, part in enumerate(content) if not isinstance(part, TextPart)}
+
+
+async def fetch(part: MediaPart, field: str, media: MediaSource) -> Found:
+    """The picture or video behind a part; `field` is the part's path."""
     match part:
-        case TextPart(text=text):
-            return Text(text)
         case ImagePart(image_url=str() as url):
             return await media.picture(url, "auto", f"{field}.image_url")
         case ImagePart(image_url=ImageUrl(url=url, detail=detail)):

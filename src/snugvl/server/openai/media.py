@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from snugvl.backends.protocol import Picture, Video
@@ -11,11 +11,13 @@ from snugvl.server.intake.intake import Intake
 
 Detail = Literal["auto", "low", "high", "original"]
 PREFIX = "attachment:"
+MAX_MEDIA = 256  # pictures and videos of one request
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Picture | Video)
 
 
-class Media:
+class MediaSource:
     """Fetches what a request refers to. `attachments`: files of a multipart upload by name."""
 
     def __init__(self, intake: Intake, attachments: Mapping[str, bytes]) -> None:
@@ -32,8 +34,10 @@ class Media:
 
     async def video(self, url: str | list[str], fps: float | None, field: str) -> Video:
         """The video behind a URL, or made of the frames behind several."""
+        if isinstance(url, str) and url.startswith(PREFIX):
+            return await self._intake.video_bytes(self._file(url, field), fps=fps, field=field)
         if isinstance(url, str):
-            return await self._intake.video(self._embedded(url, field), fps=fps, field=field)
+            return await self._intake.video(url, fps=fps, field=field)
         frames = [self._embedded(frame, f"{field}[{index}]") for index, frame in enumerate(url)]
         return await self._intake.video(frames, fps=fps, field=field)
 
@@ -63,6 +67,25 @@ class Media:
             raise RequestError(f"there is no attachment {name!r} (uploaded: {known})", field=field)
         self._used.add(name)
         return self._attachments[name]
+
+
+async def fetched(wanted: Mapping[str, T], fetch: Callable[[T, str], Coroutine[Any, Any, M]]) -> dict[str, M]:
+    """What all parts of one request refer to, fetched at once.
+
+    Args:
+        wanted: parts by their path in the request.
+        fetch: fetches one part, given its path.
+
+    Raises:
+        RequestError, ImageError: too many of them, or the first that could not be fetched.
+    """
+    if len(wanted) > MAX_MEDIA:
+        raise RequestError(
+            f"the request has {len(wanted):,} pictures and videos; at most {MAX_MEDIA} are taken at once",
+            field=list(wanted)[MAX_MEDIA],
+        )
+    found = await together(fetch(part, path) for path, part in wanted.items())
+    return dict(zip(wanted, found, strict=True))
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

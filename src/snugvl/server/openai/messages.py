@@ -1,15 +1,28 @@
 """Messages of a chat completion: their JSON, and the conversation they make."""
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from snugvl.backends.protocol import Message, ToolCall
 from snugvl.errors import RequestError
-from snugvl.server.openai.content import TextContent, UserContent, parts_of, texts_of
+from snugvl.server.openai.content import (
+    Found,
+    MediaPart,
+    TextContent,
+    UserContent,
+    fetch,
+    media_of,
+    parts_of,
+    texts_of,
+)
 from snugvl.server.openai.fields import Exact, Harmless
-from snugvl.server.openai.media import Media, together
+from snugvl.server.openai.media import MediaSource, fetched
+
+MAX_MESSAGES = 8192
+MAX_CALLS = 256  # of one message
 
 Name = Annotated[
     str | None, Field(description="Of the speaker; accepted, but chat templates do not show it to the model")
@@ -55,7 +68,7 @@ class AssistantMessage(Exact):
 
     role: Literal["assistant"]
     content: TextContent | None = None
-    tool_calls: list[AssistantCall] | None = None
+    tool_calls: Annotated[list[AssistantCall], Field(max_length=MAX_CALLS)] | None = None
     name: Name = None
 
 
@@ -73,23 +86,26 @@ ChatMessage = Annotated[
 ]
 
 
-async def conversation_of(messages: list[ChatMessage], media: Media) -> tuple[Message, ...]:
+async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tuple[Message, ...]:
     """The conversation, its pictures fetched at once.
 
     Raises:
         RequestError, ImageError: with the path of the field to blame.
     """
-    return tuple(
-        await together(_message(each, media, f"messages[{index}]") for index, each in enumerate(messages))
-    )
+    wanted: dict[str, MediaPart] = {}
+    for index, message in enumerate(messages):
+        if isinstance(message, UserMessage):
+            wanted |= media_of(message.content, f"messages[{index}].content")
+    found = await fetched(wanted, lambda part, path: fetch(part, path, media))
+    return tuple(_message(message, found, f"messages[{index}]") for index, message in enumerate(messages))
 
 
-async def _message(message: ChatMessage, media: Media, field: str) -> Message:
+def _message(message: ChatMessage, found: Mapping[str, Found], field: str) -> Message:
     match message:
         case SystemMessage(content=content):
             return Message("system", texts_of(content))
         case UserMessage(content=content):
-            return Message("user", await parts_of(content, media, f"{field}.content"))
+            return Message("user", parts_of(content, found, f"{field}.content"))
         case AssistantMessage():
             return _assistant(message, field)
         case ToolMessage(content=content, tool_call_id=call):

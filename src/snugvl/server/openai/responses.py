@@ -11,7 +11,7 @@ from snugvl.server.context import context_of
 from snugvl.server.generation import complete, generate
 from snugvl.server.openai.common import EVENTS_DOCUMENT
 from snugvl.server.openai.formats import check_alone
-from snugvl.server.openai.media import Media
+from snugvl.server.openai.media import MediaSource
 from snugvl.server.openai.responses_answer import finished, new_response, output_of
 from snugvl.server.openai.responses_document import ResponseAnswer
 from snugvl.server.openai.responses_input import conversation_of
@@ -41,7 +41,7 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     """Answer input items with output items; whole, or as a stream of events."""
     context = context_of(http)
     model = context.check_model(body.model)
-    media = Media(context.intake, attachments_of(http))
+    media = MediaSource(context.intake, attachments_of(http))
     with blaming(NAMES):
         request = await _request(body, media)
         response = new_response(body, model)
@@ -55,7 +55,7 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     return Response(compact(answer), media_type="application/json")
 
 
-async def _request(body: ResponseRequest, media: Media) -> Request:
+async def _request(body: ResponseRequest, media: MediaSource) -> Request:
     """What the engine is asked.
 
     Raises:

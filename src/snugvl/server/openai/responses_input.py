@@ -4,14 +4,16 @@ Items are finer than messages: an assistant's text and each of its calls are ite
 follow one another become one message again.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from snugvl.backends.protocol import Message, Part, Text, ToolCall
+from snugvl.backends.protocol import Message, Part, Picture, Text, ToolCall
+from snugvl.server.openai.content import MAX_PARTS
 from snugvl.server.openai.fields import STRING_OR_ARRAY, Exact, Harmless
-from snugvl.server.openai.media import Detail, Media, together
-from snugvl.server.openai.messages import call_arguments
+from snugvl.server.openai.media import Detail, MediaSource, fetched
+from snugvl.server.openai.messages import MAX_MESSAGES, call_arguments
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -53,7 +55,8 @@ class InputMessage(Exact):
     type: Literal["message"] = "message"
     role: Literal["user", "system", "developer"]
     content: Annotated[
-        Annotated[str, Tag("string")] | Annotated[list[InputPart], Field(min_length=1), Tag("array")],
+        Annotated[str, Tag("string")]
+        | Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS), Tag("array")],
         STRING_OR_ARRAY,
     ]
     id: str | None = None
@@ -66,7 +69,8 @@ class WrittenMessage(Exact):
     type: Literal["message"] = "message"
     role: Literal["assistant"]
     content: Annotated[
-        Annotated[str, Tag("string")] | Annotated[list[WrittenPart], Tag("array")],
+        Annotated[str, Tag("string")]
+        | Annotated[list[WrittenPart], Field(max_length=MAX_PARTS), Tag("array")],
         STRING_OR_ARRAY,
     ]
     id: str | None = None
@@ -91,7 +95,8 @@ class FunctionCallOutput(Exact):
     type: Literal["function_call_output"]
     call_id: str
     output: Annotated[
-        Annotated[str, Tag("string")] | Annotated[list[InputText], Field(min_length=1), Tag("array")],
+        Annotated[str, Tag("string")]
+        | Annotated[list[InputText], Field(min_length=1, max_length=MAX_PARTS), Tag("array")],
         STRING_OR_ARRAY,
     ]
     id: str | None = None
@@ -114,13 +119,14 @@ Item = Annotated[
     Discriminator(type_of_item),
 ]
 Input = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[Item], Field(min_length=1), Tag("array")],
+    Annotated[str, Tag("string")]
+    | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), Tag("array")],
     STRING_OR_ARRAY,
 ]
 
 
 async def conversation_of(
-    given: str | list[Item], instructions: str | None, media: Media
+    given: str | list[Item], instructions: str | None, media: MediaSource
 ) -> tuple[Message, ...]:
     """The conversation, its pictures fetched at once.
 
@@ -130,8 +136,9 @@ async def conversation_of(
     messages = [Message("system", (Text(instructions),))] if instructions else []
     if isinstance(given, str):
         return (*messages, Message("user", (Text(given),)))
-    read = await together(_message(item, media, f"input[{index}]") for index, item in enumerate(given))
-    for message in read:
+    found = await fetched(_pictures(given), lambda part, path: _fetch(part, path, media))
+    for index, item in enumerate(given):
+        message = _message(item, found, f"input[{index}]")
         if message.tool_calls and messages and messages[-1].role == "assistant":
             last = messages.pop()
             message = Message("assistant", last.content, last.tool_calls + message.tool_calls)
@@ -139,10 +146,30 @@ async def conversation_of(
     return tuple(messages)
 
 
-async def _message(item: Item, media: Media, field: str) -> Message:
+def _pictures(items: list[Item]) -> dict[str, InputImage]:
+    """All pictures by path."""
+    return {
+        f"input[{i}].content[{k}]": part
+        for i, item in enumerate(items)
+        if isinstance(item, InputMessage) and not isinstance(item.content, str)
+        for k, part in enumerate(item.content)
+        if isinstance(part, InputImage)
+    }
+
+
+async def _fetch(part: InputImage, field: str, media: MediaSource) -> Picture:
+    return await media.picture(part.image_url, part.detail, f"{field}.image_url")
+
+
+def _message(item: Item, found: Mapping[str, Picture], field: str) -> Message:
     match item:
+        case InputMessage(role=role, content=str() as text):
+            return Message("user" if role == "user" else "system", (Text(text),))
         case InputMessage(role=role, content=content):
-            parts = await _parts(content, media, f"{field}.content")
+            parts = tuple(
+                Text(part.text) if isinstance(part, InputText) else found[f"{field}.content[{index}]"]
+                for index, part in enumerate(content)
+            )
             return Message("user" if role == "user" else "system", parts)
         case WrittenMessage(content=content):
             return Message("assistant", _texts(content))
@@ -158,17 +185,3 @@ def _texts(content: str | list[WrittenPart] | list[InputText]) -> tuple[Part, ..
     if isinstance(content, str):
         return (Text(content),)
     return tuple(Text(part.text) for part in content)
-
-
-async def _parts(content: str | list[InputPart], media: Media, field: str) -> tuple[Part, ...]:
-    if isinstance(content, str):
-        return (Text(content),)
-    return tuple(
-        await together(_part(part, media, f"{field}[{index}]") for index, part in enumerate(content))
-    )
-
-
-async def _part(part: InputPart, media: Media, field: str) -> Part:
-    if isinstance(part, InputText):
-        return Text(part.text)
-    return await media.picture(part.image_url, part.detail, f"{field}.image_url")

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from snugvl.backends.protocol import Delta, Logprob, ToolCall, ToolUse
-from snugvl.errors import EngineError, QueueFull
+from snugvl.errors import QueueFull
 from snugvl.inputs.tools import CallArguments, CallStarted, TextPiece, ToolCallParser, ToolEvent
 from snugvl.server.errors import error_body
 from snugvl.server.generation import Generation
-from snugvl.server.openai.common import finish_of, new_id
+from snugvl.server.openai.common import finish_of, new_id, usage_at_end
 from snugvl.server.openai.logprobs import token_logprobs
 from snugvl.server.openai.responses_answer import call_item, finished, message_item, text_part
 from snugvl.server.streaming import Event, compact
@@ -51,14 +51,13 @@ class ResponseEvents:
                 finish = finish_of(delta) or finish
                 for event in self._delta(delta, last=finish is not None):
                     yield event
-        if generation.usage is None or finish is None:
-            raise EngineError("the request ended before its answer was complete")
+        usage = usage_at_end(generation)
         if not self._output and self._text is None and self._call is None:
             for event in self._open_text():  # an empty answer is an empty message
                 yield event
         for event in self._close("incomplete" if finish == "length" else "completed"):
             yield event
-        response = finished(self._response, self._output, finish, generation.usage)
+        response = finished(self._response, self._output, finish or "stop", usage)
         yield self._event(f"response.{response['status']}", response=response)
 
     def failed(self, error: Exception) -> Event:
@@ -124,6 +123,7 @@ class ResponseEvents:
 
     def _argue(self, fragment: str) -> Event:
         assert self._call is not None, "arguments follow the start of their call"
+        self._held = []  # log-probabilities are of text
         self._call = replace(self._call, arguments=self._call.arguments + fragment)
         return self._item_event("function_call_arguments.delta", item_id=self._item_id, delta=fragment)
 

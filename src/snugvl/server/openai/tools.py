@@ -103,7 +103,7 @@ def tool_use(
         if name in RESERVED or name in names[:index]:
             reason = "is there twice" if name in names[:index] else "is a word of tool_choice"
             raise RequestError(
-                f"tools[{index}]: the name {name!r} {reason}; use another", field=f"tools[{index}]"
+                f"tools[{index}]: the name {name!r} {reason}; use another", field=f"tools[{index}].name"
             )
     wanted = [*(allowed or ()), *([choice] if choice and choice not in RESERVED else [])]
     for name in wanted:
