@@ -140,7 +140,7 @@ def test_a_refusal_shows_the_servers_words_and_keeps_the_question(
     choose(page, shapes)
     ask(page, "Anyone there?")
     error = page.locator("#ask-form .error")
-    expect(error).to_have_text("17 requests are waiting, which is the limit Try again in 1 s.")
+    expect(error).to_have_text("17 requests are waiting, which is the limit. Try again in 1 s.")
     expect(page.get_by_label("Question")).to_have_value("Anyone there?")
     expect(page.locator(".turn")).to_have_count(0)
     service.script = Script()

@@ -76,7 +76,8 @@ def test_planned_beside_measured(serve: Serve, open_page: OpenPage) -> None:
         ["vision workspace", "512 MiB", "384 MiB", "–"],
         ["CUDA graphs", "64.0 MiB", "–", "–"],
         ["everything else", "–", "640 MiB", "–"],
-        ["Whole process", "5.56 GiB", "6.00 GiB", "–"],
+        ["All in the plan", "5.56 GiB", "5.38 GiB", "–"],
+        ["Whole process", "–", "6.00 GiB", "–"],
     ]
 
 
@@ -153,9 +154,14 @@ def test_an_engine_that_starts(serve: Serve, open_page: OpenPage) -> None:
 def test_an_engine_that_came_back_or_gave_up(serve: Serve, open_page: OpenPage) -> None:
     service = Measured()
     page = open_page(serve(service))
+    expect(page.locator("#running")).to_have_text("2")
     service.health = Health("restarting", "the engine crashed; loading it again")
     expect(page.locator("#banner-text")).to_have_text("the engine crashed; loading it again")
-    service.health = Health("ready", "ready", restarts=1)
+    service.known = False  # its memory went with it
+    expect(page.locator("#running")).to_have_text("–")
+    expect(page.locator("#memory-title")).to_have_text("Memory, as last known")
+    service.known, service.health = True, Health("ready", "ready", restarts=1)
+    expect(page.locator("#memory-title")).to_have_text("Memory")
     expect(page.locator("#engine-detail")).to_contain_text("came back 1 time since")
     service.health = Health("failed", "three crashes in a row: out of memory")
     expect(page.locator("#state")).to_have_text("failed")

@@ -54,6 +54,7 @@ async function ask(signal) {
   const mine = conversation;
   const content = [{ type: "text", text }];
   if (!turns.length) content.unshift({ type: "image_url", image_url: { url: await dataUrl(picture) } });
+  signal.throwIfAborted(); // another picture may have come meanwhile
   const asked = [...turns, { role: "user", content }];
   empty.remove();
   const shown = addTurn("You", "user", text);

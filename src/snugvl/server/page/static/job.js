@@ -66,8 +66,9 @@ export function jobForm(form, work) {
 export function explain(problem) {
   if (problem instanceof Needed || problem instanceof Unreachable) return problem.message;
   if (problem instanceof ServerError) {
-    const wait = problem.retryAfter === null ? "" : ` Try again in ${Math.ceil(problem.retryAfter)} s.`;
-    return problem.message + wait;
+    if (problem.retryAfter === null) return problem.message;
+    const end = /[.!?]$/.test(problem.message) ? "" : ".";
+    return `${problem.message}${end} Try again in ${Math.ceil(problem.retryAfter)} s.`;
   }
   console.error(problem); // a bug of this page
   return `Something in this page went wrong: ${problem.message}`;

@@ -115,9 +115,14 @@ function sentence({ name, measured_bytes: held, used }) {
 
 function showTable(ledger, parts) {
   byId("ledger").replaceChildren(...parts.map(rowOf));
-  const planned = parts.reduce((sum, part) => sum + (part.planned_bytes ?? 0), 0);
-  const total = { name: "Whole process", planned_bytes: planned || null, measured_bytes: ledger.process_bytes, used: null };
-  byId("ledger-foot").replaceChildren(rowOf(total));
+  const inPlan = parts.filter((part) => part.planned_bytes);
+  const sum = (name) => inPlan.reduce((total, part) => total + (part[name] ?? 0), 0);
+  const feet = [{ name: "Whole process", measured_bytes: ledger.process_bytes }];
+  if (inPlan.length) {
+    const [planned, measured] = [sum("planned_bytes"), sum("measured_bytes")];
+    feet.unshift({ name: "All in the plan", planned_bytes: planned, measured_bytes: measured });
+  }
+  byId("ledger-foot").replaceChildren(...feet.map(rowOf));
 }
 
 function rowOf({ name, kind, planned_bytes: planned, measured_bytes: measured, used }) {

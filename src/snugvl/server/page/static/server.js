@@ -39,7 +39,7 @@ export async function watch(show) {
       const memory = await json("memory", IN_BACKGROUND);
       if (lost || !factsKnown) model = null; // it may have come back with another one
       await modelName(IN_BACKGROUND).catch(() => {}); // not ready: its state says so
-      showHealth(memory.health, lost);
+      showHealth(memory.health, lost, memory.ledger === null);
       show(memory);
       lost = false;
       wait = PERIOD_MS;
@@ -63,10 +63,9 @@ function pause(milliseconds) {
   });
 }
 
-function showState(state, name = state) {
+function showState(state, name, stale) {
   byId("state").dataset.state = state;
   if (byId("state-name").textContent !== name) byId("state-name").textContent = name;
-  const stale = state === "gone" || state === "locked";
   byId("memory").classList.toggle("stale", stale);
   byId("memory-title").textContent = stale && byId("device").textContent ? "Memory, as last known" : "Memory";
 }
@@ -79,8 +78,8 @@ function banner(text, kind, progress = null) {
   if (progress !== null) byId("banner-progress").value = progress;
 }
 
-function showHealth(health, wasLost) {
-  showState(health.state);
+function showHealth(health, wasLost, stale) {
+  showState(health.state, health.state, stale);
   byId("engine-detail").textContent = health.restarts
     ? `The engine came back ${plural(health.restarts, "time")} since the server started.`
     : "";
@@ -97,17 +96,17 @@ function showHealth(health, wasLost) {
 /** Says why there is no answer. Whether nobody is there. */
 function showAbsence(error) {
   if (error instanceof ServerError && error.status === 401) {
-    showState("locked", "key needed");
+    showState("locked", "key needed", true);
     banner("This server wants an API key. Press “API key” to enter one.", "wait");
     return false;
   }
   if (error instanceof ServerError) {
-    showState("restarting", "not ready");
+    showState("restarting", "not ready", true);
     banner(error.message, "wait");
     return false;
   }
   if (!(error instanceof Unreachable)) console.error(error); // a bug of this page
-  showState("gone", "no answer");
+  showState("gone", "no answer", true);
   banner("The server doesn't answer. This page goes on trying.", "bad");
   return true;
 }
