@@ -84,6 +84,17 @@ def test_any_network_answers_by_the_schema(backend: NativeBackend, sampling: dic
     assert len(deltas) > 2, "it streams"
 
 
+def test_warming_up_builds_the_vocabulary_once(backend: NativeBackend) -> None:
+    assert backend._grammars._made is None, "nobody pays who needs no grammar"
+    read(backend, asked(sampling={"max_tokens": 2}))
+    assert backend._grammars._made is None
+    backend.warm_up()
+    made = backend._grammars._made
+    assert made is not None
+    read(backend, asked(grammar=Grammar("regex", "ab")))
+    assert backend._grammars._made is made
+
+
 def test_regex_and_lark_too(backend: NativeBackend) -> None:
     texts, _ = read(backend, asked(grammar=Grammar("regex", "[a-f]{3}-[0-9]{2}")))
     assert re.fullmatch("[a-f]{3}-[0-9]{2}", texts[0])

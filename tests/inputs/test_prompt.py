@@ -160,8 +160,8 @@ def test_an_image_in_the_system_message_is_refused(processor: Processor) -> None
 
 
 def test_unknown_role_and_empty_conversation(processor: Processor) -> None:
-    with pytest.raises(RequestError, match=r"role 'tool' is unknown; use one of"):
-        processor.prepare([Message("tool", (Text("x"),))])  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"role 'robot' is unknown; use one of"):
+        processor.prepare([Message("robot", (Text("x"),))])  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="empty"):
         processor.prepare([])
 

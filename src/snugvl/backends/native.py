@@ -98,6 +98,10 @@ class NativeBackend:
         """The text of token ids, control tokens included."""
         return self._processor.tokenizer.decode(list(ids), skip_special=False)
 
+    def warm_up(self) -> None:
+        """Do now what the first request with a grammar would stall all others for: see `GrammarCompiler`."""
+        self._grammars.warm_up()
+
     def close(self) -> None:
         """End all requests with an error and stop the engine. Safe to call twice."""
         self._worker.close()

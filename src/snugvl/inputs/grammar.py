@@ -82,6 +82,10 @@ class GrammarCompiler:
         lark = tool_grammar.tool_lark(use, marker_tokens=self.has_marker_tokens)
         return self._checked(LLMatcher.grammar_from_lark(lark), "the tools", "tools")
 
+    def warm_up(self) -> None:
+        """Build what the first grammar would wait for: a second for 150,000 tokens, with the GIL held."""
+        assert self._tokenizer
+
     @property
     def has_marker_tokens(self) -> bool:
         """Whether `<tool_call>` and `</tool_call>` are tokens of their own."""
@@ -90,7 +94,7 @@ class GrammarCompiler:
 
     @property
     def _tokenizer(self) -> LLTokenizer:
-        """llguidance's view of the vocabulary, built for the first grammar (1 s for 150,000 tokens)."""
+        """llguidance's view of the vocabulary, built for the first grammar or by `warm_up`."""
         with self._lock:
             if self._made is None:
                 self._made = LLTokenizer(
