@@ -92,7 +92,7 @@ def test_a_stream_has_anthropic_s_events_in_order(url: str, picture: bytes) -> N
 
 
 def test_max_tokens(url: str) -> None:
-    message = answer(send(url, max_tokens=2))
+    message = answer(send(url, max_tokens=2.0))
     assert (message["stop_reason"], message["usage"]["output_tokens"]) == ("max_tokens", 2)
 
 

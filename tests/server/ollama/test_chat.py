@@ -68,7 +68,7 @@ def test_generate_answers_a_prompt_with_a_picture(url: str, picture: bytes) -> N
 
 
 def test_a_number_of_tokens_cuts(url: str) -> None:
-    answer = chat(url, stream=False, options={"num_predict": 2}).json()
+    answer = chat(url, stream=False, options={"num_predict": 2.0}).json()
     assert (answer["done_reason"], answer["eval_count"]) == ("length", 2)
 
 

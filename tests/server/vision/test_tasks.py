@@ -114,7 +114,7 @@ def test_png_is_the_picture_with_boxes_on_it(url: str, data_url: str) -> None:
 
 
 def test_max_tokens_cuts_and_says_so(url: str, data_url: str) -> None:
-    answer = post(url, "caption", {"image": data_url, "max_tokens": 3}).json()
+    answer = post(url, "caption", {"image": data_url, "max_tokens": 3.0}).json()
     assert answer["truncated"] is True
     assert answer["usage"]["completion_tokens"] == 3
 

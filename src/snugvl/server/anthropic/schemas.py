@@ -12,7 +12,7 @@ from snugvl.server.anthropic.blocks import (
     UserContent,
     only,
 )
-from snugvl.server.openai.fields import Exact, Harmless
+from snugvl.server.openai.fields import WHOLE, Exact, Harmless
 
 MAX_MESSAGES = 10_000
 
@@ -159,10 +159,11 @@ class MessagesRequest(Prompt):
     max_tokens: Annotated[
         int,
         Field(ge=1, lt=2**31, description="a ceiling: where the context leaves less, the answer ends there"),
+        WHOLE,
     ]
     stream: bool | None = None
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1, description="0, the default, is greedy")] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off")] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE] | None = None
     metadata: Metadata | None = None

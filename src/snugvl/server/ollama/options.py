@@ -7,8 +7,9 @@ from pydantic import Field
 from snugvl.backends.protocol import Capabilities
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
-from snugvl.server.openai.fields import Exact, Harmless
+from snugvl.server.openai.fields import WHOLE, Exact, Harmless
 
+MAX_STOP = 64
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full
 
 
@@ -25,15 +26,18 @@ class Options(Exact):
     }
 
     temperature: Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off")] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     num_predict: (
-        Annotated[int, Field(ge=-2, lt=2**31, description="new tokens at most; -1 and -2: what fits")] | None
+        Annotated[int, Field(ge=-2, lt=2**31, description="new tokens at most; -1 and -2: what fits"), WHOLE]
+        | None
     ) = None
-    num_ctx: Annotated[int, Field(ge=1, description="at most the context that is served")] | None = None
-    stop: list[Annotated[str, Field(min_length=1)]] | None = None
+    num_ctx: Annotated[int, Field(ge=1, description="at most the context that is served"), WHOLE] | None = (
+        None
+    )
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

@@ -5,10 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from snugvl.server.ollama.options import Options
-from snugvl.server.openai.fields import Exact, Harmless
+from snugvl.server.openai.fields import WHOLE, Exact, Harmless
 
 Base64Images = Annotated[
-    list[str] | None, Field(description="pictures, base64 without the head of a data URL")
+    Annotated[list[str], Field(max_length=64)] | None,
+    Field(description="pictures, base64 without the head of a data URL"),
 ]
 Format = Annotated[
     Literal["", "json"] | dict[str, Any] | None, Field(description='"json" for any object, or a JSON schema')
@@ -25,7 +26,7 @@ class CallFunction(Exact):
 
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
-    index: int | None = None
+    index: Annotated[int, Field(ge=0), WHOLE] | None = None
 
 
 class Call(Exact):
@@ -44,7 +45,7 @@ class ChatMessage(Exact):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     images: Base64Images = None
-    tool_calls: list[Call] | None = None
+    tool_calls: Annotated[list[Call], Field(max_length=128)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -73,7 +74,7 @@ class Generating(Exact):
     options: Options | None = None
     keep_alive: KeepAlive = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
 
 
 class ChatRequest(Generating):
@@ -81,7 +82,7 @@ class ChatRequest(Generating):
 
     harmless: ClassVar[Harmless] = {"think": (False,), "truncate": (False,), "shift": (False,)}
 
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], Field(max_length=10_000)] | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
 
 

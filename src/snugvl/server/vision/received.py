@@ -18,9 +18,8 @@ from snugvl.errors import RequestError
 from snugvl.server.body import parse_json
 from snugvl.server.context import Context, context_of
 from snugvl.server.openai.media import together
-from snugvl.server.vision.schemas import TaskOptions
+from snugvl.server.vision.schemas import MAX_IMAGES, TaskOptions
 
-MAX_FILES = 64
 MAX_FIELDS = 256
 FORM = "multipart/form-data"
 LISTS = ("objects",)  # form fields that may be given several times, or with commas
@@ -85,7 +84,7 @@ class Bodies(Generic[OptionsT]):
 
     async def _read_form(self, http: Request) -> Received[OptionsT]:
         limit = context_of(http).settings.max_body_bytes
-        async with http.form(max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=limit) as form:
+        async with http.form(max_files=MAX_IMAGES, max_fields=MAX_FIELDS, max_part_size=limit) as form:
             sources = [source async for source in _sources(form)]
             options = _validated(self.options, _fields(form), strict=False)
         if not sources:

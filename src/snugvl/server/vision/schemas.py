@@ -4,15 +4,18 @@ Each task has a class of options, which forms carry as fields beside their files
 the picture's URL for a JSON body.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from snugvl.sampling import SamplingParams
 from snugvl.server.fields import Strict
+from snugvl.server.openai.fields import WHOLE
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Scene
 
+MAX_IMAGES = 64
+MAX_OBJECTS = 200
 PICTURE = "data URL or public http(s) URL of a picture"
 STREAM = 'whether to answer with events: {"delta": "…"} for each piece of text, then {"result": {…}}'
 
@@ -21,17 +24,17 @@ class TaskOptions(Strict):
     """What every task takes."""
 
     model: str | None = Field(default=None, description="a name this server serves; its first one without")
-    max_pixels: int | None = Field(
+    max_pixels: Annotated[int, Field(ge=1, le=2**53), WHOLE] | None = Field(
         default=None,
-        ge=1,
-        le=2**53,
         description="the picture is scaled down to this many before it is seen",
     )
-    max_tokens: int | None = Field(
-        default=None, ge=1, lt=2**31, description="longest answer, in tokens; the task's own limit without"
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31), WHOLE] | None = Field(
+        default=None, description="longest answer, in tokens; the task's own limit without"
     )
     temperature: float = Field(default=0.0, ge=0, le=2, description="0 is greedy: the same answer every time")
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, description="same seed, same answer")
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = Field(
+        default=None, description="same seed, same answer"
+    )
 
     def sampling(self) -> SamplingParams:
         """How to choose tokens."""
@@ -62,7 +65,9 @@ class AskRequest(AskOptions):
     """A question about one picture (`image`), or about several together (`images`)."""
 
     image: str | None = Field(default=None, description=PICTURE)
-    images: list[str] = Field(default_factory=list, description="several, in the order they are shown")
+    images: list[str] = Field(
+        default_factory=list, max_length=MAX_IMAGES, description="several, in the order they are shown"
+    )
 
 
 class SceneOptions(TaskOptions):
@@ -78,7 +83,9 @@ class SceneRequest(SceneOptions):
 class DetectOptions(TaskOptions):
     """What to find in a picture."""
 
-    objects: list[str] = Field(default_factory=list, description="names of what to find; everything without")
+    objects: list[str] = Field(
+        default_factory=list, max_length=MAX_OBJECTS, description="names of what to find; everything without"
+    )
     format: Literal["json", "coco", "png"] = Field(
         default="json", description='"coco": a COCO data set; "png": the picture with the boxes drawn on it'
     )
