@@ -127,7 +127,8 @@ class Child:
                 self._outbox.put(wire.Pong(0.0 if asked is None else time.monotonic() - asked))
             case wire.Submit():
                 self._streams[message.id] = None
-                self._preparers.submit(self._submit, message, time.monotonic())
+                received = time.monotonic()
+                self._prepare(lambda: self._submit(message, received))
             case wire.Abort():
                 with self._lock:
                     stream = self._streams.pop(message.id, None)
@@ -152,7 +153,18 @@ class Child:
             except Exception as error:
                 self._outbox.put(wire.Reply(call_id, error=_reported(error)))
 
-        self._preparers.submit(job)
+        self._prepare(job)
+
+    def _prepare(self, job: Callable[[], None]) -> None:
+        """Run `job` in the pool. A bug in it ends the process: a request that hangs would be worse."""
+
+        def guarded() -> None:
+            try:
+                job()
+            except BaseException:
+                _die()
+
+        self._preparers.submit(guarded)
 
     def _submit(self, message: wire.Submit, received: float) -> None:
         if message.id not in self._streams:
