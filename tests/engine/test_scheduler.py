@@ -1,7 +1,10 @@
 """What a step holds."""
 
+import pytest
+
+from snugvl.engine import scheduler
 from snugvl.engine.scheduler import Schedule
-from tests.engine.toy import Toy, engine, picture, request, run
+from tests.engine.toy import Toy, engine, picture, request, run, tokens
 
 MODEL = Toy()
 
@@ -83,3 +86,36 @@ def test_images_are_encoded_once_a_step_and_forgotten_when_passed() -> None:
     here = engine(model, max_batched_tokens=5, max_num_seqs=1)
     run(here, request("a", 1, picture(1, 8, 8), 2))
     assert len(model.encoded) == 1, "an image over many chunks"
+
+
+def test_a_stream_gets_a_token_in_every_step_while_prompts_come_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "PREFILL_BESIDE_DECODES", 3)
+    model = Toy()
+    here = engine(model)
+    here.add(request("stream", 1, 2, max_tokens=20))
+    here.step()
+    late = [
+        request("text", *range(1, 11), max_tokens=2),
+        request("image", 5, picture(1, 8, 8), 6, max_tokens=2),
+    ]
+    for item in late:
+        here.add(item)
+    seen: dict[str, list[int]] = {"stream": [], "text": [], "image": []}
+    while here.stats.requests > 1:
+        before, computed = len(seen["stream"]), here.stats.computed_tokens
+        for output in here.step():
+            seen[output.request_id].append(output.token_id or 0)
+        assert len(seen["stream"]) == before + 1
+        assert here.stats.computed_tokens - computed <= 3 + 2, "decodes, and three tokens of prompts"
+    for item in late:
+        assert seen[item.request_id] == tokens(run(engine(MODEL), item)[item.request_id])
+
+
+def test_alone_a_prompt_comes_in_whole_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "PREFILL_BESIDE_DECODES", 3)
+    here = engine(MODEL)
+    here.add(request("a", *range(1, 41), max_tokens=2))
+    here.step()
+    assert here.stats.computed_tokens == 40

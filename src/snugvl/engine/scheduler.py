@@ -8,6 +8,9 @@ A step holds at most `max_batched_tokens` tokens, filled in this order:
 
     | one token for each that decodes | the rest of a prefill begun earlier | newly admitted prompts |
 
+Beside sequences that decode, prompts get `PREFILL_BESIDE_DECODES` tokens at most: their streams wait for the
+whole step, so a long prompt, or many with pictures at once, must not come in one piece.
+
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
 sequence is in the middle of its prompt. An admitted sequence gets the blocks of all its known tokens at
 once; only decoding asks for more later. When none is free the youngest running sequence loses all of its
@@ -25,6 +28,8 @@ from dataclasses import dataclass, field
 from snugvl.config import EngineConfig
 from snugvl.engine.blocks import BlockCopy, BlockPool
 from snugvl.engine.sequence import Sequence, State
+
+PREFILL_BESIDE_DECODES = 512  # enough to keep a GPU busy, a fraction of the time of a whole chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,13 @@ class Scheduler:
         for sequence in [s for s in self.running if s.pending == 1]:
             if sequence.state is State.RUNNING and self._make_room(sequence):
                 self._take(step, sequence, 1)
+        most = self.config.max_batched_tokens
+        if step.chunks:
+            most = min(most, step.tokens + PREFILL_BESIDE_DECODES)
         for sequence in [s for s in self.running if s.pending > 1]:
-            self._take(step, sequence, self.config.max_batched_tokens - step.tokens)
-        while step.tokens < self.config.max_batched_tokens and (admitted := self._admit()):
-            self._take(step, admitted, self.config.max_batched_tokens - step.tokens)
+            self._take(step, sequence, most - step.tokens)
+        while step.tokens < most and (admitted := self._admit()):
+            self._take(step, admitted, most - step.tokens)
         return step
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
