@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from snugvl.errors import RequestError
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.tokenizer import Tokenizer
+from tests.inputs.conftest import small_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -129,3 +130,14 @@ def test_linear_time(tokenizer: Tokenizer) -> None:
         detokenizer.push(token)
     assert time.perf_counter() - start < 5
     assert len(detokenizer.flush()) == 5000
+
+
+def test_special_tokens_that_are_text_nevertheless() -> None:
+    backend = small_tokenizer()
+    marker = backend.token_to_id("<|im_start|>")
+    tokenizer = Tokenizer(backend, eos_ids=frozenset({0}))
+    letters = [backend.token_to_id(letter) for letter in "ab"]
+    for shown, text in ((frozenset(), "ab"), (frozenset({marker}), "a<|im_start|>b")):
+        detokenizer = Detokenizer(tokenizer, shown=shown)
+        ids = [letters[0], marker, letters[1]]
+        assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == text
