@@ -143,6 +143,7 @@ REFUSED = [
     ({"tools": [named("a b")]}, "tools[0].function.name", "a b"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "custom"),
     ({"tools": TOOLS, "tool_choice": named("nope")}, "tool_choice", "nope"),
+    ({"tools": TOOLS, "tool_choice": named("none")}, "tool_choice", "'none'"),
     ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice", "always"),
     ({"tools": TOOLS, "tool_choice": allowed("auto", "nope")}, "tool_choice", "nope"),
     ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools", "at least 1"),

@@ -1,8 +1,7 @@
 """A chat completion in one piece."""
 
 from dataclasses import dataclass
-
-from openai.types.chat import ChatCompletion
+from typing import Any
 
 from snugvl.backends.protocol import ToolCall, ToolUse, Usage
 from snugvl.inputs.tools import CallArguments, CallStarted, TextPiece, ToolCallParser
@@ -48,24 +47,22 @@ def split_calls(text: str, tools: ToolUse | None) -> tuple[str, tuple[ToolCall, 
     return shown, tuple(ToolCall(call.id, call.name, text) for call, text in calls)
 
 
-def completion(about: About, choices: list[Finished], usage: Usage) -> ChatCompletion:
+def completion(about: About, choices: list[Finished], usage: Usage) -> dict[str, Any]:
     """The whole answer."""
-    return ChatCompletion.model_validate(
-        {
-            "id": new_id("chatcmpl-"),
-            "object": "chat.completion",
-            "created": now(),
-            "model": about.model,
-            "system_fingerprint": FINGERPRINT,
-            "choices": [_choice(about, index, choice) for index, choice in enumerate(choices)],
-            "usage": usage_of(usage),
-        }
-    )
+    return {
+        "id": new_id("chatcmpl-"),
+        "object": "chat.completion",
+        "created": now(),
+        "model": about.model,
+        "system_fingerprint": FINGERPRINT,
+        "choices": [_choice(about, index, choice) for index, choice in enumerate(choices)],
+        "usage": usage_of(usage),
+    }
 
 
-def _choice(about: About, index: int, choice: Finished) -> dict[str, object]:
+def _choice(about: About, index: int, choice: Finished) -> dict[str, Any]:
     text, calls = split_calls(choice.text, about.tools)
-    message: dict[str, object] = {
+    message: dict[str, Any] = {
         "role": "assistant",
         "content": text if text.strip() or not calls else None,
         "refusal": None,

@@ -99,7 +99,7 @@ async def chunks(generation: Generation, about: About, *, usage: bool) -> AsyncG
                     yield Event(compact({**head, "choices": [choice.opening()], **tail}))
             for entry in choices[delta.choice].entries(delta):
                 yield Event(compact({**head, "choices": [entry], **tail}))
-    counted = usage_of(usage_at_end(generation)).model_dump(exclude_unset=True)
+    counted = usage_of(usage_at_end(generation))
     if usage:
         yield Event(compact({**head, "choices": [], "usage": counted}))
     yield DONE

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openai.types import Completion
-
 from snugvl.backends.protocol import Logprob, Usage
 from snugvl.server.generation import Finished
 from snugvl.server.openai.common import FINGERPRINT, new_id, now, total, usage_of
@@ -38,7 +36,7 @@ def head(model: str) -> dict[str, Any]:
     }
 
 
-def completion(asked: Asked, answers: Sequence[tuple[list[Finished], Usage]]) -> Completion:
+def completion(asked: Asked, answers: Sequence[tuple[list[Finished], Usage]]) -> dict[str, Any]:
     """The whole answer to all prompts."""
     choices = []
     for prompt, (finished, _) in enumerate(answers):
@@ -53,7 +51,7 @@ def completion(asked: Asked, answers: Sequence[tuple[list[Finished], Usage]]) ->
                 }
             )
     usage = total(usage for _, usage in answers)
-    return Completion.model_validate({**head(asked.model), "choices": choices, "usage": usage_of(usage)})
+    return {**head(asked.model), "choices": choices, "usage": usage_of(usage)}
 
 
 class Logprobs:

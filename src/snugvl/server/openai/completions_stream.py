@@ -32,8 +32,7 @@ async def chunks(generations: Sequence[Generation], asked: Asked, *, usage: bool
             yield Event(compact({**first, "choices": [entry], **tail}))
     counted = usage_of(total(map(usage_at_end, generations)))
     if usage:
-        shown = counted.model_dump(exclude_unset=True)
-        yield Event(compact({**first, "choices": [], "usage": shown}))
+        yield Event(compact({**first, "choices": [], "usage": counted}))
     yield DONE
 
 

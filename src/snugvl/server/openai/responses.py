@@ -9,7 +9,7 @@ from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
 from snugvl.server.context import context_of
 from snugvl.server.generation import complete, generate
-from snugvl.server.openai.common import EVENTS_DOCUMENT
+from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer
 from snugvl.server.openai.formats import check_alone
 from snugvl.server.openai.media import MediaSource
 from snugvl.server.openai.responses_answer import finished, new_response, output_of
@@ -19,7 +19,7 @@ from snugvl.server.openai.responses_schema import LOGPROBS, ResponseRequest
 from snugvl.server.openai.responses_stream import ResponseEvents
 from snugvl.server.openai.sampling import blaming
 from snugvl.server.openai.upload import UploadRoute, attachments_of, multipart_document
-from snugvl.server.streaming import compact, event_stream
+from snugvl.server.streaming import event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
@@ -51,8 +51,7 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
             return event_stream(http, context, events.run(generation), on_error=events.failed)
         choices, usage = await complete(context, request)
     output = output_of(choices[0], request.tools)
-    answer = finished(response, output, choices[0].finish_reason, usage)
-    return Response(compact(answer), media_type="application/json")
+    return json_answer(finished(response, output, choices[0].finish_reason, usage))
 
 
 async def _request(body: ResponseRequest, media: MediaSource) -> Request:

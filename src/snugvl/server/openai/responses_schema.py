@@ -152,7 +152,7 @@ class ResponseRequest(Exact):
         parallel = self.parallel_tool_calls
         match self.tool_choice:
             case FunctionName(name=name):
-                return tool_use(offered, name, parallel=parallel)
+                return tool_use(offered, named=name, parallel=parallel)
             case AllowedFunctions(mode=mode, tools=allowed):
                 names = [tool.name for tool in allowed]
                 return tool_use(offered, mode, allowed=names, parallel=parallel)

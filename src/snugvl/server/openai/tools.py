@@ -78,7 +78,7 @@ def chat_tool_use(
     offered = tuple(Tool(each.name, each.description or "", each.parameters or {}) for each in functions)
     match choice:
         case ChatToolName(function=FunctionName(name=name)):
-            return tool_use(offered, name, parallel=parallel)
+            return tool_use(offered, named=name, parallel=parallel)
         case ChatAllowedTools(allowed_tools=allowed):
             names = [tool.function.name for tool in allowed.tools]
             return tool_use(offered, allowed.mode, allowed=names, parallel=parallel)
@@ -88,12 +88,13 @@ def chat_tool_use(
 
 def tool_use(
     tools: tuple[Tool, ...],
-    choice: str | None,
+    mode: Mode | None = None,
     *,
+    named: str | None = None,
     allowed: Sequence[str] | None = None,
     parallel: bool | None = None,
 ) -> ToolUse | None:
-    """Tools with a choice: a mode, or the name of one; `allowed`: names to which they are narrowed.
+    """Tools and the choice among them. `named`: the one to call; `allowed`: those they are narrowed to.
 
     Raises:
         RequestError: a name twice, a choice that isn't offered, or one that needs tools and has none.
@@ -105,17 +106,16 @@ def tool_use(
             raise RequestError(
                 f"tools[{index}]: the name {name!r} {reason}; use another", field=f"tools[{index}].name"
             )
-    wanted = [*(allowed or ()), *([choice] if choice and choice not in RESERVED else [])]
-    for name in wanted:
+    for name in (*(allowed or ()), *(() if named is None else (named,))):
         if name not in names:
             offered = ", ".join(map(repr, names)) or "no tools"
             raise RequestError(
                 f"tool_choice names {name!r}, which tools doesn't have ({offered})", field="tool_choice"
             )
-    if choice == "required" and not tools:
+    if mode == "required" and not tools:
         raise RequestError("tool_choice is 'required', but the request has no tools", field="tool_choice")
-    if choice == "none" or not tools:
+    if mode == "none" or not tools:
         return None
     if allowed is not None:
         tools = tuple(tool for tool in tools if tool.name in allowed)
-    return ToolUse(tools, choice or "auto", parallel is not False)
+    return ToolUse(tools, named or mode or "auto", parallel is not False)
