@@ -2,8 +2,8 @@
 
     python benchmarks/kernel_tiles.py --out results.json [--formats fp8 int4] [--tokens 1 8 32]
 
-Each cell replays a CUDA graph over as many different weights as a model has layers (so that nothing comes from
-the L2 cache) and prints microseconds and the share of the read bandwidth. Tiles are compiled by several
+Each cell replays a CUDA graph over as many different weights as a model has layers, so that nothing comes
+from the L2 cache, and prints microseconds and the share of the read bandwidth. Tiles are compiled by several
 processes first: the compiler takes longer than the measurement.
 """
 
@@ -56,7 +56,7 @@ def random_weights(kind: str, rows: int, columns: int) -> Weights:
     if kind == "int8":
         data = torch.randint(-127, 128, (rows, columns), device=device, dtype=torch.int8)
         return Weights("int8", rows, columns, data, scale)
-    data = torch.randint(0, 256, (rows, columns // 2), device=device, dtype=torch.uint8)
+    data = torch.randint(-(2**31), 2**31 - 1, (rows, columns // 8), device=device, dtype=torch.int32)
     return Weights("int4", rows, columns, data, scale, torch.full_like(scale, 7.5))
 
 
@@ -78,8 +78,8 @@ def replay_us(run: Callable[[], None], calls: int) -> float:
     return median(times[2:])
 
 
-def tiles(tokens: int, swiglu: bool) -> Iterator[tuple[int, ...]]:
-    if tokens == 1:
+def tiles(tokens: int, swiglu: bool, matrix: bool) -> Iterator[tuple[int, ...]]:
+    if tokens == 1 and not matrix:
         yield from combinations((2, 4, 8, 16), (4, 8, 16), (2, 4, 8))
     else:
         bm = 16 if tokens <= 16 else 32 if tokens <= 32 else 64 if tokens <= 64 else 128
@@ -89,8 +89,8 @@ def tiles(tokens: int, swiglu: bool) -> Iterator[tuple[int, ...]]:
                 for bm, bn, warps, stages in combinations((64, 128), (64, 128), (4, 8), (2, 3, 4))
             )
             return
-        for bn, split, warps, stages in combinations((16, 32, 64, 128), (1, 2, 4, 8), (4, 8), (3, 5)):
-            if bn * (2 if swiglu else 1) <= 128 and not (bn == 16 and warps == 8):
+        for bn, split, warps, stages in combinations((32, 64, 128), (1, 2, 4, 8), (4, 8), (3, 5)):
+            if bn * (2 if swiglu else 1) <= 128:
                 yield bm, bn, split, warps, stages
 
 
@@ -104,24 +104,29 @@ def cells(args: argparse.Namespace) -> list[tuple[str, str, str, int]]:
     ]
 
 
-def measure(cell: tuple[str, str, str, int], *, quick: bool, shard: tuple[int, int]) -> list[dict[str, Any]]:
+def measure(
+    cell: tuple[str, str, str, int], *, quick: bool, shard: tuple[int, int], matrix: bool
+) -> list[dict[str, Any]]:
     size, name, kind, tokens = cell
     rows, columns, swiglu = SHAPES[size][name]
     copies = 1 if quick else max(4, int(200e6 / (rows * columns * (2 if kind == "bf16" else 1))))
     stored = [random_weights(kind, rows, columns) for _ in range(copies)]
     x = torch.randn(tokens, columns, device="cuda", dtype=torch.bfloat16)
     norm = torch.ones(columns, device="cuda", dtype=torch.bfloat16)
-    fused = norm if tokens == 1 and name in ("qkv", "gate_up") else None
+    fused = norm if tokens == 1 and not matrix and name in ("qkv", "gate_up") else None
     outputs = rows // 2 if swiglu else rows
     residual = (
         torch.zeros(tokens, outputs, device="cuda", dtype=torch.bfloat16) if name in ("o", "down") else None
     )
     results = []
-    for index, tile in enumerate(tiles(tokens, swiglu)):
+    for index, tile in enumerate(tiles(tokens, swiglu, matrix)):
         if index % shard[1] != shard[0]:
             continue
-        chosen = "vector_tile" if tokens == 1 else "matrix_tile"
+        chosen = "vector_tile" if tokens == 1 and not matrix else "matrix_tile"
         setattr(linear, chosen, lambda *_, tile=tile, **__: tile)
+
+        if matrix:
+            linear.VECTOR_ROWS = 0
 
         def run() -> None:
             for weights in stored:
@@ -151,12 +156,13 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["fp8", "int4"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1])
     parser.add_argument("--processes", type=int, default=14)
+    parser.add_argument("--matrix", action="store_true", help="the kernel for several rows also for one")
     parser.add_argument("--compile", help="SHARD/SHARDS: only compile")
     args = parser.parse_args()
     if args.compile:
         shard, shards = map(int, args.compile.split("/"))
         for cell in cells(args):
-            measure(cell, quick=True, shard=(shard, shards))
+            measure(cell, quick=True, shard=(shard, shards), matrix=args.matrix)
         return
     again = [sys.executable, *sys.argv, "--compile"]
     workers = [subprocess.Popen([*again, f"{i}/{args.processes}"]) for i in range(args.processes)]
@@ -164,11 +170,12 @@ def main() -> None:
         worker.wait()
     everything = []
     for cell in cells(args):
-        results = sorted(measure(cell, quick=False, shard=(0, 1)), key=lambda r: r["us"])
+        results = sorted(measure(cell, quick=False, shard=(0, 1), matrix=args.matrix), key=lambda r: r["us"])
         everything += results
         for r in results[:3]:
             print(
-                f"{r['size']} {r['shape']:8} {r['format']} M={r['tokens']:<5} {r['tile']!s:24} {r['us']:8.2f} us "
+                f"{r['size']} {r['shape']:8} {r['format']} M={r['tokens']:<5} {r['tile']!s:24} "
+                f"{r['us']:8.2f} us "
                 f"{r['bandwidth']:5.0%} {r['tflops']:6.0f} TFLOP/s"
             )
     if args.out:

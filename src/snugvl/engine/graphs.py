@@ -13,6 +13,7 @@ A batch smaller than its graph is filled up with rows of length 0: they read not
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, VisionLanguageModel
 
 SIZES = (1, 2, 4, 8, 16, 32)
+_FIELDS = 3  # of a row before its block table: token, length, delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +42,20 @@ class Row:
     table: Rows[int]
 
 
-class _Buffers:
-    """What a graph reads and writes, `[size, …]`; fixed addresses, shared by nothing else."""
+class Run:
+    """A replay that may still be running. `logits` `[rows, vocab]` are valid until the next one starts."""
 
-    def __init__(self, size: int, table_width: int, device: torch.device) -> None:
-        self.ids = torch.zeros(size, dtype=torch.int64, device=device)
-        self.lengths = torch.zeros(size, dtype=torch.int32, device=device)
-        self.deltas = torch.zeros(size, dtype=torch.int64, device=device)
-        self.tables = torch.zeros(size, table_width, dtype=torch.int32, device=device)
-        self.rows = torch.arange(size, device=device)
-        # One host copy for all of it: ids, lengths, deltas and tables side by side.
-        self.staging = torch.zeros(size, 3 + table_width, dtype=torch.int32, pin_memory=True)
-        self.arrived = torch.zeros(size, 3 + table_width, dtype=torch.int32, device=device)
-
-
-class _Graph:
-    def __init__(self, buffers: _Buffers, graph: torch.cuda.CUDAGraph, logits: torch.Tensor) -> None:
-        self.buffers = buffers
-        self.graph = graph
+    def __init__(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
         self.logits = logits
+        self._tokens = tokens
+        self._done = torch.cuda.Event()
+        self._done.record()
+
+    def tokens(self) -> list[int]:
+        """The most likely token of each row, waiting for them; −1 where the logits are not finite."""
+        self._done.synchronize()
+        values: list[int] = self._tokens.tolist()
+        return values
 
 
 class DecodeGraphs:
@@ -72,86 +69,126 @@ class DecodeGraphs:
         self._table_width = -(-max_model_len // cache.block_size)
         self._sizes = tuple(sizes)
         self._graphs: dict[int, _Graph] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # of memory, which torch shares among captures
 
     @property
     def largest(self) -> int:
         """Sequences of the largest graph."""
         return max(self._sizes)
 
-    def size_for(self, sequences: int) -> int:
-        """The smallest graph that holds so many."""
-        return next(size for size in self._sizes if size >= sequences)
+    def capture(self, sequences: int) -> None:
+        """Capture the graph for so many now, instead of when it is first needed."""
+        self._graph(sequences)
 
-    def capture(self, size: int) -> None:
-        """Capture a size now, instead of when it is first needed."""
+    def start(self, rows: Rows[Row]) -> Run:
+        """Give a graph its batch, and run it."""
+        return self._graph(len(rows)).start(rows)
+
+    def again(self, rows: int, tables: dict[int, Rows[int]]) -> Run:
+        """Run the last batch one token further; `tables` are those that have grown, by row."""
+        return self._graph(rows).again(rows, tables)
+
+    def _graph(self, sequences: int) -> "_Graph":
+        size = next(size for size in self._sizes if size >= sequences)
         if size not in self._graphs:
-            self._graphs[size] = self._captured(size)
-
-    def start(self, rows: Rows[Row]) -> torch.Tensor:
-        """Give a graph its batch, and run it. Logits `[len(rows), vocab]`, valid until the next run."""
-        graph = self._graph(len(rows))
-        buffers = graph.buffers
-        staging = buffers.staging
-        staging.zero_()
-        for index, row in enumerate(rows):
-            line = [row.token, row.length, row.delta, *row.table]
-            staging[index, : len(line)] = torch.tensor(line, dtype=torch.int32)
-        buffers.arrived.copy_(staging, non_blocking=True)
-        buffers.ids.copy_(buffers.arrived[:, 0])
-        buffers.lengths.copy_(buffers.arrived[:, 1])
-        buffers.deltas.copy_(buffers.arrived[:, 2])
-        buffers.tables.copy_(buffers.arrived[:, 3:])
-        return self.again(len(rows))
-
-    def again(self, sequences: int) -> torch.Tensor:
-        """Run the same batch one token further. Its tables must hold the block of the new token."""
-        graph = self._graph(sequences)
-        graph.graph.replay()
-        return graph.logits[:sequences]
-
-    def tokens(self, sequences: int) -> torch.Tensor:
-        """The most likely tokens of the last run, `[sequences]` int64 on the GPU; inputs of the next."""
-        return self._graph(sequences).buffers.ids[:sequences]
-
-    def _graph(self, sequences: int) -> _Graph:
-        size = self.size_for(sequences)
-        self.capture(size)
+            made = _Graph(self._model, self._cache, size, self._table_width)
+            self._pool = made.capture(self._pool)
+            self._graphs[size] = made
         return self._graphs[size]
 
-    def _captured(self, size: int) -> _Graph:
-        buffers = _Buffers(size, self._table_width, self._model.device)
-        stream = torch.cuda.Stream()
+
+class _Graph:
+    """One size: what it reads and writes, at fixed addresses, and the recording."""
+
+    def __init__(self, model: VisionLanguageModel, cache: KVCache, size: int, table_width: int) -> None:
+        self._model = model
+        self._cache = cache
+        device = model.device
+        self._ids = torch.zeros(size, dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(size, dtype=torch.int64, device=device)
+        self._lengths = torch.zeros(size, dtype=torch.int32, device=device)
+        self._deltas = torch.zeros(size, dtype=torch.int64, device=device)
+        self._tables = torch.zeros(size, table_width, dtype=torch.int32, device=device)
+        self._rows = torch.arange(size, device=device)
+        self._arrived = torch.zeros(size, _FIELDS + table_width, dtype=torch.int32, device=device)
+        # Two of each: one may still be on its way while the other is filled or read.
+        self._staging = [self._pinned(size, _FIELDS + table_width, torch.int32) for _ in range(2)]
+        self._results = [self._pinned(size, 1, torch.int64) for _ in range(2)]
+        self._turn = 0
+        self._graph = torch.cuda.CUDAGraph()
+        self._logits = torch.empty(0)
+
+    @staticmethod
+    def _pinned(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(rows, columns, dtype=dtype, pin_memory=True)
+
+    def capture(self, pool: Any) -> Any:
+        """Record the step; the memory pool it used."""
+        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._step(buffers)  # compiles kernels and makes handles, which a capture can't
+            self._step()  # compiles kernels and makes handles, which a recording can't
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._step(buffers)
-        self._pool = self._pool or graph.pool()
-        return _Graph(buffers, graph, logits)
+        with torch.cuda.graph(self._graph, pool=pool):
+            self._logits = self._step()
+        return pool or self._graph.pool()
 
-    def _step(self, buffers: _Buffers) -> torch.Tensor:
-        size, block = len(buffers.rows), self._cache.block_size
-        live = buffers.lengths > 0
-        place = (buffers.lengths.long() - 1).clamp(min=0)  # of the token in its sequence
-        blocks = buffers.tables[buffers.rows, place // block].long()
-        slots = torch.where(live, blocks * block + place % block, -1)
+    def start(self, rows: Rows[Row]) -> Run:
+        staging = self._next_staging()
+        lines = staging.numpy()
+        lines[:, :_FIELDS] = 0
+        for index, row in enumerate(rows):
+            lines[index, :_FIELDS] = (row.token, row.length, row.delta)
+            lines[index, _FIELDS : _FIELDS + len(row.table)] = row.table
+        self._arrived.copy_(staging, non_blocking=True)
+        self._ids.copy_(self._arrived[:, 0])
+        self._lengths.copy_(self._arrived[:, 1])
+        self._deltas.copy_(self._arrived[:, 2])
+        self._tables.copy_(self._arrived[:, _FIELDS:])
+        return self._replay(len(rows))
+
+    def again(self, rows: int, tables: dict[int, Rows[int]]) -> Run:
+        if tables:
+            staging = self._next_staging()
+            staging.copy_(self._staging[1 - self._turn])
+            lines = staging.numpy()
+            for index, table in tables.items():
+                lines[index, _FIELDS : _FIELDS + len(table)] = table
+            self._tables.copy_(staging[:, _FIELDS:], non_blocking=True)
+        return self._replay(rows)
+
+    def _next_staging(self) -> torch.Tensor:
+        self._turn = 1 - self._turn
+        return self._staging[self._turn]
+
+    def _replay(self, rows: int) -> Run:
+        self._graph.replay()
+        self._results.reverse()
+        result = self._results[0][:, 0]
+        result.copy_(self._tokens, non_blocking=True)
+        return Run(self._logits[:rows], result[:rows])
+
+    def _step(self) -> torch.Tensor:
+        size, block = len(self._rows), self._cache.block_size
+        live = self._lengths > 0
+        place = (self._lengths.long() - 1).clamp(min=0)  # of the token in its sequence
+        blocks = self._tables[self._rows, place // block].long()
         batch = Batch(
-            input_ids=buffers.ids,
-            positions=(place + buffers.deltas).expand(3, -1),
+            input_ids=self._ids,
+            positions=(place + self._deltas).expand(3, -1),
             attention=AttentionMetadata(
                 query_lens=(1,) * size,
                 context_lens=(1,) * size,  # the true ones are in `lengths`
-                slot_mapping=slots,
-                block_tables=buffers.tables,
+                slot_mapping=torch.where(live, blocks * block + place % block, -1),
+                block_tables=self._tables,
                 block_size=block,
-                lengths=buffers.lengths,
+                lengths=self._lengths,
             ),
-            logit_rows=buffers.rows,
+            logit_rows=self._rows,
         )
         logits = self._model.forward(batch, self._cache)
-        buffers.ids.copy_(logits.argmax(-1))
-        buffers.lengths.add_(live.int())
+        highest, tokens = logits.max(-1)  # NaN anywhere makes the highest NaN
+        self._tokens.copy_(torch.where(highest.isfinite(), tokens, -1))
+        self._ids.copy_(tokens)
+        self._lengths.add_(live.int())
         return logits

@@ -46,7 +46,7 @@ class Linear(nn.Module):
         width, code = {
             "fp8": (columns, torch.float8_e4m3fn),
             "int8": (columns, torch.int8),
-            "int4": (columns // 2, torch.uint8),
+            "int4": (columns // 8, torch.int32),
         }[kind]
         self.weight = nn.Parameter(torch.empty(rows, width, dtype=code, device=device), requires_grad=False)
         if kind == "fp8":

@@ -19,8 +19,8 @@ class Weights:
     """`[rows, columns]` in one of the formats.
 
     Attributes:
-        data: bf16 (or any float) `[rows, columns]`; fp8 the same in float8_e4m3fn; int8 the same; int4 uint8
-            `[rows, columns / 2]`: a byte's low half is element `k` of a group, its high half `k + group/2`.
+        data: bf16 (or any float) `[rows, columns]`; fp8 the same in float8_e4m3fn; int8 the same; int4 int32
+            `[rows, columns / 8]`, eight neighbours a word, the first in its lowest bits.
         scale: fp8 float32 `[rows / 128, columns / 128]`, rounded up; int8, int4 `[rows, columns / group]`.
         zero: int4 only, `[rows, columns / group]`: the code that means 0, not a whole number.
     """
@@ -52,8 +52,8 @@ class Weights:
         if self.format == "int8":
             return (data.view(end - start, -1, self.group).float() * scale).flatten(1).to(dtype)
         assert self.zero is not None
-        pairs = data.view(end - start, -1, self.group // 2)
-        codes = torch.cat((pairs & 15, pairs >> 4), dim=-1).float()  # [rows, groups, group]
+        shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=data.device)
+        codes = ((data[..., None] >> shifts) & 15).view(end - start, -1, self.group).float()
         return ((codes - self.zero[start:end, :, None].float()) * scale).flatten(1).to(dtype)
 
 
@@ -94,7 +94,8 @@ def to_int4(values: torch.Tensor, group: int = GROUP, rounds: int = 20) -> Weigh
         zero = (codes - (wide - shrunk) / step).mean(-1, keepdim=True)
         beta *= 1.01
     zero = kept.to(torch.bfloat16)
-    codes = (wide / step + zero.float()).round().clamp(0, 15).to(torch.uint8)
-    first, second = codes[..., : group // 2], codes[..., group // 2 :]
-    packed = (first | (second << 4)).view(rows, columns // 2)
+    codes = (wide / step + zero.float()).round().clamp(0, 15).to(torch.int32).view(rows, -1, 8)
+    packed = torch.zeros_like(codes[..., 0])
+    for position in range(8):
+        packed |= codes[..., position] << 4 * position
     return Weights("int4", rows, columns, packed, step[..., 0].to(torch.bfloat16), zero[..., 0], group)

@@ -5,6 +5,10 @@ left they stay in registers), so a program computes `[BN, BM]` of the transposed
 
     acc[BN, BM] += W[BN, group] · X[BM, group]ᵀ · scale        one group of columns at a time
 
+Stored weights are multiplied in float16: every e4m3 number and int8 code is one, where bf16 would cost a
+conversion more for each. The input is divided by 16 for it, so that up to a million it stays finite, and
+has three bits more than bf16 gave it.
+
 With few rows the columns are split over programs; the last one to finish a tile adds the parts up, in
 their order, so the result doesn't depend on who was last.
 """
@@ -12,7 +16,47 @@ their order, so the result doesn't depend on who was last.
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.weights import BF16, FP8, INT4, e4m3_factor, e4m3_to_f16, scale_offsets
+from snugvl.layers.kernels.weights import (
+    BF16,
+    FP8,
+    INT4,
+    e4m3_factor,
+    e4m3_to_f16,
+    power_for,
+    scale_offsets,
+    tiny_codes,
+)
+
+
+@triton.jit
+def _input(v):
+    """Input as the product takes it: float16 (of a sixteenth) unless it is that already, or float32."""
+    if v.dtype == tl.bfloat16:
+        result = tl.clamp(v.to(tl.float32) * 0.0625, -65504.0, 65504.0).to(tl.float16)
+    else:
+        result = v
+    return result
+
+
+@triton.jit
+def _operand(value, kind: tl.constexpr):
+    """Weights in the type that `_input` makes of a `kind`."""
+    return value.to(tl.float32 if kind == tl.float32 else tl.float16)
+
+
+@triton.jit
+def _factor(kind: tl.constexpr):
+    """What a product must be multiplied with where the network's type is `kind`."""
+    if kind == tl.bfloat16:
+        return 16.0
+    return 1.0
+
+
+@triton.jit
+def sixteenth(x, out, size, STEP: tl.constexpr):
+    """`x / 16` in float16, for products with so many rows that each of the input is read often."""
+    at = tl.program_id(0).to(tl.int64) * STEP + tl.arange(0, STEP)
+    tl.store(out + at, _input(tl.load(x + at, mask=at < size, other=0)), mask=at < size)
 
 
 @triton.jit
@@ -33,16 +77,17 @@ def _product(
     BM: tl.constexpr,
     BN: tl.constexpr,
     NATIVE: tl.constexpr,
+    KIND: tl.constexpr,
 ):
     """`W[rows, first:last] · X[tokens, first:last]ᵀ` over groups of columns, `[BN, BM]` float32."""
     groups: tl.constexpr = K // GROUP
-    inner: tl.constexpr = GROUP // 2 if FORMAT == INT4 else GROUP
+    inner: tl.constexpr = GROUP // 8 if FORMAT == INT4 else GROUP  # elements or words of a group
     within = tl.arange(0, inner)
     rows = rows.to(tl.int64)
     at_w = w + rows[:, None] * (groups * inner) + within[None, :]
-    at_x = x + tokens.to(tl.int64)[None, :] * K + within[:, None]
+    element = tl.arange(0, GROUP)
+    at_x = x + tokens.to(tl.int64)[None, :] * K + element[:, None]
     seen = (tokens < M)[None, :]
-    kind = x.dtype.element_ty
     acc = tl.zeros([BN, BM], tl.float32)
     for group in tl.range(first, last):
         raw = tl.load(at_w + group * inner, mask=live[:, None], other=0)
@@ -53,19 +98,17 @@ def _product(
             where = scale_offsets(rows, group, groups, FORMAT)
             s = tl.load(scale + where, mask=live, other=0).to(tl.float32)
             if FORMAT == INT4:
-                high = tl.load(at_x + group * GROUP + inner, mask=seen, other=0)
                 z = tl.load(zero + where, mask=live, other=0).to(tl.float32)
-                # Less the zero point in float32, then rounded once to the input's type.
-                low_w = ((raw & 15).to(tl.float32) - z[:, None]).to(kind)
-                high_w = ((raw >> 4).to(tl.float32) - z[:, None]).to(kind)
-                part = tl.dot(low_w, v)
-                part = tl.dot(high_w, high, part)
-                acc += part * s[:, None]
+                codes = tl.reshape(tiny_codes(raw), [BN, GROUP]) * 1.7014118346046923e38  # 2¹²⁷ of 2¹⁴⁹
+                value = codes * power_for(element, 22)[None, :] - z[:, None]
+                acc += tl.dot(_operand(value, v.dtype), _input(v)) * s[:, None]
             elif FORMAT == FP8:
-                value = e4m3_to_f16(raw, NATIVE).to(kind)
-                acc += tl.dot(value, v) * (s * e4m3_factor(NATIVE))[:, None]
+                value = _operand(e4m3_to_f16(raw, NATIVE), v.dtype)
+                acc += tl.dot(value, _input(v)) * (s * e4m3_factor(NATIVE))[:, None]
             else:
-                acc += tl.dot(raw.to(kind), v) * s[:, None]
+                acc += tl.dot(_operand(raw, v.dtype), _input(v)) * s[:, None]
+    if FORMAT != BF16:
+        acc *= _factor(KIND)
     return acc
 
 
@@ -93,12 +136,14 @@ def gemm(
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
     NATIVE: tl.constexpr,
+    KIND: tl.constexpr,
 ):
     """`out[m, n] = X[m] · W[n] (+ bias[n]) (+ residual[m, n])`.
 
     Args:
         parts: `[SPLIT, 1 or 2, tiles, BN, BM]` float32 workspace; unused with SPLIT 1.
         arrivals: `[tiles]` int32, zero before and after.
+        KIND: type that transformers would round intermediate results to.
     """
     tiles_n = tl.cdiv(N, BN)
     tiles_m = tl.cdiv(M, BM)
@@ -117,11 +162,13 @@ def gemm(
     each: tl.constexpr = (groups + SPLIT - 1) // SPLIT
     first = split * each
     last = min(first + each, groups)
-    acc = _product(x, w, scale, zero, tokens, rows, first, last, M, live, K, FORMAT, GROUP, BM, BN, NATIVE)
+    acc = _product(
+        x, w, scale, zero, tokens, rows, first, last, M, live, K, FORMAT, GROUP, BM, BN, NATIVE, KIND
+    )
     up = acc
     if SWIGLU:
         up = _product(
-            x, w, scale, zero, tokens, rows + N, first, last, M, live, K, FORMAT, GROUP, BM, BN, NATIVE
+            x, w, scale, zero, tokens, rows + N, first, last, M, live, K, FORMAT, GROUP, BM, BN, NATIVE, KIND
         )
     done = True
     if SPLIT > 1:
@@ -144,16 +191,15 @@ def gemm(
                     up += tl.load(theirs + BN * BM + cell, cache_modifier=".cg")
             tl.store(arrivals + tile, 0)
     if done:
-        kind = x.dtype.element_ty
         if SWIGLU:
-            gate = acc.to(kind).to(tl.float32)
-            gate = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
-            acc = gate * up.to(kind).to(tl.float32)
+            gate = acc.to(KIND).to(tl.float32)
+            gate = (gate * tl.sigmoid(gate)).to(KIND).to(tl.float32)
+            acc = gate * up.to(KIND).to(tl.float32)
         if HAS_BIAS:
             acc += tl.load(bias + rows, mask=live, other=0).to(tl.float32)[:, None]
         y = tl.trans(acc)  # [BM, BN]: written along the rows of the output
         mask = (tokens < M)[:, None] & live[None, :]
         at = tokens.to(tl.int64)[:, None] * N + rows[None, :]
         if HAS_RESIDUAL:
-            y = y.to(kind).to(tl.float32) + tl.load(residual + at, mask=mask, other=0).to(tl.float32)
+            y = y.to(KIND).to(tl.float32) + tl.load(residual + at, mask=mask, other=0).to(tl.float32)
         tl.store(out + at, y.to(out.dtype.element_ty), mask=mask)

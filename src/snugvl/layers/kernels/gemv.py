@@ -11,7 +11,16 @@ The norm is computed again by every program: the vector is in the L2 cache, a la
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.weights import BF16, FP8, INT4, e4m3_factor, e4m3_to_f16, scale_offsets
+from snugvl.layers.kernels.weights import (
+    BF16,
+    FP8,
+    INT4,
+    e4m3_factor,
+    e4m3_to_f16,
+    power_for,
+    scale_offsets,
+    tiny_codes,
+)
 
 
 @triton.jit
@@ -43,7 +52,7 @@ def _dot_rows(
 ):
     """`x · W[rows]ᵀ`, `[BN]` float32; `BG` groups of columns at a time, so that many loads are under way."""
     groups: tl.constexpr = K // GROUP
-    inner: tl.constexpr = GROUP // 2 if FORMAT == INT4 else GROUP
+    inner: tl.constexpr = GROUP // 8 if FORMAT == INT4 else GROUP  # elements or words of a group
     rows = rows.to(tl.int64)
     total = tl.zeros([BN, BG], tl.float32)
     for start in tl.static_range(0, groups, BG):
@@ -53,7 +62,8 @@ def _dot_rows(
         mask = live[:, None, None] & here[None, :, None]
         columns = group[:, None] * inner + within[None, :]  # [BG, inner]
         raw = tl.load(w + rows[:, None, None] * (groups * inner) + columns[None, :, :], mask=mask, other=0)
-        at = group[:, None] * GROUP + within[None, :]
+        element = tl.arange(0, GROUP)
+        at = group[:, None] * GROUP + element[None, :]
         v = _vector(x, norm, at, rstd, here[:, None], HAS_NORM)
         if FORMAT == BF16:
             total += tl.sum(raw.to(tl.float32) * v[None, :, :], 2)
@@ -62,12 +72,12 @@ def _dot_rows(
             both = live[:, None] & here[None, :]
             s = tl.load(scale + where, mask=both, other=0).to(tl.float32)
             if FORMAT == INT4:
-                high = _vector(x, norm, at + inner, rstd, here[:, None], HAS_NORM)
                 z = tl.load(zero + where, mask=both, other=0).to(tl.float32)
-                part = (raw & 15).to(tl.float32) * v[None, :, :] + (raw >> 4).to(tl.float32) * high[
-                    None, :, :
-                ]
-                total += (tl.sum(part, 2) - z * tl.sum(v + high, 1)[None, :]) * s
+                # 2¹⁰⁰ of the 2¹⁴⁹ go to the input, which stays finite, the rest to the sum.
+                large = v * power_for(element, 100)[None, :]
+                codes = tl.reshape(tiny_codes(raw), [BN, BG, GROUP])
+                part = tl.sum(codes * large[None, :, :], 2) * 562949953421312.0
+                total += (part - z * tl.sum(v, 1)[None, :]) * s
             elif FORMAT == FP8:
                 value = e4m3_to_f16(raw, NATIVE).to(tl.float32)
                 total += tl.sum(value * v[None, :, :], 2) * (s * e4m3_factor(NATIVE))

@@ -4,13 +4,17 @@ from functools import cache
 
 import torch
 import triton
+import triton.language as tl
 
 from snugvl.layers.kernels import weights as kinds
-from snugvl.layers.kernels.gemm import gemm
+from snugvl.layers.kernels.gemm import gemm, sixteenth
 from snugvl.layers.kernels.gemv import gemv
 from snugvl.layers.weights import Weights
 
 _FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}
+_KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+VECTOR_ROWS = 1  # of input up to which the vector kernel is used
+SMALL = 64  # tokens; up to here a product is bound by its weights
 _TILES = 8192  # arrival counters: more tiles than any split product has
 
 
@@ -35,7 +39,7 @@ def product(
     """
     outputs = weights.rows // 2 if swiglu else weights.rows
     out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
-    if x.shape[0] == 1 and bias is None:
+    if x.shape[0] <= VECTOR_ROWS and bias is None:
         _vector(x, weights, norm, eps, residual, out, swiglu=swiglu)
     else:
         assert norm is None, "the norm is fused for one row only"
@@ -91,6 +95,10 @@ def _matrix(
     tokens, outputs = out.shape
     bm, bn, split, warps, stages = matrix_tile(tokens, outputs, weights, _units(x.device), swiglu=swiglu)
     data, scale, zero = _operands(weights)
+    kind = _KINDS[x.dtype]
+    if tokens > SMALL and weights.format != "bf16" and x.dtype == torch.bfloat16:
+        wide, x = x, torch.empty(x.shape, dtype=torch.float16, device=x.device)
+        sixteenth[(triton.cdiv(x.numel(), 2048),)](wide, x, x.numel(), STEP=2048)
     tiles = triton.cdiv(tokens, bm) * triton.cdiv(outputs, bn)
     parts, arrivals = x, x
     if split > 1:
@@ -120,6 +128,7 @@ def _matrix(
         HAS_RESIDUAL=residual is not None,
         SWIGLU=swiglu,
         NATIVE=native_fp8(x.device),
+        KIND=kind,
         num_warps=warps,
         num_stages=stages if x.element_size() == 2 else 1,  # float32 tiles would not fit into shared memory
     )
@@ -136,8 +145,8 @@ def matrix_tile(
     tokens: int, outputs: int, weights: Weights, units: int, *, swiglu: bool
 ) -> tuple[int, int, int, int, int]:
     """Tokens and rows of a tile, splits of the columns, warps, stages (`benchmarks/kernel_tiles.py`)."""
-    if tokens > 64:
-        return 128, 64 if swiglu else 128, 1, 8, 3
+    if tokens > SMALL:
+        return (128 if outputs >= 4096 else 64), 64, 1, 4, 3
     bm = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
     bn = 64 if outputs >= 6144 else 32
     tiles = triton.cdiv(outputs, bn)

@@ -4,10 +4,9 @@
     bf16     2 K                   –                w
     fp8      K   (e4m3)            [N/128, K/128]   w · s
     int8     K                     [N, K/128]       w · s
-    int4     K/2 (two a byte)      [N, K/group]     (w − z) · s
+    int4     K/2 (eight a word)    [N, K/group]     (w − z) · s
 
-A byte of int4 holds element `k` of its group in the low and `k + group/2` in the high half, so that both
-halves of a tile meet contiguous runs of the input.
+A word of int4 holds eight neighbours, the first in its lowest bits.
 """
 
 import triton
@@ -46,3 +45,33 @@ def scale_offsets(rows, groups_of_columns, groups, FORMAT: tl.constexpr):
     if FORMAT == FP8:
         return (rows // 128) * groups + groups_of_columns
     return rows * groups + groups_of_columns
+
+
+# An int4 code becomes a float without a conversion, which runs at a quarter of the speed of the rest: masked
+# in place, its bits are the mantissa of a tiny (subnormal) float32, code · 2^(first bit − 149). What it is
+# multiplied with anyway takes the power of two. Codes beyond the mantissa's 23 bits are shifted down by 12.
+
+
+@triton.jit
+def _tiny(words, POSITION: tl.constexpr):
+    shift: tl.constexpr = 12 if POSITION >= 5 else 0
+    mask: tl.constexpr = 15 << (4 * POSITION - shift)
+    return ((words >> shift) & mask).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def tiny_codes(words):
+    """`words` `[…, n]` int32 as `[…, n, 2, 2, 2]` float32: each code · 2^(its first bit − 149)."""
+    a = tl.join(_tiny(words, 0), _tiny(words, 4))
+    b = tl.join(_tiny(words, 1), _tiny(words, 5))
+    c = tl.join(_tiny(words, 2), _tiny(words, 6))
+    d = tl.join(_tiny(words, 3), _tiny(words, 7))
+    return tl.join(tl.join(a, c), tl.join(b, d))
+
+
+@triton.jit
+def power_for(k, TOTAL: tl.constexpr):
+    """2^(`TOTAL` − first bit of element `k`) in float32."""
+    position = k % 8
+    bit = 4 * position - tl.where(position >= 5, 12, 0)
+    return ((127 + TOTAL - bit) << 23).to(tl.float32, bitcast=True)
