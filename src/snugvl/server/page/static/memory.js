@@ -5,6 +5,8 @@ import { byId, bytes, make, number } from "./dom.js";
 const SPAN_S = 3; // tokens per second are measured over about this long
 const HISTORY = 60; // points of the sparkline
 
+const ORDER = ["weights", "vision-weights", "kv", "workspace", "context", "other", "rest"];
+
 let samples = [];
 const speeds = [];
 
@@ -44,7 +46,7 @@ function kvUse({ free_blocks: free, num_blocks: all }) {
 
 const isKv = (name) => /^kv/i.test(name);
 
-/** The rows of the ledger with a colour each; what belongs to no row becomes one of its own. */
+/** The rows of the ledger with a kind each, which decides colour and place; what belongs to no row becomes one of its own. */
 function partsOf(ledger, load) {
   const parts = ledger.rows.map((row) => ({ ...row, kind: kindOf(row.name), used: usedOf(row, load) }));
   const known = parts.reduce((sum, part) => sum + (part.measured_bytes ?? 0), 0);
@@ -52,7 +54,7 @@ function partsOf(ledger, load) {
   if (rest > 0) {
     parts.push({ name: "everything else", planned_bytes: null, measured_bytes: rest, kind: "rest", used: null });
   }
-  return parts;
+  return parts.sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind)); // the same place for each, always
 }
 
 function kindOf(name) {
