@@ -1,0 +1,1 @@
+"""Clients that other people wrote, on our server."""

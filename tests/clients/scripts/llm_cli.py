@@ -1,0 +1,55 @@
+"""The `llm` command, with our servers as OpenAI-compatible models of its configuration."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import about
+
+HOME = Path(tempfile.mkdtemp())
+os.environ["LLM_USER_PATH"] = str(HOME)
+HOME.joinpath("extra-openai-models.yaml").write_text(
+    "".join(
+        f"- model_id: {name}\n  model_name: pocket\n  api_base: {server}/v1\n  vision: true\n"
+        "  supports_schema: true\n  supports_tools: true\n"
+        for name, server in (("pocket", about.SERVER), ("willing", about.WILLING))
+    )
+)
+FUNCTION = f'''
+def {about.TOOL_NAME}(shape: str) -> str:
+    "{about.TOOL_DESCRIPTION}"
+    return "{about.TOOL_ANSWER}"
+'''
+
+
+def llm(*args: str) -> list[str]:
+    """What the command prints, piece by piece as it comes."""
+    command = [sys.executable, "-u", "-m", "llm", *args]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    pieces = [piece.decode() for piece in iter(lambda: process.stdout.read1(65536), b"")]
+    _, errors = process.communicate()
+    if process.returncode:
+        sys.exit(f"llm {args}: {errors.decode()}")
+    return pieces
+
+
+pieces = llm("-m", "pocket", "-a", about.PICTURE, about.FIRST)
+second = "".join(llm("-c", about.SECOND)).strip()
+structured = llm("-m", "pocket", "-a", about.PICTURE, "--schema", json.dumps(about.SCHEMA), about.STRUCTURE)
+after = llm("-m", "willing", "--functions", FUNCTION, about.TOOL_QUESTION)
+(logged,) = json.loads("".join(llm("logs", "--json", "-n", "2")))[:1]
+(call,) = json.loads("".join(llm("logs", "--json", "-n", "2")))[0]["tool_calls"] or logged["tool_calls"]
+
+about.report(
+    pieces=pieces,
+    second=second,
+    structured=json.loads("".join(structured)),
+    call={"name": call["name"], "arguments": call["arguments"]},
+    after="".join(after).strip(),
+)
