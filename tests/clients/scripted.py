@@ -1,4 +1,4 @@
-"""An engine that calls a tool of its own accord, which pocket never does: for protocols without `required`."""
+"""An engine that calls a tool of its own accord, which pocket never does: where nobody can demand one."""
 
 from snugvl.backends.protocol import Request
 from tests.client.conftest import ScriptedEngine
