@@ -196,6 +196,21 @@ def test_what_it_refuses(compiler: GrammarCompiler, kind: Any, source: str, matc
     assert len(str(raised.value)) < 400
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {f"x{i}": {"$ref": f"#/none{i}"} for i in range(4000)}},
+        {
+            "anyOf": [{"$ref": "#/$defs/a", "minLength": 1}] * 1500,
+            "$defs": {"a": {"anyOf": [{"pattern": "a"}] * 1500}},
+        },
+    ],
+)
+def test_links_cost_no_quadratic_time(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"levels deep in all|with 1500 patterns"):
+        compiler.compile(Grammar("json_schema", json.dumps(schema)))
+
+
 @pytest.mark.parametrize("source", [nested(99), chain(100)])
 def test_nesting_below_the_limits_is_fine(compiler: GrammarCompiler, source: str) -> None:
     assert allowed(compiler.compile(Grammar("json_schema", source)).start())
