@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse
 from snugvl.errors import RequestError
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import Strict
-from snugvl.server.openai.media import Media
-from snugvl.server.openai.messages import ChatMessage, conversation_of
+from snugvl.server.openai.media import MediaSource
+from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from snugvl.server.openai.tools import ChatTool, chat_tool_use
 from snugvl.server.reports import (
     DetokenizeReport,
@@ -48,7 +48,7 @@ class TokenizeRequest(Strict):
     }
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
     tools: list[ChatTool] | None = None
 
 
@@ -127,7 +127,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeReport:
             raise RequestError("tools belong to messages, not to a prompt", field="tools")
         found = await context.service.tokenize(body.prompt)
     else:
-        conversation = await conversation_of(body.messages or [], Media(context.intake, {}))
+        conversation = await conversation_of(body.messages or [], MediaSource(context.intake, {}))
         found = await context.service.tokenize(conversation, chat_tool_use(body.tools, None, None))
     return TokenizeReport(
         count=len(found.ids),
