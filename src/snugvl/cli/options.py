@@ -93,7 +93,7 @@ class ModelChoice:
         if said := [name for name, given in local.items() if given]:
             raise typer.BadParameter(
                 f"{' and '.join(said)} can't be chosen for a model that a server has loaded "
-                f"({self.server}); leave out {'it' if len(said) == 1 else 'them'}, or --server"
+                f"({self.server}); leave {'it' if len(said) == 1 else 'them'} out, or --server"
             )
 
     @property

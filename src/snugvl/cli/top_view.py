@@ -24,8 +24,8 @@ MOST_WIDTH: Final = 100
 LOOKS: Final = (
     ("vision weights", "V", "cyan"),
     ("weights", "W", "blue"),
-    ("KV cache, free", "k", "dark_sea_green4"),
-    ("KV cache", "K", "green"),
+    ("in use", "K", "green"),
+    ("KV cache", "k", "dark_sea_green4"),
     ("workspace", "w", "yellow"),
     ("encoder", "e", "dark_orange"),
     ("image inputs", "i", "orange3"),
@@ -57,7 +57,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of the bar and a row of the table. `nbytes` is its share of the bar."""
+    """A piece of the bar, `nbytes` long, and a row of the table."""
 
     label: str
     nbytes: int
@@ -92,8 +92,8 @@ def _of_row(row: LedgerRow) -> Iterator[Part]:
         yield Part(row.name, held, row.planned_bytes, row.measured_bytes)
         return
     used = min(row.used_bytes, held)
-    yield Part(f"{KV}, used", used, None, used)
-    yield Part(f"{KV}, free", held - used, row.planned_bytes, row.measured_bytes)
+    yield Part(row.name, held - used, row.planned_bytes, row.measured_bytes)
+    yield Part("  in use", used, None, used)
 
 
 def frame(view: View, console: Console) -> RenderableType:
@@ -194,7 +194,8 @@ def _table(pieces: Sequence[Part], ledger: Ledger, colour: bool) -> Table:
     for piece in pieces:
         letter, shade = piece.look
         label = Text.assemble(("■ " if colour else f"{letter} ", shade), printable(piece.label))
-        share = f"{piece.nbytes / ledger.total_bytes:.1%}" if ledger.total_bytes else ""
+        held = piece.nbytes if piece.measured_bytes is None else piece.measured_bytes
+        share = f"{held / ledger.total_bytes:.1%}" if ledger.total_bytes else ""
         table.add_row(label, _size(piece.planned_bytes), _size(piece.measured_bytes), share)
     return table
 
