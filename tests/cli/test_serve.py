@@ -295,3 +295,17 @@ def test_the_process_does_it_all() -> None:
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+def test_loading_is_a_bar_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    tell = Loading(FakeService(), quiet=False, started=0.0)
+    tell(Health("starting", "[b]loading[/b] \x1b[31m", progress=0.5))
+    assert tell._bar is not None
+    task = tell._bar[0].tasks[0]
+    assert (task.description, task.completed) == ("[b]loading[/b] [31m", 0.5)
+    tell(Health("ready", "pocket is ready"))
+    assert tell._bar is None
+    assert "ready in" in capsys.readouterr().err
