@@ -43,8 +43,8 @@ pieces = llm("-m", "pocket", "-a", about.PICTURE, about.FIRST)
 second = "".join(llm("-c", about.SECOND)).strip()
 structured = llm("-m", "pocket", "-a", about.PICTURE, "--schema", json.dumps(about.SCHEMA), about.STRUCTURE)
 after = llm("-m", "willing", "--functions", FUNCTION, about.TOOL_QUESTION)
-(logged,) = json.loads("".join(llm("logs", "--json", "-n", "2")))[:1]
-(call,) = json.loads("".join(llm("logs", "--json", "-n", "2")))[0]["tool_calls"] or logged["tool_calls"]
+responses = json.loads("".join(llm("logs", "--json", "-n", "2")))  # the call, and what came of its answer
+(call,) = [call for response in responses for call in response["tool_calls"]]
 
 about.report(
     pieces=pieces,
