@@ -19,6 +19,7 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.admission import check_prompt, resolve_max_tokens
+from snugvl.engine.pipeline import Flight, follow
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampler import Choice, Sampled, sample
@@ -65,7 +66,8 @@ class Engine:
             device=model.device,
         )
         self._scheduler = Scheduler(config)
-        self._runner = Runner(model, self._cache)
+        self._runner = Runner(model, self._cache, config.max_model_len)
+        self._flight: Flight | None = None  # a step whose tokens are not read yet
         self._requests: dict[str, list[Sequence]] = {}  # the choices of each that are not finished
         self._arrivals = count()
         self._steps = self._computed = self._generated = self._faults = 0
@@ -136,10 +138,10 @@ class Engine:
         """Advance what runs by a token or a chunk of its prompt. Never raises what the model raises."""
         outputs = self._expire()
         try:
-            step = self._scheduler.schedule()
-            assert step.chunks or not self.has_work, "requests wait, but nothing was scheduled"
-            if step.chunks:
-                self._advance(step, outputs)
+            if self._flight is not None:
+                self._land(self._flight, outputs)
+            else:
+                self._schedule(outputs)
         except Exception as error:
             # Logged here and not chained: a traceback would keep the step's tensors alive in the outputs.
             logger.exception("a step failed; all running requests end with an error")
@@ -155,6 +157,7 @@ class Engine:
         Those that still wait for their first step stay in the queue.
         """
         error = error or EngineError("the engine was reset while this request was running")
+        self._flight = None
         self._scheduler.reset()
         self._runner.keep_encodings([])
         started = [r for r, live in self._requests.items() if any(s.started for s in live)]
@@ -174,7 +177,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Assert that blocks, queues and requests agree; when idle, that everything is free again."""
-        self._scheduler.check_integrity()
+        self._scheduler.check_integrity(flying=self._flight is not None)
         held = {id(s) for queue in (self._scheduler.running, self._scheduler.waiting) for s in queue}
         live = [s for sequences in self._requests.values() for s in sequences]
         parked = {id(s) for leader in live for s in leader.siblings}
@@ -187,14 +190,39 @@ class Engine:
             assert self._scheduler.pool.num_used == 0, "blocks are held by nobody"
             assert self._runner.encodings_bytes == 0, "encoder outputs are held for nobody"
 
-    def _advance(self, step: Schedule, outputs: list[TokenOutput]) -> None:
-        """Run a schedule and give each sequence whose tokens are all computed its next one."""
-        logits = self._runner.run(step)
-        ready = [chunk.sequence for chunk in step.chunks if chunk.samples]
+    def _schedule(self, outputs: list[TokenOutput]) -> None:
+        """Choose a step and run it, or only start it if it can run ahead of the host."""
+        step = self._scheduler.schedule()
+        assert step.chunks or not self.has_work, "requests wait, but nothing was scheduled"
+        if not step.chunks:
+            return
+        self._flight = self._runner.take_off(step)
+        if self._flight is None:
+            self._advance(step, outputs)
+        else:
+            self._count(step)
+
+    def _land(self, flight: Flight, outputs: list[TokenOutput]) -> None:
+        """Start the step after `flight` if its tokens aren't needed for that, then read and say them."""
+        self._flight = follow(flight, self._runner.graphs, self._scheduler)
+        if self._flight is not None:
+            self._steps += 1
+            self._computed += len(flight.sequences)
+        for sequence, token in zip(flight.sequences, flight.run.tokens(), strict=True):
+            if sequence.state is State.RUNNING:  # it may have been aborted, or a sibling broken
+                outputs += self._emit(sequence, Sampled(token if token >= 0 else None))
+
+    def _count(self, step: Schedule) -> None:
         for chunk in step.chunks:
             chunk.sequence.computed = chunk.end
         self._steps += 1
         self._computed += step.tokens
+
+    def _advance(self, step: Schedule, outputs: list[TokenOutput]) -> None:
+        """Run a schedule and give each sequence whose tokens are all computed its next one."""
+        logits = self._runner.run(step)
+        ready = [chunk.sequence for chunk in step.chunks if chunk.samples]
+        self._count(step)
         rows = [(row, s) for row, head in enumerate(ready) for s in (head, *self._scheduler.fork(head))]
         sampled = sample(logits, [_choice(row, sequence) for row, sequence in rows])
         for (_, sequence), result in zip(rows, sampled, strict=True):

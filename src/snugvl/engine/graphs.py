@@ -11,6 +11,7 @@ replay, and the host may read the tokens of one step while the next one runs.
 A batch smaller than its graph is filled up with rows of length 0: they read nothing and write nowhere.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ class Run:
     def __init__(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
         self.logits = logits
         self._tokens = tokens
-        self._done = torch.cuda.Event()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._done.record()
 
     def tokens(self) -> list[int]:
@@ -84,7 +85,7 @@ class DecodeGraphs:
         """Give a graph its batch, and run it."""
         return self._graph(len(rows)).start(rows)
 
-    def again(self, rows: int, tables: dict[int, Rows[int]]) -> Run:
+    def again(self, rows: int, tables: Mapping[int, Rows[int]]) -> Run:
         """Run the last batch one token further; `tables` are those that have grown, by row."""
         return self._graph(rows).again(rows, tables)
 
@@ -147,7 +148,7 @@ class _Graph:
         self._tables.copy_(self._arrived[:, _FIELDS:])
         return self._replay(len(rows))
 
-    def again(self, rows: int, tables: dict[int, Rows[int]]) -> Run:
+    def again(self, rows: int, tables: Mapping[int, Rows[int]]) -> Run:
         if tables:
             staging = self._next_staging()
             staging.copy_(self._staging[1 - self._turn])

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 
 import torch
 
+from snugvl.engine.graphs import DecodeGraphs
+from snugvl.engine.pipeline import Flight, decodes, plain, rows_of
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence
 from snugvl.layers.attention import AttentionMetadata
@@ -27,9 +29,11 @@ EncodingKey = tuple[bytes, GridTHW]
 class Runner:
     """Runs the network over a schedule. Not thread-safe."""
 
-    def __init__(self, model: VisionLanguageModel, cache: KVCache) -> None:
+    def __init__(self, model: VisionLanguageModel, cache: KVCache, max_model_len: int) -> None:
         self.model = model
         self.cache = cache
+        self.graphs = DecodeGraphs(model, cache, max_model_len)
+        self.has_graphs = model.device.type == "cuda"
         self.items_encoded = 0
         self._encodings: dict[EncodingKey, torch.Tensor] = {}
 
@@ -43,9 +47,25 @@ class Runner:
 
         Whatever the network raises passes through; the cache's contents are then undefined.
         """
+        self._copy(step)
+        if self._has_graph(step):
+            return self.graphs.start(rows_of([chunk.sequence for chunk in step.chunks])).logits
+        return self.model.forward(self._batch(step.chunks), self.cache)
+
+    def take_off(self, step: Schedule) -> Flight | None:
+        """Start a step whose tokens are read later, if it is one that can run ahead of the host."""
+        sequences = [chunk.sequence for chunk in step.chunks]
+        if not self._has_graph(step) or not all(map(plain, sequences)):
+            return None
+        self._copy(step)
+        return Flight(sequences, self.graphs.start(rows_of(sequences)))
+
+    def _copy(self, step: Schedule) -> None:
         for copy in step.copies:
             self.cache.copy_block(copy.source, copy.target)
-        return self.model.forward(self._batch(step.chunks), self.cache)
+
+    def _has_graph(self, step: Schedule) -> bool:
+        return self.has_graphs and len(step.chunks) <= self.graphs.largest and decodes(step)
 
     def keep_encodings(self, sequences: Iterable[Sequence]) -> None:
         """Forget all encodings but those that these sequences are in the middle of."""

@@ -78,6 +78,20 @@ class Scheduler:
         """Waiting sequences that have never run: those that `max_waiting` counts."""
         return sum(not sequence.started for sequence in self.waiting)
 
+    @property
+    def could_admit(self) -> bool:
+        """Whether there are seats and blocks for the head of the queue."""
+        if not self.waiting or len(self.running) >= self.config.max_num_seqs:
+            return False
+        sequence = self.waiting[0]
+        if not self.running:
+            return True
+        # Room for the others to grow, and for its own siblings, or it would be preempted right away.
+        seats = sum(other.seats for other in self.running) + sequence.seats
+        spare = len(self.running) + len(sequence.siblings)
+        blocks = self.pool.blocks_for(sequence.length)
+        return seats <= self.config.max_num_seqs and blocks + spare <= self.pool.num_free
+
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn, which is by age."""
         sequence.state = State.WAITING
@@ -133,8 +147,8 @@ class Scheduler:
             self.add(sequence)
         self.running.clear()
 
-    def check_integrity(self) -> None:
-        """Assert what must hold between two steps."""
+    def check_integrity(self, *, flying: bool = False) -> None:
+        """Assert what must hold between two steps; `flying`: while the tokens of one are not read yet."""
         self.pool.check(sequence.table for sequence in self.running)
         for queue, state in ((self.running, State.RUNNING), (self.waiting, State.WAITING)):
             assert queue == sorted(queue, key=_age), f"the {state.name} queue is not sorted by age"
@@ -143,7 +157,7 @@ class Scheduler:
         for sequence in self.running:
             held = len(sequence.table) * self.config.block_size
             assert sequence.computed <= held, "computed tokens without a block"
-            assert sequence.pending > 0, "a running sequence has nothing to compute"
+            assert sequence.pending > 0 or flying, "a running sequence has nothing to compute"
         assert not any(sequence.table or sequence.computed for sequence in self.waiting), (
             "waiting with blocks"
         )
@@ -151,17 +165,9 @@ class Scheduler:
 
     def _admit(self) -> Sequence | None:
         """Move the head of the queue to the running ones if there are seats and blocks for it."""
-        if not self.waiting or len(self.running) >= self.config.max_num_seqs:
+        if not self.could_admit:
             return None
-        sequence = self.waiting[0]
-        blocks = self.pool.blocks_for(sequence.length)
-        if self.running:
-            # Room for the others to grow, and for its own siblings, or it would be preempted right away.
-            seats = sum(other.seats for other in self.running) + sequence.seats
-            spare = len(self.running) + len(sequence.siblings)
-            if seats > self.config.max_num_seqs or blocks + spare > self.pool.num_free:
-                return None
-        self.waiting.pop(0)
+        sequence = self.waiting.pop(0)
         self.pool.extend(sequence.table, 0, sequence.length)
         sequence.started = True
         self._run(sequence)

@@ -1,0 +1,201 @@
+"""Steps that run ahead of the host give the tokens of steps that wait for it."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Rows
+
+import pytest
+import torch
+
+from snugvl.config import EngineConfig
+from snugvl.engine.engine import Engine
+from snugvl.engine.graphs import DecodeGraphs, Row
+from snugvl.engine.request import EngineRequest, TokenOutput
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.models.batch import Batch
+from snugvl.sampling import SamplingParams
+from tests.engine.toy import BOMB, POISON, Toy
+
+
+class Result:
+    """A run that has finished, but whose tokens are only looked at when asked for."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+    def tokens(self) -> list[int]:
+        highest, tokens = self.logits.max(-1)
+        return [int(t) if bool(h.isfinite()) else -1 for h, t in zip(highest, tokens, strict=True)]
+
+
+class EagerGraphs(DecodeGraphs):
+    """What the graphs do, step by step on the CPU: inputs of a step come from the step before it."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.model, engine._cache, engine.config.max_model_len)
+        self.started = self.followed = 0
+
+    def start(self, rows: Rows[Row]) -> Result:  # type: ignore[override]
+        self.started += 1
+        self.ids = torch.tensor([row.token for row in rows])
+        self.lengths = [row.length for row in rows]
+        self.deltas = [row.delta for row in rows]
+        self.tables = [list(row.table) for row in rows]
+        return self._run()
+
+    def again(self, rows: int, tables: Mapping[int, Rows[int]]) -> Result:  # type: ignore[override]
+        self.followed += 1
+        for index, table in tables.items():
+            self.tables[index] = list(table)
+        return self._run()
+
+    def _run(self) -> Result:
+        size = self._cache.block_size
+        places = [length - 1 for length in self.lengths]
+        slots = [t[p // size] * size + p % size for t, p in zip(self.tables, places, strict=True)]
+        width = max(map(len, self.tables))
+        metadata = AttentionMetadata(
+            query_lens=(1,) * len(places),
+            context_lens=tuple(self.lengths),
+            slot_mapping=torch.tensor(slots),
+            block_tables=torch.tensor([t + [0] * (width - len(t)) for t in self.tables]),
+            block_size=size,
+        )
+        positions = torch.tensor([p + d for p, d in zip(places, self.deltas, strict=True)]).expand(3, -1)
+        batch = Batch(self.ids, positions, metadata, torch.arange(len(places)))
+        logits = self._model.forward(batch, self._cache)
+        self.ids = logits.argmax(-1)
+        self.lengths = [length + 1 for length in self.lengths]
+        return Result(logits)
+
+
+def engine_with(graphs: bool, **config: int) -> tuple[Engine, EagerGraphs | None]:
+    sizes = {"num_blocks": 40, "block_size": 4, "max_model_len": 64, "max_num_seqs": 4} | config
+    engine = Engine(Toy(), EngineConfig(max_batched_tokens=16, **sizes))
+    if not graphs:
+        return engine, None
+    eager = EagerGraphs(engine)
+    engine._runner.graphs = eager
+    engine._runner.has_graphs = True
+    return engine, eager
+
+
+def request(name: str, prompt: list[int], **sampling: object) -> EngineRequest:
+    stop = frozenset(sampling.pop("stop_ids", ()))  # type: ignore[call-overload]
+    return EngineRequest(name, tuple(prompt), SamplingParams(**sampling), stop_ids=stop)  # type: ignore[arg-type]
+
+
+def finish(engine: Engine, outputs: list[TokenOutput] | None = None) -> dict[tuple[str, int], list[object]]:
+    """Everything that comes out until nothing is left, by request and choice: tokens, then why it ended."""
+    said = outputs or []
+    while engine.has_work:
+        said += engine.step()
+        engine.check_integrity()
+    found: dict[tuple[str, int], list[object]] = {}
+    for output in said:
+        line = found.setdefault((output.request_id, output.choice), [])
+        line += [output.token_id] if output.token_id is not None else []
+        line += [output.finish] if output.finish else []
+    return found
+
+
+REQUESTS = [
+    request("a", [1, 2, 3, 4, 5], max_tokens=20),
+    request("b", [7, 8], max_tokens=9),
+    request("c", [9] * 11, max_tokens=14, n=2),
+    request("d", [3, 1], max_tokens=12, temperature=1.0, seed=5),
+    request("e", [5, 5, 6], max_tokens=10, logprobs=2),
+    request("f", [2, 2], max_tokens=13, repetition_penalty=1.3),
+]
+
+
+@pytest.mark.parametrize("late", [0, 3, 7])
+def test_tokens_are_those_of_steps_that_wait(late: int) -> None:
+    results = []
+    for graphs in (False, True):
+        engine, eager = engine_with(graphs)
+        outputs: list[TokenOutput] = []
+        for index, each in enumerate(REQUESTS):
+            engine.add(each)
+            for _ in range(late if index else 0):
+                outputs += engine.step()
+        results.append(finish(engine, outputs))
+        if eager is not None:
+            assert eager.started
+            assert eager.followed, "no step ran ahead"
+    assert results[0] == results[1]
+
+
+def test_a_stop_token_ends_a_sequence_though_the_next_step_has_begun() -> None:
+    waiting, _ = engine_with(False)
+    waiting.add(request("a", [1, 2, 3], max_tokens=20))
+    tokens = finish(waiting)["a", 0]
+    stop = tokens[6]
+    assert isinstance(stop, int)
+    ahead, eager = engine_with(True)
+    for name in ("a", "b"):
+        ahead.add(request(name, [1, 2, 3], max_tokens=20, stop_ids=[stop] if name == "a" else []))
+    found = finish(ahead)
+    first = tokens.index(stop)
+    assert found["a", 0] == [*tokens[: first + 1], "stop"]
+    assert found["b", 0] == tokens
+    assert eager is not None
+    assert eager.started > 1, "the batch went on without the one that ended"
+
+
+def test_an_abort_while_a_step_is_under_way_frees_the_blocks() -> None:
+    engine, _ = engine_with(True)
+    engine.add(request("a", [1, 2, 3], max_tokens=30))
+    engine.add(request("b", [4, 5], max_tokens=12))
+    for _ in range(4):
+        engine.step()
+    assert engine._flight is not None
+    assert [output.finish for output in engine.abort("a")] == ["abort"]
+    engine.check_integrity()
+    alone, _ = engine_with(False)
+    alone.add(request("b", [4, 5], max_tokens=12))
+    rest = [token for token in finish(engine).get(("b", 0), []) if token is not None]
+    assert rest == finish(alone)["b", 0][-len(rest) :]
+    assert engine.stats.free_blocks == engine.stats.num_blocks
+
+
+def test_all_aborted_while_a_step_is_under_way_then_a_new_one() -> None:
+    engine, _ = engine_with(True)
+    engine.add(request("a", [1, 2, 3], max_tokens=30))
+    for _ in range(3):
+        engine.step()
+    engine.abort("a")
+    assert not engine.has_work
+    engine.add(request("b", [4, 5], max_tokens=6))
+    alone, _ = engine_with(False)
+    alone.add(request("b", [4, 5], max_tokens=6))
+    assert finish(engine) == finish(alone)
+
+
+@pytest.mark.parametrize("ending", [POISON, BOMB])
+def test_a_fault_while_running_ahead_ends_what_it_must(ending: int) -> None:
+    engine, _ = engine_with(True)
+    engine.add(request("a", [1, ending], max_tokens=5))
+    found = finish(engine)
+    assert found["a", 0][-1] == "error"
+    engine.add(request("b", [1, 2], max_tokens=5))
+    assert finish(engine)["b", 0][-1] == "length"
+
+
+def test_few_blocks_preempt_and_nobody_is_lost() -> None:
+    tight, roomy = engine_with(True, num_blocks=12)[0], engine_with(False)[0]
+    for engine in (tight, roomy):
+        for index in range(5):
+            engine.add(request(str(index), [index + 1] * 6, max_tokens=22))
+    assert finish(tight) == finish(roomy)
+    assert tight.stats.preemptions > 0
+
+
+def test_a_step_under_way_is_forgotten_by_a_reset() -> None:
+    engine, _ = engine_with(True)
+    engine.add(request("a", [1, 2, 3], max_tokens=30))
+    for _ in range(3):
+        engine.step()
+    assert [output.finish for output in engine.reset()] == ["error"]
+    assert engine._flight is None
+    engine.add(request("b", [1, 2], max_tokens=5))
+    assert finish(engine)["b", 0][-1] == "length"
