@@ -40,7 +40,7 @@ class Client:
         model: a name that the server serves; by default its first.
         timeout: seconds that an answer may take; of a stream, the wait for its next piece.
         max_retries: how often a request is sent again when the server is busy or starting (it says when
-            to come back) or can't be reached.
+            to come back), can't be reached, or didn't answer within `timeout`.
 
     Attributes:
         openai: the SDK's own client, for everything else that the server speaks.
