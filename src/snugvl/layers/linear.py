@@ -117,8 +117,7 @@ class Linear(nn.Module):
             )
         y = self._plain(x if norm is None else norm(x))
         if swiglu:
-            gate, up = y.chunk(2, dim=-1)
-            y = silu(gate) * up
+            y = _swiglu(y)
         y = y if residual is None else residual + y
         return y if dtype is None else y.to(dtype)
 
@@ -132,3 +131,14 @@ class Linear(nn.Module):
         ]
         y = torch.cat(pieces, dim=-1)
         return y if self.bias is None else y + self.bias
+
+
+def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    if not gate_up.is_cuda:
+        return silu(gate) * up
+    from snugvl.layers.kernels.widen import swiglu  # needs triton, which only GPUs bring
+
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    swiglu(gate_up, out, 0)
+    return out

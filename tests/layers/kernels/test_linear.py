@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear, silu
 
+from snugvl.layers.kernels import linear as kernels
 from snugvl.layers.kernels.linear import product
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import Format, Weights, to_int4, to_int8
@@ -102,3 +103,21 @@ def test_int8_keeps_nearly_all_of_a_matrix() -> None:
 def test_a_matrix_of_zeros_stays_zero() -> None:
     assert not to_int8(torch.zeros(8, 128)).wide(torch.float32).any()
     assert to_int4(torch.zeros(8, 128)).wide(torch.float32).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_many_rows_widen_the_weights_slice_by_slice(
+    kind: Format, swiglu: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "WIDE_TOKENS", 9)
+    monkeypatch.setattr(kernels, "WIDE_BYTES", 64 * 256 * 4)  # several slices, the last one smaller
+    weights = stored(kind, 320, 256, device)
+    outputs = 160 if swiglu else 320
+    x, residual = torch.randn(9, 256, device=device), torch.randn(9, outputs, device=device)
+    bias = None if swiglu else torch.randn(320, device=device)
+    expected = linear(x, weights.wide(torch.float32), bias)
+    if swiglu:
+        gate, up = expected.chunk(2, -1)
+        expected = silu(gate) * up
+    close(product(x, weights, bias=bias, residual=residual, swiglu=swiglu), expected + residual)

@@ -9,11 +9,16 @@ import triton.language as tl
 from snugvl.layers.kernels import weights as kinds
 from snugvl.layers.kernels.gemm import gemm, sixteenth
 from snugvl.layers.kernels.gemv import gemv
+from snugvl.layers.kernels.widen import swiglu as swiglu_into
+from snugvl.layers.kernels.widen import widen
 from snugvl.layers.weights import Weights
 
 _FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
+WIDE_TOKENS = 192  # of input from which weights are widened first
+WIDE_BYTES = 32 << 20  # of a widened slice
+WIDE_TILE = 32  # rows widened by one program
 SMALL = 64  # tokens; up to here a product is bound by its weights
 _TILES = 8192  # arrival counters: more tiles than any split product has
 
@@ -41,8 +46,11 @@ def product(
     out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
     if x.shape[0] <= VECTOR_ROWS and bias is None:
         _vector(x, weights, norm, eps, residual, out, swiglu=swiglu)
+        return out
+    assert norm is None, "the norm is fused for one row only"
+    if x.shape[0] >= WIDE_TOKENS and weights.format != "bf16" and outputs % WIDE_TILE == 0:
+        _wide(x, weights, bias, residual, out, swiglu=swiglu)
     else:
-        assert norm is None, "the norm is fused for one row only"
         _matrix(x, weights, bias, residual, out, swiglu=swiglu)
     return out
 
@@ -131,6 +139,52 @@ def _matrix(
         KIND=kind,
         num_warps=warps,
         num_stages=stages if x.element_size() == 2 else 1,  # float32 tiles would not fit into shared memory
+    )
+
+
+def _wide(
+    x: torch.Tensor,
+    weights: Weights,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    swiglu: bool,
+) -> None:
+    """Widen a slice of rows, multiply, go on: the workspace is that of one slice."""
+    outputs, parts = out.shape[1], 2 if swiglu else 1
+    step = max(WIDE_TILE, WIDE_BYTES // (parts * weights.columns * x.element_size()) // WIDE_TILE * WIDE_TILE)
+    slices = triton.cdiv(outputs, step)
+    step = triton.cdiv(triton.cdiv(outputs, slices), WIDE_TILE) * WIDE_TILE  # of equal size
+    wide = torch.empty(parts * step, weights.columns, dtype=x.dtype, device=x.device)
+    for first in range(0, outputs, step):
+        count = min(step, outputs - first)
+        for part in range(parts):
+            _widen(weights, part * outputs + first, wide[part * count : (part + 1) * count])
+        if swiglu:
+            swiglu_into(torch.mm(x, wide[: 2 * count].T), out, first)
+        else:
+            torch.mm(x, wide[:count].T, out=out[:, first : first + count])
+    if bias is not None:
+        out += bias
+    if residual is not None:
+        out += residual
+
+
+def _widen(weights: Weights, first: int, out: torch.Tensor) -> None:
+    data, scale, zero = _operands(weights)
+    widen[(out.shape[0] // WIDE_TILE, weights.columns // weights.group)](
+        data,
+        scale,
+        zero,
+        out,
+        first,
+        K=weights.columns,
+        FORMAT=_FORMATS[weights.format],
+        GROUP=weights.group,
+        BN=WIDE_TILE,
+        NATIVE=native_fp8(out.device),
+        num_warps=4,
     )
 
 
