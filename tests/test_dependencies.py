@@ -1,0 +1,55 @@
+"""What the package imports is what `pyproject.toml` declares, and what CI installs is pinned."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# pydantic pins its core to the digit; torch brings triton where there is a GPU for it.
+GIVEN_BY_ANOTHER = {"pydantic-core", "triton"}
+# Needed without an import: found by name, or by the library that wants it.
+NOT_IMPORTED = {"httptools", "python-multipart", "safetensors"}
+
+
+def normal(name: str) -> str:
+    """A distribution's name as the index compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(lines: list[str]) -> set[str]:
+    """Names of requirements."""
+    return {normal(re.split(r"[^\w.-]", line, maxsplit=1)[0]) for line in lines}
+
+
+def imported() -> set[str]:
+    """Distributions that the package imports, also inside of functions."""
+    modules = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules.add(node.module.split(".")[0])
+    known = packages_distributions()
+    foreign = modules - set(sys.stdlib_module_names) - {"snugvl"}
+    return {normal(known[module][0]) for module in foreign if module in known} - {"snugvl"}
+
+
+def test_every_import_is_declared() -> None:
+    optional = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
+    required = declared(PROJECT["dependencies"])
+    missing = imported() - required - GIVEN_BY_ANOTHER - declared(optional)
+    assert not missing
+    assert required <= imported() | NOT_IMPORTED
+
+
+def test_every_dependency_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines if line)
+    pinned = declared(lines)
+    wanted = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
+    assert declared(wanted) <= pinned
