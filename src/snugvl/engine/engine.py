@@ -42,6 +42,8 @@ class EngineStats:
     free_blocks: int
     num_blocks: int
     preemptions: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
     steps: int
     computed_tokens: int
     generated_tokens: int
@@ -88,6 +90,8 @@ class Engine:
             free_blocks=pool.num_free,
             num_blocks=pool.num_blocks,
             preemptions=self._scheduler.preemptions,
+            prefix_query_tokens=self._scheduler.prefix_query_tokens,
+            prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
             steps=self._steps,
             computed_tokens=self._computed,
             generated_tokens=self._generated,
@@ -210,6 +214,7 @@ class Engine:
             self._computed += len(flight.sequences)
         for sequence, token in zip(flight.sequences, flight.run.tokens(), strict=True):
             if sequence.state is State.RUNNING:  # it may have been aborted, or a sibling broken
+                self._scheduler.record(sequence)  # before the token, whose own slot may be in the air
                 outputs += self._emit(sequence, Sampled(token if token >= 0 else None))
 
     def _count(self, step: Schedule) -> None:
@@ -223,6 +228,8 @@ class Engine:
         logits = self._runner.run(step)
         ready = [chunk.sequence for chunk in step.chunks if chunk.samples]
         self._count(step)
+        for chunk in step.chunks:
+            self._scheduler.record(chunk.sequence)
         rows = [(row, s) for row, head in enumerate(ready) for s in (head, *self._scheduler.fork(head))]
         sampled = sample(logits, [_choice(row, sequence) for row, sequence in rows])
         for (_, sequence), result in zip(rows, sampled, strict=True):
@@ -233,6 +240,7 @@ class Engine:
     def _emit(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
         request = sequence.request
         if result.token_id is None:
+            self._scheduler.distrust(sequence)
             return self._fail(request.request_id, _no_token(sequence))
         self._generated += 1
         finish = sequence.append(result.token_id)

@@ -8,13 +8,16 @@ A step holds at most `max_batched_tokens` tokens, filled in this order:
 
     | one token for each that decodes | the rest of a prefill begun earlier | newly admitted prompts |
 
-Beside sequences that decode, prompts get `PREFILL_BESIDE_DECODES` tokens at most: their streams wait for the
+Beside sequences that decode, prompts get `prefill_beside_decodes` tokens at most: their streams wait for the
 whole step, so a long prompt, or many with pictures at once, must not come in one piece.
 
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
 sequence is in the middle of its prompt. An admitted sequence gets the blocks of all its known tokens at
 once; only decoding asks for more later. When none is free the youngest running sequence loses all of its
 blocks and goes back to waiting; its tokens are computed again later.
+
+A sequence is admitted with the blocks of its beginning that the prefix cache has (`prefix.py`), and computes
+the rest. Those that others hold already are nothing that it takes; those that are free it takes like any.
 
 Nothing starves: the queue is never overtaken, and the oldest running sequence is never preempted (alone,
 it fits: `admission.py` saw to that), so it finishes, and so does everyone after it.
@@ -26,6 +29,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 
 from snugvl.config import EngineConfig
+from snugvl.engine import prefix
 from snugvl.engine.blocks import BlockCopy, BlockPool
 from snugvl.engine.sequence import Sequence, State
 
@@ -72,6 +76,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.prefix_query_tokens = 0  # of prompts when first admitted
+        self.prefix_hit_tokens = 0
 
     @property
     def num_new(self) -> int:
@@ -89,8 +95,10 @@ class Scheduler:
         # Room for the others to grow, and for its own siblings, or it would be preempted right away.
         seats = sum(other.seats for other in self.running) + sequence.seats
         spare = len(self.running) + len(sequence.siblings)
-        blocks = self.pool.blocks_for(sequence.length)
-        return seats <= self.config.max_num_seqs and blocks + spare <= self.pool.num_free
+        if seats > self.config.max_num_seqs:
+            return False
+        excess = self.pool.blocks_for(sequence.length) + spare - self.pool.num_free
+        return excess <= 0 or excess <= sum(self.pool.owners(b) > 0 for b in self._cached(sequence))
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn, which is by age."""
@@ -105,7 +113,7 @@ class Scheduler:
                 self._take(step, sequence, 1)
         most = self.config.max_batched_tokens
         if step.chunks:
-            most = min(most, step.tokens + PREFILL_BESIDE_DECODES)
+            most = min(most, step.tokens + self.prefill_beside_decodes)
         for sequence in [s for s in self.running if s.pending > 1]:
             self._take(step, sequence, most - step.tokens)
         while step.tokens < most and (admitted := self._admit()):
@@ -124,6 +132,8 @@ class Scheduler:
             if len(self.running) < self.config.max_num_seqs:
                 sibling.table = self.pool.fork(sequence.table)
                 sibling.computed = sequence.computed
+                sibling.keys = list(sequence.keys)
+                sibling.recorded = sequence.recorded
                 self._run(sibling)
             else:
                 self.add(sibling)
@@ -143,9 +153,18 @@ class Scheduler:
         self.pool = BlockPool(self.config.num_blocks, self.config.block_size)
         for sequence in self.running:
             sequence.table = []
-            sequence.computed = 0
+            sequence.computed = sequence.recorded = 0
             self.add(sequence)
         self.running.clear()
+
+    def record(self, sequence: Sequence) -> None:
+        """Let others start from what a sequence has computed; all steps that wrote it have finished."""
+        if self.config.prefix_cache:
+            prefix.record(sequence, self.pool)
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Let nobody start from what a sequence has computed, because something is wrong with it."""
+        self.pool.withdraw(sequence.table)
 
     def check_integrity(self, *, flying: bool = False) -> None:
         """Assert what must hold between two steps; `flying`: while the tokens of one are not read yet."""
@@ -158,9 +177,8 @@ class Scheduler:
             held = len(sequence.table) * self.config.block_size
             assert sequence.computed <= held, "computed tokens without a block"
             assert sequence.pending > 0 or flying, "a running sequence has nothing to compute"
-        assert not any(sequence.table or sequence.computed for sequence in self.waiting), (
-            "waiting with blocks"
-        )
+            prefix.check(sequence, self.pool)
+        assert not any(s.table or s.computed or s.recorded for s in self.waiting), "waiting with blocks"
         assert sum(s.pending > 1 for s in self.running) <= 1, "two prefills are under way"
 
     def _admit(self) -> Sequence | None:
@@ -168,10 +186,20 @@ class Scheduler:
         if not self.could_admit:
             return None
         sequence = self.waiting.pop(0)
-        self.pool.extend(sequence.table, 0, sequence.length)
+        sequence.table = self.pool.share(self._cached(sequence))
+        sequence.recorded = len(sequence.table)
+        sequence.computed = sequence.recorded * self.config.block_size
+        self.pool.extend(sequence.table, sequence.computed, sequence.length)
+        if self.config.prefix_cache and not sequence.started:
+            self.prefix_query_tokens += len(sequence.prompt)
+            self.prefix_hit_tokens += sequence.computed
         sequence.started = True
         self._run(sequence)
         return sequence
+
+    def _cached(self, sequence: Sequence) -> list[int]:
+        """Blocks that a waiting sequence can start from."""
+        return prefix.find(sequence, self.pool) if self.config.prefix_cache else []
 
     def _run(self, sequence: Sequence) -> None:
         sequence.state = State.RUNNING
@@ -202,6 +230,6 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.pool.release(sequence.table)
-        sequence.computed = 0
+        sequence.computed = sequence.recorded = 0
         self.preemptions += 1
         self.add(sequence)
