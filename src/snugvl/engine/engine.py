@@ -23,7 +23,7 @@ from snugvl.engine.pipeline import Flight, follow
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampler import Choice, Sampled, sample
-from snugvl.engine.scheduler import Schedule, Scheduler
+from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, random_stream
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError
 from snugvl.layers.kv_cache import KVCache
@@ -68,6 +68,10 @@ class Engine:
             device=model.device,
         )
         self._scheduler = Scheduler(config)
+        if model.device.type == "cuda":
+            # As long as 512 tokens on a small card: a stream feels the time, not the tokens.
+            units = torch.cuda.get_device_properties(model.device).multi_processor_count
+            self._scheduler.prefill_beside_decodes = max(PREFILL_BESIDE_DECODES, 16 * units)
         self._runner = Runner(model, self._cache, config.max_model_len)
         self._flight: Flight | None = None  # a step whose tokens are not read yet
         self._requests: dict[str, list[Sequence]] = {}  # the choices of each that are not finished
