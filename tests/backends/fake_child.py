@@ -31,6 +31,8 @@ class Stream:
     def __init__(self, backend: "Backend", request: Request) -> None:
         self._mailbox: Mailbox[Delta] = Mailbox()
         self._backend = backend
+        self._closed = False
+        self.prompt_tokens = 1
         self._count = request.sampling.max_tokens or 10
         backend.running += 1
         threading.Thread(target=self._talk, daemon=True).start()
@@ -38,7 +40,7 @@ class Stream:
     def _talk(self) -> None:
         for index in range(self._count):
             time.sleep(0.001)
-            if self._mailbox._closed:
+            if self._closed:
                 break
             last = index == self._count - 1
             usage = Usage(1, self._count) if last else None
@@ -56,7 +58,11 @@ class Stream:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def forward(self, put: Callable[[Delta], None], end: Callable[[Exception | None], None]) -> None:
+        self._mailbox.forward(put, end)
+
     def close(self) -> None:
+        self._closed = True
         self._mailbox.close()
 
 
@@ -83,6 +89,9 @@ class Backend:
         if text == "release":
             self.released.set()
         return Stream(self, request)
+
+    def warm_up(self) -> None:
+        """Nothing to do."""
 
     def stats(self) -> Load:
         self.questions += 1

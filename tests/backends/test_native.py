@@ -51,10 +51,17 @@ def test_text_comes_in_pieces_and_ends_with_a_reason(backend: NativeBackend) -> 
 
 def test_usage_counts_image_tokens_too(backend: NativeBackend, processor: Processor) -> None:
     prompt = user(Image.new("RGB", (64, 64), "red"), QUESTION)
-    *_, last = backend.submit(Request((prompt,), SamplingParams(max_tokens=20, ignore_eos=True)))
+    stream = backend.submit(Request((prompt,), SamplingParams(max_tokens=20, ignore_eos=True)))
+    told = stream.prompt_tokens
+    *_, last = stream
     assert last.usage is not None
+    assert last.usage.prompt_tokens == told
     assert (last.usage.completion_tokens, last.usage.image_tokens) == (20, 4)
     assert last.usage.prompt_tokens == len(processor.prepare([prompt]).prompt_ids)
+
+
+def test_what_ended_by_itself_names_no_stop(backend: NativeBackend) -> None:
+    assert all(delta.stop is None for delta in backend.submit(request(max_tokens=5, stop=("\x00",))))
 
 
 def test_an_event_loop_reads_the_same(backend: NativeBackend) -> None:
@@ -82,7 +89,7 @@ def test_a_stop_string_ends_the_text_before_it_wherever_tokens_split(backend: Na
         stop = whole[start : start + 3]
         deltas = list(backend.submit(request(stop=(stop,))))
         assert "".join(delta.text for delta in deltas) == whole[: whole.index(stop)]
-        assert deltas[-1].finish_reason == "stop"
+        assert (deltas[-1].finish_reason, deltas[-1].stop) == ("stop", stop)
     wait_until(lambda: backend.memory()["vision_inputs"] == 0)
     backend._worker.call(backend._engine.check_integrity)
 
@@ -93,7 +100,7 @@ def test_a_stop_token_ends_the_answer_and_is_counted(backend: NativeBackend, pro
     wanted = next(token for token in tokens[5:] if token)
     stop_id = next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == wanted)
     deltas = list(backend.submit(request(stop_token_ids=(stop_id,), ignore_eos=False)))
-    assert deltas[-1].finish_reason == "stop"
+    assert (deltas[-1].finish_reason, deltas[-1].stop) == ("stop", wanted.decode(errors="replace"))
     assert deltas[-1].usage is not None
     assert deltas[-1].usage.completion_tokens == tokens.index(wanted) + 1
 

@@ -67,7 +67,9 @@ def test_loads_serves_and_leaves_no_process() -> None:
             await until(lambda: service.health.ready)
             assert service.capabilities is not None
             assert service.capabilities.model == "fake"
-            deltas = await read(await service.submit(say("hello")))
+            stream = await service.submit(say("hello"))
+            assert stream.prompt_tokens == 1
+            deltas = await read(stream)
             assert "".join(delta.text for delta in deltas) == "0 1 2 3 4 "
             assert deltas[-1].finish_reason == "length"
             assert deltas[-1].usage is not None

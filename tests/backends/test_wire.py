@@ -94,7 +94,7 @@ def test_events_arrive_in_order() -> None:
     logprob = Logprob("a", b"a", -0.5, (TokenLogprob("b", b"b", -1.0),))
     events: list[wire.Event] = [
         wire.Reply(1, None, RequestError("too hot", field="temperature")),
-        (1, Delta("x", 1, (logprob,), "stop", Usage(3, 2, 1))),
+        (1, Delta("x", 1, (logprob,), "stop", Usage(3, 2, 1), "END")),
         wire.End(1),
     ]
 
@@ -138,11 +138,11 @@ def test_an_inbox_merges_what_is_unread_choice_by_choice() -> None:
         inbox = Inbox()
         inbox.put(Delta("a", 0))
         inbox.put(Delta("x", 1))
-        inbox.put(Delta("b", 0, finish_reason="stop"))
+        inbox.put(Delta("b", 0, finish_reason="stop", stop="END"))
         inbox.put(Delta("y", 1, finish_reason="length", usage=Usage(1, 4)))
         inbox.end()
         inbox.put(Delta("late", 0))
-        assert await inbox.get() == Delta("ab", 0, finish_reason="stop")
+        assert await inbox.get() == Delta("ab", 0, finish_reason="stop", stop="END")
         assert await inbox.get() == Delta("xy", 1, finish_reason="length", usage=Usage(1, 4))
         assert await inbox.get() is None
         assert await inbox.get() is None

@@ -45,7 +45,11 @@ def test_any_ids_and_stops(tokenizer: Tokenizer, data: st.DataObject) -> None:
     stops = data.draw(st.lists(st.one_of(inside, st.text("ab \n", min_size=1, max_size=3)), max_size=3))
     stops = [stop for stop in stops if stop]
     detokenizer = Detokenizer(tokenizer, stops)
-    assert ("".join(stream(detokenizer, ids)), detokenizer.stopped) == cut(whole, stops)
+    text = "".join(stream(detokenizer, ids))
+    assert (text, detokenizer.stopped) == cut(whole, stops)
+    if detokenizer.stop is not None:
+        assert detokenizer.stop in stops
+        assert whole.startswith(text + detokenizer.stop)
 
 
 @given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=6), max_size=3))

@@ -10,7 +10,7 @@ from typing import Self
 
 from snugvl.backends.protocol import Capabilities, Delta, Message, Request, ToolUse, Usage
 from snugvl.backends.service import Health, Load, Snapshot, Tokens
-from snugvl.errors import EngineError, EngineUnavailable
+from snugvl.errors import EngineError, EngineUnavailable, RequestError
 from snugvl.ledger import Ledger, LedgerRow
 
 CAPABILITIES = Capabilities("fake", 512, images=True, video=False, max_pixels=65_536, min_pixels=1024)
@@ -33,6 +33,7 @@ class Script:
         error: raised after the last piece instead of finishing.
         refusal: raised by `submit`.
         submit_s: how long `submit` takes.
+        stop: the stop string that ended it.
     """
 
     words: Sequence[str] = ("Hello", " there")
@@ -40,6 +41,7 @@ class Script:
     error: Exception | None = None
     refusal: Exception | None = None
     submit_s: float = 0.0
+    stop: str | None = None
 
 
 class FakeStream:
@@ -50,6 +52,7 @@ class FakeStream:
         self._script = script
         self._ended: asyncio.Future[None] | None = None
         self.closed = False
+        self.prompt_tokens = 7
 
     def __iter__(self) -> Iterator[Delta]:
         raise AssertionError("the server reads asynchronously")
@@ -65,7 +68,9 @@ class FakeStream:
             self.close()
             raise self._script.error
         self.close()
-        yield Delta("", finish_reason="stop", usage=Usage(7, len(self._script.words), 2))
+        yield Delta(
+            "", finish_reason="stop", usage=Usage(7, len(self._script.words), 2), stop=self._script.stop
+        )
 
     def end(self, error: Exception) -> None:
         """Fail now, as with an engine that dies."""
@@ -125,7 +130,10 @@ class FakeService:
         return Tokens(tuple(text.encode()))
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
-        return bytes(ids).decode()
+        try:
+            return bytes(ids).decode("utf-8", "replace")
+        except ValueError:
+            raise RequestError("a token id is not in the vocabulary", field="tokens") from None
 
     async def drain(self, timeout_s: float) -> bool:
         self.health = replace(self.health, state="draining", detail="shutting down")

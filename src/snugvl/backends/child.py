@@ -27,7 +27,6 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
 from snugvl.backends import wire
-from snugvl.backends.forward import forward
 from snugvl.backends.protocol import Request, Text, user
 from snugvl.backends.service import Load, Snapshot, Tokens
 from snugvl.backends.wire import Channel, EngineChoice, Event
@@ -175,7 +174,7 @@ class Child:
             self._streams.pop(message.id, None)
             self._outbox.put(wire.Reply(message.id, error=_reported(error)))
             return
-        self._outbox.put(wire.Reply(message.id))
+        self._outbox.put(wire.Reply(message.id, stream.prompt_tokens))
         with self._lock:
             wanted = message.id in self._streams
             if wanted:
@@ -190,7 +189,7 @@ class Child:
             if self._streams.pop(request_id, None) is not None:
                 self._outbox.put(wire.End(request_id, None if error is None else wire.portable(error)))
 
-        forward(stream, lambda delta: self._outbox.put((request_id, delta)), end)
+        stream.forward(lambda delta: self._outbox.put((request_id, delta)), end)
 
     def _live(self, load: Loader, start: wire.Start) -> None:
         """Load, then tell how it goes, for ever. A bug here ends the process; the server restarts it."""
@@ -229,7 +228,8 @@ def _die() -> NoReturn:
 
 
 def _warm_up(backend: "NativeBackend") -> Load:
-    """Run one token, so that the first request doesn't wait for kernels to load. The counters it leaves."""
+    """Do what the first requests would wait for: kernels, grammars. The counters it leaves."""
+    backend.warm_up()
     request = Request((user(Text("hello")),), SamplingParams(max_tokens=1))
     with suppress(RequestTooLarge), backend.submit(request) as stream:  # a context of a few tokens is legal
         for _ in stream:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from threading import Condition
 from typing import Generic, TypeVar
 
@@ -17,6 +18,8 @@ class Mailbox(Generic[T]):
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._closed = False
         self._error: Exception | None = None
+        self._put: Callable[[T], None] | None = None  # where items go that nobody reads here
+        self._end: Callable[[Exception | None], None] | None = None
 
     def put(self, item: T) -> None:
         """Add an item; ignored once closed."""
@@ -49,6 +52,17 @@ class Mailbox(Generic[T]):
                 self._waiters.append((loop, waiter))
             await waiter
 
+    def forward(self, put: Callable[[T], None], end: Callable[[Exception | None], None]) -> None:
+        """Hand what is here and what comes to `put`, and the end or its error to `end`, in order.
+
+        Both are called where `put` and `close` are (or here, for what is there already), under a lock; they
+        must not wait. Nobody else may read.
+        """
+        with self._changed:
+            assert self._put is None, "a mailbox is forwarded once"
+            self._put, self._end = put, end
+            self._wake()
+
     def _next(self) -> T | None:
         if self._items:
             return self._items.popleft()
@@ -57,6 +71,13 @@ class Mailbox(Generic[T]):
         return None
 
     def _wake(self) -> None:
+        if self._put is not None:
+            while self._items:
+                self._put(self._items.popleft())
+            if self._closed and self._end is not None:
+                end, self._end = self._end, None
+                end(self._error)
+            return
         self._changed.notify_all()
         waiters, self._waiters = self._waiters, []
         for loop, waiter in waiters:

@@ -1,7 +1,7 @@
 """Our engine in this process: prompts are prepared in the caller's thread, tokens made in the engine's."""
 
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from time import monotonic
@@ -167,7 +167,13 @@ class NativeStream:
         self._backend = backend
         self._request_id = request_id
         self._mailbox = receiver.mailbox
+        self._prompt_tokens = receiver.prompt_tokens
         self._open = True
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, image tokens included."""
+        return self._prompt_tokens
 
     def __iter__(self) -> Iterator[Delta]:
         while (delta := self._mailbox.get()) is not None:
@@ -178,6 +184,10 @@ class NativeStream:
         while (delta := await self._mailbox.get_async()) is not None:
             yield delta
         self._open = False
+
+    def forward(self, put: Callable[[Delta], None], end: Callable[[Exception | None], None]) -> None:
+        """Hand every delta to `put` and the end to `end`, in place of reading; see `Mailbox.forward`."""
+        self._mailbox.forward(put, end)
 
     def close(self) -> None:
         """Abort what is not finished. Safe to call twice."""

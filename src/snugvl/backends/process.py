@@ -118,11 +118,12 @@ class EngineProcess:
         request_id, inbox = next(self._ids), Inbox()
         self._inboxes[request_id] = inbox
         try:
-            await self._call(wire.Submit(request_id, request), heavy=bool(request.messages))
+            tokens = await self._call(wire.Submit(request_id, request), heavy=bool(request.messages))
         except BaseException:  # refused, or the caller was cancelled
             self.abort(request_id)
             raise
-        return RemoteStream(inbox, lambda: self.abort(request_id))
+        assert isinstance(tokens, int)
+        return RemoteStream(inbox, tokens, lambda: self.abort(request_id))
 
     def abort(self, request_id: int) -> None:
         """End a request wherever it is; its reader, if there is one, comes to the end."""

@@ -151,6 +151,8 @@ class Delta:
         logprobs: of the tokens behind this text, when asked for.
         finish_reason: on the last delta of a choice.
         usage: on the last delta of the request.
+        stop: on the last delta of a choice: the stop string that ended it, or the text of the token among
+            `sampling.stop_token_ids` that did.
     """
 
     text: str
@@ -158,10 +160,16 @@ class Delta:
     logprobs: tuple[Logprob, ...] = ()
     finish_reason: Literal["stop", "length", "abort"] | None = None
     usage: Usage | None = None
+    stop: str | None = None
 
 
 class Stream(Protocol):
     """The answer as it is generated. Errors of the request are raised by the iteration."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, image tokens included; known before the first delta."""
+        ...
 
     def __iter__(self) -> Iterator[Delta]: ...
 
@@ -184,7 +192,8 @@ class Capabilities:
         max_pixels: largest image before it is scaled down.
         engine: which backend runs it ("native", "transformers", "vllm").
         device: where, as people know it ("NVIDIA GeForce RTX 5060", "CPU").
-        dtype: weights and cache, such as "bfloat16".
+        dtype: activations and cache, such as "bfloat16".
+        weights: as they are in memory, such as "int4, int8 head".
     """
 
     model: str
@@ -196,6 +205,7 @@ class Capabilities:
     engine: str = "native"
     device: str = ""
     dtype: str = ""
+    weights: str = ""
 
 
 class Backend(Protocol):

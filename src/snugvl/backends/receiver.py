@@ -29,6 +29,7 @@ class Receiver:
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._stop_ids = frozenset() if sampling.ignore_eos else stop_ids
+        self._own_stop_ids = frozenset(sampling.stop_token_ids)
         # The markers of tool calls are text for whoever parses them, even where they are special tokens.
         ids = [tokenizer.token_id(text) for text in (OPENING, CLOSING)] if markers else []
         shown = frozenset(token for token in ids if token is not None)
@@ -39,6 +40,11 @@ class Receiver:
         self._logprobs: dict[int, list[Logprob]] = {choice: [] for choice in range(sampling.n)}
         self._sent = dict.fromkeys(range(sampling.n), 0)
         self._completion_tokens = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, image tokens included."""
+        return len(self._prompt.prompt_ids)
 
     @property
     def done(self) -> bool:
@@ -60,7 +66,8 @@ class Receiver:
             finish = "stop"
         elif finish is not None:
             text += detokenizer.flush()
-        self._emit(output.choice, text, finish, covered=detokenizer.covered)
+        stop = None if finish is None else self._stop_of(output, detokenizer)
+        self._emit(output.choice, text, finish, covered=detokenizer.covered, stop=stop)
         return detokenizer.stopped and output.finish is None
 
     def fail(self, error: Exception) -> None:
@@ -78,7 +85,15 @@ class Receiver:
             self._logprobs[output.choice].append(self._logprob(output))
         return detokenizer.push(output.token_id)
 
-    def _emit(self, choice: int, text: str, finish: FinishReason | None, *, covered: int) -> None:
+    def _stop_of(self, output: TokenOutput, detokenizer: Detokenizer) -> str | None:
+        """What ended a choice, of what the request asked to stop at."""
+        if output.finish == "stop" and output.token_id in self._own_stop_ids:
+            return self._tokenizer.token_bytes(output.token_id).decode("utf-8", errors="replace")
+        return detokenizer.stop
+
+    def _emit(
+        self, choice: int, text: str, finish: FinishReason | None, *, covered: int, stop: str | None
+    ) -> None:
         """Hand out text with the log-probabilities of the tokens it completes."""
         if finish is not None:
             del self._detokenizers[choice]
@@ -88,9 +103,9 @@ class Receiver:
         self._sent[choice] += len(logprobs)
         usage = None
         if self.done:
-            usage = Usage(len(self._prompt.prompt_ids), self._completion_tokens, self._prompt.image_tokens)
+            usage = Usage(self.prompt_tokens, self._completion_tokens, self._prompt.image_tokens)
         assert finish != "error", "an error output carries its error"
-        self.mailbox.put(Delta(text, choice, logprobs, finish, usage))
+        self.mailbox.put(Delta(text, choice, logprobs, finish, usage, stop))
         if self.done:
             self.mailbox.close()
 

@@ -57,17 +57,24 @@ def _merged(first: Delta, second: Delta) -> Delta:
         first.logprobs + second.logprobs,
         second.finish_reason,
         second.usage,
+        second.stop,
     )
 
 
 class RemoteStream:
     """Reads an inbox with `async for`. Closing or dropping it aborts what is not finished."""
 
-    def __init__(self, inbox: Inbox, abort: Callable[[], None]) -> None:
+    def __init__(self, inbox: Inbox, prompt_tokens: int, abort: Callable[[], None]) -> None:
         self._inbox = inbox
+        self._prompt_tokens = prompt_tokens
         self._abort = abort
         self._loop = asyncio.get_running_loop()
         self._open = True
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, image tokens included."""
+        return self._prompt_tokens
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while (delta := await self._inbox.get()) is not None:

@@ -33,6 +33,7 @@ from snugvl.backends.service import Snapshot, Tokens
 from snugvl.errors import EngineError, SnugvlError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
 
 _LENGTH = Struct("!Q")
 
@@ -46,6 +47,8 @@ class EngineChoice:
     dtype: DtypeName = "auto"
     context: int | None = None
     max_pixels: int | None = None
+    weights: WeightsName = "auto"
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +125,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to the message of that id: a value (None: accepted), or an error."""
+    """The answer to the message of that id: a value (of a `Submit`: tokens of the prompt), or an error."""
 
     id: int
-    value: Tokens | str | None = None
+    value: Tokens | str | int | None = None
     error: SnugvlError | None = None
 
 

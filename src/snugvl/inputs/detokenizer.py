@@ -38,7 +38,12 @@ class Detokenizer:
         self._emitted = 0  # characters handed out
         self._ends: deque[int] = deque()  # where the text of each token not yet covered ends
         self._covered = 0
-        self.stopped = False
+        self.stop: str | None = None  # the stop string that ended the text
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the text."""
+        return self.stop is not None
 
     @property
     def covered(self) -> int:
@@ -74,10 +79,10 @@ class Detokenizer:
         pending = self._held + text
         for position, character in enumerate(text, start=len(self._held) + 1):
             # The longest stop string is the largest of those complete at the same character.
-            length = max((m.length for m in self._stops if m.advance(character)), default=0)
-            if length:
-                self.stopped, self._held = True, ""
-                return self._hand_out(pending[: position - length])
+            complete = [m.stop for m in self._stops if m.advance(character)]
+            if complete:
+                self.stop, self._held = max(complete, key=len), ""
+                return self._hand_out(pending[: position - len(self.stop)])
         keep = max((m.matched for m in self._stops), default=0)
         cut = len(pending) - keep
         self._held = pending[cut:]
@@ -95,8 +100,7 @@ class _Matcher:
     """Knuth-Morris-Pratt: how much of the beginning of one stop string the text now ends with."""
 
     def __init__(self, stop: str) -> None:
-        self._stop = stop
-        self.length = len(stop)
+        self.stop = stop
         self.matched = 0
         # failure[i]: the longest proper beginning of stop[: i + 1] that it also ends with.
         self._failure = [0] * len(stop)
@@ -109,7 +113,7 @@ class _Matcher:
     def advance(self, character: str) -> bool:
         """Add a character; True when the stop string is complete."""
         k = self.matched
-        while k and self._stop[k] != character:
+        while k and self.stop[k] != character:
             k = self._failure[k - 1]
-        self.matched = k + (self._stop[k] == character)
-        return self.matched == self.length
+        self.matched = k + (self.stop[k] == character)
+        return self.matched == len(self.stop)

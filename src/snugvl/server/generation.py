@@ -30,6 +30,11 @@ class Generation:
         self._seen: dict[int, float] = {}  # per choice, when its last piece came
         self.usage: Usage | None = None
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, image tokens included; known from the start."""
+        return self._stream.prompt_tokens
+
     async def __aiter__(self) -> AsyncIterator[Delta]:
         async for delta in self._stream:
             self._note(delta)

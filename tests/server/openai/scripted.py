@@ -21,6 +21,7 @@ class ScriptedStream:
     def __init__(self, service: "Scripted", script: Sequence[Delta | Exception]) -> None:
         self._service = service
         self._script = script
+        self.prompt_tokens = 7
 
     def __iter__(self) -> Iterator[Delta]:
         raise AssertionError("the server reads asynchronously")

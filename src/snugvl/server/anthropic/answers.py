@@ -1,7 +1,7 @@
 """What /v1/messages answers, at once or as events."""
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from snugvl.backends.protocol import Usage as EngineUsage
 from snugvl.inputs.tools import CallArguments, CallStarted, TextPiece, ToolEvent
-from snugvl.server.anthropic.reader import Reader, arguments_of
+from snugvl.server.reader import Reader, arguments_of
 from snugvl.server.streaming import Event, compact
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -66,13 +66,11 @@ class Answer:
 
     Attributes:
         max_tokens: what the request asked for, which may be more than it got.
-        count: counts the prompt's tokens, for an answer that ended before the engine told them.
     """
 
     model: str
     reader: Reader
     max_tokens: int
-    count: Callable[[], Awaitable[int]]
 
     async def whole(self) -> MessageOut:
         """The message, complete."""
@@ -93,29 +91,27 @@ class Answer:
                 content.append(ToolUseOut(id=call.id, name=call.name, input=arguments_of(text)))
             else:
                 content.append(TextOut(text=text))
-        usage = await self._usage()
+        usage = self._usage()
         return self._message(
             content,
             stop_reason=self._stop_reason(usage),
-            stop_sequence=self.reader.stop_sequence,
+            stop_sequence=self.reader.stop,
             usage=Usage(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens),
         )
 
     async def events(self) -> AsyncGenerator[Event]:
         """The events of a stream, in Anthropic's order."""
-        # The engine tells the tokens at the end only: message_delta has them.
-        start = self._message(
-            [], stop_reason=None, stop_sequence=None, usage=Usage(input_tokens=0, output_tokens=0)
-        )
+        tokens = Usage(input_tokens=self.reader.generation.prompt_tokens, output_tokens=0)
+        start = self._message([], stop_reason=None, stop_sequence=None, usage=tokens)
         async with self.reader.generation:
             yield _event("message_start", message=start.model_dump())
             yield _event("ping")
             async for event in self._blocks():
                 yield event
-        usage = await self._usage()
+        usage = self._usage()
         yield _event(
             "message_delta",
-            delta={"stop_reason": self._stop_reason(usage), "stop_sequence": self.reader.stop_sequence},
+            delta={"stop_reason": self._stop_reason(usage), "stop_sequence": self.reader.stop},
             usage={"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens},
         )
         yield _event("message_stop")
@@ -139,17 +135,17 @@ class Answer:
         return MessageOut(id=f"msg_{secrets.token_hex(12)}", model=self.model, content=content, **fields)
 
     def _stop_reason(self, usage: EngineUsage) -> StopReason:
-        if self.reader.stop_sequence is not None:
+        if self.reader.stop is not None:
             return "stop_sequence"
         if self.reader.length:
             full = usage.completion_tokens < self.max_tokens
             return "model_context_window_exceeded" if full else "max_tokens"
         return "tool_use" if self.reader.calls else "end_turn"
 
-    async def _usage(self) -> EngineUsage:
+    def _usage(self) -> EngineUsage:
         usage = self.reader.generation.usage
-        # Ended here by a stop sequence: every token so far came with its log-probability.
-        return usage or EngineUsage(await self.count(), len(self.reader.take_logprobs()))
+        assert usage is not None, "an answer that ended tells its tokens"
+        return usage
 
 
 class _Blocks:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from snugvl.server.openai.fields import Exact, Harmless
+from snugvl.server.fields import Exact, Harmless
 
 MAX_BLOCKS = 1024
 

@@ -22,7 +22,7 @@ from snugvl.server.anthropic.schemas import (
     ToolChoice,
 )
 from snugvl.server.context import Context
-from snugvl.server.openai.media import together
+from snugvl.server.together import together
 
 Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock
 
@@ -44,6 +44,7 @@ async def request_of(context: Context, asked: MessagesRequest) -> Request:
         temperature=asked.temperature or 0.0,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         top_k=asked.top_k or 0,
+        stop=tuple(asked.stop_sequences or ()),
     )
     return Request(await conversation_of(context, asked), sampling, tools=tools, grammar=grammar)
 

@@ -1,17 +1,16 @@
 """Anthropic's routes: POST /v1/messages and /v1/messages/count_tokens."""
 
-from dataclasses import replace
 from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
 
 from snugvl.server.anthropic.answers import Answer, MessageOut, TokenCount
-from snugvl.server.anthropic.ceiling import generate_within
 from snugvl.server.anthropic.conversation import conversation_of, request_of, tools_of
-from snugvl.server.anthropic.reader import Reader
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
+from snugvl.server.ceiling import generate_within
 from snugvl.server.context import context_of
+from snugvl.server.reader import Reader
 from snugvl.server.streaming import event_stream
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
@@ -33,15 +32,8 @@ async def post_messages(http: Request, asked: MessagesRequest) -> Any:
     context = context_of(http)
     name = context.check_model(asked.model)
     request = await request_of(context, asked)
-    stops = tuple(asked.stop_sequences or ())
-    if stops:  # see `stops`: log-probabilities count the tokens of an answer that is ended here
-        request = replace(request, sampling=replace(request.sampling, logprobs=0))
-    reader = Reader(await generate_within(context, request), request.tools, stops)
-
-    async def count() -> int:
-        return len((await context.service.tokenize(request.messages, request.tools)).ids)
-
-    answer = Answer(name, reader, asked.max_tokens, count)
+    reader = Reader(await generate_within(context, request), request.tools)
+    answer = Answer(name, reader, asked.max_tokens)
     return event_stream(http, context, answer.events()) if asked.stream else await answer.whole()
 
 

@@ -12,7 +12,7 @@ from snugvl.server.anthropic.blocks import (
     UserContent,
     only,
 )
-from snugvl.server.openai.fields import WHOLE, Exact, Harmless
+from snugvl.server.fields import WHOLE, Exact, Harmless
 
 MAX_MESSAGES = 10_000
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from snugvl.backends.protocol import Logprob
 from snugvl.inputs.tools import CallArguments, CallStarted, TextPiece
-from snugvl.server.anthropic.reader import Reader, arguments_of
+from snugvl.server.reader import Reader, arguments_of
 from snugvl.server.streaming import Event
 
 

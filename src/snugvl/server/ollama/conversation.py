@@ -19,7 +19,7 @@ from snugvl.errors import RequestError
 from snugvl.server.context import Context
 from snugvl.server.ollama import schemas
 from snugvl.server.ollama.options import sampling_of
-from snugvl.server.openai.media import together
+from snugvl.server.together import together
 
 
 async def chat_request(context: Context, capabilities: Capabilities, chat: schemas.ChatRequest) -> Request:

@@ -8,8 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from snugvl.errors import RequestError
-from snugvl.server.anthropic.ceiling import generate_within
-from snugvl.server.anthropic.reader import Reader
+from snugvl.server.ceiling import generate_within
 from snugvl.server.context import context_of
 from snugvl.server.ollama import models
 from snugvl.server.ollama.answers import (
@@ -25,6 +24,7 @@ from snugvl.server.ollama.answers import (
 )
 from snugvl.server.ollama.conversation import chat_request, generate_request
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, ShowRequest
+from snugvl.server.reader import Reader
 from snugvl.server.streaming import line_stream
 from snugvl.version import __version__
 

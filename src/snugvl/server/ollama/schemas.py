@@ -4,8 +4,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from snugvl.server.fields import WHOLE, Exact, Harmless
 from snugvl.server.ollama.options import Options
-from snugvl.server.openai.fields import WHOLE, Exact, Harmless
 
 Base64Images = Annotated[
     Annotated[list[str], Field(max_length=64)] | None,

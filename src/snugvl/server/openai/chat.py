@@ -11,11 +11,11 @@ from starlette.responses import Response
 from snugvl.backends.protocol import Request
 from snugvl.errors import RequestError
 from snugvl.server.context import context_of
+from snugvl.server.fields import WHOLE, Harmless
 from snugvl.server.generation import complete, generate
 from snugvl.server.openai.chat_answer import About, completion
 from snugvl.server.openai.chat_stream import chunks
 from snugvl.server.openai.common import EVENTS_DOCUMENT, Metadata, json_answer, wants_usage
-from snugvl.server.openai.fields import WHOLE, Harmless
 from snugvl.server.openai.formats import ResponseFormat, check_alone, grammar_of
 from snugvl.server.openai.media import MediaSource
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of

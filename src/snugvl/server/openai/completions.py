@@ -12,14 +12,14 @@ from starlette.responses import Response
 from snugvl.backends.protocol import Request
 from snugvl.errors import RequestError
 from snugvl.server.context import Context, context_of
+from snugvl.server.fields import WHOLE, Harmless
 from snugvl.server.generation import Generation, complete, generate
 from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer, wants_usage
 from snugvl.server.openai.completions_answer import Asked, completion
 from snugvl.server.openai.completions_stream import chunks
-from snugvl.server.openai.fields import WHOLE, Harmless
-from snugvl.server.openai.media import together
 from snugvl.server.openai.sampling import Sampling, StreamOptions, blaming, sampling_of
 from snugvl.server.streaming import event_stream
+from snugvl.server.together import together
 
 router = APIRouter(tags=["openai"])
 

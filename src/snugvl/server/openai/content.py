@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Tag
 
 from snugvl.backends.protocol import Part, Picture, Text, Video
-from snugvl.server.openai.fields import STRING_OR_ARRAY, STRING_OR_OBJECT, Exact
+from snugvl.server.fields import STRING_OR_ARRAY, STRING_OR_OBJECT, Exact
 from snugvl.server.openai.media import Detail, MediaSource
 
 MAX_PARTS = 1024

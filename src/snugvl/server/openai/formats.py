@@ -7,7 +7,7 @@ from pydantic import Field
 
 from snugvl.backends.protocol import Grammar, ToolUse
 from snugvl.errors import RequestError
-from snugvl.server.openai.fields import Exact
+from snugvl.server.fields import Exact
 
 FormatName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 

@@ -1,13 +1,13 @@
 """Pictures and videos of one request: URLs, or files uploaded beside it ("attachment:NAME")."""
 
-import asyncio
 import base64
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, TypeVar
 
 from snugvl.backends.protocol import Picture, Video
 from snugvl.errors import RequestError
 from snugvl.server.intake.intake import Intake
+from snugvl.server.together import together
 
 Detail = Literal["auto", "low", "high", "original"]
 PREFIX = "attachment:"
@@ -86,13 +86,3 @@ async def fetched(wanted: Mapping[str, T], fetch: Callable[[T, str], Coroutine[A
         )
     found = await together(fetch(part, path) for path, part in wanted.items())
     return dict(zip(wanted, found, strict=True))
-
-
-async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results of all coroutines, run at once, in order. The first error ends the others and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(item) for item in work]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from snugvl.backends.protocol import Message, ToolCall
 from snugvl.errors import RequestError
+from snugvl.server.fields import Exact, Harmless
 from snugvl.server.openai.content import (
     Found,
     MediaPart,
@@ -18,7 +19,6 @@ from snugvl.server.openai.content import (
     parts_of,
     texts_of,
 )
-from snugvl.server.openai.fields import Exact, Harmless
 from snugvl.server.openai.media import MediaSource, fetched
 
 MAX_MESSAGES = 8192

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from snugvl.backends.protocol import Message, Part, Picture, Text, ToolCall
+from snugvl.server.fields import STRING_OR_ARRAY, Exact, Harmless
 from snugvl.server.openai.content import MAX_PARTS
-from snugvl.server.openai.fields import STRING_OR_ARRAY, Exact, Harmless
 from snugvl.server.openai.media import Detail, MediaSource, fetched
 from snugvl.server.openai.messages import MAX_MESSAGES, call_arguments
 

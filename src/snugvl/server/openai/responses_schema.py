@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, Tag
 
 from snugvl.backends.protocol import Grammar, Tool, ToolUse
+from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, Exact, Harmless
 from snugvl.server.openai.common import Metadata
-from snugvl.server.openai.fields import STRING_OR_OBJECT, WHOLE, Exact, Harmless
 from snugvl.server.openai.formats import ANY_OBJECT, FormatName, JsonObjectFormat, TextFormat, schema_grammar
 from snugvl.server.openai.responses_input import Input
 from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP

@@ -9,7 +9,7 @@ from pydantic import Field, Tag
 
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
-from snugvl.server.openai.fields import STRING_OR_ARRAY, WHOLE, Exact, Harmless
+from snugvl.server.fields import STRING_OR_ARRAY, WHOLE, Exact, Harmless
 
 MAX_STOP = 16  # OpenAI takes four
 MAX_TOKENS = 2**31

@@ -7,7 +7,7 @@ from pydantic import Field, Tag
 
 from snugvl.backends.protocol import Tool, ToolUse
 from snugvl.errors import RequestError
-from snugvl.server.openai.fields import STRING_OR_OBJECT, Exact
+from snugvl.server.fields import STRING_OR_OBJECT, Exact
 
 MAX_TOOLS = 128
 RESERVED = ("auto", "none", "required")  # words of tool_choice

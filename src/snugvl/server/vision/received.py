@@ -17,7 +17,7 @@ from snugvl.backends.protocol import Picture
 from snugvl.errors import RequestError
 from snugvl.server.body import parse_json
 from snugvl.server.context import Context, context_of
-from snugvl.server.openai.media import together
+from snugvl.server.together import together
 from snugvl.server.vision.schemas import MAX_IMAGES, TaskOptions
 
 MAX_FIELDS = 256

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from snugvl.sampling import SamplingParams
-from snugvl.server.fields import Strict
-from snugvl.server.openai.fields import WHOLE
+from snugvl.server.fields import WHOLE, Strict
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Scene
 
