@@ -8,7 +8,7 @@ A step holds at most `max_batched_tokens` tokens, filled in this order:
 
     | one token for each that decodes | the rest of a prefill begun earlier | newly admitted prompts |
 
-Beside sequences that decode, prompts get `PREFILL_BESIDE_DECODES` tokens at most: their streams wait for the
+Beside sequences that decode, prompts get `prefill_beside_decodes` tokens at most: their streams wait for the
 whole step, so a long prompt, or many with pictures at once, must not come in one piece.
 
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
@@ -76,7 +76,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
-        PREFILL_BESIDE_DECODES = PREFILL_BESIDE_DECODES
+        self.prefill_beside_decodes = PREFILL_BESIDE_DECODES
         self.prefix_query_tokens = 0  # of prompts when first admitted
         self.prefix_hit_tokens = 0
 
@@ -114,7 +114,7 @@ class Scheduler:
                 self._take(step, sequence, 1)
         most = self.config.max_batched_tokens
         if step.chunks:
-            most = min(most, step.tokens + PREFILL_BESIDE_DECODES)
+            most = min(most, step.tokens + self.prefill_beside_decodes)
         for sequence in [s for s in self.running if s.pending > 1]:
             self._take(step, sequence, most - step.tokens)
         while step.tokens < most and (admitted := self._admit()):
