@@ -18,6 +18,7 @@ class EngineConfig:
         max_num_seqs: sequences that run at the same time.
         max_batched_tokens: tokens of one step; longer prompts are prefilled in chunks of this.
         max_waiting: requests that may queue before `QueueFull`.
+        prefix_cache: whether a prompt starts from blocks that earlier requests left (see `engine.prefix`).
     """
 
     num_blocks: int
@@ -26,11 +27,12 @@ class EngineConfig:
     max_num_seqs: int = 16
     max_batched_tokens: int = 2048
     max_waiting: int = 256
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if value < 1:
+            if name != "prefix_cache" and value < 1:
                 raise RequestError(f"{name} must be at least 1, not {value}", field=name)
         if self.max_batched_tokens < self.max_num_seqs:
             raise RequestError(

@@ -124,8 +124,8 @@ def test_the_queue_is_bounded() -> None:
 
 def test_preempted_requests_take_no_place_in_the_queue() -> None:
     here = engine(num_blocks=6, max_model_len=24, max_waiting=2, max_batched_tokens=8)
-    for name in "ab":
-        here.add(request(name, 1, 2, 3, 4, max_tokens=16))
+    for first, name in enumerate("ab"):
+        here.add(request(name, first, 2, 3, 4, max_tokens=16))
     while not here.stats.preemptions:
         here.step()
     assert here.stats.waiting == 1

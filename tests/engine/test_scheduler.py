@@ -66,8 +66,8 @@ def test_a_request_with_choices_gets_seats_for_all_of_them() -> None:
 
 def test_the_youngest_loses_its_blocks() -> None:
     here = engine(MODEL, num_blocks=6, max_model_len=24, max_batched_tokens=16)
-    for name in "ab":
-        here.add(request(name, 1, 2, 3, 4, max_tokens=20))
+    for first, name in enumerate("ab"):
+        here.add(request(name, first, 2, 3, 4, max_tokens=20))
     while not here.stats.preemptions:
         here.step()
     assert [s.request.request_id for s in here._scheduler.running] == ["a"]

@@ -10,16 +10,23 @@ a reference count per block keeps track of. The choices of one request share its
     choice 1 is about to write token 38: `extend` gives it a block of its own and says "copy 2 to 9"
     choice 1        [ 4 ]    [ 7 ]     [ 9 ]        full blocks are never written again and stay shared
 
-Only numbers live here; the bytes are in `layers/kv_cache.py`. A prefix cache fits in without a change for
-the callers: `release` would keep a full block that has a key (a hash over its tokens, the digests of the
-images in it and the key of the block before it) in a least-recently-used list, from which `extend` takes
-when the free list is empty; `num_free` would count both.
+A block whose contents somebody may want again has a *key* (`prefix.py`), and is found by it even when
+nobody owns it, until it is taken for something else:
+
+    free    blank: a stack                       what was freed last is warm in the caches, taken first
+            cached: least recently used first    taken when nothing is blank; its key is forgotten
+
+Only numbers live here; the bytes are in `layers/kv_cache.py`.
 
 Source: PagedAttention, Kwon et al. 2023 (https://arxiv.org/abs/2309.06180), section 4.3–4.4.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+Key = bytes
+"""A hash of all that a full block's contents depend on."""
 
 
 class BlockCopy(NamedTuple):
@@ -35,13 +42,16 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(reversed(range(num_blocks)))  # a stack: what was freed last is warm in the caches
+        self._blank = list(reversed(range(num_blocks)))
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._owners = [0] * num_blocks
+        self._keys: list[Key | None] = [None] * num_blocks
+        self._found: dict[Key, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody owns."""
-        return len(self._free)
+        """Blocks nobody owns, those with a key included."""
+        return len(self._blank) + len(self._cached)
 
     @property
     def num_used(self) -> int:
@@ -56,6 +66,14 @@ class BlockPool:
     def owners(self, block: int) -> int:
         """How many tables hold a block."""
         return self._owners[block]
+
+    def key(self, block: int) -> Key | None:
+        """What a block is found by, if it is."""
+        return self._keys[block]
+
+    def find(self, key: Key) -> int | None:
+        """The block of a key, owned or free."""
+        return self._found.get(key)
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold `tokens` tokens."""
@@ -89,21 +107,61 @@ class BlockPool:
             self._owners[block] += 1
         return list(table)
 
+    def share(self, found: Sequence[int]) -> list[int]:
+        """A new table of blocks that were found by their keys, owned or free."""
+        for block in found:
+            assert self._keys[block] is not None, f"block {block} is shared but can't be found"
+            self._cached.pop(block, None)
+            self._owners[block] += 1
+        return list(found)
+
+    def publish(self, block: int, key: Key) -> None:
+        """Let an owned block be found by `key`: it is full of it, and is never written again.
+
+        Of two blocks with the same contents one is found: that which is in use, or was last.
+        """
+        assert self._owners[block] > 0, f"block {block} is published but free"
+        assert self._keys[block] in (None, key), f"block {block} is published under two keys"
+        twin = self._found.get(key, block)
+        if twin != block and self._owners[twin]:
+            return
+        if twin != block:
+            self._forget(twin)
+            del self._cached[twin]
+            self._blank.append(twin)
+        self._keys[block] = key
+        self._found[key] = block
+
+    def withdraw(self, table: Sequence[int]) -> None:
+        """Let none of a table's blocks be found any more: their contents are not to be trusted."""
+        for block in table:
+            assert self._owners[block] > 0, f"block {block} is withdrawn but free"
+            if self._keys[block] is not None:
+                self._forget(block)
+
     def release(self, table: list[int]) -> None:
         """Give up a table's blocks and empty it; those that others hold stay theirs."""
-        for block in reversed(table):  # reversed: the stack hands them out again in the table's order
+        # Reversed: the stack hands them out again in the table's order, and of cached ones the end goes
+        # first, as nothing is found behind a gap.
+        for block in reversed(table):
             self._drop(block)
         table.clear()
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Assert that every block is free once, or owned as often as it stands in `tables`."""
+        """Assert that every block is free once, or owned as often as it stands in `tables`; and the keys."""
         counts = [0] * self.num_blocks
         for table in tables:
             for block in table:
                 counts[block] += 1
         assert counts == self._owners, "reference counts differ from the block tables"
         unowned = [block for block, count in enumerate(counts) if not count]
-        assert sorted(self._free) == unowned, "the free list differs from the blocks nobody owns"
+        assert sorted([*self._blank, *self._cached]) == unowned, (
+            "the free list differs from the blocks nobody owns"
+        )
+        named = {block: key for block, key in enumerate(self._keys) if key is not None}
+        assert named == {block: key for key, block in self._found.items()}, "keys and blocks disagree"
+        assert not any(block in named for block in self._blank), "a blank block can be found"
+        assert all(block in named for block in self._cached), "a cached block can't be found"
 
     def _shared(self, table: Sequence[int], start: int) -> list[int]:
         """Indices of a table, from the block of token `start` on, whose block has other owners."""
@@ -111,12 +169,26 @@ class BlockPool:
         return [i for i in range(first, len(table)) if self._owners[table[i]] > 1]
 
     def _take(self) -> int:
-        block = self._free.pop()
+        if self._blank:
+            block = self._blank.pop()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
         self._owners[block] = 1
         return block
+
+    def _forget(self, block: int) -> None:
+        key = self._keys[block]
+        assert key is not None, f"block {block} has no key to forget"
+        del self._found[key]
+        self._keys[block] = None
 
     def _drop(self, block: int) -> None:
         assert self._owners[block] > 0, f"block {block} is freed twice"
         self._owners[block] -= 1
-        if not self._owners[block]:
-            self._free.append(block)
+        if self._owners[block]:
+            return
+        if self._keys[block] is None:
+            self._blank.append(block)
+        else:
+            self._cached[block] = None

@@ -39,8 +39,15 @@ def plain(sequence: Sequence) -> bool:
 
 
 def decodes(step: Schedule) -> bool:
-    """Whether a step computes one token of each of its sequences and needs no prompt."""
-    return all(chunk.samples and chunk.end - chunk.start == 1 for chunk in step.chunks)
+    """Whether a step computes one generated token of each of its sequences, and nothing of a prompt.
+
+    The last token of a prompt is no such token, though it may be all that a prefill has left: it can be a
+    placeholder, and the siblings of its sequence wait for its logits.
+    """
+    return all(
+        chunk.samples and chunk.end - chunk.start == 1 and chunk.start >= len(chunk.sequence.prompt)
+        for chunk in step.chunks
+    )
 
 
 def rows_of(sequences: list[Sequence]) -> list[Row]:

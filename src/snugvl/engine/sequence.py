@@ -7,7 +7,8 @@
                   item 0        item 1
 
 A sequence that is preempted keeps its tokens, its counts and its random stream and loses only its blocks,
-so that it goes on as if nothing had happened once `computed` has caught up again.
+so that it goes on as if nothing had happened once `computed` has caught up again. Where those blocks have
+not been taken in the meantime, the prefix cache finds them.
 """
 
 import random
@@ -18,6 +19,7 @@ from enum import Enum, auto
 
 import torch
 
+from snugvl.engine.blocks import Key
 from snugvl.engine.grammar import GrammarState
 from snugvl.engine.request import EngineRequest, FinishReason, VisionItem
 
@@ -98,6 +100,8 @@ class Sequence:
         random: the choice's own stream, one number per sampled token: never shared, never rewound, so
             neither strangers in the batch nor a preemption change what is drawn.
         counts: how often each id was generated.
+        keys: of its first full blocks, for the prefix cache; they follow from the tokens alone.
+        recorded: how many blocks of `table` the prefix cache was told of.
         grammar: the choice's own state, which has seen exactly `generated`.
         siblings: parked choices that start from this one's prompt once it is computed.
         started: whether it has ever run.
@@ -112,6 +116,8 @@ class Sequence:
     counts: Counter[int] = field(default_factory=Counter)
     table: list[int] = field(default_factory=list)
     computed: int = 0
+    keys: list[Key] = field(default_factory=list)
+    recorded: int = 0
     state: State = State.PARKED
     siblings: list["Sequence"] = field(default_factory=list)
     started: bool = False
