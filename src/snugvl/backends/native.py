@@ -80,6 +80,8 @@ class NativeBackend:
             prompt_tokens=stats.computed_tokens,
             generated_tokens=stats.generated_tokens,
             items_encoded=stats.items_encoded,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
+            prefix_query_tokens=stats.prefix_query_tokens,
             faults=stats.faults,
         )
 
