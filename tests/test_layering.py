@@ -30,8 +30,10 @@ ALLOWED = {
         "checkpoint",
     },
     "client": {"tasks", "backends.protocol", "backends.service", "inputs.image"},
+    "bench": {"client", "hardware"},
     "cli": {
         "server",
+        "bench",
         "backends.supervised",
         "backends.service",
         "client",

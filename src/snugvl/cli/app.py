@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from snugvl.cli import ask, caption, detect, doctor, plan, pull, scene, serve, top
+from snugvl.cli import ask, bench, caption, detect, doctor, plan, pull, scene, serve, top
 from snugvl.cli.stderr import say, trace
 from snugvl.cli.stdout import ClosedPipe
 from snugvl.errors import SnugvlError
@@ -25,7 +25,7 @@ app = typer.Typer(
     name="snugvl",
     help="See what is in pictures, with a vision-language model on this machine.",
     epilog="Exit codes: 0 done, 2 usage, 3 input, 4 model files, 5 memory, 6 the model's answer, "
-    "7 some images of several failed, 130 interrupted, 1 anything else.",
+    "7 some images or requests of several failed, 130 interrupted, 1 anything else.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -39,6 +39,7 @@ app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("pull")(pull.pull)
 app.command("serve")(serve.serve)
+app.command("bench")(bench.bench)
 
 
 def _print_version(value: bool) -> None:

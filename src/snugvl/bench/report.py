@@ -1,0 +1,182 @@
+"""A result for people: what was asked, the table, memory, and what to know about the figures."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from snugvl.bench.memory import GpuPeak, MemoryPeak, higher
+from snugvl.bench.metrics import METRICS
+from snugvl.bench.record import Record
+from snugvl.bench.result import Result
+from snugvl.bench.summary import Summary
+from snugvl.bench.workload import Workload
+from snugvl.hardware.sizes import format_size
+from snugvl.ledger import Ledger
+
+BUSY_SHARE = 0.8
+LATE_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Words in rows and columns; the first column is text, the others are figures."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Lines above, tables, lines below."""
+
+    above: tuple[str, ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+
+
+def report(result: Result) -> Report:
+    """Everything that is printed."""
+    tables = (speed(result), *_memory(memory_peak(result)))
+    return Report(tuple(_above(result)), tables, tuple(_notes(result)))
+
+
+def speed(result: Result) -> Table:
+    """A row a figure, a column a level."""
+    levels = result.levels
+    head = ("clients", *(f"{level.clients:,}" for level in levels))
+    rows = [
+        ("requests answered", *(f"{level.requests - level.failed:,}" for level in levels)),
+        ("requests failed", *(f"{level.failed:,}" for level in levels)),
+    ]
+    rows += [
+        (f"{metric.name}, {metric.unit}", *(metric.shown(level) for level in levels)) for metric in METRICS
+    ]
+    if any(level.repeats > 1 for level in levels):
+        rows.append(("output of all together, least – most", *(_range(level) for level in levels)))
+    return Table("", head, tuple(rows))
+
+
+def _range(level: Summary) -> str:
+    found = level.output_tokens_per_s
+    return "–" if found is None else f"{found.min:,.0f} – {found.max:,.0f}"
+
+
+def memory_peak(result: Result) -> MemoryPeak | None:
+    """The peaks of all levels together."""
+    ledger: Ledger | None = None
+    gpus: dict[int, GpuPeak] = {}
+    for run in result.runs:
+        if run.memory is None:
+            continue
+        if run.memory.ledger is not None:
+            ledger = higher(ledger, run.memory.ledger)
+        for index, gpu in enumerate(run.memory.gpus):
+            before = gpus.get(index, gpu)
+            gpus[index] = replace(gpu, peak_bytes=max(before.peak_bytes, gpu.peak_bytes))
+    return MemoryPeak(ledger, tuple(gpus.values())) if ledger or gpus else None
+
+
+def _memory(peak: MemoryPeak | None) -> Iterator[Table]:
+    if peak is None:
+        return
+    if peak.ledger is not None:
+        ledger = peak.ledger
+        rows = [(row.name, _size(row.planned_bytes), _size(row.measured_bytes)) for row in ledger.rows]
+        planned = [row.planned_bytes for row in ledger.rows if row.planned_bytes is not None]
+        rows.append(
+            ("the engine's process", _size(sum(planned)) if planned else "", _size(ledger.process_bytes))
+        )
+        if ledger.cap_bytes is not None:
+            rows.append(("its cap", _size(ledger.cap_bytes), ""))
+        yield Table(f"Memory: {ledger.device}", ("", "planned", "peak"), tuple(rows))
+    if peak.gpus:
+        shown = tuple(
+            (
+                gpu.name,
+                _size(gpu.before_bytes),
+                _size(gpu.peak_bytes),
+                _size(gpu.peak_bytes - gpu.before_bytes),
+            )
+            for gpu in peak.gpus
+        )
+        yield Table("GPUs of this machine, by the driver", ("", "before", "peak", "more"), shown)
+
+
+def _size(nbytes: int | None) -> str:
+    return "" if nbytes is None else format_size(nbytes)
+
+
+def _above(result: Result) -> Iterator[str]:
+    server, machine = result.server, result.machine
+    what = "snugvl serve, started for this" if server.command else server.url
+    version = f" (version {server.software})" if server.software else ""
+    yield f"{server.manner.model} at {what}{version}"
+    yield f"each request: {workload_line(result.workload)}"
+    gpus = ", ".join(machine.gpus) or "no GPU"
+    yield f"on {machine.processor}, {machine.cpu_cores} cores, {gpus}; {result.taken_at}"
+    if result.start is not None:
+        first = result.start.first_token_s
+        token = f", first token after {first:.2f} s" if first is not None else ""
+        yield f"ready {result.start.ready_s:.2f} s after the start{token}"
+
+
+def workload_line(workload: Workload) -> str:
+    """What is asked, in a line."""
+    picture = "no picture"
+    if workload.image is not None:
+        width, height = workload.image
+        kind = "the same" if workload.same_image else "a new"
+        picture = f"{kind} picture of {width}×{height}"
+    text = f", about {workload.prompt_tokens:,} tokens of text" if workload.prompt_tokens else ""
+    return f"{picture}{text}, {workload.max_tokens:,} tokens of answer, greedy"
+
+
+def _notes(result: Result) -> Iterator[str]:
+    if result.interrupted:
+        yield "interrupted: figures are of what was measured until then"
+    yield from result.notes
+    for level in result.levels:
+        for code, count in level.errors.items():
+            said = next(record.message for record in result.records if record.error == code)
+            yield f"{level.clients} clients: {count:,} × {code}" + (f": {said}" if said else "")
+    yield from _about_tokens(result)
+    yield _generator(result)
+
+
+def _about_tokens(result: Result) -> Iterator[str]:
+    good = [record for record in result.records if record.error is None]
+    if not good:
+        return
+    counted = [record for record in good if record.counted_by == "usage"]
+    if len(counted) < len(good):
+        count = len(good) - len(counted)
+        yield f"{count:,} answers came without a count of tokens: each of their pieces counts as one"
+    if prompts := [record.prompt_tokens for record in good if record.prompt_tokens is not None]:
+        low, high = min(prompts), max(prompts)
+        yield f"prompts had {low:,} tokens" if low == high else f"prompts had {low:,} to {high:,} tokens"
+    short = sum(record.output_tokens < result.workload.max_tokens for record in good)
+    if short:
+        yield f"{short:,} of {len(good):,} answers ended before {result.workload.max_tokens:,} tokens"
+    yield from _about_pieces(counted)
+
+
+def _about_pieces(counted: Sequence[Record]) -> Iterator[str]:
+    tokens = sum(record.output_tokens for record in counted)
+    pieces = sum(len(record.pieces_s) for record in counted)
+    if pieces < 0.95 * tokens:
+        yield (
+            f"{tokens:,} tokens came in {pieces:,} pieces: the inter-token latency is the time between pieces"
+        )
+
+
+def _generator(result: Result) -> str:
+    costs = [run.generator for run in result.runs]
+    if not costs:
+        return "nothing was measured"
+    share, late = max(cost.cpu_share for cost in costs), max(cost.lag_p99_s for cost in costs)
+    line = (
+        f"making the load took at most {share:.0%} of a core; its clock was late by {late * 1e3:.1f} ms (p99)"
+    )
+    if share > BUSY_SHARE or late > LATE_S:
+        line += ": the client had too little of this machine, and the server may be faster than these figures"
+    return line

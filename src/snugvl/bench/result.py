@@ -1,0 +1,119 @@
+"""A whole measurement, as it is saved: everything that was seen, so that any figure can be computed again."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from snugvl.bench.load import Generator
+from snugvl.bench.machine import MachineFacts
+from snugvl.bench.memory import MemoryPeak
+from snugvl.bench.record import Record
+from snugvl.bench.summary import Summary, summarize
+from snugvl.bench.workload import Manner, Workload
+from snugvl.errors import InputError
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What was measured. `command`: what started it, where we did. `software`: its version, if told."""
+
+    url: str
+    manner: Manner
+    software: str | None
+    command: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """From the start of the server's process, in seconds: to taking requests, and to the first token."""
+
+    ready_s: float
+    first_token_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One level, once. `planned_requests`: how many it would have been without an interrupt."""
+
+    clients: int
+    repeat: int
+    planned_requests: int
+    records: tuple[Record, ...]
+    generator: Generator
+    memory: MemoryPeak | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One call of `snugvl bench`. `taken_at`: local time in ISO 8601."""
+
+    taken_at: str
+    snugvl: str
+    machine: MachineFacts
+    server: ServerFacts
+    workload: Workload
+    start: Start | None
+    runs: tuple[Run, ...]
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    format: int = FORMAT
+
+    @property
+    def levels(self) -> tuple[Summary, ...]:
+        """A summary a level, in the order in which they ran."""
+        clients = dict.fromkeys(run.clients for run in self.runs)
+        return tuple(summarize(each, [run.records for run in self.of(each)]) for each in clients)
+
+    def of(self, clients: int) -> tuple[Run, ...]:
+        """All runs of a level."""
+        return tuple(run for run in self.runs if run.clients == clients)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Of all runs."""
+        return tuple(record for run in self.runs for record in run.records)
+
+
+def to_json(result: Result) -> str:
+    """The result with its summaries: for our own reading and for other programs'."""
+    document = {"levels": [asdict(level) for level in result.levels], **asdict(result)}
+    return json.dumps(_rounded(document), ensure_ascii=False) + "\n"
+
+
+def _rounded(value: Any) -> Any:
+    """Times in microseconds: more would be noise, and a third of the file."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def load(path: Path) -> Result:
+    """A saved result.
+
+    Raises:
+        InputError: not there, not JSON, not a result, or one of another format.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise InputError(f"{path} can't be read: {reason}") from None
+    try:
+        result = TypeAdapter(Result).validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        why = f"{where}: {first['msg']}" if where else first["msg"]
+        raise InputError(f"{path} is no result of `snugvl bench --json` ({why})") from None
+    if result.format != FORMAT:
+        raise InputError(
+            f"{path} has format {result.format}; this version of snugvl reads {FORMAT}: measure again"
+        )
+    return result

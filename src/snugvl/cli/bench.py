@@ -1,0 +1,248 @@
+"""`snugvl bench`: how fast a server answers, at which load, in how much memory."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snugvl.cli import options
+from snugvl.cli.stderr import printable, say
+from snugvl.cli.stdout import write
+from snugvl.errors import EngineError
+
+if TYPE_CHECKING:
+    from snugvl.bench.measure import Measurement
+    from snugvl.bench.report import Report
+    from snugvl.bench.result import Result
+
+SOME_FAILED = 7
+MOST_SIDE = 20_000
+SEED = 1000
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        envvar="SNUGVL_MODEL",
+        help="What to serve, as for snugvl serve; with --server a name that it serves.",
+    ),
+]
+ServeOptions = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SERVE_OPTION", help="More options of snugvl serve, after -- and a MODEL."),
+]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        envvar="SNUGVL_SERVER",
+        metavar="URL",
+        help="Measure a running server of OpenAI's API instead of starting one.",
+    ),
+]
+Compare = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option("--compare", metavar="A.json B.json", help="Print the ratios of two saved results."),
+]
+Levels = Annotated[
+    str, typer.Option("--levels", metavar="CLIENTS:REQUESTS,...", help="How many clients send how many.")
+]
+Image = Annotated[
+    str, typer.Option("--image", metavar="WIDTHxHEIGHT", help="Pixels of the picture of a request.")
+]
+NoImage = Annotated[bool, typer.Option("--no-image", help="Text only.")]
+SameImage = Annotated[
+    bool, typer.Option("--same-image", help="One picture for all, so that caches may help.")
+]
+PromptTokens = Annotated[
+    int | None, typer.Option("--prompt-tokens", min=1, help="Of the text, about; default: one question.")
+]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", min=1, help="Of each answer, where the server takes ignore_eos.")
+]
+Repeat = Annotated[int, typer.Option("--repeat", min=1, help="How often all levels run.")]
+Warmup = Annotated[
+    int, typer.Option("--warmup", min=0, help="Requests of each client before a level, not counted.")
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed", min=0, help="Of pictures and texts; default: new ones for a --server, else the same."
+    ),
+]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.001, help="Seconds of silence that fail a request.")
+]
+Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Save every request's times and more.")
+]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw it, over the number of clients.")
+]
+
+
+def bench(
+    model: Model = None,
+    serve_options: ServeOptions = None,
+    server: Server = None,
+    api_key: options.ApiKey = None,
+    levels: Levels = "1:8,8:32,32:96",
+    image: Image = "1024x1024",
+    no_image: NoImage = False,
+    same_image: SameImage = False,
+    prompt_tokens: PromptTokens = None,
+    max_tokens: MaxTokens = 128,
+    repeat: Repeat = 1,
+    warmup: Warmup = 1,
+    seed: Seed = None,
+    timeout: Timeout = 300.0,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    context: options.Context = None,
+    max_pixels: options.MaxPixels = None,
+    json: Json = None,
+    plot: Plot = None,
+    compare: Compare = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Measure a server: first token, inter-token latency, throughput, memory, start.
+
+    Without --server it starts `snugvl serve MODEL`, measures it and stops it. With --server it measures any
+    server of OpenAI's API. Ctrl+C prints what was measured until then.
+    """
+    if compare is not None:
+        _compare(*compare)
+        return
+    from snugvl.bench.measure import Measurement, Settings
+    from snugvl.bench.workload import Workload
+
+    start = _serve_options(device, dtype, context, max_pixels, serve_options or [])
+    if server is not None and start:
+        raise typer.BadParameter(
+            f"{' '.join(start)} can't be chosen for a server that runs ({server}); leave it out, or --server"
+        )
+    _check_model(model)
+    seed = seed if seed is not None else (int(time.time()) if server else SEED)
+    picture = None if no_image else _size(image)
+    workload = Workload(picture, prompt_tokens, max_tokens, same_image, seed)
+    settings = Settings(
+        server, api_key, model, tuple(start), _levels(levels), workload, repeat, warmup, timeout
+    )
+    for path in (json, plot):
+        _check_folder(path)
+    _measure(Measurement(settings, _tell(quiet)), json, plot)
+
+
+def _measure(measurement: Measurement, json: Path | None, plot: Path | None) -> None:
+    """Run, print, save; exit as it went."""
+    interrupt = None
+    try:
+        measurement.run()
+    except KeyboardInterrupt as error:
+        interrupt = error
+    result = measurement.result
+    if result is not None and (result.runs or interrupt is None):
+        _put(result, json, plot)
+    if interrupt is not None:
+        raise interrupt
+    assert result is not None
+    bad = [record for record in result.records if record.error is not None]
+    if bad and len(bad) == len(result.records):
+        raise EngineError(f"every request failed: {bad[0].error}: {bad[0].message}")
+    if bad:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _put(result: Result, json: Path | None, plot: Path | None) -> None:
+    from snugvl.bench.report import report
+
+    if json is not None:
+        from snugvl.bench.result import to_json
+
+        json.write_text(to_json(result), encoding="utf-8")
+    if plot is not None:
+        from snugvl.bench.plot import svg
+
+        plot.write_text(svg(result), encoding="utf-8")
+    _print(report(result))
+
+
+def _print(found: Report) -> None:
+    from snugvl.bench import show
+
+    if sys.stdout.isatty():
+        show.terminal(found, sys.stdout)
+    else:
+        write(printable(show.plain(found)))
+
+
+def _compare(first: Path, second: Path) -> None:
+    from snugvl.bench.compare import compare
+    from snugvl.bench.result import load
+
+    _print(compare(load(first), load(second), (str(first), str(second))))
+
+
+def _tell(quiet: bool) -> Callable[[str], None]:
+    return (lambda text: None) if quiet else say
+
+
+def _serve_options(
+    device: str, dtype: str, context: int | None, max_pixels: int | None, more: list[str]
+) -> list[str]:
+    """The options of `snugvl serve` that were said."""
+    found: list[str] = []
+    if device != "auto":
+        found += ["--device", device]
+    if dtype != "auto":
+        found += ["--dtype", dtype]
+    if context is not None:
+        found += ["--context", str(context)]
+    if max_pixels is not None:
+        found += ["--max-pixels", str(max_pixels)]
+    return found + more
+
+
+def _check_model(model: str | None) -> None:
+    if model is not None and model.startswith("-"):
+        raise typer.BadParameter(f"{model} stands where the MODEL belongs: snugvl bench MODEL -- {model} ...")
+
+
+def _check_folder(path: Path | None) -> None:
+    """Before anything is measured: afterwards it would be lost."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{path} can't be written: name a file in a folder that is there")
+
+
+def _levels(text: str) -> tuple[tuple[int, int], ...]:
+    """`1:8,8:32` as pairs."""
+    how = "--levels is CLIENTS:REQUESTS,... such as 1:8,8:32"
+    found: list[tuple[int, int]] = []
+    for part in text.replace(" ", "").split(","):
+        match = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", part)
+        if match is None:
+            raise typer.BadParameter(f"{part!r} is no level: {how}")
+        clients, requests = int(match[1]), int(match[2])
+        if not 0 < clients <= requests:
+            raise typer.BadParameter(f"{part!r}: at least one client, and a request for each; {how}")
+        if clients in (level[0] for level in found):
+            raise typer.BadParameter(f"{clients} clients come twice; --repeat measures again")
+        found.append((clients, requests))
+    return tuple(found)
+
+
+def _size(text: str) -> tuple[int, int]:
+    """`1024x768` as a pair."""
+    match = re.fullmatch(r"([0-9]{1,5})[x×]([0-9]{1,5})", text.strip().lower())
+    width, height = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not (0 < width <= MOST_SIDE and 0 < height <= MOST_SIDE):
+        raise typer.BadParameter(
+            f"--image {text!r} is no size; write WIDTHxHEIGHT, such as 1024x768, up to {MOST_SIDE:,} each"
+        )
+    return width, height

@@ -1,0 +1,42 @@
+"""Results made up by hand, with figures that are easy to check."""
+
+from snugvl.bench.load import Generator
+from snugvl.bench.machine import MachineFacts
+from snugvl.bench.memory import GpuPeak, MemoryPeak
+from snugvl.bench.record import Record
+from snugvl.bench.result import Result, Run, ServerFacts, Start
+from snugvl.bench.workload import Manner, Workload
+from snugvl.ledger import Ledger, LedgerRow
+
+GIB = 1 << 30
+MACHINE = MachineFacts("linux 6", "a processor", 16, 64 * GIB, ("NVIDIA H200",), "580.1", "3.11", "2.11")
+
+
+def run(clients: int, *, pace: float = 1.0, memory: MemoryPeak | None = None, repeat: int = 0) -> Run:
+    """Every client sends one request: a token after 0.1 s · pace, then 9 more, each after 0.01 s · pace."""
+    pieces = tuple(pace * (0.1 + 0.01 * number) for number in range(10))
+    record = Record(0.0, pieces[-1], pieces, 100, 10, "usage", "length")
+    return Run(clients, repeat, clients, (record,) * clients, Generator(0.05, 1e-5, 1e-4, 1e-3), memory)
+
+
+def memory(process: int = 6 * GIB) -> MemoryPeak:
+    rows = (
+        LedgerRow("text weights", 4 * GIB, 4 * GIB),
+        LedgerRow("KV cache", GIB, GIB, GIB // 2),
+        LedgerRow("Python & <libraries>", None, GIB // 2),
+    )
+    ledger = Ledger("NVIDIA H200", rows, 140 * GIB, 100 * GIB, process, 7 * GIB)
+    return MemoryPeak(ledger, (GpuPeak("NVIDIA H200", 140 * GIB, 2 * GIB, 8 * GIB),))
+
+
+def result(*runs: Run, start: Start | None = None, model: str = "a/model") -> Result:
+    manner = Manner(model)
+    return Result(
+        taken_at="2026-11-21T08:00:00+00:00",
+        snugvl="0.1.0",
+        machine=MACHINE,
+        server=ServerFacts("http://127.0.0.1:1", manner, None, None),
+        workload=Workload((1024, 1024), None, 10, False, 1),
+        start=start,
+        runs=runs,
+    )

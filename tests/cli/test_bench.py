@@ -1,0 +1,242 @@
+"""`snugvl bench`: what it refuses, prints, saves and compares, and how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snugvl.bench.result import load
+from tests.bench.fake import Fake, answer, refusal, serving, streamed
+from tests.cli.conftest import Ran
+
+Run = Callable[..., Ran]
+SMALL = ("--levels", "1:2", "--image", "32x32", "--max-tokens", "4", "--warmup", "0")
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SNUGVL_SERVER", "SNUGVL_API_KEY", "SNUGVL_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_foreign_server(snugvl: Run, tmp_path: Path) -> None:
+    saved, plot = tmp_path / "a.json", tmp_path / "a.svg"
+    with serving(Fake()) as url:
+        ran = snugvl("bench", "--server", url, *SMALL, "--json", saved, "--plot", plot)
+    assert ran.code == 0, ran.err
+    assert f"fake at {url}" in ran.out
+    assert "time to first token, median, ms" in ran.out
+    assert "snugvl: 1 client, 2 requests" in ran.err
+    assert len(load(saved).records) == 2
+    assert {"levels", "machine", "runs", "server", "workload"} <= set(json.loads(saved.read_text()))
+    assert plot.read_text().startswith("<svg")
+
+
+def test_a_terminal(snugvl: Run, terminal: None) -> None:
+    with serving(Fake()) as url:
+        ran = snugvl("bench", "--server", url, *SMALL, "--quiet")
+    assert ran.code == 0
+    assert "time to first token, median, ms" in ran.out
+    assert not ran.err
+
+
+def test_pictures_differ_from_run_to_run_on_a_running_server(
+    snugvl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake()
+    with serving(fake) as url:
+        for moment in (1000.0, 2000.0):
+            monkeypatch.setattr("snugvl.cli.bench.time.time", lambda moment=moment: moment)
+            assert snugvl("bench", "--server", url, *SMALL).code == 0
+    assert len({str(body["messages"]) for body in fake.requests}) == len(fake.requests) == 6
+
+
+def test_two_saved_results(snugvl: Run, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.json")]
+    with serving(Fake()) as url:
+        for path in paths:
+            assert snugvl("bench", "--server", url, *SMALL, "--json", path).code == 0
+    ran = snugvl("bench", "--compare", *paths)
+    assert ran.code == 0
+    assert f"A: {paths[0]}, fake" in ran.out
+    assert "B / A" in ran.out
+    assert snugvl("bench", "--compare", paths[0], tmp_path / "none.json").code == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--levels", "8"], "'8' is no level"),
+        (["--levels", "1:8,"], "'' is no level"),
+        (["--levels", "0:8"], "at least one client"),
+        (["--levels", "8:4"], "a request for each"),
+        (["--levels", "1:8,1:9"], "1 clients come twice"),
+        (["--levels", "-1:8"], "is no level"),
+        (["--image", "big"], "'big' is no size"),
+        (["--image", "0x5"], "is no size"),
+        (["--image", "30000x5"], "up to 20,000"),
+        (["--max-tokens", "0"], "--max-tokens"),
+        (["--repeat", "0"], "--repeat"),
+        (["--timeout", "0"], "--timeout"),
+        (["--json", "/no/such/folder/a.json"], "can't be written"),
+        (["--plot", "/tmp"], "can't be written"),
+        (["--server", "http://127.0.0.1:1", "--context", "2048"], "--context 2048 can't be chosen"),
+        (["--server", "http://127.0.0.1:1", "m", "--", "--memory", "1GiB"], "--memory 1GiB can't be chosen"),
+        (["--", "--max-concurrent", "3"], "where the MODEL belongs"),
+    ],
+)
+def test_usage(snugvl: Run, words: list[str], said: str) -> None:
+    ran = snugvl("bench", *words)
+    assert ran.code == 2
+    assert said in ran.err
+    assert not ran.out
+
+
+@pytest.mark.parametrize(
+    ("fake", "words", "code", "said"),
+    [
+        (Fake(key="k"), [], 3, "the API key is wrong"),
+        (Fake(), ["other"], 3, "doesn't serve 'other'; it serves fake"),
+        (Fake(answer=lambda body: refusal(503, "starting")), [], 1, "starting"),
+    ],
+)
+def test_a_server_that_refuses(snugvl: Run, fake: Fake, words: list[str], code: int, said: str) -> None:
+    with serving(fake) as url:
+        ran = snugvl("bench", *words, "--server", url, *SMALL)
+    assert (ran.code, ran.out) == (code, "")
+    assert said in ran.err
+
+
+def test_no_server(snugvl: Run) -> None:
+    ran = snugvl("bench", "--server", "http://127.0.0.1:9", *SMALL)
+    assert ran.code == 1
+    assert "no server answers at http://127.0.0.1:9" in ran.err
+    assert snugvl("bench", "--server", "nonsense", *SMALL).code == 3
+
+
+def failing(good: int) -> Fake:
+    """Answers so many requests, then refuses."""
+    calls = iter(range(1000))
+    return Fake(
+        answer=lambda body: (
+            streamed(answer(body)) if next(calls) < good else refusal(500, "broken", "internal")
+        )
+    )
+
+
+def test_all_requests_fail(snugvl: Run) -> None:
+    with serving(failing(1)) as url:  # the first one finds out how the server wants to be asked
+        ran = snugvl("bench", "--server", url, *SMALL)
+    assert ran.code == 1
+    assert "every request failed: 500 internal: broken" in ran.err
+    assert "requests failed" in ran.out
+
+
+def test_some_requests_fail(snugvl: Run) -> None:
+    with serving(failing(2)) as url:
+        ran = snugvl("bench", "--server", url, *SMALL)
+    assert ran.code == 7
+    assert "1 × 500 internal: broken" in ran.out
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "snugvl.cli", "bench", *words]
+
+
+def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
+    calls = iter(range(1000))
+
+    def slower(body: dict[str, Any]) -> Any:
+        return streamed(answer(body), pause_s=0.0 if next(calls) < 3 else 60.0)
+
+    saved = tmp_path / "a.json"
+    words = ("--levels", "1:2,2:4", "--no-image", "--max-tokens", "4", "--warmup", "0", "--json", str(saved))
+    with serving(Fake(answer=slower)) as url:
+        process = subprocess.Popen(
+            command("--server", url, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stderr is not None
+            assert any("2 clients" in line for line in process.stderr)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "interrupted: figures are of what was measured until then" in out
+    assert "requests answered" in out
+    assert err.splitlines() == ["snugvl: interrupted"]
+    assert load(saved).interrupted
+    assert len(load(saved).records) == 2
+
+
+def test_no_torch_is_imported() -> None:
+    script = (
+        "import sys; from snugvl.cli.app import run; code = run(sys.argv[1:]);"
+        "bad = [name for name in ('torch', 'transformers', 'fastapi', 'numpy') if name in sys.modules];"
+        "sys.exit(str(bad) if bad else code)"
+    )
+    with serving(Fake()) as url:
+        words = ["bench", "--server", url, *SMALL]
+        ran = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.slow
+def test_pocket_from_its_start_to_its_end(tmp_path: Path) -> None:
+    saved, plot = tmp_path / "a.json", tmp_path / "a.svg"
+    words = ("pocket", "--device", "cpu", "--levels", "1:2,2:4", "--image", "64x64", "--max-tokens", "8")
+    more = ("--prompt-tokens", "40", "--json", str(saved), "--plot", str(plot), "--", "--max-concurrent", "8")
+    ran = subprocess.run(command(*words, *more), capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr
+    found = load(saved)
+    assert found.start is not None
+    assert found.start.first_token_s is not None
+    assert 0 < found.start.ready_s < found.start.first_token_s
+    assert [record.error for record in found.records] == [None] * 6
+    assert {record.output_tokens for record in found.records} == {8}
+    assert {record.counted_by for record in found.records} == {"usage"}
+    assert found.server.manner.ignore_eos
+    memory = found.runs[-1].memory
+    assert memory is not None
+    assert memory.ledger is not None
+    weights = memory.ledger.row("text weights")
+    assert weights is not None
+    assert weights.planned_bytes
+    assert weights.measured_bytes
+    assert "text weights" in ran.stdout
+    assert found.server.command is not None
+    assert found.server.command[-2:] == ("--drain", "2")
+    port = int(found.server.url.rpartition(":")[2])
+    assert not listens(port)
+
+
+def listens(port: int) -> bool:
+    import socket
+
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["no/such-model"], 4, "snugvl pull no/such-model"),
+        (["pocket", "--context", "999999"], 5, "999,999"),
+        (["pocket", "--", "--no-such-option"], 3, "--no-such-option"),
+    ],
+)
+@pytest.mark.slow
+def test_a_server_that_does_not_start(words: list[str], code: int, said: str, tmp_path: Path) -> None:
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path)}
+    ran = subprocess.run(command(*words), capture_output=True, text=True, env=environment, timeout=120)
+    assert ran.returncode == code, ran.stderr
+    assert said in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert not ran.stdout
