@@ -69,12 +69,14 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     storage: Storage | None = None,
+    readers: int = GPU_READERS,
     progress: Callable[[int, int], None] | None = None,
 ) -> Qwen3VL:
     """Build the network that `folder` describes and fill it.
 
     Args:
         dtype: of activations, and of all weights that `storage` leaves wide ("bf16").
+        readers: threads that fill a GPU, each with a piece of its own there.
         progress: called after every tensor with the bytes of weights read, and those of all.
 
     Raises:
@@ -90,7 +92,7 @@ def load_model(
     _store(model, storage or Storage(), config.quantization)
     model.to_empty(device=device)
     targets = dict(_targets(model))
-    _fill(targets, tensors, config.quantization, device, progress)
+    _fill(targets, tensors, config.quantization, device, readers, progress)
     return model
 
 
@@ -123,25 +125,26 @@ def _fill(
     tensors: Mapping[str, TensorEntry],
     blocks: Fp8Blocks | None,
     device: torch.device,
+    readers: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Read every tensor into its place, large ones first, so that no thread is left with one at the end."""
     entries = sorted((tensors[name] for name in targets), key=lambda entry: -entry.nbytes)
     done, total = 0, sum(entry.nbytes for entry in entries)
     own = threading.local()
+    inference = torch.is_inference_mode_enabled()  # of the caller, who made the tensors; threads have their own
     files: list[TensorFiles] = []
 
     def fill(entry: TensorEntry) -> int:
         if not hasattr(own, "files"):
             own.files = TensorFiles(tensors, blocks, device)
             files.append(own.files)
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(inference), torch.no_grad():
             for piece in own.files.pieces(entry):
                 _place(piece, targets[entry.name], blocks)
         return entry.nbytes
 
-    readers = GPU_READERS if device.type == "cuda" else 1
-    pool = ThreadPoolExecutor(readers, thread_name_prefix="snugvl-load")
+    pool = ThreadPoolExecutor(readers if device.type == "cuda" else 1, thread_name_prefix="snugvl-load")
     try:
         for nbytes in pool.map(fill, entries):
             done += nbytes
