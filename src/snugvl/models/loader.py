@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, read_config
@@ -90,7 +91,7 @@ def load_model(
     model.to(dtype)  # still without memory
     check_names(model, config, tensors, folder)
     _store(model, storage or Storage(), config.quantization)
-    model.to_empty(device=device)
+    _give_memory(model, device)
     targets = dict(_targets(model))
     _fill(targets, tensors, config.quantization, device, readers, progress)
     return model
@@ -196,6 +197,16 @@ class _NoInitialValues(TorchFunctionMode):
 def _without_memory(config: ModelConfig) -> Qwen3VL:
     with torch.device("meta"), _NoInitialValues():
         return Qwen3VL(config)
+
+
+def _give_memory(model: nn.Module, device: torch.device) -> None:
+    """`model.to_empty(device=device)`, which imports all of sympy for a second on the way."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            made = torch.empty(tuple(parameter.shape), dtype=parameter.dtype, device=device)
+            setattr(module, name, nn.Parameter(made, requires_grad=False))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(tuple(buffer.shape), dtype=buffer.dtype, device=device))
 
 
 def check_names(
