@@ -133,7 +133,7 @@ def _fill(
     entries = sorted((tensors[name] for name in targets), key=lambda entry: -entry.nbytes)
     done, total = 0, sum(entry.nbytes for entry in entries)
     own = threading.local()
-    inference = torch.is_inference_mode_enabled()  # of the caller, who made the tensors; threads have their own
+    inference = torch.is_inference_mode_enabled()  # of the caller, who made the tensors; a thread has its own
     files: list[TensorFiles] = []
 
     def fill(entry: TensorEntry) -> int:
