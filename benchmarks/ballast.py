@@ -9,6 +9,7 @@ Allocates through the driver alone, so the process needs no torch and costs one 
 import ctypes
 import subprocess
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -22,9 +23,10 @@ def hold(free_mib: int) -> None:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
 
     def take() -> ctypes.c_size_t:
-        return ctypes.c_size_t(free.value - free_mib * MIB)
+        # At least one page: this process's own context may have taken all that was asked for.
+        return ctypes.c_size_t(max(free.value - free_mib * MIB, 2 * MIB))
 
-    steps = [
+    steps: list[tuple[str, Callable[[], int]]] = [
         ("cuInit", lambda: cuda.cuInit(0)),
         ("cuDevicePrimaryCtxRetain", lambda: cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)),
         ("cuCtxSetCurrent", lambda: cuda.cuCtxSetCurrent(context)),

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import pynvml
+import pynvml  # type: ignore[import-untyped]
 from PIL import Image
 
 PROMPT = "Describe this picture."

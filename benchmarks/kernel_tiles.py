@@ -69,13 +69,13 @@ def replay_us(run: Callable[[], None], calls: int) -> float:
         run()
     times = []
     for _ in range(12):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1000 / calls)
-    return median(times[2:])
+    return float(median(times[2:]))
 
 
 def tiles(tokens: int, swiglu: bool, matrix: bool) -> Iterator[tuple[int, ...]]:

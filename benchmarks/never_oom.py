@@ -121,7 +121,10 @@ def main() -> None:
             load = Load(server.url, pictures, arguments.requests)
 
             def grow() -> None:
-                from pynvml import nvmlDeviceGetHandleByIndex, nvmlDeviceGetMemoryInfo
+                from pynvml import (  # type: ignore[import-untyped]
+                    nvmlDeviceGetHandleByIndex,
+                    nvmlDeviceGetMemoryInfo,
+                )
 
                 free = nvmlDeviceGetMemoryInfo(nvmlDeviceGetHandleByIndex(0)).free
                 grown.append(Ballast(max(int(free / MIB) - GROWTH_MIB, 0)).__enter__())
