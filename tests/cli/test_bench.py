@@ -88,6 +88,7 @@ def test_two_saved_results(snugvl: Run, tmp_path: Path) -> None:
         (["--plot", "/tmp"], "can't be written"),
         (["--server", "http://127.0.0.1:1", "--context", "2048"], "--context 2048 can't be chosen"),
         (["--server", "http://127.0.0.1:1", "m", "--", "--memory", "1GiB"], "--memory 1GiB can't be chosen"),
+        (["--compare", "a.json", "b.json", "--plot", "c.svg"], "measures nothing"),
         (["--", "--max-concurrent", "3"], "where the MODEL belongs"),
     ],
 )
@@ -149,7 +150,9 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "snugvl.cli", "bench", *words]
 
 
-def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
+def test_ctrl_c_prints_what_was_measured(tmp_path: Path, number: signal.Signals) -> None:
     calls = iter(range(1000))
 
     def slower(body: dict[str, Any]) -> Any:
@@ -164,7 +167,7 @@ def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
         try:
             assert process.stderr is not None
             assert any("2 clients" in line for line in process.stderr)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             out, err = process.communicate(timeout=60)
         finally:
             process.kill()
@@ -176,6 +179,7 @@ def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
     assert len(load(saved).records) == 2
 
 
+@pytest.mark.slow
 def test_no_torch_is_imported() -> None:
     script = (
         "import sys; from snugvl.cli.app import run; code = run(sys.argv[1:]);"
@@ -215,6 +219,21 @@ def test_pocket_from_its_start_to_its_end(tmp_path: Path) -> None:
     assert found.server.command[-2:] == ("--drain", "2")
     port = int(found.server.url.rpartition(":")[2])
     assert not listens(port)
+
+
+@pytest.mark.slow
+def test_a_server_that_was_started_ends_with_the_measurement() -> None:
+    with subprocess.Popen(command("pocket", "--device", "cpu"), stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert any("loading" in line for line in process.stderr)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            process.terminate()
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+    assert children
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
 def listens(port: int) -> bool:

@@ -75,7 +75,8 @@ def _peaks(result: Result) -> tuple[int | None, int | None]:
     peak = memory_peak(result)
     if peak is None:
         return None, None
-    grown = sum(gpu.peak_bytes - gpu.before_bytes for gpu in peak.gpus)
+    # Of a server that ran already, most was held before anything was watched.
+    grown = sum(gpu.peak_bytes - gpu.before_bytes for gpu in peak.gpus) if result.server.command else 0
     return peak.ledger.process_bytes if peak.ledger else None, grown or None
 
 

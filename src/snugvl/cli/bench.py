@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,6 +119,8 @@ def bench(
     server of OpenAI's API. Ctrl+C prints what was measured until then.
     """
     if compare is not None:
+        if json is not None or plot is not None:
+            raise typer.BadParameter("--compare measures nothing that --json or --plot could keep")
         _compare(*compare)
         return
     from snugvl.bench.measure import Measurement, Settings
@@ -142,14 +146,16 @@ def bench(
 def _measure(measurement: Measurement, json: Path | None, plot: Path | None) -> None:
     """Run, print, save; exit as it went."""
     interrupt = None
-    try:
-        measurement.run()
-    except KeyboardInterrupt as error:
-        interrupt = error
+    with _ended_like_ctrl_c():
+        try:
+            measurement.run()
+        except KeyboardInterrupt as error:
+            interrupt = error
     result = measurement.result
     if result is not None and (result.runs or interrupt is None):
         _put(result, json, plot)
     if interrupt is not None:
+        say("interrupted")  # Typer makes an exit code of it, without a word
         raise interrupt
     assert result is not None
     bad = [record for record in result.records if record.error is not None]
@@ -157,6 +163,16 @@ def _measure(measurement: Measurement, json: Path | None, plot: Path | None) -> 
         raise EngineError(f"every request failed: {bad[0].error}: {bad[0].message}")
     if bad:
         raise typer.Exit(SOME_FAILED)
+
+
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM does what Ctrl+C does: a server that was started is stopped, too."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _put(result: Result, json: Path | None, plot: Path | None) -> None:
