@@ -62,6 +62,7 @@ def attach(descriptor: int) -> Channel:
     """The channel to the server over an inherited socket, and what makes this process a good child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches both; the server decides
     faulthandler.enable()  # a segmentation fault says on stderr where
+    threading.excepthook = lambda event: _die(event.exc_value)  # no thread ends unnoticed
     os.set_inheritable(descriptor, False)  # no grandchild may keep the connection open
     if sys.platform == "linux":
         # The main thread may hang in a driver call when the server dies, and not see the connection close.
@@ -220,9 +221,12 @@ class Child:
         return Snapshot(time.time(), model.meter.read(memory, load), replace(load, **since))
 
 
-def _die() -> NoReturn:
+def _die(error: BaseException | None = None) -> NoReturn:
     """End on a bug, with its traceback on stderr, which the server reads."""
-    traceback.print_exc()
+    if error is None:
+        traceback.print_exc()
+    else:
+        traceback.print_exception(error)
     sys.stderr.flush()
     os._exit(1)
 

@@ -16,9 +16,16 @@ T = TypeVar("T")
 class EngineWorker:
     """Steps the engine while it has work, and runs what others ask of it between two steps."""
 
-    def __init__(self, engine: Engine, deliver: Callable[[TokenOutput], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        deliver: Callable[[TokenOutput], None],
+        died: Callable[[EngineError], None] | None = None,
+    ) -> None:
+        """`died` is told, in the engine's thread, when a bug ends it; nothing is delivered after that."""
         self.engine = engine
         self._deliver = deliver
+        self._died = died
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closed = False
         self._thread = Thread(target=self._run, name="snugvl-engine", daemon=True)
@@ -57,10 +64,18 @@ class EngineWorker:
                 self._thread.join()
 
     def _run(self) -> None:
-        while self._run_jobs():
-            for output in self.engine.step():
-                self._deliver(output)
-        self._refuse_jobs()
+        try:
+            while self._run_jobs():
+                for output in self.engine.step():
+                    self._deliver(output)
+        except Exception as error:
+            # `step` says that it never raises: a bug of ours, after which nothing of the engine is sure.
+            self._closed = True
+            if self._died is not None:
+                self._died(EngineError(f"the engine's thread ended: {type(error).__name__}: {error}"))
+            raise  # to the thread's hook, which says where
+        finally:
+            self._refuse_jobs()
 
     def _run_jobs(self) -> bool:
         """Run everything asked for, waiting for the next job while the engine idles. False: stop."""
