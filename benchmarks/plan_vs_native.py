@@ -1,10 +1,10 @@
-"""Does the native engine keep to its allocation? Loaded under a hard cap, filled to the brim, measured.
+"""Does the native engine keep to its plan? Loaded under a limit, filled to the brim, measured by component.
 
-    python benchmarks/plan_vs_native.py CHECKPOINT… [--free-gib 6 8 12] [--out FILE]
+    python benchmarks/plan_vs_native.py CHECKPOINT… [--weights auto int4] [--memory 3700MiB …] [--out FILE]
 
-Each cell is a process of its own: torch is capped at the given free memory (its CUDA context not counted),
-`snugvl.allocation` sizes the engine for it, and one request with the largest image allowed and a prompt that
-fills the context runs to its end. Prints planned and measured peak; an out-of-memory error is a failure.
+Each cell is a process of its own, held to `memory` as `snugvl serve --memory` holds it: one request with the
+largest image allowed and a prompt that fills the context, then as many at once as there are seats, greedy and
+drawn. Prints planned and measured bytes of every row of the ledger; running out of memory is a failure.
 """
 
 import argparse
@@ -14,87 +14,123 @@ import sys
 from pathlib import Path
 from typing import Any
 
-GIB = 1 << 30
+MIB = 1 << 20
 
 
-def cell(checkpoint: Path, free_bytes: int) -> dict[str, Any]:
+def cell(checkpoint: Path, weights: Any, memory: str) -> dict[str, Any]:
     """One process: load, fill, measure."""
     import torch
+
+    import snugvl
+    from snugvl.backends.measure import Meter
+    from snugvl.loading import load_engine
+    from snugvl.model import Model
+    from snugvl.remember import keeper
+
+    try:
+        loaded = load_engine(checkpoint, device="cuda", dtype="auto", weights=weights, memory=memory)
+    except snugvl.DoesNotFit as error:
+        return {"refused": str(error)}
+    after_loading = torch.cuda.max_memory_reserved()
+    memory_now = loaded.backend.memory()
+    keep = keeper(loaded.place, loaded.subject)
+    meter = Meter(
+        loaded.place.device,
+        loaded.planned,
+        loaded.weights,
+        memory_now["kv_cache"],
+        cap_bytes=loaded.cap_bytes,
+        keep=keep,
+    )
+    found = loaded.backend.capabilities
+    fill(Model(loaded.backend))
+    ledger = meter.read(loaded.backend.memory(), loaded.backend.stats())
+    result = {
+        "weights": found.weights,
+        "context": found.context_tokens,
+        "max_pixels": found.max_pixels,
+        "planned_bytes": sum(loaded.planned.values()),
+        "process_bytes": ledger.process_bytes,
+        "allocated_peak_bytes": torch.cuda.max_memory_allocated(),
+        "loading_peak_bytes": after_loading,
+        "cap_bytes": loaded.cap_bytes,
+        "faults": loaded.backend.stats().faults,
+        "rows": {row.name: [row.planned_bytes, row.measured_bytes] for row in ledger.rows},
+        "subject": loaded.subject,
+    }
+    loaded.backend.close()
+    return result
+
+
+def fill(model: Any) -> None:
+    """The largest request, then many: every graph is captured, every filter is used."""
+    from concurrent.futures import ThreadPoolExecutor
+
     from PIL import Image
 
     import snugvl
-    from snugvl import loading
-    from snugvl.allocation import Place, allocate
-    from snugvl.checkpoint.read import facts_of
 
-    device = torch.device("cuda")
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(free_bytes / total)
-    place = Place(device, "capped", free_bytes, torch.cuda.get_device_capability(device))
-    loading._place = lambda _: place  # type: ignore[assignment]
-    facts = facts_of(str(checkpoint), offline=True)
-    try:
-        planned = allocate(facts, torch.bfloat16, place, context=None, max_pixels=None)
-    except snugvl.DoesNotFit as error:
-        return {"refused": str(error)}
-    with snugvl.load(checkpoint, device="cuda") as model:
-        side = int(planned.max_pixels**0.5)
-        picture = Image.effect_noise((side, side), 80).convert("RGB")
-        words = "word " * (planned.engine.max_model_len - planned.max_pixels // 1024 - 256)
-        sampling = snugvl.SamplingParams(max_tokens=32, ignore_eos=True)
-        usage = model.chat(snugvl.user(picture, words), sampling).usage
-    assert usage is not None
-    extra = planned.engine.cache_tokens - planned.engine.max_model_len
-    pool = extra * facts_kv(facts)
-    return {
-        "context": planned.engine.max_model_len,
-        "max_pixels": planned.max_pixels,
-        "prompt_tokens": usage.prompt_tokens,
-        "planned_bytes": planned.footprint.total_bytes + pool,
-        "allocated_bytes": torch.cuda.max_memory_allocated(),
-        "reserved_bytes": torch.cuda.max_memory_reserved(),
-    }
-
-
-def facts_kv(facts: Any) -> int:
-    """Bytes of keys and values of one token, bf16."""
-    return sum(2 * layer.kv_heads * layer.head_dim * 2 for layer in facts.text.kv_layers)
+    can = model.capabilities
+    side = int(can.max_pixels**0.5)
+    picture = Image.effect_noise((side, side), 80).convert("RGB")
+    words = "word " * max(can.context_tokens - can.max_pixels // 1024 - 256, 1)
+    longest = snugvl.SamplingParams(max_tokens=32, ignore_eos=True)
+    model.chat(snugvl.user(picture, words), longest)
+    drawn = snugvl.SamplingParams(max_tokens=16, ignore_eos=True, temperature=1.0, top_p=0.9, seed=1)
+    for together in (1, 2, 4, 8, 16):
+        with ThreadPoolExecutor(together) as pool:
+            for params in (snugvl.SamplingParams(max_tokens=16, ignore_eos=True), drawn):
+                list(pool.map(lambda _, p=params: model.chat(snugvl.user("hello"), p), range(together)))
 
 
 def main() -> None:
-    """Every checkpoint at every size."""
+    """Every checkpoint in every format in every size."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoints", type=Path, nargs="+")
-    parser.add_argument("--free-gib", type=float, nargs="+", default=[5, 6, 7, 8, 12, 16])
+    parser.add_argument("--weights", nargs="+", default=["auto"])
+    parser.add_argument("--memory", nargs="+", default=["3700MiB", "6GiB", "7200MiB"])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--cell", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--cell", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.cell:
-        print(json.dumps(cell(arguments.checkpoints[0], arguments.cell)))
+        print(json.dumps(cell(arguments.checkpoints[0], arguments.weights[0], arguments.memory[0])))
         return
     rows = []
-    heads = "".join(f"{name:>9}" for name in ("planned", "peak", "reserved"))
-    print(f"{'checkpoint':<10}{'free':>6}{'context':>9}{'pixels':>11}{heads}  GiB")
     for checkpoint in arguments.checkpoints:
-        for free in arguments.free_gib:
-            command = [sys.executable, __file__, str(checkpoint), "--cell", str(int(free * GIB))]
-            run = subprocess.run(command, capture_output=True, text=True)
-            row: dict[str, Any] = {"failed": run.stderr[-600:]}
-            if run.returncode == 0:
-                row = json.loads(run.stdout.splitlines()[-1])
-            rows.append({"checkpoint": checkpoint.name, "free_gib": free, **row})
-            if "planned_bytes" not in row:
-                print(f"{checkpoint.name:<10}{free:>6}  {next(iter(row.items()))}")
-                continue
-            sizes = "".join(
-                f"{row[k] / GIB:>9.2f}" for k in ("planned_bytes", "allocated_bytes", "reserved_bytes")
-            )
-            print(f"{checkpoint.name:<10}{free:>6}{row['context']:>9,}{row['max_pixels']:>11,}{sizes}")
-    import machine
+        for weights in arguments.weights:
+            for memory in arguments.memory:
+                rows.append({"checkpoint": checkpoint.name, "memory": memory, "wished": weights})
+                rows[-1] |= run(checkpoint, weights, memory)
+                show(rows[-1])
+    if arguments.out:
+        arguments.out.write_text(json.dumps({"results": rows}, indent=1) + "\n")
 
-    machine.save("plan_vs_native", {"rows": rows}, arguments.out)
+
+def run(checkpoint: Path, weights: str, memory: str) -> dict[str, Any]:
+    """A cell in a process of its own."""
+    command = [sys.executable, __file__, str(checkpoint), "--weights", weights, "--memory", memory, "--cell"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        return {"failed": (ran.stderr.strip().splitlines() or ["nothing"])[-1]}
+    answer: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return answer
+
+
+def show(row: dict[str, Any]) -> None:
+    """One cell for people, MiB."""
+    print(f"{row['checkpoint']} {row['wished']} in {row['memory']}:", end=" ")
+    if "rows" not in row:
+        print(row.get("refused") or row.get("failed"))
+        return
+    print(
+        f"{row['weights']}, {row['context']:,} tokens, {row['max_pixels']:,} pixels, faults {row['faults']}"
+    )
+    for name, (planned, measured) in row["rows"].items():
+        print(f"    {name:<28}{(planned or 0) / MIB:>9.0f}{(measured or 0) / MIB:>9.0f}")
+    total = (row["planned_bytes"] / MIB, row["process_bytes"] / MIB, row["loading_peak_bytes"] / MIB)
+    print(f"    {'in all':<28}{total[0]:>9.0f}{total[1]:>9.0f}   while loading {total[2]:.0f}", flush=True)
 
 
 if __name__ == "__main__":

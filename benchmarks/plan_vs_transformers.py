@@ -238,7 +238,7 @@ def measure(folder: Path, device: torch.device, keep: Callable[[dict[str, Any]],
     result: dict[str, Any] = {"checkpoint": folder.name, **measure_context(card), "cells": []}
     keep(result)
     model, result["load"] = load(folder, card)
-    result["load"]["predicted_weights_bytes"] = weight_bytes(inventoried, "bf16")
+    result["load"]["predicted_weights_bytes"] = weight_bytes(inventoried, Settings("transformers"))
     keep(result)
     for side in SIDES:
         for context in CONTEXTS:

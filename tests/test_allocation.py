@@ -1,17 +1,25 @@
 """What an engine allocates: within the memory that is free, as much as fits, or refused with the numbers."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import snugvl
-from snugvl.allocation import MARGIN, POOL_SEQUENCES, Place, allocate
+from snugvl.allocation import LEAST_CONTEXT, POOL_SEQUENCES, Wish, allocate
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
-from snugvl.errors import DoesNotFit, RequestError
+from snugvl.errors import DoesNotFit, InputError, RequestError
+from snugvl.loading import planned_rows
+from snugvl.place import Place, place_on
+from snugvl.planner.footprint.native import loading_bytes
+from snugvl.planner.inventory import inventory
+from snugvl.planner.wishes import FORMAT_TIER
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 BF16 = torch.bfloat16
 
 
@@ -20,60 +28,129 @@ def facts() -> ModelFacts:
     return facts_of("Qwen/Qwen3-VL-2B-Instruct", offline=True)
 
 
-def gpu(free_bytes: int) -> Place:
-    return Place(torch.device("cuda"), "a GPU", free_bytes, (12, 0))
+@pytest.fixture(scope="module")
+def fp8() -> ModelFacts:
+    return facts_of("Qwen/Qwen3-VL-4B-Instruct-FP8", offline=True)
+
+
+def gpu(free_bytes: int, **changes: Any) -> Place:
+    return replace(
+        Place(torch.device("cuda"), "a GPU", free_bytes, (12, 0), context_bytes=450 * MIB), **changes
+    )
 
 
 @settings(max_examples=60, deadline=None)
-@given(free=st.integers(1 << 20, 60 * GIB))
-def test_never_more_than_may_be_used(facts: ModelFacts, free: int) -> None:
+@given(free=st.integers(1 << 20, 60 * GIB), weights=st.sampled_from([None, "bf16", "int4"]))
+def test_never_more_than_may_be_used(facts: ModelFacts, free: int, weights: Any) -> None:
+    place = gpu(free)
     try:
-        allocation = allocate(facts, BF16, gpu(free), context=None, max_pixels=None)
+        allocation = allocate(facts, BF16, place, Wish(weights=weights))
     except DoesNotFit:
         return
     engine = allocation.engine
     token_bytes = 112 * 1024
     pool = engine.num_blocks * engine.block_size * token_bytes
     rest = allocation.footprint.total_bytes - allocation.footprint.named("KV cache")
-    assert pool + rest <= free * (1 - MARGIN) + engine.block_size * token_bytes
+    assert pool + rest <= place.usable_bytes + engine.block_size * token_bytes
+    assert place.usable_bytes <= free - min(128 * MIB, free)
     assert engine.cache_tokens >= engine.max_model_len
     assert engine.num_blocks <= POOL_SEQUENCES * -(-engine.max_model_len // engine.block_size)
+    assert sum(planned_rows(allocation, place).values()) == rest + allocation.kv_bytes
 
 
 def test_more_memory_never_gives_less(facts: ModelFacts) -> None:
     got = []
-    for tenth in range(45, 200):
+    for tenth in range(25, 100):
         try:
-            allocation = allocate(facts, BF16, gpu(tenth * GIB // 10), context=None, max_pixels=None)
+            allocation = allocate(facts, BF16, gpu(tenth * GIB // 10))
         except DoesNotFit:
             assert not got
             continue
-        got.append((allocation.engine.max_model_len, allocation.max_pixels))
+        found = allocation.settings
+        enough = found.context >= LEAST_CONTEXT
+        got.append((enough, FORMAT_TIER[found.weights], found.context, allocation.max_pixels))
     assert got == sorted(got)
-    assert got[0] < got[-1] == (8192, 4096 * 1024)
+    assert {tier for _, tier, *_ in got} == {1, 2, 3}  # int4, int8, bf16
+    assert got[-1] == (True, 3, 8192, 4096 * 1024)
+
+
+def test_an_fp8_checkpoint_stays_fp8_where_it_fits(fp8: ModelFacts) -> None:
+    def formats(gib: float) -> str:
+        return allocate(fp8, BF16, gpu(int(gib * GIB))).settings.weights_name
+
+    assert [formats(gib) for gib in (24, 6.2, 4.8)] == ["fp8", "fp8, int8 head", "int4, int8 head"]
+
+
+def test_what_changes_speed_alone_gives_way_first(fp8: ModelFacts) -> None:
+    roomy = allocate(fp8, BF16, gpu(24 * GIB), Wish(4096, 1 << 20))
+    assert (roomy.engine.max_batched_tokens, roomy.engine.max_num_seqs) == (2048, 16)
+    low = roomy.footprint.total_bytes - roomy.footprint.named("KV cache")
+    tight = allocate(fp8, BF16, gpu(24 * GIB, limit_bytes=low + 540 * MIB), Wish(4096, 1 << 20))
+    assert tight.settings.weights_name == "fp8"
+    assert tight.engine.max_num_seqs < 16
+    assert tight.engine.max_batched_tokens < 2048
+
+
+def test_fewer_readers_where_loading_would_not_fit(fp8: ModelFacts) -> None:
+    place = gpu(24 * GIB)
+    roomy = allocate(fp8, BF16, place, Wish(4096, 1 << 20, "int4"))
+    assert roomy.readers == 4
+    limited = gpu(24 * GIB, limit_bytes=roomy.footprint.total_bytes + 8 * MIB)
+    tight = allocate(fp8, BF16, limited, Wish(4096, 1 << 20, "int4"))
+    assert tight.readers < 4
+    weights = tight.footprint.named("weights") + tight.footprint.named("allocator rounding")
+    taken = loading_bytes(inventory(fp8), tight.settings, tight.readers)
+    assert 450 * MIB + weights + taken <= limited.usable_bytes
+
+
+def test_a_limit_is_kept(facts: ModelFacts) -> None:
+    limited = gpu(24 * GIB, limit_bytes=3 * GIB)
+    assert limited.usable_bytes == 3 * GIB
+    allocation = allocate(facts, BF16, limited, Wish(2048, 1 << 20))
+    pool = allocation.kv_bytes - allocation.footprint.named("KV cache")
+    assert allocation.footprint.total_bytes + pool <= 3 * GIB
+    assert allocation.settings.weights == "int4"
+    assert gpu(2 * GIB, limit_bytes=3 * GIB).usable_bytes < 2 * GIB
 
 
 def test_what_was_asked_for_is_kept_or_refused_with_what_fits(facts: ModelFacts) -> None:
-    allocation = allocate(facts, BF16, gpu(12 * GIB), context=3000, max_pixels=1_000_000)
+    allocation = allocate(facts, BF16, gpu(12 * GIB), Wish(3000, 1_000_000))
     assert (allocation.engine.max_model_len, allocation.max_pixels) == (3000, 1_000_000)
-    with pytest.raises(DoesNotFit, match=r"16,777,216 pixels .*prefill workspace.* 6\.00 GiB") as e:
-        allocate(facts, BF16, gpu(6 * GIB), context=8192, max_pixels=1 << 40)
+    with pytest.raises(DoesNotFit, match=r"bf16, int8 head .*16,777,216 pixels .*decoder.* 5\.00 GiB") as e:
+        allocate(facts, BF16, gpu(5 * GIB), Wish(8192, 1 << 40, "bf16"))
     assert "tokens with max_pixels=" in str(e.value)
 
 
 def test_a_card_that_is_far_too_small_says_so(facts: ModelFacts) -> None:
-    with pytest.raises(DoesNotFit, match=r"weights: decoder.*ask snugvl plan"):
-        allocate(facts, BF16, gpu(2 * GIB), context=None, max_pixels=None)
+    with pytest.raises(DoesNotFit, match=r"int4, int8 head .*weights: .*ask snugvl plan"):
+        allocate(facts, BF16, gpu(2 * GIB))
 
 
 def test_a_context_beyond_the_model_is_refused(facts: ModelFacts) -> None:
     with pytest.raises(RequestError, match="1 to 262,144 tokens"):
-        allocate(facts, BF16, gpu(60 * GIB), context=300_000, max_pixels=None)
+        allocate(facts, BF16, gpu(60 * GIB), Wish(300_000))
+
+
+def test_a_format_that_can_not_be_is_refused(facts: ModelFacts, fp8: ModelFacts) -> None:
+    with pytest.raises(RequestError, match=r"'fp8' can't be had .* in bf16; use .*its FP8 edition") as e:
+        allocate(facts, BF16, gpu(60 * GIB), Wish(weights="fp8"))
+    assert e.value.field == "weights"
+    assert allocate(fp8, BF16, gpu(60 * GIB), Wish(weights="bf16")).settings.weights == "bf16"
+
+
+def test_a_limit_that_holds_nothing_is_refused() -> None:
+    with pytest.raises(RequestError, match="more than 0 bytes, not -5"):
+        place_on(torch.device("cpu"), -5)
+    with pytest.raises(DoesNotFit, match="may be used"):
+        snugvl.load("pocket", device="cpu", memory=1 << 20)
+    with pytest.raises(InputError, match="memory 'much' is not a size"):
+        snugvl.load("pocket", device="cpu", memory="much")
 
 
 def test_load_obeys_it() -> None:
     with snugvl.load("pocket", device="cpu", context=1000) as model:
         assert model.capabilities.context_tokens == 1000
+        assert model.capabilities.weights == "fp32"
         text = 2 * 6 * 2 * 64 * 4  # keys and values · layers · kv heads · head size · float32
         assert model.memory()["kv_cache"] % (text * 16) == 0
     with pytest.raises(RequestError, match="1 to 4,096 tokens for pocket"):
@@ -82,3 +159,5 @@ def test_load_obeys_it() -> None:
         snugvl.load("pocket", device="tpu")
     with pytest.raises(RequestError, match="dtype 'int3'"):
         snugvl.load("pocket", dtype="int3")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="weights 'int3'"):
+        snugvl.load("pocket", device="cpu", weights="int3")  # type: ignore[arg-type]

@@ -1,85 +1,203 @@
 """What an engine in this process allocates: the plan's own footprint against the memory that is free now.
 
-`snugvl plan` chooses among models and engines; here model, dtype and device are given, and context, pixels
-and the KV pool follow. Asked for nothing, the largest step that fits is taken; asked for something that
-doesn't fit, it is refused with the numbers and with what would.
+`snugvl plan` chooses among models and engines; here model, dtype and device are given, and weight format,
+context, pixels and the KV pool follow. Asked for nothing, the best that fits is taken; asked for something
+that doesn't fit, it is refused with the numbers and with what would.
+
+    weight format: as stored, bf16 or FP8 > int8 > int4
+      > images and context > embedding and lm_head in bf16, then int8 > tokens and sequences of a step
+
+A context below `LEAST_CONTEXT` comes last of all: a coarser format with more room is worth more.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.config import DEFAULT_BLOCK_SIZE, EngineConfig
 from snugvl.errors import DoesNotFit, RequestError
+from snugvl.place import Place
+from snugvl.planner.capabilities import NATIVE_STEPS, Option, Refusal, native_options
 from snugvl.planner.footprint.component import Footprint
-from snugvl.planner.footprint.total import Device, footprint
+from snugvl.planner.footprint.native import READERS, loading_bytes
+from snugvl.planner.footprint.total import footprint
 from snugvl.planner.inventory import Inventory, inventory
-from snugvl.planner.settings import Settings
+from snugvl.planner.plan import subject_of
+from snugvl.planner.settings import Settings, WeightFormat
 from snugvl.planner.shortfall import gib
 
 CONTEXTS = (8192, 4096, 2048, 1024)  # tokens, tried in this order
+LEAST_CONTEXT = 2048
 PIXEL_SHARES = (1, 2, 4, 8)  # parts of half a context that one image may fill
 POOL_SEQUENCES = 4  # full-length sequences the KV pool holds where memory allows
-MARGIN = 0.05  # of the free memory stays free
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the model goes. `free_bytes` now; `name` as a user knows it."""
+class Wish:
+    """What was asked for. None leaves it open.
 
-    device: torch.device
-    name: str
-    free_bytes: int
-    compute_capability: tuple[int, int] | None = None
+    Attributes:
+        context: tokens of one conversation; as many as fit, up to 8,192.
+        max_pixels: limit of one image; what half of the context holds.
+        weights: format of the decoder's weights; the best that fits.
+    """
 
-    @property
-    def usable_bytes(self) -> int:
-        """What the engine may take."""
-        return int(self.free_bytes * (1 - MARGIN))
+    context: int | None = None
+    max_pixels: int | None = None
+    weights: WeightFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The engine's sizes, and the footprint they come from.
+    """The engine's sizes and formats, and the footprint they come from.
 
     Attributes:
         footprint: with the KV cache of one conversation of the full context.
         kv_bytes: of the KV pool, which takes what is left, up to `POOL_SEQUENCES` conversations.
+        readers: threads that may load at once.
+        subject: what measurements of it belong to.
     """
 
     engine: EngineConfig
     max_pixels: int
+    settings: Settings
     footprint: Footprint
     kv_bytes: int
+    readers: int
+    subject: str
 
 
-def allocate(
-    facts: ModelFacts, dtype: torch.dtype, place: Place, *, context: int | None, max_pixels: int | None
-) -> Allocation:
-    """The largest allocation that fits, within what was asked for.
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is to be placed where, and how it may be."""
 
-    Args:
-        context: tokens of one conversation, or None for as many as fit, up to 8,192.
-        max_pixels: limit of one image, or None for what half of the context holds.
+    facts: ModelFacts
+    model: Inventory
+    options: tuple[Option, ...]
+    dtype: torch.dtype
+    place: Place
+
+    def settings(self, length: int, pixels: int, option: Option) -> Iterator[Settings]:
+        """One step in one format: as fast as it can be first."""
+        wide = self.dtype == torch.float32
+        weights: WeightFormat = option.weights
+        if weights in ("bf16", "fp32"):
+            weights = "fp32" if wide else "bf16"
+        cpu = self.place.device.type == "cpu"
+        base = Settings(
+            "native",
+            weights,
+            option.head,
+            context=length,
+            max_pixels=pixels or None,
+            images=1 if self.facts.vision else 0,
+            float32=wide,
+            eager=cpu,
+        )
+        for chunk, sequences in NATIVE_STEPS[:1] if cpu else NATIVE_STEPS:
+            yield replace(base, chunk=chunk, sequences=sequences)
+
+    def every(self, steps: list[tuple[int, int]]) -> Iterator[Settings]:
+        """All ways to reach one of `steps`, best first."""
+        formats = list(dict.fromkeys(option.weights for option in self.options))
+        for least, most in ((LEAST_CONTEXT, 1 << 62), (0, LEAST_CONTEXT)):
+            inside = [step for step in steps if least <= step[0] < most]
+            for weights in formats:
+                for length, pixels in inside:
+                    for option in self.options:
+                        if option.weights == weights:
+                            yield from self.settings(length, pixels, option)
+
+    def footprint(self, settings: Settings) -> Footprint:
+        """Of these settings here."""
+        return footprint(self.model, settings, self.place.planned())
+
+    def first(self, steps: list[tuple[int, int]]) -> Allocation | None:
+        """The best that fits."""
+        found = (self.allocated(settings) for settings in self.every(steps))
+        return next((each for each in found if each is not None), None)
+
+    def allocated(self, settings: Settings) -> Allocation | None:
+        """With the KV pool and the readers that what is left allows; None where it doesn't fit."""
+        needed = self.footprint(settings)
+        spare = self.place.usable_bytes - needed.total_bytes
+        if spare < 0:
+            return None
+        length, pixels = settings.context, settings.max_pixels or 0
+        per_sequence = -(-length // DEFAULT_BLOCK_SIZE)
+        block_bytes = needed.named("KV cache") // per_sequence
+        blocks = min(per_sequence + spare // max(block_bytes, 1), POOL_SEQUENCES * per_sequence)
+        config = EngineConfig(
+            num_blocks=blocks,
+            max_model_len=length,
+            max_num_seqs=settings.sequences,
+            max_batched_tokens=settings.chunk,
+        )
+        return Allocation(
+            config,
+            pixels,
+            settings,
+            needed,
+            blocks * block_bytes,
+            self._readers(settings, needed),
+            subject_of(self.facts.name, settings),
+        )
+
+    def _readers(self, settings: Settings, needed: Footprint) -> int:
+        """As many as there is room for before the cache and the graphs are made."""
+        if self.place.device.type == "cpu":
+            return 1
+        later = needed.named("KV cache") + needed.named("CUDA graphs")
+        room = self.place.usable_bytes - needed.always_bytes + later
+        fits = (n for n in READERS if loading_bytes(self.model, settings, n) <= room)
+        return next(fits, READERS[-1])
+
+
+def allocate(facts: ModelFacts, dtype: torch.dtype, place: Place, wish: Wish | None = None) -> Allocation:
+    """The best allocation that fits, within what was asked for.
 
     Raises:
         DoesNotFit: with every large component, and the largest context and pixels that would fit.
-        RequestError: `context` is beyond the model's.
+        RequestError: a context beyond the model's, or a format that the checkpoint can't have.
     """
+    wish = wish or Wish()
     limit = facts.text.max_position_embeddings
-    if context is not None and not 1 <= context <= limit:
+    if wish.context is not None and not 1 <= wish.context <= limit:
         raise RequestError(
-            f"context must be 1 to {limit:,} tokens for {facts.name}, not {context:,}", field="context"
+            f"context must be 1 to {limit:,} tokens for {facts.name}, not {wish.context:,}", field="context"
         )
     model = inventory(facts)
-    wished = list(_steps(facts, context, max_pixels))
-    for length, pixels in wished:
-        allocation = _try(model, facts, dtype, place, length, pixels)
-        if allocation is not None:
-            return allocation
-    raise DoesNotFit(_refusal(model, facts, dtype, place, wished[-1]))
+    question = _Question(facts, model, _options(model, place, wish), dtype, place)
+    steps = list(_steps(facts, wish.context, wish.max_pixels))
+    found = question.first(steps)
+    if found is None:
+        raise DoesNotFit(_refusal(question, steps))
+    return found
+
+
+def _options(model: Inventory, place: Place, wish: Wish) -> tuple[Option, ...]:
+    """Formats to try, best first."""
+    made = native_options(model, place.planned(), wish.weights)
+    if isinstance(made, Refusal):
+        raise RequestError(f"{model.name}: {made.reason}", field="model")
+    plain = ("bf16", "fp32")
+    found = tuple(
+        option
+        for option in made
+        if option.pending is None
+        and (wish.weights in (None, option.weights) or (wish.weights == "bf16" and option.weights in plain))
+    )
+    if not found:
+        raise RequestError(
+            f"weights {wish.weights!r} can't be had of {model.name}, which is stored in "
+            f"{model.facts.quantization or 'bf16'}; use auto, "
+            f"{', '.join(sorted({option.weights for option in made} - {'fp32'}))}"
+            f"{'' if model.facts.quantization else ', or its FP8 edition'}",
+            field="weights",
+        )
+    return found
 
 
 def _steps(facts: ModelFacts, context: int | None, max_pixels: int | None) -> Iterator[tuple[int, int]]:
@@ -97,48 +215,22 @@ def _steps(facts: ModelFacts, context: int | None, max_pixels: int | None) -> It
             yield length, min(rule.max_pixels, max(rule.min_pixels, length // 2 * token // share))
 
 
-def _settings(dtype: torch.dtype, length: int, pixels: int) -> Settings:
-    weights = "fp32" if dtype == torch.float32 else "bf16"
-    return Settings("native", weights, context=length, max_pixels=pixels or None)  # type: ignore[arg-type]
-
-
-def _device(place: Place) -> Device:
-    """Free memory was read with the CUDA context up, so the context costs nothing more."""
-    cpu = place.device.type == "cpu"
-    return Device(
-        0, compute_capability=place.compute_capability, cpu=cpu, free_bytes=place.free_bytes if cpu else 0
-    )
-
-
-def _try(
-    model: Inventory, facts: ModelFacts, dtype: torch.dtype, place: Place, length: int, pixels: int
-) -> Allocation | None:
-    needed = footprint(model, _settings(dtype, length, pixels), _device(place))
-    spare = place.usable_bytes - needed.total_bytes
-    if spare < 0:
-        return None
-    per_sequence = -(-length // DEFAULT_BLOCK_SIZE)
-    block_bytes = needed.named("KV cache") // per_sequence
-    blocks = min(per_sequence + spare // max(block_bytes, 1), POOL_SEQUENCES * per_sequence)
-    return Allocation(
-        EngineConfig(num_blocks=blocks, max_model_len=length), pixels, needed, blocks * block_bytes
-    )
-
-
-def _refusal(
-    model: Inventory, facts: ModelFacts, dtype: torch.dtype, place: Place, least: tuple[int, int]
-) -> str:
-    needed = footprint(model, _settings(dtype, *least), _device(place))
+def _refusal(question: _Question, steps: list[tuple[int, int]]) -> str:
+    """Why the least way doesn't fit, and what would."""
+    facts, place = question.facts, question.place
+    ways = list(question.every(steps[-1:]))
+    settings = min(ways, key=lambda each: question.footprint(each).total_bytes)
+    needed = question.footprint(settings)
     large = sorted(needed.counted, key=lambda part: part.nbytes, reverse=True)[:4]
     parts = ", ".join(f"{part.name} {gib(part.nbytes)}" for part in large)
-    for length, pixels in _steps(facts, None, None):
-        if _try(model, facts, dtype, place, length, pixels) is not None:
-            way_out = f"a context of {length:,} tokens with max_pixels={pixels} fits"
-            break
+    fits = question.first(list(_steps(facts, None, None)))
+    if fits is not None:
+        way_out = f"a context of {fits.engine.max_model_len:,} tokens with max_pixels={fits.max_pixels} fits"
     else:
         way_out = "free some memory, or ask snugvl plan for a model that fits"
+    free = f"{place.name} has {gib(place.free_bytes)} free, of which {gib(place.usable_bytes)} may be used"
     return (
-        f"{facts.name} in {str(dtype).removeprefix('torch.')} with a context of {least[0]:,} tokens "
-        f"and images of {least[1]:,} pixels needs {gib(needed.total_bytes)} ({parts}), but {place.name} has "
-        f"{gib(place.free_bytes)} free, of which {gib(place.usable_bytes)} may be used; {way_out}"
+        f"{facts.name} in {settings.weights_name} with a context of {settings.context:,} tokens "
+        f"and images of {settings.max_pixels or 0:,} pixels needs {gib(needed.total_bytes)} ({parts}), but "
+        f"{free}; {way_out}"
     )

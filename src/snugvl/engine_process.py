@@ -14,17 +14,28 @@ def load(choice: EngineChoice, report: Report) -> Model:
     report("starting torch", 0.0)
     from snugvl.backends.measure import Meter
     from snugvl.loading import load_engine
+    from snugvl.remember import keeper
 
     loaded = load_engine(
         choice.model,
         device=choice.device,
         dtype=choice.dtype,
         context=choice.context,
+        weights=choice.weights,
         max_pixels=choice.max_pixels,
+        memory=choice.memory_bytes,
         progress=report,
     )
     kv_bytes = loaded.backend.memory()["kv_cache"]
-    return Model(loaded.backend, Meter(loaded.device, loaded.planned, loaded.weights, kv_bytes))
+    meter = Meter(
+        loaded.place.device,
+        loaded.planned,
+        loaded.weights,
+        kv_bytes,
+        cap_bytes=loaded.cap_bytes,
+        keep=keeper(loaded.place, loaded.subject),
+    )
+    return Model(loaded.backend, meter)
 
 
 if __name__ == "__main__":

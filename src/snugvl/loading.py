@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import psutil
 import torch
 
-from snugvl.allocation import Allocation, Place, allocate
+from snugvl.allocation import Allocation, Wish, allocate
+from snugvl.backends.measure import CONTEXT, GRAPHS
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Capabilities
 from snugvl.checkpoint.architecture import ModelConfig, read_config
@@ -16,18 +16,22 @@ from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.engine.engine import Engine
 from snugvl.errors import RequestError
-from snugvl.hardware.sizes import format_size
+from snugvl.hardware.sizes import format_size, parse_size
 from snugvl.inputs.prompt import Processor
-from snugvl.models.loader import load_model, network_elements
+from snugvl.models.loader import Storage, load_model, network_elements
+from snugvl.place import Place, cap, device_of, place_on
+from snugvl.planner.settings import Settings, WeightFormat
 
 if TYPE_CHECKING:
     from snugvl.model import Model
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
 Progress = Callable[[str, float], None]
 """Told what loading is doing, and how much of it is done, from 0 to 1."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHTS = ("auto", "bf16", "fp8", "int8", "int4")
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
 
 
@@ -36,15 +40,19 @@ class Loaded:
     """A running engine with what its memory was planned to be.
 
     Attributes:
-        device: as torch knows it.
+        place: the device, with what was free there before.
         planned: bytes of each row of the ledger, by name.
         weights: bytes of the weights in place, by row of the ledger.
+        subject: what measurements of it belong to.
+        cap_bytes: what this process never takes more of, or None on a CPU.
     """
 
     backend: NativeBackend
-    device: torch.device
+    place: Place
     planned: Mapping[str, int]
     weights: Mapping[str, int]
+    subject: str
+    cap_bytes: int | None
 
 
 def load(
@@ -52,8 +60,10 @@ def load(
     *,
     device: str = "auto",
     dtype: DtypeName = "auto",
+    weights: WeightsName = "auto",
     context: int | None = None,
     max_pixels: int | None = None,
+    memory: int | str | None = None,
     progress: Progress | None = None,
 ) -> "Model":
     """Load a checkpoint into our own engine, in this process.
@@ -61,11 +71,16 @@ def load(
     Args:
         model: `pocket`, a checkpoint folder, or a Hub id that is in the local cache.
         device: `cpu`, `cuda`, `cuda:1`, …; auto takes the GPU if there is one.
-        dtype: weights and KV cache; auto takes bfloat16 (float16 before Ampere) on a GPU, and on a CPU
-            float32 where it leaves half of the free memory.
+        dtype: activations, KV cache, and weights that stay as wide; auto takes bfloat16 (float16 before
+            Ampere) on a GPU, and on a CPU float32 where it leaves half of the free memory.
+        weights: format of the decoder's weights in memory. On a GPU auto keeps an FP8 checkpoint as it is;
+            of others it takes bf16, int8 or int4, the first that fits, with embedding and lm_head in int8
+            where that makes room. On a CPU it takes `dtype`.
         context: tokens of one conversation, image tokens included; by default as many as fit, up to 8,192.
         max_pixels: scale larger images down to this many pixels (the checkpoint's own limit at most); by
             default what half of the context holds.
+        memory: most that may be taken, in bytes or as a size such as "7200MiB", a GPU's CUDA context
+            included; by default what is free, less a margin. On a GPU torch is held to it.
         progress: called with what is being done and how much is done, from 0 to 1.
 
     Raises:
@@ -76,7 +91,14 @@ def load(
     from snugvl.model import Model
 
     loaded = load_engine(
-        model, device=device, dtype=dtype, context=context, max_pixels=max_pixels, progress=progress
+        model,
+        device=device,
+        dtype=dtype,
+        weights=weights,
+        context=context,
+        max_pixels=max_pixels,
+        memory=memory,
+        progress=progress,
     )
     return Model(loaded.backend)
 
@@ -86,8 +108,10 @@ def load_engine(
     *,
     device: str,
     dtype: DtypeName,
-    context: int | None,
-    max_pixels: int | None,
+    weights: WeightsName = "auto",
+    context: int | None = None,
+    max_pixels: int | None = None,
+    memory: int | str | None = None,
     progress: Progress | None = None,
 ) -> Loaded:
     """`load` without the tasks, for a process that only runs the engine."""
@@ -95,15 +119,26 @@ def load_engine(
     report("reading headers", 0.0)
     folder = locate(str(model))
     config = read_config(folder)
-    target = _device(device)
-    place = _place(target)
+    target = device_of(device)
+    place = place_on(target, parse_size(memory, "memory") if isinstance(memory, str) else memory)
     kind = _dtype(dtype, config, place)
     processor = Processor.from_folder(folder, config, max_pixels=max_pixels)
     facts = replace(facts_of(str(folder), offline=True), name=str(model))
-    allocation = allocate(facts, kind, place, context=context, max_pixels=max_pixels)
+    wish = Wish(context, max_pixels, _weights(weights))
+    allocation = allocate(facts, kind, place, wish)
+    cap_bytes = cap(place)
     processor.images = processor.images.limited(allocation.max_pixels)
-    network = load_model(folder, dtype=kind, device=target, progress=_of_weights(report))
+    network = load_model(
+        folder,
+        dtype=kind,
+        device=target,
+        storage=_storage(allocation.settings),
+        readers=allocation.readers,
+        progress=_of_weights(report),
+    )
     report("allocating the KV cache", WEIGHTS_TO)
+    if target.type == "cuda":
+        torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
     engine = Engine(network, allocation.engine)
     capabilities = Capabilities(
         model=str(model),
@@ -114,15 +149,18 @@ def load_engine(
         min_pixels=processor.images.settings.min_pixels,
         device="CPU" if target.type == "cpu" else place.name,
         dtype=str(kind).removeprefix("torch."),
+        weights=allocation.settings.weights_name,
     )
-    weights = {
+    held = {
         "text weights": _tensor_bytes(network) - _tensor_bytes(network.model["visual"]),
         "vision weights": _tensor_bytes(network.model["visual"]),
     }
-    return Loaded(NativeBackend(engine, processor, capabilities), target, planned_rows(allocation), weights)
+    backend = NativeBackend(engine, processor, capabilities)
+    planned = planned_rows(allocation, place)
+    return Loaded(backend, place, planned, held, allocation.subject, cap_bytes)
 
 
-def planned_rows(allocation: Allocation) -> dict[str, int]:
+def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
     """The plan as rows of the ledger. Workspaces of different phases share theirs: it is the largest one."""
     plan = allocation.footprint
     vision = plan.named("weights: vision tower")
@@ -133,8 +171,22 @@ def planned_rows(allocation: Allocation) -> dict[str, int]:
         "KV cache": allocation.kv_bytes,
         "encoder outputs": encodings,
     }
+    if place.device.type == "cuda":
+        # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
+        rows[CONTEXT] = max(plan.named(CONTEXT) - place.planned().cublas_bytes, 0)
+        rows[GRAPHS] = plan.named(GRAPHS)
     rows["workspace"] = plan.total_bytes - sum(rows.values()) + allocation.kv_bytes - plan.named("KV cache")
     return rows
+
+
+def _storage(settings: Settings) -> Storage:
+    return Storage("bf16" if settings.weights == "fp32" else settings.weights, settings.head)
+
+
+def _weights(name: WeightsName) -> WeightFormat | None:
+    if name not in WEIGHTS:
+        raise RequestError(f"weights {name!r} are unknown; use {', '.join(WEIGHTS)}", field="weights")
+    return None if name == "auto" else name
 
 
 def _of_weights(report: Progress) -> Callable[[int, int], None]:
@@ -156,30 +208,6 @@ def _tensor_bytes(module: torch.nn.Module) -> int:
     """Bytes of the distinct tensors of a module; tied ones count once."""
     storages = [tensor.untyped_storage() for tensor in (*module.parameters(), *module.buffers())]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RequestError(f"device {name!r} is unknown; use auto, cpu or cuda", field="device") from None
-    if device.type not in ("cpu", "cuda"):
-        raise RequestError(f"device {name!r} is not supported; use auto, cpu or cuda", field="device")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RequestError(
-            f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA GPUs; use cpu",
-            field="device",
-        )
-    return device
-
-
-def _place(device: torch.device) -> Place:
-    if device.type == "cuda":
-        name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-        return Place(device, name, torch.cuda.mem_get_info(device)[0], capability)
-    return Place(device, "main memory", psutil.virtual_memory().available)
 
 
 def _dtype(name: str, config: ModelConfig, place: Place) -> torch.dtype:

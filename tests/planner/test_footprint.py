@@ -15,43 +15,84 @@ from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import kv_bytes
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, held_outputs
-from snugvl.planner.footprint.weights import matrix_bytes, weight_bytes, weight_components
+from snugvl.planner.footprint.weights import (
+    int4_parts,
+    joined,
+    keeps_fp8,
+    sizes,
+    weight_bytes,
+    weight_components,
+)
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
 from tests.planner.models import Fixed, qwen3_vl, with_rule, with_windows
 
 MIB = 1 << 20
-# Bytes loaded, from public element counts: bf16; FP8 with float32 scales and a tied head; int4 g128.
+# Bytes loaded, from public element counts: bf16; FP8 with float32 scales and a tied head; the decoder's
+# matrices in 8.125 and in 4.25 bits.
 PUBLISHED = {
-    "2B": (4_255_064_064, 2_846_121_984, 2_168_659_968),
-    "4B": (8_875_631_616, 5_243_202_816, 3_496_621_056),
+    "2B": (4_255_064_064, 2_846_121_984, 2_867_798_016, 2_185_175_040),
+    "4B": (8_875_631_616, 5_243_202_816, 5_299_086_336, 3_539_198_976),
 }
 
 
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_weights_equal_the_published_counts_to_the_byte(size: str) -> None:
-    bf16, fp8, int4 = PUBLISHED[size]
+    bf16, fp8, int8, int4 = PUBLISHED[size]
     plain, quantised = inventory(qwen3_vl(size)), inventory(qwen3_vl(size, fp8=True))
-    assert weight_bytes(plain, "bf16") == bf16 == weight_bytes(quantised, "bf16")
-    assert weight_bytes(quantised, "fp8", wide_scales=True) == fp8
-    assert weight_bytes(plain, "int4") == int4
+    for engine in ("native", "vllm"):
+        wide, stored = Settings(engine), Settings(engine, "fp8")  # type: ignore[arg-type]
+        assert weight_bytes(plain, wide) == bf16 == weight_bytes(quantised, wide)
+        assert weight_bytes(quantised, stored) == fp8
+    for model in (plain, quantised):
+        assert weight_bytes(model, Settings("native", "int8")) == int8
+        assert weight_bytes(model, Settings("native", "int4")) == int4
 
 
 def test_a_stored_head_counts_only_where_it_is_not_tied() -> None:
     tied, untied = inventory(qwen3_vl("4B", fp8=True)), inventory(qwen3_vl("4B", fp8=True, tied=False))
-    assert weight_bytes(untied, "fp8") - weight_bytes(tied, "fp8") == 151_936 * 2560 * 2
+    for head, nbytes in (("bf16", 2560 * 2), ("int8", 2560 + 20 * 2)):
+        stored = Settings("native", "fp8", head)  # type: ignore[arg-type]
+        assert weight_bytes(untied, stored) - weight_bytes(tied, stored) == 151_936 * nbytes
 
 
 def test_what_no_engine_loads_costs_nothing() -> None:
     facts = qwen3_vl("2B")
     extra = TensorFact("mtp.0.weight", "other", "BF16", (4096, 4096), 2 * 4096**2, loaded=False)
     more = replace(facts, tensors=(*facts.tensors, extra))
-    assert weight_bytes(inventory(more), "bf16") == weight_bytes(inventory(facts), "bf16")
+    wide = Settings("native")
+    assert weight_bytes(inventory(more), wide) == weight_bytes(inventory(facts), wide)
 
 
-def test_int4_rounds_the_last_group_of_a_row_up() -> None:
-    # 200 columns: two groups a row, each a 16-bit scale and half a byte of zero point
-    assert matrix_bytes(10 * 200, 10, "int4") == 1000 + 20 * 2 + 10
+def test_what_does_not_divide_into_groups_stays_wide() -> None:
+    # 256 columns: two groups a row, each a 16-bit scale and a 16-bit zero point
+    assert int4_parts(10, 256) == (1280, 40, 40)
+    assert int4_parts(10, 200) == ()
+    odd = TensorFact("odd", "linear", "BF16", (10, 200), 4000)
+    facts = qwen3_vl("2B")
+    more = inventory(replace(facts, tensors=(*facts.tensors, odd)))
+    int4 = Settings("native", "int4")
+    assert weight_bytes(more, int4) - weight_bytes(inventory(facts), int4) == 4000
+
+
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "int8", "int4"])
+def test_joined_matrices_weigh_as_much(weights: Any) -> None:
+    for size in PUBLISHED:
+        model = inventory(qwen3_vl(size, fp8=weights == "fp8"))
+        settings = Settings("native", weights)
+        apart = sum(nbytes * count for nbytes, count in sizes(model, settings, "decoder"))
+        assert sum(nbytes * count for nbytes, count in joined(model, settings)) == apart
+
+
+def test_blocks_that_are_not_the_kernels_own_do_not_stay_fp8() -> None:
+    facts = qwen3_vl("2B", fp8=True)
+    coarse = tuple(
+        replace(tensor, shape=(1, 1), nbytes=2) if tensor.role == "scale" else tensor
+        for tensor in facts.tensors
+    )
+    assert keeps_fp8(inventory(facts))
+    assert not keeps_fp8(inventory(replace(facts, tensors=coarse)))
+    assert not keeps_fp8(inventory(qwen3_vl("2B")))
 
 
 def test_parts_and_placement() -> None:

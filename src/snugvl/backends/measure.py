@@ -1,12 +1,13 @@
 """The ledger of the process that runs the engine: what was planned beside what is held now.
 
-On a GPU every byte of the process has a row: weights, KV cache, encoder outputs, what else torch holds
-(workspace), and what torch doesn't know of (the CUDA context and its libraries). In main memory the last
-row is the interpreter with its libraries, as large as it was when nothing had run yet.
+On a GPU every byte of the process has a row: weights, KV cache, encoder outputs, the pool of the CUDA
+graphs, what else torch holds (workspace), and what torch doesn't know of (the CUDA context and its
+libraries). In main memory the last row is the interpreter with its libraries, as large as it was when nothing
+had run yet.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ import torch
 from snugvl.backends.service import Load
 from snugvl.ledger import Ledger, LedgerRow
 
+GRAPHS = "CUDA graphs"
 CONTEXT = "CUDA context and libraries"
 INTERPRETER = "Python and libraries"
 
@@ -23,11 +25,22 @@ class Meter:
     """Measures one engine in this process. Made when the model is loaded and nothing has run."""
 
     def __init__(
-        self, device: torch.device, planned: Mapping[str, int], weights: Mapping[str, int], kv_bytes: int
+        self,
+        device: torch.device,
+        planned: Mapping[str, int],
+        weights: Mapping[str, int],
+        kv_bytes: int,
+        *,
+        cap_bytes: int | None = None,
+        keep: Callable[[Ledger], None] | None = None,
     ) -> None:
+        """`cap_bytes`: what the process never exceeds; `keep` is shown every ledger of a GPU."""
         self._device = device
         self._planned = planned
         self._weights = weights
+        self._cap_bytes = cap_bytes
+        self._keep = keep
+        self._pooled = (-1, 0)  # reserved bytes when the graphs' pool was measured, and its bytes
         self._process = psutil.Process()
         self._gpu = _gpu_handle(device) if device.type == "cuda" else None
         held = sum(weights.values()) + kv_bytes
@@ -52,13 +65,27 @@ class Meter:
         free, total = torch.cuda.mem_get_info(self._device)
         known = sum(parts.values())
         reserved = torch.cuda.memory_reserved(self._device)
+        parts[GRAPHS] = self._graphs(reserved)
+        known += parts[GRAPHS]
         used["workspace"] = max(torch.cuda.memory_allocated(self._device) - known, 0)
         parts["workspace"] = max(reserved - known, 0)
         process = self._gpu_process_bytes()
         if process is not None:
             parts[CONTEXT] = max(process - reserved, 0)
         name = torch.cuda.get_device_name(self._device)
-        return Ledger(name, self._rows(parts, used), total, free, process or reserved)
+        rows = self._rows(parts, used)
+        ledger = Ledger(name, rows, total, free, process or reserved, self._cap_bytes)
+        if self._keep is not None:
+            self._keep(ledger)
+        return ledger
+
+    def _graphs(self, reserved: int) -> int:
+        """Bytes of torch's private pools. Looked up only when torch holds more or less than last time."""
+        if self._pooled[0] != reserved:
+            segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+            pooled = (s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
+            self._pooled = (reserved, sum(pooled))
+        return self._pooled[1]
 
     def _in_main_memory(self, parts: dict[str, int], used: dict[str, int]) -> Ledger:
         own = self._process.memory_info().rss

@@ -30,8 +30,10 @@ def ask(
     api_key: options.ApiKey = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    weights: options.Weights = "auto",
     context: options.Context = None,
     max_pixels: options.MaxPixels = None,
+    memory: options.Memory = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = None,
@@ -57,7 +59,7 @@ def ask(
     batch.do(
         task,
         [Job(tuple(names), together=True)] if together else each(names),
-        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key),
+        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key, weights, memory),
         options.OutputChoice(json, output, resume, quiet),
     )
 

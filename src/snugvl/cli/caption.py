@@ -19,8 +19,10 @@ def caption(
     api_key: options.ApiKey = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    weights: options.Weights = "auto",
     context: options.Context = None,
     max_pixels: options.MaxPixels = None,
+    memory: options.Memory = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = None,
@@ -46,6 +48,6 @@ def caption(
     batch.do(
         task,
         each(sources.expand(images, recursive=recursive)),
-        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key),
+        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key, weights, memory),
         options.OutputChoice(json, output, resume, quiet),
     )

@@ -48,8 +48,10 @@ def detect(
     api_key: options.ApiKey = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    weights: options.Weights = "auto",
     context: options.Context = None,
     max_pixels: options.MaxPixels = None,
+    memory: options.Memory = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = None,
@@ -78,7 +80,7 @@ def detect(
     batch.do(
         task,
         jobs,
-        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key),
+        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key, weights, memory),
         options.OutputChoice(chosen == "json", None if sink else output, resume and not sink, quiet),
         sink,
     )

@@ -44,6 +44,15 @@ Dtype = Annotated[
     DtypeName,
     typer.Option("--dtype", help="Number format of weights and cache."),
 ]
+WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
+Weights = Annotated[
+    WeightsName,
+    typer.Option("--weights", help="Format of the weights in memory; auto: the best that fits."),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Take at most this much memory, such as 7200MiB."),
+]
 Context = Annotated[
     int | None, typer.Option("--context", min=1, help="Tokens of prompt, images and answer together.")
 ]
@@ -81,6 +90,8 @@ class ModelChoice:
     max_pixels: int | None
     server: str | None = None
     api_key: str | None = None
+    weights: WeightsName = "auto"
+    memory: str | None = None
 
     def __post_init__(self) -> None:
         if self.server is None:
@@ -89,6 +100,8 @@ class ModelChoice:
             "--device": self.device != "auto",
             "--dtype": self.dtype != "auto",
             "--context": self.context,
+            "--weights": self.weights != "auto",
+            "--memory": self.memory,
         }
         if said := [name for name, given in local.items() if given]:
             raise typer.BadParameter(

@@ -52,6 +52,8 @@ class Choice:
     dtype: options.DtypeName
     context: int | None
     max_pixels: int | None
+    weights: options.WeightsName = "auto"
+    memory_bytes: int | None = None
 
 
 def serve(
@@ -66,8 +68,10 @@ def serve(
     served_model_name: Names = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    weights: options.Weights = "auto",
     context: options.Context = None,
     max_pixels: options.MaxPixels = None,
+    memory: options.Memory = None,
     max_concurrent: Annotated[
         int,
         typer.Option("--max-concurrent", min=1, help="Requests at once, waiting ones included; then 429."),
@@ -104,6 +108,7 @@ def serve(
     --drain seconds, and exit with 0; a second Ctrl+C stops at once.
     """
     started = time.monotonic()
+    from snugvl.hardware.sizes import parse_size
     from snugvl.server.settings import ServerSettings
 
     settings = ServerSettings(
@@ -121,7 +126,8 @@ def serve(
         allow_private_media=allow_private_media,
         log_prompts=log_prompts,
     )
-    choice = Choice(model, device, dtype, context, max_pixels)
+    limit = None if memory is None else parse_size(memory, "--memory")
+    choice = Choice(model, device, dtype, context, max_pixels, weights, limit)
     code = start(choice, settings, quiet=quiet, started=started)
     if code:
         raise typer.Exit(code)
@@ -137,7 +143,12 @@ def start(choice: Choice, settings: ServerSettings, *, quiet: bool, started: flo
 
     with listen(settings) as listener:  # before anything is loaded: a port that is taken is known at once
         planned = plan_for(
-            choice.model, device=choice.device, context=choice.context, max_pixels=choice.max_pixels
+            choice.model,
+            device=choice.device,
+            context=choice.context,
+            max_pixels=choice.max_pixels,
+            weights=choice.weights,
+            memory_bytes=choice.memory_bytes,
         )
         names = settings.names or (_public_name(planned.name),)
         settings = replace(settings, port=address_of(listener)[1], names=names)
@@ -146,7 +157,15 @@ def start(choice: Choice, settings: ServerSettings, *, quiet: bool, started: flo
             show_banner(planned, settings)
         _log(quiet=quiet)
         service = SupervisedEngine(
-            EngineChoice(planned.name, choice.device, choice.dtype, choice.context, choice.max_pixels)
+            EngineChoice(
+                planned.name,
+                choice.device,
+                choice.dtype,
+                choice.context,
+                choice.max_pixels,
+                choice.weights,
+                choice.memory_bytes,
+            )
         )
         loading = Loading(service, quiet=quiet, started=started)
         try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from snugvl.errors import CheckpointNotFound, RequestError
 
 if TYPE_CHECKING:
+    from snugvl.cli.options import WeightsName
     from snugvl.hardware.machine import Machine
     from snugvl.planner.plan import Choice, Plan
     from snugvl.planner.solve import Candidate
@@ -24,7 +25,15 @@ class Planned:
     reason: str | None
 
 
-def plan_for(model: str | None, *, device: str, context: int | None, max_pixels: int | None) -> Planned:
+def plan_for(
+    model: str | None,
+    *,
+    device: str,
+    context: int | None,
+    max_pixels: int | None,
+    weights: WeightsName = "auto",
+    memory_bytes: int | None = None,
+) -> Planned:
     """The plan of `model`, or of the best one that is on this machine already.
 
     Raises:
@@ -39,7 +48,15 @@ def plan_for(model: str | None, *, device: str, context: int | None, max_pixels:
     machine = _on(device, machine_from(MachineChoice()))
     candidates = _downloaded() if model is None else [_named(model)]
     sees = any(candidate.facts.vision for candidate in candidates)
-    wishes = Wishes(context, 1 if sees else 0, max_pixels=max_pixels, backend="native")
+    wished = None if weights == "auto" else weights
+    wishes = Wishes(
+        context,
+        1 if sees else 0,
+        max_pixels=max_pixels,
+        backend="native",
+        weights=wished,
+        memory_bytes=memory_bytes,
+    )
     plan = solve(candidates, machine, wishes)
     choice = require(plan)
     name = choice.option.model.name

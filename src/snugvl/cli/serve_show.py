@@ -46,7 +46,7 @@ def show_banner(planned: Planned, settings: ServerSettings) -> None:
     pixels = f", images up to {chosen.max_pixels:,} pixels" if chosen.max_pixels else ""
     lines = [
         f"Model    {planned.name}, served as {names}" if names != planned.name else f"Model    {names}",
-        f"Engine   {chosen.engine}, {chosen.weights}, in a process of its own",
+        f"Engine   {chosen.engine}, {chosen.weights_name}, in a process of its own",
         f"Room     {chosen.context:,} tokens of prompt, images and answer{pixels}, by the plan",
         f"API      {base}/v1 (OpenAI), {base} (Ollama, Anthropic)",
         f"Page     {base}/",
@@ -116,6 +116,7 @@ class Loading:
         assert found is not None, "an engine that is ready says what it can do"
         images = f", images up to {found.max_pixels:,} pixels" if found.images else ""
         where = f" on {found.device}" if found.device else ""
+        where += f" in {found.weights}" if found.weights else ""
         seconds = time.monotonic() - self._started
         self._say(f"ready in {seconds:.1f} s{where}: {found.context_tokens:,} tokens of context{images}")
 

@@ -53,6 +53,8 @@ def load_model(choice: ModelChoice) -> Model | Client:
         choice.name,
         device=choice.device,
         dtype=choice.dtype,
+        weights=choice.weights,
+        memory=choice.memory,
         context=choice.context,
         max_pixels=choice.max_pixels,
     )

@@ -37,7 +37,12 @@ QUIET_BYTES: Final = 16 * MIB  # others may change this much meanwhile; more and
 
 def estimate(gpu: Gpu) -> int:
     """The context's bytes where it wasn't measured: more for Hopper and data-centre Blackwell."""
-    big = gpu.compute_capability is not None and gpu.compute_capability[0] in (9, 10)
+    return estimate_of(gpu.compute_capability)
+
+
+def estimate_of(compute_capability: tuple[int, int] | None) -> int:
+    """The same by compute capability alone."""
+    big = compute_capability is not None and compute_capability[0] in (9, 10)
     return DATA_CENTRE_CONTEXT_BYTES if big else DEFAULT_CONTEXT_BYTES
 
 

@@ -50,34 +50,45 @@ def margin_bytes(free_bytes: int, system: OperatingSystem) -> int:
     return min(free_bytes, max(min(free_bytes * 3 // 100, GIB), 128 * MIB))
 
 
-def gpu_budget(gpu: Gpu, system: OperatingSystem) -> Budget:
-    """The budget of one GPU."""
+def host_margin_bytes(free_bytes: int) -> int:
+    """Bytes of free main memory that are left alone."""
+    return min(free_bytes, max(free_bytes // 10, 512 * MIB))
+
+
+def gpu_budget(gpu: Gpu, system: OperatingSystem, limit_bytes: int | None = None) -> Budget:
+    """The budget of one GPU; beyond `limit_bytes` all is margin."""
     measured = gpu.context_bytes is not None
     context = gpu.context_bytes if gpu.context_bytes is not None else estimate(gpu)
     return Budget(
         gpu.name,
         gpu.total_bytes,
         gpu.held_bytes,
-        margin_bytes(gpu.free_bytes, system),
+        _limited(margin_bytes(gpu.free_bytes, system), gpu.free_bytes, limit_bytes),
         Device(context, measured, gpu.compute_capability),
         gpu,
     )
 
 
-def host_budget(machine: Machine) -> Budget:
+def _limited(margin: int, free_bytes: int, limit_bytes: int | None) -> int:
+    return margin if limit_bytes is None else max(margin, free_bytes - limit_bytes)
+
+
+def host_budget(machine: Machine, limit_bytes: int | None = None) -> Budget:
     """The budget of main memory, for a machine without a GPU."""
     free = machine.ram_free_bytes
-    margin = min(free, max(free // 10, 512 * MIB))
     return Budget(
         "main memory",
         machine.ram_total_bytes,
         machine.ram_total_bytes - free,
-        margin,
+        _limited(host_margin_bytes(free), free, limit_bytes),
         Device(0, cpu=True, free_bytes=free),
     )
 
 
-def budgets(machine: Machine) -> list[Budget]:
-    """One budget a GPU, most usable first; main memory where there is no GPU."""
-    found = [gpu_budget(gpu, machine.os) for gpu in machine.gpus]
-    return sorted(found, key=lambda budget: -budget.usable_bytes) or [host_budget(machine)]
+def budgets(machine: Machine, limit_bytes: int | None = None) -> list[Budget]:
+    """One budget a GPU, most usable first; main memory where there is no GPU.
+
+    `limit_bytes`: most that may be taken of each.
+    """
+    found = [gpu_budget(gpu, machine.os, limit_bytes) for gpu in machine.gpus]
+    return sorted(found, key=lambda budget: -budget.usable_bytes) or [host_budget(machine, limit_bytes)]

@@ -9,16 +9,18 @@ from typing import Final
 
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.footprint.total import Device
+from snugvl.planner.footprint.weights import keeps_fp8
 from snugvl.planner.inventory import Inventory
-from snugvl.planner.settings import Engine, KVFormat, WeightFormat
+from snugvl.planner.settings import Engine, HeadFormat, KVFormat, WeightFormat
 
-FAST_ENGINE: Final = "issue 5"
+READY_MADE: Final = "issue 5"  # AWQ, GPTQ and compressed-tensors checkpoints
 
 VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on
 VLLM_FP8_CAPABILITY: Final = (8, 0)  # FP8 weights through Marlin; native from 8.9
 VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
 VLLM_CHUNKS: Final = (2048, 1024, 512)  # --max-num-batched-tokens, fastest first
-NATIVE_CHUNK: Final = 2048  # EngineConfig.max_batched_tokens; no command changes it yet
+# (EngineConfig.max_batched_tokens, max_num_seqs) that allocation tries, fastest first
+NATIVE_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Option:
     Attributes:
         pending: the issue that will make it possible, or None where it works today.
         stored_quality: the format whose quality it has: an FP8 checkpoint stays FP8 when it runs as bf16.
+        head: format of embedding and lm_head; int8 costs next to no quality, so it comes where it gains
+            larger images or a longer context.
     """
 
     model: Inventory
@@ -35,6 +39,7 @@ class Option:
     weights: WeightFormat
     stored_quality: WeightFormat
     pending: str | None = None
+    head: HeadFormat = "bf16"
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:
@@ -44,7 +49,8 @@ class Option:
     @property
     def title(self) -> str:
         """Short name in a report."""
-        return f"{self.model.name} as {self.weights} with {self.engine}"
+        head = f" ({self.head} head)" if self.head != "bf16" else ""
+        return f"{self.model.name} as {self.weights}{head} with {self.engine}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +61,18 @@ class Refusal:
     reason: str
 
 
-def options(model: Inventory, device: Device, system: OperatingSystem) -> tuple[list[Option], list[Refusal]]:
-    """Everything that could be tried with one model on one kind of device, today and soon."""
+def options(
+    model: Inventory, device: Device, system: OperatingSystem, wished: WeightFormat | None = None
+) -> tuple[list[Option], list[Refusal]]:
+    """Everything that could be tried with one model on one kind of device, today and soon.
+
+    `wished`: int8 and int4 on a CPU, where they are slower than bf16, are there for who asks.
+    """
     found: list[Option] = []
     refused: list[Refusal] = []
-    for make in (_native, _transformers, _vllm):
-        made = make(model, device, system)
+    for made in (
+        native_options(model, device, wished), _transformers(model, device), _vllm(model, device, system)
+    ):  # fmt: skip
         if isinstance(made, Refusal):
             refused.append(made)
         else:
@@ -76,28 +88,34 @@ def kv_formats_on(option: Option, device: Device) -> tuple[KVFormat, ...]:
     return option.kv_formats
 
 
-def chunks(engine: Engine) -> tuple[int, ...]:
-    """Tokens of a step that an engine can be told, fastest first."""
-    return VLLM_CHUNKS if engine == "vllm" else (NATIVE_CHUNK,)
-
-
 def _stored(model: Inventory) -> WeightFormat:
     return model.facts.quantization or "bf16"
 
 
-def _native(model: Inventory, device: Device, system: OperatingSystem) -> list[Option] | Refusal:
+def native_options(
+    model: Inventory, device: Device, wished: WeightFormat | None = None
+) -> list[Option] | Refusal:
+    """Formats of our engine, best first; on a GPU each with a bf16 and with an int8 head."""
     if not model.facts.native:
         return Refusal("native", f"our engine does not run the {model.facts.family} family yet")
     stored = _stored(model)
     if stored in ("int8", "int4"):
-        return [Option(model, "native", stored, stored, FAST_ENGINE)]
-    wide: WeightFormat = "fp32" if device.cpu and _prefers_fp32(model, device) else "bf16"
-    found = [Option(model, "native", wide, stored)]
-    if not device.cpu:
-        if stored == "fp8":
-            found.append(Option(model, "native", "fp8", "fp8", FAST_ENGINE))
-        found += [Option(model, "native", low, low, FAST_ENGINE) for low in ("int8", "int4")]
-    return found
+        return [Option(model, "native", stored, stored, READY_MADE)]
+    if device.cpu:
+        if wished in ("int8", "int4") or (wished == "fp8" and keeps_fp8(model)):
+            return [Option(model, "native", wished, wished)]
+        return [Option(model, "native", "fp32" if _prefers_fp32(model, device) else "bf16", stored)]
+    formats: list[WeightFormat] = ["fp8", "bf16", "int8", "int4"]
+    if keeps_fp8(model) and wished != "bf16":
+        formats.remove("bf16")  # the same quality in twice the memory
+    elif not keeps_fp8(model):
+        formats.remove("fp8")
+    heads: tuple[HeadFormat, ...] = ("bf16", "int8")
+    return [
+        Option(model, "native", weights, stored if weights == "bf16" else weights, head=head)
+        for weights in formats
+        for head in heads
+    ]
 
 
 def _prefers_fp32(model: Inventory, device: Device) -> bool:
@@ -105,7 +123,7 @@ def _prefers_fp32(model: Inventory, device: Device) -> bool:
     return model.parameters * 4 <= device.free_bytes // 2
 
 
-def _transformers(model: Inventory, device: Device, system: OperatingSystem) -> list[Option] | Refusal:
+def _transformers(model: Inventory, device: Device) -> list[Option] | Refusal:
     stored = _stored(model)
     if stored in ("int8", "int4"):
         return Refusal(

@@ -37,6 +37,8 @@ def native_arguments(choice: Choice, wishes: Wishes) -> list[str]:
     room = ["--context", str(choice.settings.context)]
     if choice.settings.max_pixels is not None:
         room += ["--max-pixels", str(choice.settings.max_pixels)]
+    if choice.settings.weights in ("int8", "int4"):
+        room += ["--weights", choice.settings.weights]
     if choice.gpus and choice.gpus[0].index:
         device = ["--device", f"cuda:{choice.gpus[0].index}"]
     if wishes.task == SERVED:

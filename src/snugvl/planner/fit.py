@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from snugvl.planner.budget import Budget
-from snugvl.planner.capabilities import Option, chunks, kv_formats_on
+from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_CHUNKS, Option, kv_formats_on
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for
 from snugvl.planner.footprint.total import footprint
@@ -60,6 +60,7 @@ class Fitter:
         return Settings(
             self.option.engine,
             self.option.weights,
+            self.option.head,
             kv,
             goal.context,
             goal.max_pixels,
@@ -71,9 +72,17 @@ class Fitter:
 
     def variants(self, base: Settings) -> Iterator[Settings]:
         """What changes speed alone, fastest first: CUDA graphs, then large chunks."""
-        for eager in (False, True) if self.option.engine == "vllm" else (True,):
-            for chunk in chunks(self.option.engine):
-                yield replace(base, eager=eager, chunk=chunk)
+        if self.option.engine == "transformers" or self.budgets[0].device.cpu:
+            yield base
+        elif self.option.engine == "native":
+            for chunk, sequences in NATIVE_STEPS:
+                if sequences >= base.concurrency or (chunk, sequences) == NATIVE_STEPS[0]:
+                    most = max(sequences, base.concurrency)
+                    yield replace(base, eager=False, chunk=chunk, sequences=most)
+        else:
+            for eager in (False, True):
+                for chunk in VLLM_CHUNKS:
+                    yield replace(base, eager=eager, chunk=chunk)
 
     def fastest(self, base: Settings) -> Settings | None:
         """The fastest variant that fits."""

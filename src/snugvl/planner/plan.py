@@ -13,6 +13,11 @@ from snugvl.planner.wishes import Wishes
 Score = tuple[int, ...]
 
 
+def subject_of(model: str, settings: Settings) -> str:
+    """Names a model and exactly these settings."""
+    return " ".join([model, *(str(getattr(settings, name)) for name in type(settings).__slots__)])
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One way to run a model. `tokens` are those of the largest image; `gpus` name the GPUs it uses."""
@@ -29,9 +34,7 @@ class Choice:
     @property
     def subject(self) -> str:
         """Names exactly this model and these settings: what a measurement of a component belongs to."""
-        chosen = self.settings
-        values = (getattr(chosen, name) for name in type(chosen).__slots__)
-        return " ".join([self.option.model.name, *(str(value) for value in values)])
+        return subject_of(self.option.model.name, self.settings)
 
     @property
     def spare_bytes(self) -> int:

@@ -5,6 +5,7 @@ from typing import Final, Literal
 
 Engine = Literal["native", "transformers", "vllm"]
 WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int4"]
+HeadFormat = Literal["bf16", "int8"]
 KVFormat = Literal["bf16", "fp8"]
 Placement = Literal["gpu", "streamed", "cpu"]
 
@@ -12,6 +13,7 @@ ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm")
 KV_BYTES: Final[dict[KVFormat, int]] = {"bf16": 2, "fp8": 1}
 BLOCK_TOKENS: Final = 16  # tokens of a KV block, ours and vLLM's
 DEFAULT_CHUNK: Final = 2048  # tokens of one step: EngineConfig's default, and vLLM's server below 70 GB
+DEFAULT_SEQUENCES: Final = 16  # EngineConfig's max_num_seqs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +22,14 @@ class Settings:
 
     Attributes:
         weights: format of the decoder's matrices in memory; what isn't a matrix of a layer stays bf16.
+        head: format of embedding and lm_head; our engine alone can have it other than bf16.
+        float32: cache, activations and what isn't quantised are float32, as always with weights "fp32".
         context: tokens of one sequence: prompt, image tokens and answer.
         max_pixels: larger images are scaled down to this many pixels; None for a model without images.
         images: images of one request.
         concurrency: requests that run at the same time, each with its whole context.
         chunk: most tokens of one step (`max_num_batched_tokens` of vLLM).
+        sequences: most that our engine runs at once, whatever their contexts; its workspaces are for these.
         vision: where the vision tower's weights are: on the GPU, streamed block by block, on the CPU.
         tensor_parallel, pipeline_parallel: GPUs that share each layer, and groups of layers.
         eager: no CUDA graphs (vLLM's `--enforce-eager`).
@@ -32,6 +37,7 @@ class Settings:
 
     engine: Engine
     weights: WeightFormat = "bf16"
+    head: HeadFormat = "bf16"
     kv: KVFormat = "bf16"
     context: int = 8192
     max_pixels: int | None = None
@@ -43,11 +49,23 @@ class Settings:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     eager: bool = True
+    sequences: int = DEFAULT_SEQUENCES
+    float32: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an activation, of a cached value, and of a weight that isn't quantised."""
+        return 4 if self.float32 or self.weights == "fp32" else 2
 
     @property
     def kv_name(self) -> str:
         """Format of the cache as it is: that of the weights in float32."""
-        return "fp32" if self.weights == "fp32" else self.kv
+        return "fp32" if self.itemsize == 4 else self.kv
+
+    @property
+    def weights_name(self) -> str:
+        """Formats of the weights in words: "int4, int8 head"."""
+        return self.weights if self.head == "bf16" else f"{self.weights}, {self.head} head"
 
     @property
     def gpus(self) -> int:

@@ -46,6 +46,11 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
                     choice.footprint,
                 )
             )
+    if base.head != "bf16":
+        tried = replace(base, head="bf16")
+        if fitter.fastest(tried) is None:
+            what = "embedding and lm_head in bf16, with the same images and context"
+            rejections.append(_rejection(what, _leanest(fitter, tried), f"in {base.head} they fit"))
     limit = fitter.option.model.facts.text.max_position_embeddings
     if fitter.wishes.context is None and base.context < limit:
         doubled = replace(base, context=min(limit, 2 * base.context))

@@ -3,7 +3,8 @@
 Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides:
 
     model quality > weight format (FP8 as good as bf16) > KV format > images and context up to comfort
-    > bf16 before FP8 > engine (native first) > images > context > fewer GPUs > CUDA graphs > chunk
+    > bf16 before FP8 > bf16 head before int8 head > engine (native first) > images > context > fewer GPUs
+    > CUDA graphs > chunk > sequences at once
 
 As the order is fixed and what fits in less memory fits in more, a plan never gets worse with more memory.
 """
@@ -22,7 +23,7 @@ from snugvl.planner.footprint.images import scales
 from snugvl.planner.goals import comfort
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice, Pending, Plan, Rejection
-from snugvl.planner.settings import Engine
+from snugvl.planner.settings import Engine, WeightFormat
 from snugvl.planner.shortfall import refusal_line, why_not_fitting, why_not_more
 from snugvl.planner.speed import roofline
 from snugvl.planner.wishes import FORMAT_QUALITY, FORMAT_TIER, Wishes
@@ -45,12 +46,12 @@ def solve(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> 
     Raises:
         RequestError: the wishes exclude every model, with the reason.
     """
-    found = budgets(machine)
+    found = budgets(machine, wishes.memory_bytes)
     fitters: list[tuple[Fitter, int]] = []
     refusals: list[tuple[str, Refusal]] = []
     for candidate in candidates:
         model = inventory(candidate.facts)
-        possible, refused = options(model, found[0].device, machine.os)
+        possible, refused = options(model, found[0].device, machine.os, wishes.weights)
         refusals += [
             (model.name, refusal) for refusal in refused if wishes.backend in ("auto", refusal.engine)
         ]
@@ -80,9 +81,15 @@ def _allowed(option: Option, wishes: Wishes) -> bool:
     engine = wishes.backend in ("auto", option.engine)
     return (
         engine
+        and wishes.weights in (None, option.weights, _narrowed(option.weights))
         and FORMAT_QUALITY[option.stored_quality] >= wishes.floor
         and bool(not wishes.images or option.model.facts.vision or wishes.images == 1)
     )
+
+
+def _narrowed(weights: WeightFormat) -> WeightFormat:
+    """Who wishes bf16 on a CPU wishes weights that aren't quantised."""
+    return "bf16" if weights == "fp32" else weights
 
 
 def _no_goal(fitter: Fitter) -> str:
@@ -149,6 +156,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int) -> Choice:
         0 if settings.kv == "fp8" else 1,
         *comfort(step.tokens, step.context, fixed),
         FORMAT_QUALITY[option.stored_quality],
+        1 if option.head == "bf16" else 0,
         ENGINE_ORDER[option.engine],
         step.tokens,
         step.context,
@@ -157,6 +165,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int) -> Choice:
         settings.context,
         0 if settings.eager else 1,
         settings.chunk,
+        settings.sequences,
     )
     speed = roofline(option.model, settings, fitted.budget.gpu)
     return Choice(option, settings, fitted.tokens, fitted.footprint, fitted.budget, speed, score, gpus)
@@ -189,7 +198,8 @@ def _rejections(
         if best is not None and (fitter.option.pending or quality < best.score[0]):
             continue
         # Of several models, each is refused once, where it comes nearest.
-        key = fitter.option.model.name if several else fitter.option.title
+        option = fitter.option
+        key = option.model.name if several else f"{option.model.name} {option.weights} {option.engine}"
         missing = _missing(fitter.least())
         if key not in nearest or missing < nearest[key][0]:
             nearest[key] = (missing, fitter)

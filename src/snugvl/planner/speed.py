@@ -10,10 +10,10 @@ layer of attention. Source: Williams et al. 2009, https://doi.org/10.1145/149876
 from dataclasses import dataclass
 
 from snugvl.hardware.machine import Gpu
-from snugvl.planner.footprint.decoder import widths
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_bytes
 from snugvl.planner.footprint.weights import sizes
+from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import Inventory, Part
 from snugvl.planner.settings import Settings
 
@@ -65,7 +65,7 @@ def _vision_seconds(
 
 
 def _bytes(model: Inventory, settings: Settings, part: Part) -> int:
-    return sum(size * count for size, count in sizes(model, settings.weights, part))
+    return sum(size * count for size, count in sizes(model, settings, part))
 
 
 def _head_bytes(model: Inventory, settings: Settings) -> int:

@@ -29,6 +29,8 @@ class Wishes:
         min_image_tokens: tokens that a large image must keep; 1,024 by default for boxes, else 256.
         max_pixels: the pixel budget itself.
         quality: coarsest weight format that is acceptable.
+        weights: the weight format itself.
+        memory_bytes: most that may be taken of one device, the CUDA context included.
     """
 
     context: int | None = None
@@ -39,6 +41,8 @@ class Wishes:
     backend: Engine | Literal["auto"] = "auto"
     concurrency: int = 1
     task: PlanTask = "caption"
+    weights: WeightFormat | None = None
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -47,6 +51,7 @@ class Wishes:
             ("max_pixels", 1),
             ("images", 0),
             ("concurrency", 1),
+            ("memory_bytes", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:

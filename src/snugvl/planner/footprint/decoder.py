@@ -1,66 +1,39 @@
-"""The decoder at work: prefill, decode, logits.
+"""The decoder at work in plain torch: ours on a CPU, and transformers'. (On a GPU ours is in `native.py`.)
 
 With h hidden, i intermediate, q = heads · head_dim, k = kv_heads · head_dim, d = head_dim, 16-bit values.
 
 Prefill per token, MLP being the peak (traced on our network and on transformers 5.23):
-    native           8i + 6h + 4d
+    native           8i + 4h + 4d
     transformers     6i + 8h + 4d + 16, and per image token 10h + 2 · merge² · width of the vision tower
 
 On an H200 the latter is 0 to 0.5 % off in 18 cells (2B and 4B, three images, three contexts).
 
-Attention of a chunk over a cached prefix is plain torch today, and SDPA has no fused kernel for a mask with
-grouped heads: it computes all scores in float32. Per (new token × cached token) 8 · heads + 3 bytes, per
-cached token 8q + 12k + 8, per new token 4h + 14q + 6k + 4d. Decode: 12(q + k) + 4 · heads + 16 per cached
-token of each sequence. A paged kernel (issue 5) changes `native_chunk_attention` and `native_decode` alone.
+Where SDPA has no fused kernel for grouped heads (GPUs before Ampere) it computes all scores in float32: per
+(new token × cached token) 8 · heads + 3 bytes, per cached token 8q + 12k + 8, per new token
+4h + 14q + 6k + 4d.
 """
 
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_component
 from snugvl.planner.footprint.vision import features_per_token
+from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 
+WIDE_ROWS: Final = 4096  # of `layers/linear.py`
+WIDE_BYTES: Final = 16  # an int4 code as int32, as float32, less its zero point, times its scale
 LOGIT_BYTES: Final = 2 + 4  # as computed, and as float32
 # transformers' cache grows by concatenation, which leaves holes: 8 to 30 % of cache and workspace on an H200.
 FRAGMENTATION_PERCENT: Final = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Widths:
-    """Widths of the decoder's vectors, in values."""
-
-    h: int
-    i: int
-    q: int
-    k: int
-    d: int
-    heads: int
-
-
-@lru_cache(maxsize=256)
-def widths(model: Inventory) -> Widths:
-    """The widest layer counts: Gemma 3's and hybrids' layers differ."""
-    text = model.facts.text
-    layer = max((layer for layer, _ in model.kv_layers), key=lambda layer: layer.kv_heads * layer.head_dim)
-    return Widths(
-        text.hidden_size,
-        text.intermediate_size,
-        text.num_heads * layer.head_dim,
-        layer.kv_heads * layer.head_dim,
-        layer.head_dim,
-        text.num_heads,
-    )
-
-
 def native_prefill(model: Inventory, tokens: int, itemsize: int = 2) -> int:
     """Workspace of `tokens` new tokens that see only themselves (fused attention)."""
     w = widths(model)
-    return tokens * itemsize * (4 * w.i + 3 * w.h + 2 * w.d)
+    return tokens * itemsize * (4 * w.i + 2 * w.h + 2 * w.d)
 
 
 def native_chunk_attention(model: Inventory, new: int, context: int) -> int:
@@ -70,10 +43,12 @@ def native_chunk_attention(model: Inventory, new: int, context: int) -> int:
     return scores + context * (8 * w.q + 12 * w.k + 8) + new * (4 * w.h + 14 * w.q + 6 * w.k + 4 * w.d)
 
 
-def native_decode(model: Inventory, sequences: int, context: int) -> int:
-    """Workspace of one token for each of `sequences`, in plain torch."""
+def widened(model: Inventory, settings: Settings) -> int:
+    """What reading low-bit weights without kernels takes: some thousand rows of a matrix at a time."""
+    if settings.weights not in ("fp8", "int8", "int4"):
+        return 0
     w = widths(model)
-    return sequences * context * (12 * (w.q + w.k) + 4 * w.heads + 16)
+    return WIDE_ROWS * max(w.h, w.q, w.i) * (WIDE_BYTES + settings.itemsize)
 
 
 def gathered_keys(model: Inventory, settings: Settings, itemsize: int) -> int:
@@ -98,16 +73,13 @@ def logits(model: Inventory, rows: int) -> int:
     return rows * model.facts.text.vocab_size * LOGIT_BYTES
 
 
-def decoder_components(
-    model: Inventory, settings: Settings, *, fused: bool = True, cpu: bool = False
-) -> list[Component]:
-    """Prefill and decode of native and transformers (vLLM: `vllm.py`).
+def decoder_components(model: Inventory, settings: Settings, *, fused: bool = True) -> list[Component]:
+    """Prefill and decode of native on a CPU, and of transformers.
 
     `fused`: the GPU has a fused attention kernel for grouped heads (compute capability 8.0 and later).
-    `cpu`: torch's kernel for CPUs takes masks and grouped heads.
     """
     if settings.engine == "native":
-        return _native(model, settings, fused, cpu)
+        return _native(model, settings)
     image = largest_image(model, settings.max_pixels)
     images = image.tokens * settings.images
     prefill = transformers_prefill(model, settings.context, min(images, settings.context))
@@ -128,21 +100,16 @@ def decoder_components(
     ]
 
 
-def _native(model: Inventory, settings: Settings, fused: bool, cpu: bool) -> list[Component]:
-    itemsize = 4 if settings.weights == "fp32" else 2
+def _native(model: Inventory, settings: Settings) -> list[Component]:
+    """torch's attention for CPUs takes masks and grouped heads: no scores are stored."""
+    itemsize = settings.itemsize
     chunk = min(settings.chunk, settings.context * settings.concurrency)
-    prefill, why = native_prefill(model, chunk, itemsize), f"{chunk:,} tokens of a chunk"
-    alone = settings.concurrency == 1 and settings.context <= settings.chunk
-    if not cpu and (not fused or not alone):
-        # The longest chunk over the longest prefix. A lone prompt within one chunk never meets a prefix.
-        new = min(settings.chunk, settings.context)
-        attention = native_chunk_attention(model, new, settings.context)
-        if attention > prefill:
-            prefill, why = attention, f"scores of {new:,} new over {settings.context:,} cached tokens"
+    wide = widened(model, settings)
+    prefill, why = native_prefill(model, chunk, itemsize) + wide, f"{chunk:,} tokens of a chunk"
     if model.facts.vision is not None and settings.images:
         prefill += chunk * (1 + model.facts.vision.deepstack_levels) * widths(model).h * itemsize
     rows = settings.concurrency
-    decode = gathered_keys(model, settings, itemsize) if cpu else native_decode(model, rows, settings.context)
+    decode = gathered_keys(model, settings, itemsize) + wide
     return [
         Component("prefill workspace", prefill, "prefill", "predicted", why),
         Component("logits", logits(model, rows), "prefill"),

@@ -16,7 +16,7 @@ from snugvl.planner.settings import BLOCK_TOKENS, KV_BYTES, Settings
 
 def kv_bytes(model: Inventory, settings: Settings, tokens: int) -> int:
     """Bytes of one sequence of `tokens` tokens on one GPU."""
-    itemsize = 4 if settings.weights == "fp32" else KV_BYTES[settings.kv]
+    itemsize = 4 if settings.itemsize == 4 else KV_BYTES[settings.kv]
     rounded = up(tokens, BLOCK_TOKENS)
     total = states = 0
     for layer, count in model.kv_layers:

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.footprint.decoder import decoder_components
 from snugvl.planner.footprint.kv import kv_component
+from snugvl.planner.footprint.native import native_components
 from snugvl.planner.footprint.vision import vision_components
 from snugvl.planner.footprint.vllm import vllm_components
 from snugvl.planner.footprint.weights import weight_components
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 
+MOST_MULTIPROCESSORS = 148
 FUSED_SINCE = (8, 0)  # flash attention in PyTorch; before, grouped heads fall back to plain matrix products
 
 
@@ -22,6 +24,7 @@ class Device:
         context_bytes: CUDA context, torch's libraries and cuBLAS' workspace.
         context_measured: on this machine; otherwise the documented default.
         cpu: main memory, no GPU; `free_bytes` of it decide about float32.
+        multiprocessors: bound how small products are split; that of the largest GPUs where it isn't known.
     """
 
     context_bytes: int
@@ -29,6 +32,13 @@ class Device:
     compute_capability: tuple[int, int] | None = None
     cpu: bool = False
     free_bytes: int = 0
+    multiprocessors: int = MOST_MULTIPROCESSORS
+
+    @property
+    def cublas_bytes(self) -> int:
+        """What torch gives cuBLAS to work in, once a stream: 32 MiB since Hopper, 8.1 MiB before."""
+        capability = self.compute_capability
+        return 32 << 20 if capability is None or capability[0] >= 9 else 8_519_680
 
     @property
     def fused_attention(self) -> bool:
@@ -49,10 +59,13 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
             )
         )
     parts += weight_components(model, settings)
-    parts.append(kv_component(model, settings))
+    cache = kv_component(model, settings)
+    parts.append(cache)
     if settings.engine == "vllm":
-        parts += vllm_components(model, settings)
+        return footprint_of(parts + vllm_components(model, settings))
+    parts += vision_components(model, settings)
+    if settings.engine == "native" and not device.cpu:
+        parts += native_components(model, settings, cache.nbytes, device.cublas_bytes, device.multiprocessors)
     else:
-        parts += vision_components(model, settings)
-        parts += decoder_components(model, settings, fused=device.fused_attention, cpu=device.cpu)
+        parts += decoder_components(model, settings, fused=device.fused_attention)
     return footprint_of(parts)

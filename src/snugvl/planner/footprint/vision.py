@@ -1,10 +1,16 @@
 """The vision tower at work, and what it hands to the decoder.
 
-Per patch, with h hidden, i intermediate, d head size of the tower, all 16-bit unless said:
+Ours goes through an image of P patches by rows, with h hidden, i intermediate, d head size, s bytes a value
+(`models/vision.py`): the residual stream, one block's keys and values and the places for the whole image, the
+rest for a chunk of `ROWS` patches, and the output, whose levels fill up on the way:
 
-    input            2 · patch_dim; transformers casts it from float32 pixels, which `generate` keeps
-    attention block  24h + 8d + 16 (native), 38h + 8d + 64 (transformers): rotary in float32 is the peak
-    MLP              6h + 4i (input, residual, normed, two intermediates)
+    P · (3·h·s + 16)  +  min(P, ROWS) · ((h + 2i)·s + 4d)  +  P · (1 + levels) · width · s / merge²
+
+transformers', per patch, all 16-bit unless said:
+
+    input            2 · patch_dim; cast from float32 pixels, which `generate` keeps
+    attention block  38h + 8d + 64: rotary in float32 is the peak
+    MLP              8h + 4i (input, residual, normed, two intermediates)
     deepstack        the levels already made: levels · width / merge², 2 bytes
 
 Traced on the operations of our own tower and of transformers 5.23 (`tests/planner/test_workspace.py` repeats
@@ -12,20 +18,22 @@ it). On an H200 transformers' slope was 42.6 kB per patch of the 2B; this gives 
 There the embedded prompt (2 bytes a value) is alive meanwhile, and merging images into it takes 13 bytes per
 value and prompt token (a prefix sum in int64 over the mask): with a small image in a long prompt that is the
 peak.
-Row chunks (issue 5) will change `native_workspace` alone.
 """
 
+import math
 from typing import Final
 
 from snugvl.checkpoint.facts import VisionFacts
 from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.images import ImageSize, largest_image
+from snugvl.planner.footprint.images import LONGEST, ImageSize, largest_image
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 
 WIDE: Final = 4  # bytes of a float32 value
 MERGE_BYTES: Final = 13  # embeddings 2, mask 1, its prefix sum 8, the result 2
 HALF: Final = 2  # bytes of a 16-bit value
+ROWS: Final = 2048  # patches of a chunk
+PLACE_BYTES: Final = 16  # row and column of a patch, int64
 
 
 def encoder_bytes_per_token(model: Inventory, itemsize: int = HALF) -> int:
@@ -35,17 +43,22 @@ def encoder_bytes_per_token(model: Inventory, itemsize: int = HALF) -> int:
     return (1 + vision.deepstack_levels) * model.facts.text.hidden_size * itemsize
 
 
-def native_workspace(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int:
-    """Our tower's peak for one image: today all its patches at once."""
+def native_held(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int:
+    """What our tower holds from its first chunk to its last, also while it pauses: its output included."""
     vision = _vision(model)
     h, head = vision.hidden_size, vision.hidden_size // vision.num_heads
-    level = _level_bytes(model, itemsize)
-    kept = vision.deepstack_levels * level
-    # Until the last level is made, the embeddings of the patches are still referred to.
-    before = (max(vision.deepstack_levels - 1, 0)) * level + itemsize * h
-    attention = (8 * itemsize + 8) * h + 8 * head + 16  # 24h in 16 bits, 40h in float32
-    mlp = (3 * h + 2 * vision.intermediate_size) * itemsize + 8 * head + 16
-    return image.patches * (itemsize * vision.patch_dim + max(kept, before) + max(attention, mlp))
+    whole = 3 * h * itemsize + PLACE_BYTES
+    output = (1 + vision.deepstack_levels) * _level_bytes(model, itemsize)
+    tables = 2 * WIDE * (head // 4) * math.isqrt(LONGEST * image.patches)
+    return image.patches * (whole + output) + tables
+
+
+def native_workspace(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int:
+    """Our tower's peak for one image."""
+    vision = _vision(model)
+    h, head = vision.hidden_size, vision.hidden_size // vision.num_heads
+    chunk = (h + 2 * vision.intermediate_size) * itemsize + WIDE * head
+    return native_held(model, image, itemsize) + min(image.patches, ROWS) * chunk
 
 
 def transformers_workspace(model: Inventory, image: ImageSize) -> int:
@@ -86,12 +99,15 @@ def vision_components(model: Inventory, settings: Settings) -> list[Component]:
     if model.facts.vision is None or settings.images == 0:
         return []
     image = largest_image(model, settings.max_pixels)
-    itemsize = 4 if settings.weights == "fp32" else HALF
+    itemsize = settings.itemsize
     each = image.tokens * encoder_bytes_per_token(model, itemsize)
     parts: list[Component] = []
     if settings.engine == "native":
         workspace = native_workspace(model, image, itemsize)
         held = held_outputs(settings, image, each)
+        if settings.sequences > 1:  # others decode between two chunks of an image
+            paused = native_held(model, image, itemsize)
+            parts.append(Component("vision workspace while others decode", paused, "decode", "predicted"))
     else:
         # transformers encodes all images of a request in one batch; its outputs are in the prefill's bytes.
         many = ImageSize(image.tokens * settings.images, image.patches * settings.images)

@@ -13,9 +13,10 @@ All of it is inside `gpu_memory_utilization` · total, which must be free when v
 from typing import Final
 
 from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.decoder import LOGIT_BYTES, transformers_prefill, widths
+from snugvl.planner.footprint.decoder import LOGIT_BYTES, transformers_prefill
 from snugvl.planner.footprint.images import ImageSize, largest_image
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, vllm_workspace
+from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 

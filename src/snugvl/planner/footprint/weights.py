@@ -3,12 +3,13 @@
 | format | bytes of a matrix of `rows` × `columns` |
 |---|---|
 | fp32, bf16 | 4, 2 per element (fp8 checkpoints are multiplied with their scales) |
-| fp8 | 1 per element and the stored block scales; vLLM keeps the scales as float32 |
-| int8 | 1 per element and a 16-bit scale per output row |
-| int4 | ½ per element and, per group of `GROUP` columns, a 16-bit scale and a 4-bit zero point: 4.16 bits |
+| fp8 | 1 per element, and a float32 scale for each block of 128 × 128 |
+| int8 | 1 per element, and a 16-bit scale for each `GROUP` columns of a row: 8.125 bits |
+| int4 | ½ per element, and a 16-bit scale and zero point for each `GROUP` columns of a row: 4.25 bits |
 
-Embedding, lm_head, norms and the vision tower stay 16-bit (float32 in fp32). Ready-made 4- and 8-bit
-checkpoints stay as they are stored.
+A matrix whose sides don't divide so stays 16-bit, as do norms, biases and the vision tower; embedding and
+lm_head are 16-bit or int8 (our engine alone). With float32 activations, 16-bit is 32-bit. Ready-made 4- and
+8-bit checkpoints stay as they are stored.
 """
 
 from collections.abc import Iterator
@@ -17,13 +18,14 @@ from typing import Final
 
 from snugvl.planner.footprint.allocator import MIB, reserved_bytes, up
 from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import PARTS, Group, Inventory, Part
-from snugvl.planner.settings import Settings, WeightFormat
+from snugvl.planner.settings import Settings
 
-GROUP: Final = 128  # columns that share an int4 scale
+GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block
 SCALE_BYTES: Final = 2
-ZERO_POINT_BITS: Final = 4
-PLAIN_BYTES: Final[dict[WeightFormat, int]] = {"fp32": 4}  # 2 for every other format
+BLOCK_SCALE_BYTES: Final = 4
+HEADS: Final = ("embedding", "lm_head")
 
 LABELS: Final[dict[Part, str]] = {
     "decoder": "weights: decoder",
@@ -33,52 +35,85 @@ LABELS: Final[dict[Part, str]] = {
 }
 
 
-def matrix_bytes(elements: int, rows: int, weights: WeightFormat, group: int = GROUP) -> int:
-    """A matrix that is quantised while it is loaded. int4 may be cut in the last group of a row."""
-    if weights == "fp32":
-        return 4 * elements
-    if weights == "bf16":
-        return 2 * elements
-    if weights == "int8":
-        return elements + SCALE_BYTES * rows
-    assert weights == "int4", f"{weights} is not made while loading"
-    groups = rows * -(-(elements // rows) // group)
-    return -(-elements // 2) + groups * SCALE_BYTES + -(-groups * ZERO_POINT_BITS // 8)
+def int8_parts(rows: int, columns: int) -> tuple[int, ...]:
+    """Codes and scales of a matrix that is rounded to int8; nothing where its columns don't divide."""
+    return () if columns % GROUP else (rows * columns, rows * columns // GROUP * SCALE_BYTES)
 
 
-def loaded_bytes(group: Group, weights: WeightFormat, *, wide_scales: bool = False) -> int:
-    """Bytes in memory of one tensor of `group`. `wide_scales`: vLLM turns 16-bit scales into float32."""
-    elements = group.elements
+def int4_parts(rows: int, columns: int) -> tuple[int, ...]:
+    """Codes, scales and zero points of a matrix that is rounded to int4."""
+    scales = rows * columns // GROUP * SCALE_BYTES
+    return () if columns % GROUP else (rows * columns // 2, scales, scales)
+
+
+def fp8_parts(rows: int, columns: int) -> tuple[int, ...]:
+    """Values and scales of a stored FP8 matrix that our engine keeps."""
+    if columns % GROUP or rows % GROUP:
+        return ()
+    return rows * columns, rows * columns // GROUP**2 * BLOCK_SCALE_BYTES
+
+
+def keeps_fp8(model: Inventory) -> bool:
+    """Whether our engine keeps the FP8 of a checkpoint: its blocks are 128 × 128, the kernels' own."""
+    scales = sum(group.elements * group.count for group in model.groups if group.kind == "scale")
+    blocks = sum(
+        -(-group.shape[0] // GROUP) * -(-group.shape[1] // GROUP) * group.count
+        for group in model.groups
+        if group.kind == "fp8"
+    )
+    return model.facts.quantization == "fp8" and blocks == scales
+
+
+def matrix_parts(rows: int, columns: int, settings: Settings, *, stored_fp8: bool) -> tuple[int, ...]:
+    """Bytes of the tensors that a matrix of a decoder layer is kept in, by our engine."""
+    wide = (settings.itemsize * rows * columns,)
+    if settings.weights == "fp8":
+        return (fp8_parts(rows, columns) or wide) if stored_fp8 else wide
+    if settings.weights == "int8":
+        return int8_parts(rows, columns) or wide
+    return (int4_parts(rows, columns) or wide) if settings.weights == "int4" else wide
+
+
+def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
+    """Bytes of the tensors that one of `group` becomes in memory."""
+    wide = (settings.itemsize * group.elements,)
     if group.kind == "packed":
-        return group.nbytes
+        return (group.nbytes,)
+    native = settings.engine == "native"
+    if group.kind == "scale":  # our engine's are counted with their matrix
+        return (BLOCK_SCALE_BYTES * group.elements,) if settings.weights == "fp8" and not native else ()
+    columns = group.shape[-1] if group.shape else 1
+    rows = group.elements // columns
     if group.kind == "plain":
-        return PLAIN_BYTES.get(weights, 2) * elements
-    if group.kind == "scale":
-        kept = weights in ("fp8", "int8", "int4") and not _requantised(weights)
-        return (4 * elements if wide_scales else group.nbytes) if kept else 0
-    if weights == "fp8":
-        return elements if group.kind == "fp8" else 2 * elements
-    rows = group.shape[-2] * (elements // (group.shape[-2] * group.shape[-1])) if len(group.shape) > 1 else 1
-    return matrix_bytes(elements, rows, weights)
+        int8 = group.part in HEADS and settings.head == "int8"
+        return (int8_parts(rows, columns) or wide) if int8 else wide
+    if not native:
+        return (group.elements,) if settings.weights == "fp8" and group.kind == "fp8" else wide
+    return matrix_parts(rows, columns, settings, stored_fp8=group.kind == "fp8")
 
 
-def _requantised(weights: WeightFormat) -> bool:
-    """Scales of an FP8 checkpoint are used up when its matrices are turned into something else."""
-    return weights in ("int8", "int4")
-
-
-def sizes(
-    model: Inventory, weights: WeightFormat, part: Part, *, wide_scales: bool = False
-) -> Iterator[tuple[int, int]]:
+def sizes(model: Inventory, settings: Settings, part: Part) -> Iterator[tuple[int, int]]:
     """(bytes, how many) of the tensors of one part."""
     packed = any(group.kind == "packed" for group in model.groups)
     for group in model.groups:
-        if group.part == part:
-            stored = packed and group.kind == "scale"  # scales of ready-made integers stay
-            yield (
-                (group.nbytes if stored else loaded_bytes(group, weights, wide_scales=wide_scales)),
-                group.count,
-            )
+        if group.part != part:
+            continue
+        # Beside ready-made integers their scales stay, and what isn't packed wasn't meant to be.
+        as_stored = packed and group.kind in ("scale", "matrix")
+        for nbytes in (group.nbytes,) if as_stored else loaded_parts(group, settings):
+            yield nbytes, group.count
+
+
+def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
+    """The same of our decoder as it is allocated: queries, keys, values are one matrix, gate and up too."""
+    w = widths(model)
+    stored = model.facts.quantization == "fp8"
+    for rows, columns in ((w.q + 2 * w.k, w.h), (w.h, w.q), (2 * w.i, w.h), (w.h, w.i)):
+        for nbytes in matrix_parts(rows, columns, settings, stored_fp8=stored):
+            yield nbytes, model.facts.text.num_layers
+    for group in model.groups:
+        if group.part == "decoder" and group.kind == "plain":
+            yield settings.itemsize * group.elements, group.count
 
 
 def weight_components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
@@ -91,21 +126,22 @@ def weight_components(model: Inventory, settings: Settings) -> tuple[Component, 
     needed = Settings(
         settings.engine,
         settings.weights,
+        settings.head,
         images=min(settings.images, 1),
         vision=settings.vision,
         embedding=settings.embedding,
         tensor_parallel=settings.tensor_parallel,
         pipeline_parallel=settings.pipeline_parallel,
+        float32=settings.float32,
     )
     return _components(model, needed)
 
 
 @lru_cache(maxsize=1024)
 def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
-    wide = settings.engine == "vllm"
     parts, resident = [], []
     for part in PARTS:
-        entries = [entry for entry in sizes(model, settings.weights, part, wide_scales=wide) if entry[0]]
+        entries = [entry for entry in sizes(model, settings, part) if entry[0]]
         share = settings.tensor_parallel * (settings.pipeline_parallel if part == "decoder" else 1)
         entries = [(-(-size // share), count) for size, count in entries]
         nbytes = sum(size * count for size, count in entries)
@@ -113,6 +149,8 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
         unused = part == "vision" and settings.images == 0 and settings.engine == "vllm"
         if place == "cpu" or unused or not nbytes:
             continue
+        if part == "decoder" and settings.engine == "native" and model.facts.native and entries:
+            entries = list(joined(model, settings))
         if place == "streamed":  # two blocks: one computes while the next arrives
             nbytes = 2 * _largest_block(model, nbytes)
             entries = [(nbytes // 2, 2)]
@@ -126,11 +164,9 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
     return tuple(parts)
 
 
-def weight_bytes(model: Inventory, weights: WeightFormat, *, wide_scales: bool = False) -> int:
+def weight_bytes(model: Inventory, settings: Settings) -> int:
     """All weights in memory, without the allocator's rounding."""
-    return sum(
-        size * count for part in PARTS for size, count in sizes(model, weights, part, wide_scales=wide_scales)
-    )
+    return sum(size * count for part in PARTS for size, count in sizes(model, settings, part))
 
 
 def _largest_block(model: Inventory, nbytes: int) -> int:
@@ -140,6 +176,6 @@ def _largest_block(model: Inventory, nbytes: int) -> int:
 
 def _why(part: Part, settings: Settings, share: int) -> str:
     shared = f", shared by {share} GPUs" if share > 1 else ""
-    if part == "decoder":
-        return f"{settings.weights}{shared}"
-    return f"{'fp32' if settings.weights == 'fp32' else 'bf16'}{shared}"
+    plain = "fp32" if settings.itemsize == 4 else "bf16"
+    kind = settings.weights if part == "decoder" else settings.head if part in HEADS else plain
+    return f"{plain if kind == 'bf16' else kind}{shared}"

@@ -1,0 +1,143 @@
+"""Where a model goes: the device, what is free there, and how much of it this process may take."""
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from snugvl.errors import RequestError
+from snugvl.hardware.context_cost import estimate_of
+from snugvl.hardware.machine import Gpu, OperatingSystem
+from snugvl.hardware.probe import probe
+from snugvl.planner.budget import host_margin_bytes, margin_bytes
+from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A device with its free memory.
+
+    Attributes:
+        name: as a user knows it.
+        free_bytes: now, for a GPU before this process has a CUDA context, where that can be read.
+        context_bytes: what of the CUDA context and its libraries is still to come.
+        limit_bytes: most that may be taken, the context included, or None without a wish.
+        gpu: as NVML knows it, or None.
+    """
+
+    device: torch.device
+    name: str
+    free_bytes: int
+    compute_capability: tuple[int, int] | None = None
+    system: OperatingSystem = "linux"
+    context_bytes: int = 0
+    context_measured: bool = False
+    limit_bytes: int | None = None
+    multiprocessors: int = MOST_MULTIPROCESSORS
+    gpu: Gpu | None = None
+
+    @property
+    def margin_bytes(self) -> int:
+        """What of the free memory is left alone."""
+        if self.device.type == "cpu":
+            return host_margin_bytes(self.free_bytes)
+        return margin_bytes(self.free_bytes, self.system)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What the engine may take."""
+        usable = self.free_bytes - self.margin_bytes
+        return usable if self.limit_bytes is None else min(usable, self.limit_bytes)
+
+    def planned(self) -> Device:
+        """As the planner sees it."""
+        cpu = self.device.type == "cpu"
+        return Device(
+            self.context_bytes,
+            self.context_measured,
+            self.compute_capability,
+            cpu=cpu,
+            free_bytes=self.free_bytes if cpu else 0,
+            multiprocessors=self.multiprocessors,
+        )
+
+
+def device_of(name: str) -> torch.device:
+    """The device that a user names.
+
+    Raises:
+        RequestError: unknown, or not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RequestError(f"device {name!r} is unknown; use auto, cpu or cuda", field="device") from None
+    if device.type not in ("cpu", "cuda"):
+        raise RequestError(f"device {name!r} is not supported; use auto, cpu or cuda", field="device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RequestError(
+            f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA GPUs; use cpu",
+            field="device",
+        )
+    return device
+
+
+def place_on(device: torch.device, limit_bytes: int | None = None) -> Place:
+    """What is there now. `limit_bytes`: what a user wants to give at most.
+
+    Raises:
+        RequestError: the limit is nothing, or not even the CUDA context fits into it.
+    """
+    if limit_bytes is not None and limit_bytes <= 0:
+        raise RequestError(f"memory must be more than 0 bytes, not {limit_bytes:,}", field="memory")
+    if device.type == "cpu":
+        return Place(device, "main memory", psutil.virtual_memory().available, limit_bytes=limit_bytes)
+    fresh = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    machine = probe()  # first: whatever asks torch for more makes a context
+    facts = torch.cuda.get_device_properties(device)
+    gpu = next((gpu for gpu in machine.gpus if gpu.index == (device.index or 0)), None)
+    capability = (facts.major, facts.minor)
+    measured = gpu.context_bytes if gpu is not None else None
+    cost = estimate_of(capability) if measured is None else measured
+    if limit_bytes is not None and limit_bytes <= cost:
+        raise RequestError(
+            f"memory of {limit_bytes:,} bytes holds not even the CUDA context and its libraries "
+            f"({cost:,} bytes on {facts.name})",
+            field="memory",
+        )
+    if fresh and gpu is not None:
+        free = gpu.free_bytes
+    else:  # a context is there already, perhaps with other models: only what is new counts
+        free = torch.cuda.mem_get_info(device)[0]
+        taken = cost + torch.cuda.memory_reserved(device)
+        limit_bytes = None if limit_bytes is None else max(limit_bytes - taken, 0)
+        cost = 0
+    return Place(
+        device,
+        facts.name,
+        free,
+        capability,
+        machine.os,
+        cost,
+        measured is not None,
+        limit_bytes,
+        facts.multi_processor_count,
+        gpu,
+    )
+
+
+def cap(place: Place) -> int | None:
+    """Forbid torch to take more than was planned, from now on; bytes of the whole process, or None on a CPU.
+
+    torch counts its own allocations alone, so the context comes off.
+    """
+    if place.device.type == "cpu":
+        return None
+    before = torch.cuda.memory_reserved(place.device)
+    total = torch.cuda.get_device_properties(place.device).total_memory
+    # What torch gives cuBLAS is part of the context as it was measured, and torch's allocation.
+    most = before + place.usable_bytes - place.context_bytes + place.planned().cublas_bytes
+    torch.cuda.set_per_process_memory_fraction(min(most / total, 1.0), place.device)
+    return before + place.usable_bytes

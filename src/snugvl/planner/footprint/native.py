@@ -1,0 +1,213 @@
+"""Our own engine on a GPU, where kernels read the weights as they are stored.
+
+Values of s bytes (2, or 4 in float32); h hidden, i intermediate, q = heads · head_dim,
+k = kv_heads · head_dim, d = head_dim. Prefill, per token of a chunk, in the largest moment of a layer:
+
+| | low-bit weights | bf16 weights |
+|---|---|---|
+| qkv | s (2h + q + 2k) | s (2h + q + 2k) |
+| output projection | s (2h + 3q + 2k) | s (3h + 3q + 2k) |
+| gate and up | s (3h + i + 2n), n columns of both at a time | s (2h + 3i): both, and their product |
+| down | s (3h + i) | s (4h + i) |
+
+and the rotation (2 s d), ids, positions and slots (48), and what image tokens bring. There are no scores: the
+kernels keep them in registers. Low-bit weights are widened a slice of 32 MiB at a time. Then the logits,
+which outlive the layers: V (4 + s) bytes a row, 4 V where the head is int8 or there is one row.
+
+Decoding runs in CUDA graphs, one for each batch size, in one memory pool: the logits of every size stay, the
+rest is shared. Attention splits a context in 16 parts, each with a float32 output. Products of a few rows are
+split over their columns: a float32 tile for each part.
+
+Sampling takes 56 bytes a score where filters sort a whole row (traced: `tests/planner/test_native.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
+from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.weights import GROUP
+from snugvl.planner.footprint.widths import Widths, widths
+from snugvl.planner.inventory import Inventory
+from snugvl.planner.settings import Settings, WeightFormat
+
+LOW_BIT: Final[tuple[WeightFormat, ...]] = ("fp8", "int8", "int4")
+SLICE_BYTES: Final = 32 << 20  # of widened weights
+SLICE_ROWS: Final = 32  # its rows are a multiple of
+TOKEN_BYTES: Final = 48  # id, three positions, slot, row of a placeholder
+ATTENTION_SPLITS: Final = 16
+SMALL_ROWS: Final = 64  # up to here a product may be split over its columns
+SAMPLING_BYTES: Final = 56
+GRAPH_SIZES: Final = (1, 2, 4, 8, 16, 32)
+GRAPH_BYTES: Final = 3 << 20  # of the driver for one graph: measured on an H200, see docs/plan.md
+TABLE_BYTES: Final = 8  # a block number of a graph's table, as it arrives and in its place
+
+READERS: Final = (4, 2, 1)  # threads that fill a GPU
+PIECE_BYTES: Final = 8 << 20
+# Beyond the piece itself, per element of it: traced on `Linear.put`.
+PUT_BYTES: Final[dict[WeightFormat, int]] = {"fp32": 4, "bf16": 0, "fp8": 0, "int8": 13, "int4": 33}
+DEQUANTISED_BYTES: Final = 12
+
+
+def prefill_per_token(model: Inventory, settings: Settings) -> int:
+    """Most bytes that live for each token of a chunk within a layer, without what images bring."""
+    w, s = widths(model), settings.itemsize
+    heads = s * (w.q + 2 * w.k)
+    moments: tuple[int, ...]
+    if settings.weights in LOW_BIT:
+        moments = (
+            s * (2 * w.h + 2 * w.q) + heads,
+            s * (3 * w.h + w.i + 2 * _at_once(w, s)),
+        )
+    else:
+        moments = (
+            s * (3 * w.h + 2 * w.q) + heads,
+            s * (2 * w.h + 3 * w.i),
+            s * (3 * w.h + 2 * w.i),
+            s * (4 * w.h + w.i),
+        )
+    return max(moments) + 2 * s * w.d + TOKEN_BYTES
+
+
+def _at_once(w: Widths, itemsize: int) -> int:
+    """Columns of gate and up that are multiplied at a time: a slice holds both, and slices are equal."""
+    most = max(SLICE_ROWS, SLICE_BYTES // (2 * w.h * itemsize) // SLICE_ROWS * SLICE_ROWS)
+    return up(-(-w.i // -(-w.i // most)), SLICE_ROWS)
+
+
+def slice_bytes(model: Inventory, settings: Settings) -> int:
+    """Widened weights: a slice, or the largest matrix where that is less."""
+    if settings.weights not in LOW_BIT:
+        return 0
+    w = widths(model)
+    rows = (w.h * (w.q + 2 * w.k), w.q * w.h, 2 * w.i * w.h)
+    return min(SLICE_BYTES, max(rows) * settings.itemsize)
+
+
+def logits_bytes(model: Inventory, settings: Settings, rows: int) -> int:
+    """Logits of `rows` positions in float32, and as computed."""
+    wide = settings.head == "bf16" and rows > 1 and settings.itemsize == 2
+    return rows * model.facts.text.vocab_size * (4 + (settings.itemsize if wide else 0))
+
+
+def prefill_bytes(model: Inventory, settings: Settings) -> int:
+    """Workspace of the largest chunk."""
+    tokens = min(settings.chunk, settings.context * settings.sequences)
+    layer = tokens * prefill_per_token(model, settings) + slice_bytes(model, settings)
+    logits = tokens * settings.itemsize * widths(model).h + logits_bytes(model, settings, settings.sequences)
+    return max(layer, logits) + tokens * _image_bytes(model, settings)
+
+
+def _image_bytes(model: Inventory, settings: Settings) -> int:
+    """Of each token of a chunk: the rows of encoder outputs that it takes in."""
+    vision = model.facts.vision
+    if vision is None or not settings.images:
+        return 0
+    return (1 + vision.deepstack_levels) * widths(model).h * settings.itemsize
+
+
+def sampling_bytes(model: Inventory, settings: Settings) -> int:
+    """Logits of every sequence and what choosing from them takes."""
+    rows = settings.sequences
+    return logits_bytes(model, settings, rows) + rows * model.facts.text.vocab_size * SAMPLING_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product with stored weights: rows of its result, columns, and whether two halves become one."""
+
+    rows: int
+    columns: int
+    swiglu: bool = False
+
+
+def split_bytes(product: Product, tokens: int, multiprocessors: int) -> int:
+    """Partial tiles of a product of `tokens` rows, 2 to 64 (`layers/kernels/linear.py`)."""
+    high = 16 if tokens <= 16 else 32 if tokens <= 32 else SMALL_ROWS
+    wide = 64 if product.rows >= 6144 else 32
+    tiles, split = -(-product.rows // wide), 1
+    while tiles * split < 2 * multiprocessors and split * 2 <= product.columns // GROUP // 2:
+        split *= 2
+    return split * tiles * wide * high * 4 * (1 + product.swiglu) if split > 1 else 0
+
+
+def split_workspace(model: Inventory, settings: Settings, tokens: int, multiprocessors: int) -> int:
+    """The largest of a step's products."""
+    w, found = widths(model), [0]
+    if settings.weights in LOW_BIT:
+        products = (
+            Product(w.q + 2 * w.k, w.h), Product(w.h, w.q), Product(w.i, w.h, swiglu=True), Product(w.h, w.i)
+        )  # fmt: skip
+        found += [split_bytes(product, tokens, multiprocessors) for product in products]
+    if settings.head == "int8":
+        found.append(split_bytes(Product(model.facts.text.vocab_size, w.h), tokens, multiprocessors))
+    return max(found)
+
+
+def attention_bytes(w: Widths, sequences: int) -> int:
+    """Partial outputs of decoding, and the logarithms of their sums."""
+    return sequences * w.heads * ATTENTION_SPLITS * (w.d + 1) * 4
+
+
+def graph_components(
+    model: Inventory, settings: Settings, cublas_bytes: int, multiprocessors: int
+) -> Component:
+    """The pool of all CUDA graphs, and what the driver keeps of each."""
+    sizes = [size for size in GRAPH_SIZES if size < settings.sequences]
+    sizes.append(min((size for size in GRAPH_SIZES if size >= settings.sequences), default=GRAPH_SIZES[-1]))
+    largest, vocab, w = max(sizes), model.facts.text.vocab_size, widths(model)
+    tensors = [(size * vocab * 4, 1) for size in sizes]
+    tensors.append((attention_bytes(w, largest), 1))
+    if largest > 1:
+        tensors.append((split_workspace(model, settings, largest, multiprocessors), 1))
+        tensors.append((logits_bytes(model, settings, largest) - largest * vocab * 4, 1))
+    tensors.append((largest * prefill_per_token(model, settings), 1))
+    tables = -(-settings.context // 16) * TABLE_BYTES * sum(sizes)
+    cublas = settings.weights not in LOW_BIT or settings.head == "bf16"
+    library = cublas_bytes if cublas and largest > 1 else 0
+    nbytes = reserved_bytes(tensors) + up(tables, LARGE_ROUND_BYTES) + GRAPH_BYTES * len(sizes) + library
+    return Component(
+        "CUDA graphs", nbytes, basis="predicted", why=f"of {', '.join(str(size) for size in sizes)} sequences"
+    )
+
+
+def loading_bytes(model: Inventory, settings: Settings, readers: int) -> int:
+    """What loading takes beside the weights: each reader's piece, and what turning it into a format takes.
+
+    A piece is 8 MiB, or one row (128 rows of FP8) where that is more.
+    """
+    stored = model.facts.quantization == "fp8"
+    element = 1 if stored else 2
+    columns = max((group.shape[-1] for group in model.groups if len(group.shape) > 1), default=1)
+    piece = max(PIECE_BYTES, columns * element * (GROUP if stored else 1))
+    each = PUT_BYTES[settings.weights]
+    if settings.head == "int8":
+        each = max(each, PUT_BYTES["int8"])
+    if stored and settings.weights != "fp8":
+        each = max(each, DEQUANTISED_BYTES)
+    return readers * (piece + piece // element * each)
+
+
+def native_components(
+    model: Inventory, settings: Settings, kv_bytes: int, cublas_bytes: int, multiprocessors: int
+) -> list[Component]:
+    """Decoder, sampler, graphs and loading on a GPU."""
+    prefill = prefill_bytes(model, settings)
+    graphs = graph_components(model, settings, cublas_bytes, multiprocessors)
+    sampling = sampling_bytes(model, settings)
+    few = split_workspace(model, settings, SMALL_ROWS, multiprocessors)
+    # The cache and the graphs come when the weights are there: their place is free while loading.
+    loading = max(0, loading_bytes(model, settings, READERS[-1]) - kv_bytes - graphs.nbytes)
+    rows = settings.sequences
+    return [
+        graphs,
+        Component("loading buffers", loading, "load", "predicted", "one reader, beyond the cache's place"),
+        Component(
+            "prefill workspace",
+            max(prefill, few),
+            "prefill",
+            "predicted",
+            f"{settings.chunk:,} tokens a step",
+        ),
+        Component("sampling workspace", sampling, "decode", "predicted", f"{rows} sequences"),
+    ]

@@ -1,0 +1,204 @@
+"""Our engine on a GPU: formulas against real tensors on the meta device, and against the code they follow."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from snugvl.checkpoint.architecture import Fp8Blocks, read_config
+from snugvl.config import EngineConfig
+from snugvl.engine import graphs, sampler
+from snugvl.layers.linear import Linear
+from snugvl.models import loader
+from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.tensor_files import CHUNK_BYTES, dequantise
+from snugvl.planner.capabilities import NATIVE_STEPS
+from snugvl.planner.footprint import native
+from snugvl.planner.footprint.total import Device, footprint
+from snugvl.planner.footprint.weights import LABELS, weight_bytes, weight_components
+from snugvl.planner.inventory import inventory
+from snugvl.planner.settings import Settings
+from snugvl.sampling import SamplingParams
+from tests.planner.models import SHAPES, qwen3_vl
+from tests.planner.test_workspace import values
+from tests.planner.trace import Trace
+
+MIB = 1 << 20
+CAPABILITY = (12, 0)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Configurations with all layers, by size."""
+    found = {}
+    for size, shape in SHAPES.items():
+        described = values(size)
+        described["text_config"] |= {"num_hidden_layers": shape.layers, "vocab_size": shape.vocab}
+        described["vision_config"] |= {"depth": shape.depth}
+        folder = tmp_path_factory.mktemp(size)
+        (folder / "config.json").write_text(json.dumps(described))
+        found[size] = read_config(folder)
+    return found
+
+
+def held(network: torch.nn.Module) -> int:
+    """Bytes of the distinct tensors."""
+    distinct = {id(tensor): tensor.nbytes for tensor in (*network.parameters(), *network.buffers())}
+    return sum(distinct.values())
+
+
+@pytest.mark.parametrize("size", ["2B", "4B", "8B"])
+@pytest.mark.parametrize("head", ["bf16", "int8"])
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "int8", "int4"])
+def test_weights_are_planned_to_the_byte(whole: dict[str, Any], size: str, head: Any, weights: Any) -> None:
+    with torch.device("meta"):
+        network = Qwen3VL(whole[size]).to(torch.bfloat16)
+    loader._store(network, loader.Storage(weights, head), Fp8Blocks(128, 128))
+    model = inventory(qwen3_vl(size, fp8=weights == "fp8"))
+    settings = Settings("native", weights, head)
+    assert weight_bytes(model, settings) == held(network)
+    parts = {part.name: part.nbytes for part in weight_components(model, settings)}
+    assert parts[LABELS["vision"]] == held(network.model["visual"])
+    assert parts[LABELS["embedding"]] == held(network.decoder.embed_tokens)
+    if not whole[size].tie_word_embeddings:
+        assert parts[LABELS["lm_head"]] == held(network.lm_head)
+
+
+def test_float32_beside_quantised_weights(whole: dict[str, Any]) -> None:
+    with torch.device("meta"):
+        network = Qwen3VL(whole["2B"])
+    loader._store(network, loader.Storage("int8"), None)
+    for linear in network.modules():
+        if isinstance(linear, Linear) and linear.scale is not None:
+            assert linear.scale.dtype == torch.bfloat16
+    planned = weight_bytes(inventory(qwen3_vl("2B")), Settings("native", "int8", float32=True))
+    assert planned == held(network)
+
+
+def test_the_numbers_are_those_of_the_code() -> None:
+    from snugvl.layers.kernels import attention, linear
+
+    assert graphs.SIZES == native.GRAPH_SIZES
+    assert attention.SPLITS == native.ATTENTION_SPLITS
+    assert linear.WIDE_BYTES == native.SLICE_BYTES
+    assert linear.WIDE_TILE == native.SLICE_ROWS
+    assert linear.SMALL == native.SMALL_ROWS
+    assert (native.READERS[0], native.PIECE_BYTES) == (loader.GPU_READERS, CHUNK_BYTES)
+    for chunk, sequences in NATIVE_STEPS:
+        EngineConfig(1, max_batched_tokens=chunk, max_num_seqs=sequences)
+
+
+@pytest.mark.parametrize("tokens", [2, 16, 17, 32, 33, 64])
+@pytest.mark.parametrize("units", [16, 30, 132])
+@pytest.mark.parametrize("size", ["2B", "4B", "8B"])
+def test_split_products_as_the_kernels_do(size: str, units: int, tokens: int) -> None:
+    from snugvl.layers.kernels.linear import matrix_tile
+
+    shape = SHAPES[size]
+    for rows, columns, swiglu in (
+        (shape.intermediate, shape.hidden, True),
+        (shape.hidden, shape.intermediate, False),
+        (shape.vocab, shape.hidden, False),
+    ):
+        weights = Linear(columns, 1, bias=False).weights
+        high, wide, split, _, _ = matrix_tile(tokens, rows, weights, units, swiglu=swiglu)
+        tiles = -(-rows // wide)
+        expected = split * tiles * high * wide * (1 + swiglu) * 4 if split > 1 else 0
+        assert native.split_bytes(native.Product(rows, columns, swiglu), tokens, units) == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "most"),
+    [
+        (SamplingParams(), 4),
+        (SamplingParams(temperature=1.0), 24),
+        (SamplingParams(temperature=1.0, top_p=0.9), 52),
+        (
+            SamplingParams(
+                temperature=1.0,
+                top_p=0.9,
+                top_k=5000,
+                min_p=0.01,
+                frequency_penalty=1.0,
+                repetition_penalty=1.1,
+                logprobs=20,
+            ),
+            native.SAMPLING_BYTES,
+        ),
+    ],
+)
+def test_sampling_takes_no_more_than_planned(params: SamplingParams, most: int) -> None:
+    vocab, rows = 32_768, 2
+    scores = torch.rand(rows, vocab) * 1e-3  # nearly equal: filters have to sort all of them
+    trace = Trace()
+    trace.keep(scores)
+    with torch.inference_mode(), trace:
+        sampler.sample(scores, [sampler.Choice(row, params, counts={1: 2}) for row in range(rows)])
+    assert most * 0.9 <= trace.peak / (rows * vocab) <= most * 1.001
+
+
+@pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("stored", ["bf16", "fp8"])
+def test_loading_takes_no_more_than_planned(weights: Any, stored: str) -> None:
+    rows, columns = 256, 1024
+    linear = Linear(columns, rows)
+    linear.store_as(weights)
+    piece = torch.randn(rows, columns).to(torch.bfloat16 if stored == "bf16" else torch.float8_e4m3fn)
+    scale = torch.rand(2, 8)
+    trace = Trace()
+    for tensor in (piece, scale, linear.weight, linear.scale, linear.zero):
+        if tensor is not None:
+            trace.keep(tensor)
+    with torch.inference_mode(), trace:
+        wide = piece if stored == "bf16" else dequantise(piece, scale, Fp8Blocks(128, 128))
+        linear.put(0, wide)
+    each = native.PUT_BYTES[weights]
+    if stored == "fp8":
+        each = max(each, native.DEQUANTISED_BYTES)
+    assert trace.peak <= each * rows * columns
+    assert each == 0 or trace.peak >= each * rows * columns * 0.9
+
+
+def test_a_smaller_head_and_fewer_sequences_take_less() -> None:
+    model = inventory(qwen3_vl("4B", fp8=True))
+    device = Device(450 * MIB, compute_capability=CAPABILITY)
+    base = Settings("native", "fp8", context=4096, max_pixels=1 << 20, eager=False)
+
+    def total(**changes: Any) -> int:
+        return footprint(model, replace(base, **changes), device).total_bytes
+
+    assert total(head="int8") < total() - 340 * MIB
+    assert total(sequences=1, chunk=512) < total(sequences=4, chunk=512) < total(sequences=16, chunk=512)
+    assert total(weights="int4") < total(weights="int8") < total(weights="bf16")
+    assert total(context=8192) > total()
+
+
+def test_one_sequence_needs_no_library_in_its_graph() -> None:
+    model = inventory(qwen3_vl("2B"))
+    alone = native.graph_components(model, Settings("native", "int4", sequences=1), 32 * MIB, 30)
+    pair = native.graph_components(model, Settings("native", "int4", sequences=2), 32 * MIB, 30)
+    int8 = native.graph_components(model, Settings("native", "int4", "int8", sequences=2), 32 * MIB, 30)
+    assert alone.nbytes < 16 * MIB
+    assert pair.nbytes > alone.nbytes + 32 * MIB
+    assert int8.nbytes < pair.nbytes - 32 * MIB + MIB
+
+
+def test_logits_outlive_the_layers() -> None:
+    model = inventory(qwen3_vl("2B"))
+    settings = Settings("native", "int4", context=16, sequences=16, images=0, chunk=16)
+    few = native.prefill_bytes(model, settings)
+    assert few >= 16 * 151_936 * 6
+    assert native.logits_bytes(model, settings, 1) == 4 * 151_936
+    assert native.logits_bytes(model, replace(settings, head="int8"), 16) == 64 * 151_936
+
+
+def test_loading_fits_into_the_place_of_the_cache() -> None:
+    model = inventory(qwen3_vl("2B"))
+    device = Device(450 * MIB, compute_capability=CAPABILITY)
+    short = Settings("native", "int4", "int8", context=1024, eager=False)
+    found = footprint(model, replace(short, context=8192), device)
+    assert found.phase_bytes("load") == 0
+    small = footprint(model, replace(short, sequences=1, context=64), device)
+    assert 0 < small.phase_bytes("load") < native.loading_bytes(model, short, 1)

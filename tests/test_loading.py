@@ -1,0 +1,29 @@
+"""Loading in each format on a CPU: what is planned is what is held."""
+
+from typing import Any
+
+import pytest
+
+from snugvl.loading import load_engine
+
+
+@pytest.mark.parametrize(("weights", "dtype"), [("bf16", "bfloat16"), ("int8", "auto"), ("int4", "bfloat16")])
+def test_formats_by_wish(weights: Any, dtype: Any) -> None:
+    loaded = load_engine("pocket", device="cpu", dtype=dtype, weights=weights, context=512)
+    try:
+        assert loaded.backend.capabilities.weights == weights
+        for name in ("text weights", "vision weights"):
+            assert loaded.planned[name] == loaded.weights[name]
+        assert loaded.cap_bytes is None
+        assert "int" not in weights or weights in loaded.subject
+    finally:
+        loaded.backend.close()
+
+
+def test_auto_on_a_cpu_takes_the_dtype() -> None:
+    loaded = load_engine("pocket", device="cpu", dtype="bfloat16", context=512, memory="2GiB")
+    try:
+        assert loaded.backend.capabilities.weights == "bf16"
+        assert sum(loaded.planned.values()) <= 2 << 30
+    finally:
+        loaded.backend.close()
