@@ -19,6 +19,7 @@ class EngineConfig:
         max_batched_tokens: tokens of one step; longer prompts are prefilled in chunks of this.
         max_waiting: requests that may queue before `QueueFull`.
         prefix_cache: whether a prompt starts from blocks that earlier requests left (see `engine.prefix`).
+        encoder_cache_bytes: encodings of images that are kept beyond their request, for the next question.
     """
 
     num_blocks: int
@@ -28,12 +29,14 @@ class EngineConfig:
     max_batched_tokens: int = 2048
     max_waiting: int = 256
     prefix_cache: bool = True
+    encoder_cache_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if name != "prefix_cache" and value < 1:
-                raise RequestError(f"{name} must be at least 1, not {value}", field=name)
+            least = 0 if name == "encoder_cache_bytes" else 1
+            if name != "prefix_cache" and value < least:
+                raise RequestError(f"{name} must be at least {least}, not {value}", field=name)
         if self.max_batched_tokens < self.max_num_seqs:
             raise RequestError(
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs "

@@ -1,5 +1,7 @@
 """What a step holds."""
 
+from typing import Any
+
 import pytest
 
 from snugvl.engine import scheduler
@@ -18,8 +20,8 @@ def test_decodes_first_then_chunks_then_new_prompts() -> None:
     steps: list[list[tuple[str, int, int]]] = []
     schedule = here._scheduler.schedule
 
-    def spy() -> Schedule:
-        step = schedule()
+    def spy(*given: Any) -> Schedule:
+        step = schedule(*given)
         steps.append(plan(step))
         assert step.tokens <= 10
         return step

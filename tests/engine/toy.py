@@ -5,7 +5,7 @@ second layer, and an image's rows depend on the whole image: a wrong slot, posit
 the tokens. float64, so that batching changes logits by 1e-15 and never by a near tie.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,7 @@ from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, GridTHW
+from snugvl.models.batch import Batch, GridTHW, PatchReader
 from snugvl.models.mrope import mrope_positions
 from snugvl.sampling import SamplingParams
 
@@ -70,6 +70,15 @@ class Toy(nn.Module):
         return torch.cat(
             [(rows := p.reshape(-1, 4 * p.shape[1]) @ self.patch.T) + rows.mean(0) for p in images]
         )
+
+    def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
+        """A stop for every row of patches, a thousand operations each."""
+        t, h, w = grid
+        rows = []
+        for row in range(t * h):
+            rows.append(read(row * w, (row + 1) * w))
+            yield 1000
+        return self.encode_vision(torch.cat(rows), [grid])
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         if (batch.input_ids == BOMB).any():

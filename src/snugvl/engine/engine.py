@@ -19,11 +19,12 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.admission import check_prompt, resolve_max_tokens
+from snugvl.engine.encoder import Encoder
 from snugvl.engine.pipeline import Flight, follow
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampler import Choice, Sampled, sample
-from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Schedule, Scheduler
+from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, random_stream
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError
 from snugvl.layers.kv_cache import KVCache
@@ -48,6 +49,7 @@ class EngineStats:
     computed_tokens: int
     generated_tokens: int
     items_encoded: int
+    encoder_hits: int
     faults: int
 
 
@@ -72,7 +74,8 @@ class Engine:
             # As long as 512 tokens on a small card: a stream feels the time, not the tokens.
             units = torch.cuda.get_device_properties(model.device).multi_processor_count
             self._scheduler.prefill_beside_decodes = max(PREFILL_BESIDE_DECODES, 16 * units)
-        self._runner = Runner(model, self._cache, config.max_model_len)
+        self._encoder = Encoder(model, config.encoder_cache_bytes)
+        self._runner = Runner(model, self._cache, self._encoder, config.max_model_len)
         self._flight: Flight | None = None  # a step whose tokens are not read yet
         self._requests: dict[str, list[Sequence]] = {}  # the choices of each that are not finished
         self._arrivals = count()
@@ -99,7 +102,8 @@ class Engine:
             steps=self._steps,
             computed_tokens=self._computed,
             generated_tokens=self._generated,
-            items_encoded=self._runner.items_encoded,
+            items_encoded=self._encoder.items_encoded,
+            encoder_hits=self._encoder.hits,
             faults=self._faults,
         )
 
@@ -151,10 +155,7 @@ class Engine:
             else:
                 self._schedule(outputs)
         except Exception as error:
-            # Logged here and not chained: a traceback would keep the step's tensors alive in the outputs.
-            logger.exception("a step failed; all running requests end with an error")
-            self._faults += 1
-            failure = EngineError(f"the engine failed: {type(error).__name__}: {error}")
+            failure = self._fault(error, "a step")
             # Nothing had started: the fault is in what waits, and would come back for ever.
             outputs += self.reset(failure) or self._fail_all(failure)
         return outputs
@@ -167,7 +168,7 @@ class Engine:
         error = error or EngineError("the engine was reset while this request was running")
         self._flight = None
         self._scheduler.reset()
-        self._runner.keep_encodings([])
+        self._encoder.clear()
         started = [r for r, live in self._requests.items() if any(s.started for s in live)]
         return [output for request_id in started for output in self._fail(request_id, error)]
 
@@ -179,7 +180,7 @@ class Engine:
         return {
             "weights": _weight_bytes(self.model),
             "kv_cache": self._cache.nbytes,
-            "encoder_outputs": self._runner.encodings_bytes,
+            "encoder_outputs": self._encoder.nbytes,
             "vision_inputs": sum(items.values()),
         }
 
@@ -196,11 +197,11 @@ class Engine:
         assert all(self._requests.values()), "a finished request is still known"
         if not self.has_work:
             assert self._scheduler.pool.num_used == 0, "blocks are held by nobody"
-            assert self._runner.encodings_bytes == 0, "encoder outputs are held for nobody"
+            assert self._encoder.idle, "encoder outputs are held for nobody"
 
     def _schedule(self, outputs: list[TokenOutput]) -> None:
         """Choose a step and run it, or only start it if it can run ahead of the host."""
-        step = self._scheduler.schedule()
+        step = self._scheduler.schedule(self._encoder.ready)
         assert step.chunks or not self.has_work, "requests wait, but nothing was scheduled"
         if not step.chunks:
             return
@@ -209,6 +210,27 @@ class Engine:
             self._advance(step, outputs)
         else:
             self._count(step)
+        for chunk in step.later:
+            self._encode(chunk, outputs)
+
+    def _encode(self, chunk: Chunk, outputs: list[TokenOutput]) -> None:
+        """Work a slice at an image of a chunk that waits for it. Only its own request ends with a fault."""
+        if chunk.sequence.state is not State.RUNNING:  # a choice that decodes has ended the request
+            return
+        try:
+            self._encoder.advance(chunk)
+        except Exception as error:
+            outputs += self._fail(chunk.sequence.request.request_id, self._fault(error, "encoding an image"))
+
+    def _keep_encodings(self) -> None:
+        self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
+
+    def _fault(self, error: Exception, what: str) -> EngineError:
+        """Log and count what the model raised, to be reported."""
+        # Logged here and not chained: a traceback would keep the step's tensors alive in the outputs.
+        logger.exception("%s failed", what)
+        self._faults += 1
+        return EngineError(f"the engine failed: {type(error).__name__}: {error}")
 
     def _land(self, flight: Flight, outputs: list[TokenOutput]) -> None:
         """Start the step after `flight` if its tokens aren't needed for that, then read and say them."""
@@ -239,7 +261,7 @@ class Engine:
         for (_, sequence), result in zip(rows, sampled, strict=True):
             if sequence.state is not State.FINISHED:  # a broken sibling ended it
                 outputs += self._emit(sequence, result)
-        self._runner.keep_encodings(self._scheduler.running)
+        self._keep_encodings()
 
     def _emit(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
         request = sequence.request
@@ -288,7 +310,7 @@ class Engine:
         if not live:
             del self._requests[output.request_id]
         if output.token_id is None:
-            self._runner.keep_encodings(self._scheduler.running)
+            self._keep_encodings()
         return output
 
     def _promote(self, ended: Sequence, live: list[Sequence]) -> None:

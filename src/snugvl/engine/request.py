@@ -7,7 +7,8 @@ import torch
 
 from snugvl.engine.grammar import TokenGrammar
 from snugvl.errors import SnugvlError
-from snugvl.models.batch import GridTHW
+from snugvl.models.batch import GridTHW, PatchReader
+from snugvl.models.patch_reader import reader
 from snugvl.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -18,14 +19,28 @@ class VisionItem:
     """One image or video, preprocessed.
 
     Attributes:
-        patches: `[t·h·w, patch_dim]` float32, in the order the vision tower wants.
+        patches: in the order the vision tower wants: `[t·h·w, patch_dim]` floating point, or
+            `[t·h·w, patch_dim / slots]` bytes.
         grid_thw: temporal patches, rows and columns.
         digest: hash of content and preprocessing; equal digests have equal encodings.
+        levels: what bytes mean: `[channels, 256]` float32.
+        slots: how often the bytes of a channel are repeated: one frame fills a temporal patch.
     """
 
     patches: torch.Tensor
     grid_thw: GridTHW
     digest: bytes
+    levels: torch.Tensor | None = None
+    slots: int = 1
+
+    def reader(self, device: torch.device, dtype: torch.dtype) -> PatchReader:
+        """How a network reads the patches."""
+        return reader(self.patches, device, dtype, self.levels, self.slots)
+
+    def values(self) -> torch.Tensor:
+        """The patches as floating point, `[t·h·w, patch_dim]`."""
+        dtype = self.patches.dtype if self.levels is None else self.levels.dtype
+        return self.reader(self.patches.device, dtype)(0, len(self.patches))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

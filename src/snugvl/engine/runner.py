@@ -1,46 +1,33 @@
 """Sequences in, logits out: the only place that builds tensors.
 
-    chunks        [ s0: tokens 16 … 31 | s1: token 40 | s2: token 7 ]
-    input_ids     [ 5 8 ▒ ▒ ▒ ▒ 9 …    | 17           | 3           ]     ▒ placeholder
-    vision_rows         2 3 4 5                                           rows of the batch
-    vision_embeds       rows 10 … 13 of the image's encoding              its rows 0 … 9 came a chunk earlier
-
-An item is encoded when the first chunk needs it and forgotten when the last one has passed, so that no
-more than the items of one step, plus one that a chunk boundary cuts, are held; who shares a step shares
-the encoding. Items are encoded one at a time: the workspace is that of the largest one, and an encoding
-depends on nothing but its item.
+chunks        [ s0: tokens 16 … 31 | s1: token 40 | s2: token 7 ]
+input_ids     [ 5 8 ▒ ▒ ▒ ▒ 9 …    | 17           | 3           ]     ▒ placeholder
+vision_rows         2 3 4 5                                           rows of the batch
+vision_embeds       rows 10 … 13 of the image's encoding              its rows 0 … 9 came a chunk earlier
 """
-
-from collections.abc import Iterable
 
 import torch
 
+from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs import DecodeGraphs
 from snugvl.engine.pipeline import Flight, decodes, plain, rows_of
 from snugvl.engine.scheduler import Chunk, Schedule
-from snugvl.engine.sequence import Sequence
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, GridTHW, VisionLanguageModel
-
-EncodingKey = tuple[bytes, GridTHW]
+from snugvl.models.batch import Batch, VisionLanguageModel
 
 
 class Runner:
     """Runs the network over a schedule. Not thread-safe."""
 
-    def __init__(self, model: VisionLanguageModel, cache: KVCache, max_model_len: int) -> None:
+    def __init__(
+        self, model: VisionLanguageModel, cache: KVCache, encoder: Encoder, max_model_len: int
+    ) -> None:
         self.model = model
         self.cache = cache
+        self.encoder = encoder
         self.graphs = DecodeGraphs(model, cache, max_model_len)
         self.has_graphs = model.device.type == "cuda"
-        self.items_encoded = 0
-        self._encodings: dict[EncodingKey, torch.Tensor] = {}
-
-    @property
-    def encodings_bytes(self) -> int:
-        """Bytes of the encoder outputs held."""
-        return sum(rows.nbytes for rows in self._encodings.values())
 
     def run(self, step: Schedule) -> torch.Tensor:
         """Logits `[n, vocab]` float32, on the model's device, of the `n` chunks that sample, in their order.
@@ -67,12 +54,6 @@ class Runner:
     def _has_graph(self, step: Schedule) -> bool:
         return self.has_graphs and len(step.chunks) <= self.graphs.largest and decodes(step)
 
-    def keep_encodings(self, sequences: Iterable[Sequence]) -> None:
-        """Forget all encodings but those that these sequences are in the middle of."""
-        items = [sequence.prompt.cut_item(sequence.computed) for sequence in sequences]
-        keys = {(item.digest, item.grid_thw) for item in items if item is not None}
-        self._encodings = {key: rows for key, rows in self._encodings.items() if key in keys}
-
     def _batch(self, chunks: list[Chunk]) -> Batch:
         ids: list[int] = []
         logit_rows: list[int] = []
@@ -81,7 +62,7 @@ class Runner:
         for chunk in chunks:
             prompt, offset = chunk.sequence.prompt, len(ids) - chunk.start
             vision_rows += [offset + index for index in prompt.placeholders_in(chunk.start, chunk.end)]
-            embeds += self._embeds(chunk)
+            embeds += self.encoder.rows(chunk)
             ids += chunk.sequence.ids(chunk.start, chunk.end)
             if chunk.samples:
                 logit_rows.append(len(ids) - 1)
@@ -109,18 +90,6 @@ class Runner:
             block_tables=self._tensor([table + [0] * (width - len(table)) for table in tables]),
             block_size=size,
         )
-
-    def _embeds(self, chunk: Chunk) -> list[torch.Tensor]:
-        """The encoder rows a chunk needs, encoding what isn't there yet."""
-        parts = []
-        for part in chunk.sequence.prompt.vision_in(chunk.start, chunk.end):
-            key = (part.item.digest, part.item.grid_thw)
-            if key not in self._encodings:
-                patches = part.item.patches.to(self.model.device, self.model.dtype)
-                self._encodings[key] = self.model.encode_vision(patches, [part.item.grid_thw])
-                self.items_encoded += 1
-            parts.append(self._encodings[key][part.start : part.end])
-        return parts
 
     def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.model.device)

@@ -9,7 +9,8 @@ A step holds at most `max_batched_tokens` tokens, filled in this order:
     | one token for each that decodes | the rest of a prefill begun earlier | newly admitted prompts |
 
 Beside sequences that decode, prompts get `prefill_beside_decodes` tokens at most: their streams wait for the
-whole step, so a long prompt, or many with pictures at once, must not come in one piece.
+whole step, so a long prompt, or many with pictures at once, must not come in one piece. A chunk whose images
+are not encoded yet (`encoder.py`) waits, running with its blocks, and all that would come after it.
 
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
 sequence is in the middle of its prompt. An admitted sequence gets the blocks of all its known tokens at
@@ -26,6 +27,7 @@ Not thread-safe.
 """
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from snugvl.config import EngineConfig
@@ -52,15 +54,28 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step. `copies` come first, in their order."""
+    """One step.
+
+    Attributes:
+        copies: come first, in their order.
+        later: the chunk that was left out, if there is one, because its images aren't encoded.
+    """
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    later: list[Chunk] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
         """Tokens in the step."""
         return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+
+Ready = Callable[[Chunk], bool]
+
+
+def _always(_: Chunk) -> bool:
+    return True
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:
@@ -106,8 +121,13 @@ class Scheduler:
         sequence.state = State.WAITING
         insort(self.waiting, sequence, key=_age)
 
-    def schedule(self) -> Schedule:
-        """Choose the tokens of the next step; empty only when nothing is waiting or running."""
+    def schedule(self, ready: Ready = _always) -> Schedule:
+        """Choose the tokens of the next step; empty only when nothing is waiting or running.
+
+        Args:
+            ready: whether the images of a chunk are encoded. One that isn't ready is left out while others
+                decode, and nobody is admitted after it.
+        """
         step = Schedule()
         for sequence in [s for s in self.running if s.pending == 1]:
             if sequence.state is State.RUNNING and self._make_room(sequence):
@@ -115,10 +135,12 @@ class Scheduler:
         most = self.config.max_batched_tokens
         if step.chunks:
             most = min(most, step.tokens + self.prefill_beside_decodes)
+        else:
+            ready = _always
         for sequence in [s for s in self.running if s.pending > 1]:
-            self._take(step, sequence, most - step.tokens)
-        while step.tokens < most and (admitted := self._admit()):
-            self._take(step, admitted, most - step.tokens)
+            self._take(step, sequence, most - step.tokens, ready)
+        while step.tokens < most and not step.later and (admitted := self._admit()):
+            self._take(step, admitted, most - step.tokens, ready)
         return step
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
@@ -206,13 +228,18 @@ class Scheduler:
         sequence.state = State.RUNNING
         insort(self.running, sequence, key=_age)
 
-    def _take(self, step: Schedule, sequence: Sequence, most: int) -> None:
-        """Put the next tokens of a sequence into the step, `most` at most."""
+    def _take(self, step: Schedule, sequence: Sequence, most: int, ready: Ready = _always) -> None:
+        """Put the next tokens of a sequence into the step, `most` at most, if they are ready."""
         start = sequence.computed
         end = min(sequence.length, start + most)
-        if end > start:
+        if end <= start:
+            return
+        chunk = Chunk(sequence, start, end)
+        if ready(chunk):
             step.copies.extend(self.pool.extend(sequence.table, start, end))
-            step.chunks.append(Chunk(sequence, start, end))
+            step.chunks.append(chunk)
+        else:
+            step.later.append(chunk)
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Preempt the youngest until a sequence can write its next token; False if that was itself.

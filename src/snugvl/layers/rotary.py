@@ -1,9 +1,9 @@
-"""Rotary position embeddings: interleaved M-RoPE for text, two axes for vision.
+"""Rotary position embeddings: interleaved M-RoPE (the vision tower's two axes: `models/patches.py`).
 
-Both hand over `(cos, sin)`, each `[tokens, head_dim]`, where the second half repeats the first.
+It hands over `(cos, sin)`, each `[tokens, head_dim]`, where the second half repeats the first.
 
-Sources: RoFormer (https://arxiv.org/abs/2104.09864); Qwen3-VL's interleaved M-RoPE and the vision
-tower's axial form as in Hugging Face transformers, `models/qwen3_vl/modeling_qwen3_vl.py`.
+Sources: RoFormer (https://arxiv.org/abs/2104.09864); Qwen3-VL's interleaved M-RoPE as in Hugging Face
+transformers, `models/qwen3_vl/modeling_qwen3_vl.py`.
 """
 
 import torch
@@ -36,17 +36,6 @@ def mrope(
     angles = positions.float()[axes].T * steps  # [tokens, head_dim / 2]
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype)
-
-
-def axial(positions: torch.Tensor, head_dim: int, theta: float) -> CosSin:
-    """Cosine and sine for patches at `positions` `[patches, 2]` (row, column), in float32.
-
-    Half of the frequencies follow the row, half the column.
-    """
-    steps = inverse_frequencies(head_dim // 2, theta, positions.device)
-    angles = (positions[..., None].float() * steps).flatten(1)  # [patches, head_dim / 2]
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
 
 
 def rotate(x: torch.Tensor, rotation: CosSin) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """What a network is given for one step, and what a network is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,9 @@ from snugvl.layers.kv_cache import KVCache
 
 GridTHW = tuple[int, int, int]
 """Patches of an image or video: temporal patches, rows, columns. Its tokens are t·h·w / merge²."""
+
+PatchReader = Callable[[int, int], torch.Tensor]
+"""Patches `start … end - 1` of an item, `[end - start, patch_dim]`, ready for the network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,11 @@ class VisionLanguageModel(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def encode_vision(self, patches: torch.Tensor, grids: Sequence[GridTHW]) -> torch.Tensor:
-        """`patches` `[patches, patch_dim]` of several images → `[image tokens, (1 + levels) · hidden]`."""
+    def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
+        """Encode an image or video, yielding the floating point operations done at every place to stop.
+
+        Returns `[image tokens, (1 + levels) · hidden]`.
+        """
         ...
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Qwen3-VL: the vision tower and the decoder joined. Parameter names are the checkpoint's."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import nn
@@ -8,8 +9,9 @@ from torch import nn
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
-from snugvl.models.batch import Batch, GridTHW
+from snugvl.models.batch import Batch, GridTHW, PatchReader
 from snugvl.models.decoder import Decoder
+from snugvl.models.patch_reader import reader
 from snugvl.models.vision import VisionTower
 
 
@@ -42,10 +44,26 @@ class Qwen3VL(nn.Module):
         """Where the weights are."""
         return self.decoder.norm.weight.device
 
+    @property
+    def tower(self) -> VisionTower:
+        """The vision part."""
+        part = self.model["visual"]
+        assert isinstance(part, VisionTower)
+        return part
+
+    def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
+        """Encode an image or video, stopping after every chunk: see `VisionTower.encode_in_steps`."""
+        return self.tower.encode_in_steps(read, grid)
+
     def encode_vision(self, patches: torch.Tensor, grids: Sequence[GridTHW]) -> torch.Tensor:
         """`patches` `[patches, patch_dim]` of several images → `[image tokens, (1 + levels) · hidden]`."""
-        result: torch.Tensor = self.model["visual"](patches.to(self.device), grids)
-        return result
+        encodings, first = [], 0
+        for grid in grids:
+            last = first + math.prod(grid)
+            image = patches[first:last]
+            encodings.append(_result(self.encode_in_steps(reader(image, self.device, self.dtype), grid)))
+            first = last
+        return torch.cat(encodings)
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
         """One step of the decoder. Logits `[len(batch.logit_rows), vocab]` in float32."""
@@ -59,3 +77,13 @@ class Qwen3VL(nn.Module):
         head = self.decoder.embed_tokens if self.config.tie_word_embeddings else self.lm_head
         logits: torch.Tensor = head(hidden, dtype=torch.float32)
         return logits
+
+
+def _result(steps: Generator[int, None, torch.Tensor]) -> torch.Tensor:
+    """What a generator returns at its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: torch.Tensor = end.value
+            return result

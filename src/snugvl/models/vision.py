@@ -3,21 +3,44 @@
     patches ─ linear ─ + positions ─ block 0 … block 5 … block 11 … ─ merger ──────── image token
                                                   └ deepstack merger 0 … ─────────── levels for the
                                                                                       first decoder layers
-Attention is full within an image (or one frame of a video) and never crosses images.
+Attention is full within an image (or one frame of a video) and never crosses images; all the rest is by
+rows. So only the residual stream and one block's keys and values are held for the whole image, and what is
+in between for a chunk of rows:
+
+    x      [ ▒▒▒▒ │      │      ]   rows of a chunk: norm, query, attention to all keys and values,
+    k, v   [ ████████████████████ ]                  projection, MLP, added to x in place
+
+Bytes at most, beside weights and output, for an image of P patches (h hidden, i intermediate, s bytes a
+value, d = h / heads):
+
+    P · (h·s + 16)     x and places
+    K · 2·h·s          k and v of K patches: an image's, or a video's frame or those that fit into ROWS
+    R · ((h + 2·i)·s + 4·d)   a chunk of R ≤ ROWS patches: normed, two intermediates, cosines and sines
+    2·d · max(rows, columns)  the tables of cosines and sines
+
+and the output, whose levels fill up on the way: P · (1 + levels) · out · s / merge². Of the 2B in bf16:
+10.3 kB a patch, and 38 MB (`tests/models/test_vision.py` traces it).
+
+The work can be cut anywhere between two chunks (`encode_in_steps`). Chunks depend on the grid alone: an
+encoding never depends on what ran beside it.
 
 Source: Hugging Face transformers, `models/qwen3_vl/modeling_qwen3_vl.py` (Apache-2.0); DeepStack,
 https://arxiv.org/abs/2406.04334.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator
+from typing import Final
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from snugvl.checkpoint.architecture import VisionConfig
-from snugvl.layers.rotary import CosSin, axial, rotate
-from snugvl.models.batch import GridTHW
+from snugvl.layers.rotary import CosSin
+from snugvl.models.batch import GridTHW, PatchReader
+from snugvl.models.patches import Group, Rotation, chunks, groups, patch_places, rotate_in_place, taps
+
+ROWS: Final = 2048  # patches of a chunk: enough to keep a GPU busy
 
 
 class Attention(nn.Module):
@@ -29,17 +52,25 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: torch.Tensor, rotation: CosSin, frames: Sequence[int]) -> torch.Tensor:
-        """`x` `[patches, hidden]`; `frames` are the patch counts that attend among themselves."""
-        q, k, v = self.qkv(x).view(x.shape[0], 3, self.num_heads, -1).unbind(1)
-        # Rotated in float32, because `rotation` is.
-        q, k = rotate(q, rotation).to(x.dtype), rotate(k, rotation).to(x.dtype)
-        output = torch.empty_like(v)
-        parts = zip(*(torch.split(t, list(frames)) for t in (q, k, v, output)), strict=True)
-        for query, key, value, target in parts:
-            heads_first = (t.transpose(0, 1)[None] for t in (query, key, value))
-            target.copy_(scaled_dot_product_attention(*heads_first)[0].transpose(0, 1))
-        result: torch.Tensor = self.proj(output.flatten(1))
+    def remember(self, x: torch.Tensor, rotation: CosSin, kept: torch.Tensor) -> None:
+        """Write keys and values of `x` `[rows, hidden]` to `kept` `[rows, 2, heads, head_dim]`."""
+        rows, hidden = x.shape
+        weight, bias = self.qkv.weight[hidden:], self.qkv.bias[hidden:]
+        torch.addmm(bias, x, weight.T, out=kept.view(rows, 2 * hidden))
+        rotate_in_place(kept[:, 0], rotation)
+
+    def forward(self, x: torch.Tensor, rotation: CosSin, kept: torch.Tensor) -> torch.Tensor:
+        """`x` `[rows, hidden]`: rows of one frame, or all of several.
+
+        `kept`: what those frames remember, `[frames, patches, 2, heads, head_dim]`.
+        """
+        rows, hidden = x.shape
+        query = linear(x, self.qkv.weight[:hidden], self.qkv.bias[:hidden]).view(rows, self.num_heads, -1)
+        rotate_in_place(query, rotation)
+        query = query.view(len(kept), -1, *query.shape[1:])
+        query, key, value = (t.transpose(1, 2) for t in (query, kept[:, :, 0], kept[:, :, 1]))
+        output = scaled_dot_product_attention(query, key, value).transpose(1, 2)
+        result: torch.Tensor = self.proj(output.reshape(rows, hidden))
         return result
 
 
@@ -67,10 +98,14 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor, rotation: CosSin, frames: Sequence[int]) -> torch.Tensor:
-        x = x + self.attn(self.norm1(x), rotation, frames)
-        result: torch.Tensor = x + self.mlp(self.norm2(x))
-        return result
+    def remember(self, x: torch.Tensor, rotation: CosSin, kept: torch.Tensor) -> None:
+        """Write the keys and values of rows of the residual stream to `kept`."""
+        self.attn.remember(self.norm1(x), rotation, kept)
+
+    def forward(self, x: torch.Tensor, rotation: CosSin, kept: torch.Tensor) -> None:
+        """Advance rows of the residual stream in place, once all keys and values are kept."""
+        x += self.attn(self.norm1(x), rotation, kept)
+        x += self.mlp(self.norm2(x))
 
 
 class Merger(nn.Module):
@@ -94,7 +129,7 @@ class Merger(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Patches of any number of images → their tokens, each with its deepstack levels."""
+    """Patches of an image or video → its tokens, each with its deepstack levels."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -109,57 +144,92 @@ class VisionTower(nn.Module):
             Merger(config, norm_joined=True) for _ in config.deepstack_layers
         )
 
-    def forward(self, patches: torch.Tensor, grids: Sequence[GridTHW]) -> torch.Tensor:
-        """`patches` `[patches, patch_dim]` → `[image tokens, (1 + levels) · out_hidden]`.
+    def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
+        """Encode one image or video, stopping after every chunk.
 
-        Columns: the merger's output, then each deepstack level in the order of the decoder layers.
+        Args:
+            read: patches `start … end - 1`, `[end - start, patch_dim]`, on this device and of this dtype.
+
+        Yields:
+            The floating point operations since the last stop.
+
+        Returns:
+            `[image tokens, (1 + levels) · out_hidden]`: the merger's output, then each deepstack level in
+            the order of the decoder layers.
         """
-        frames = [h * w for t, h, w in grids for _ in range(t)]
-        x = self.patch_embed["proj"](patches.to(self.pos_embed.weight.dtype))
-        places = torch.cat([patch_places(grid, self.config.spatial_merge_size, x.device) for grid in grids])
-        x = x + torch.cat([self.position_embeddings(grid, x.device) for grid in grids]).to(x.dtype)
-        head_dim = self.config.hidden_size // self.config.num_heads
-        rotation = axial(places, head_dim, self.config.rope_theta)
-        levels: list[torch.Tensor] = [x] * len(self.config.deepstack_layers)
+        config, device = self.config, self.pos_embed.weight.device
+        head_dim = config.hidden_size // config.num_heads
+        places = patch_places(grid, config.spatial_merge_size, device)
+        rotation = Rotation(max(grid[1:]), head_dim, config.rope_theta, device)
+        x = self._embed(read, places, grid)
+        levels = torch.empty(
+            len(x) // config.spatial_merge_size**2,
+            1 + len(config.deepstack_layers),
+            config.out_hidden_size,
+            dtype=x.dtype,
+            device=device,
+        )
+        parts = groups(grid, ROWS)
+        most = max(part.end - part.start for part in parts)
+        kept = x.new_empty(most, 2, config.num_heads, head_dim)
         for index, block in enumerate(self.blocks):
-            x = block(x, rotation, frames)
-            if index in self.config.deepstack_layers:
-                level = self.config.deepstack_layers.index(index)
-                levels[level] = self.deepstack_merger_list[level](x)
-        return torch.cat([self.merger(x), *levels], dim=-1)
+            for part in parts:
+                yield from self._advance(block, x, kept, places, rotation, part)
+            if index in config.deepstack_layers:
+                level = config.deepstack_layers.index(index)
+                self._merge(self.deepstack_merger_list[level], x, levels[:, 1 + level])
+        del kept
+        self._merge(self.merger, x, levels[:, 0])
+        return levels.flatten(1)
 
-    def position_embeddings(self, grid: GridTHW, device: torch.device) -> torch.Tensor:
-        """The learned square grid, bilinearly resampled to an image's, `[t·h·w, hidden]` float32."""
-        t, h, w = grid
+    def _embed(self, read: PatchReader, places: torch.Tensor, grid: GridTHW) -> torch.Tensor:
+        """The residual stream before the first block, `[patches, hidden]`."""
+        weight = self.pos_embed.weight
+        x = torch.empty(len(places), self.config.hidden_size, dtype=weight.dtype, device=weight.device)
+        for rows in self._chunks(len(x)):
+            x[rows] = self.patch_embed["proj"](read(rows.start, rows.stop))
+            x[rows] += self._position_embeddings(places[rows], grid).to(x.dtype)
+        return x
+
+    def _position_embeddings(self, places: torch.Tensor, grid: GridTHW) -> torch.Tensor:
+        """The learned square grid, bilinearly resampled to an image's, `[patches, hidden]` float32."""
+        _, h, w = grid
         side = self.config.position_grid
-        rows, columns = patch_places((1, h, w), self.config.spatial_merge_size, device).T
-        total = torch.zeros(h * w, self.config.hidden_size, device=device)
-        for row, row_weight in _taps(rows, h, side):
-            for column, column_weight in _taps(columns, w, side):
+        rows, columns = places.T
+        total = torch.zeros(len(places), self.config.hidden_size, device=places.device)
+        for row, row_weight in taps(rows, h, side):
+            for column, column_weight in taps(columns, w, side):
                 total += self.pos_embed(row * side + column) * (row_weight * column_weight)[:, None]
-        return total.repeat(t, 1)
+        return total
 
+    def _advance(
+        self,
+        block: nn.Module,
+        x: torch.Tensor,
+        kept: torch.Tensor,
+        places: torch.Tensor,
+        rotation: Rotation,
+        part: Group,
+    ) -> Iterator[int]:
+        """Advance a group of frames by a block, chunk by chunk, in place."""
+        assert isinstance(block, Block)
+        config, size = self.config, part.end - part.start
+        x, places, kept = x[part.start : part.end], places[part.start : part.end], kept[:size]
+        pieces = self._chunks(size)
+        for rows in pieces:
+            block.remember(x[rows], rotation.at(places[rows]), kept[rows])
+        kept = kept.view(part.frames, -1, *kept.shape[1:])
+        keys = size // part.frames
+        a_row = 2 * config.hidden_size * (4 * config.hidden_size + 2 * config.intermediate_size + 2 * keys)
+        for rows in pieces:
+            block(x[rows], rotation.at(places[rows]), kept)
+            yield (rows.stop - rows.start) * a_row
 
-def patch_places(grid: GridTHW, merge: int, device: torch.device) -> torch.Tensor:
-    """Row and column of each patch in the tower's order, `[t·h·w, 2]` int64.
+    def _merge(self, merger: nn.Module, x: torch.Tensor, target: torch.Tensor) -> None:
+        """Write a merger's output to `target` `[tokens, out_hidden]`."""
+        unit = self.config.spatial_merge_size**2
+        for rows in self._chunks(len(x)):
+            target[rows.start // unit : rows.stop // unit] = merger(x[rows])
 
-    The merge × merge patches that become one token stand together:
-
-        0 1 │ 4 5
-        2 3 │ 6 7
-    """
-    t, h, w = grid
-    places = torch.stack(
-        torch.meshgrid(torch.arange(h, device=device), torch.arange(w, device=device), indexing="ij"), dim=-1
-    )
-    places = places.view(h // merge, merge, w // merge, merge, 2).transpose(1, 2)
-    return places.reshape(-1, 2).repeat(t, 1)
-
-
-def _taps(index: torch.Tensor, size: int, side: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Two source cells and weights for each target `index`: `side` cells span `size`, corners aligned."""
-    source = index.float() * (side - 1) / max(size - 1, 1)
-    low = source.floor()
-    weight = source - low
-    below, above = low.long(), (low.long() + 1).clamp(max=side - 1)
-    return [(below, 1 - weight), (above, weight)]
+    def _chunks(self, count: int) -> list[slice]:
+        return chunks(count, ROWS, self.config.spatial_merge_size**2)

@@ -1,0 +1,145 @@
+"""Images and videos through the vision tower: when, how much at once, and which encodings are held.
+
+    sequences │ decode │ decode │ decode │ decode + first chunk of the prompt
+    encoder   │ slice  │ slice  │ slice  │
+
+Beside sequences that decode an item is encoded in slices, one after each step, so that no stream waits for
+a whole image; when nobody decodes, in one go. What a slice holds changes no value: the tower stops where
+its chunks end anyway.
+
+An encoding is held while a running sequence is before its last row; who shares a step shares it. Afterwards
+it stays within `cache_bytes`, least recently used first to go, for the next question about the same image.
+Items are encoded one at a time: the workspace is that of the largest one.
+
+Not thread-safe.
+"""
+
+from collections import OrderedDict
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from snugvl.engine.request import VisionItem
+from snugvl.engine.scheduler import Chunk
+from snugvl.engine.sequence import Sequence
+from snugvl.models.batch import GridTHW, VisionLanguageModel
+
+# Floating point operations of a slice: about 5 ms of any GPU, as much time as a decode step of a few billion
+# weights takes; some tenths of a second of a CPU, likewise.
+SLICE_OF_MULTIPROCESSOR = 15e9
+SLICE_OF_CPU = 20e9
+
+Key = tuple[bytes, GridTHW]
+
+
+@dataclass(slots=True)
+class Encoding:
+    """An item's rows `[tokens, (1 + levels) · hidden]`; `used` once a sequence has begun with them."""
+
+    rows: torch.Tensor
+    used: bool = False
+
+
+class Encoder:
+    """Encodes what sequences need, and holds it as long as it pays.
+
+    Attributes:
+        items_encoded: items that went through the tower.
+        hits: items that a sequence found encoded for another one.
+        slice: floating point operations of a slice.
+    """
+
+    def __init__(self, model: VisionLanguageModel, cache_bytes: int = 0) -> None:
+        self.items_encoded = self.hits = 0
+        self._model = model
+        self._cache_bytes = cache_bytes
+        self.slice = SLICE_OF_CPU
+        if model.device.type == "cuda":
+            units = torch.cuda.get_device_properties(model.device).multi_processor_count
+            self.slice = SLICE_OF_MULTIPROCESSOR * units
+        self._encodings: OrderedDict[Key, Encoding] = OrderedDict()  # least recently used first
+        self._begun: tuple[Key, Generator[int, None, torch.Tensor]] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the encodings held, the one in the making not among them."""
+        return sum(encoding.rows.nbytes for encoding in self._encodings.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in the making and no more is held than the cache may."""
+        return self._begun is None and self.nbytes <= self._cache_bytes
+
+    def ready(self, chunk: Chunk) -> bool:
+        """Whether all encodings that a chunk needs are there."""
+        return not self._missing(chunk)
+
+    def advance(self, chunk: Chunk) -> None:
+        """Work a slice at the first item that a chunk lacks."""
+        missing = self._missing(chunk)
+        if missing:
+            self._encode(missing[0], self.slice)
+
+    def rows(self, chunk: Chunk) -> list[torch.Tensor]:
+        """The encoder rows that a chunk needs, encoding what isn't there yet."""
+        parts = []
+        for part in chunk.sequence.prompt.vision_in(chunk.start, chunk.end):
+            key = _key(part.item)
+            while key not in self._encodings:
+                self._encode(part.item, float("inf"))
+            encoding = self._encodings[key]
+            self._encodings.move_to_end(key)
+            if part.start == 0:
+                self.hits += encoding.used
+                encoding.used = True
+            parts.append(encoding.rows[part.start : part.end])
+        return parts
+
+    def keep(self, sequences: Iterable[Sequence], window: int) -> None:
+        """Forget what the next `window` tokens of these sequences don't need, but for the cache."""
+        needed = {
+            _key(part.item)
+            for sequence in sequences
+            for part in sequence.prompt.vision_in(sequence.computed, sequence.computed + window)
+        }
+        if self._begun is not None and self._begun[0] not in needed:
+            self._begun = None
+        spare = sum(e.rows.nbytes for key, e in self._encodings.items() if key not in needed)
+        for key in list(self._encodings):
+            if spare <= self._cache_bytes:
+                break
+            if key not in needed:
+                spare -= self._encodings.pop(key).rows.nbytes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._begun = None
+        self._encodings.clear()
+
+    def _missing(self, chunk: Chunk) -> list[VisionItem]:
+        items = [part.item for part in chunk.sequence.prompt.vision_in(chunk.start, chunk.end)]
+        return [item for item in items if _key(item) not in self._encodings]
+
+    def _encode(self, item: VisionItem, budget: float) -> None:
+        """Go on with an item, or begin it, until it is done or `budget` operations are."""
+        key = _key(item)
+        if self._begun is None or self._begun[0] != key:
+            self._begun = None  # before the next one takes memory
+            model = self._model
+            self._begun = key, model.encode_in_steps(item.reader(model.device, model.dtype), item.grid_thw)
+        steps, spent = self._begun[1], 0
+        try:
+            while spent < budget:
+                spent += next(steps)
+        except StopIteration as end:
+            self._encodings[key] = Encoding(end.value)
+            self._begun = None
+            self.items_encoded += 1
+        except BaseException:
+            self._begun = None  # a generator that has raised returns nothing ever after
+            raise
+
+
+def _key(item: VisionItem) -> Key:
+    return item.digest, item.grid_thw
