@@ -15,7 +15,7 @@ MACHINE = MachineFacts("linux 6", "a processor", 16, 64 * GIB, ("NVIDIA H200",),
 def run(clients: int, *, pace: float = 1.0, memory: MemoryPeak | None = None, repeat: int = 0) -> Run:
     """Every client sends one request: a token after 0.1 s · pace, then 9 more, each after 0.01 s · pace."""
     pieces = tuple(pace * (0.1 + 0.01 * number) for number in range(10))
-    record = Record(0.0, pieces[-1], pieces, 100, 10, "usage", "length")
+    record = Record(0.0, pieces[-1], pieces, pieces[-1], 100, 10, "usage", "length")
     return Run(clients, repeat, clients, (record,) * clients, Generator(0.05, 1e-5, 1e-4, 1e-3), memory)
 
 

@@ -26,7 +26,7 @@ def test_an_answer() -> None:
     assert found.pieces_s == (3.0, 3.0, 4.0)
     assert (found.sent_s, found.ended_s) == (1.0, 9.0)
     assert (found.prompt_tokens, found.output_tokens, found.counted_by) == (7, 5, "usage")
-    assert found.finish_reason == "length"
+    assert (found.finish_reason, found.finished_s) == ("length", 5.0)
     assert found.error is None
 
 

@@ -68,7 +68,9 @@ def test_what_is_said_above_and_below() -> None:
 
 
 def test_short_answers_and_interrupts_are_said() -> None:
-    short = replace(run(1), records=(Record(0.0, 1.0, (0.5, 1.0), 5, 2, "usage", "stop"), *run(1).records))
+    short = replace(
+        run(1), records=(Record(0.0, 1.0, (0.5, 1.0), 1.0, 5, 2, "usage", "stop"), *run(1).records)
+    )
     found = "\n".join(report(replace(result(short), interrupted=True)).notes)
     assert "interrupted" in found
     assert "1 of 2 answers ended before 10 tokens" in found

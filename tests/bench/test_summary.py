@@ -9,7 +9,8 @@ from snugvl.bench.summary import percentile, rate, spread, summarize
 def record(sent: float, *pieces: float, tokens: int | None = None, error: str | None = None) -> Record:
     """Ends with its last piece."""
     count = len(pieces) if tokens is None else tokens
-    return Record(sent, pieces[-1] if pieces else sent, pieces, 10, count, "usage", "length", error)
+    end = pieces[-1] if pieces else sent
+    return Record(sent, end, pieces, None, 10, count, "usage", "length", error)
 
 
 def test_one_request() -> None:
@@ -24,6 +25,11 @@ def test_tokens_that_come_several_in_a_piece() -> None:
     one = record(0.0, 1.0, 2.0, tokens=9)
     assert one.decode_tokens_per_s == pytest.approx(8.0)
     assert one.gaps_s == (1.0,)
+
+
+def test_tokens_without_text_at_the_end_take_their_time() -> None:
+    one = Record(0.0, 5.0, (1.0, 2.0), 4.0, output_tokens=7)
+    assert one.decode_tokens_per_s == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("pieces", [(), (1.0,), (1.0, 1.0)])

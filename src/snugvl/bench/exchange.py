@@ -42,6 +42,7 @@ def read(exchange: Exchange) -> Record:
         sent,
         ended,
         tuple(answer.pieces),
+        answer.finished,
         answer.usage.get("prompt_tokens"),
         answer.usage.get("completion_tokens") or len(answer.pieces),
         "usage" if answer.usage.get("completion_tokens") else "pieces",
@@ -67,6 +68,7 @@ class _Answer:
         self.pieces: list[float] = []
         self.usage: dict[str, Any] = {}
         self.finish: str | None = None
+        self.finished: float | None = None
         self._done = False
         self._trouble: tuple[str, str] | None = None
 
@@ -87,7 +89,8 @@ class _Answer:
             self._trouble = self._trouble or (f"stream {code}".strip(), message)
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices") or ():
-            self.finish = choice.get("finish_reason") or self.finish
+            if choice.get("finish_reason"):
+                self.finish, self.finished = choice["finish_reason"], at
             if _is_piece(choice):
                 self.pieces.append(at)
 

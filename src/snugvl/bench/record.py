@@ -15,6 +15,8 @@ class Record:
         sent_s: when its first byte was about to leave.
         ended_s: when the last byte of its answer was there, or when it failed.
         pieces_s: when each piece of the answer came; a piece is a token, or several.
+        finished_s: when the server said that the answer is whole: later than the last piece where the last
+            tokens have no text.
         output_tokens: by the server's count, or else the number of pieces (`counted_by`).
         error: None, or a short code such as "429 queue_full"; `message` is what the server said.
     """
@@ -22,6 +24,7 @@ class Record:
     sent_s: float
     ended_s: float
     pieces_s: tuple[float, ...] = ()
+    finished_s: float | None = None
     prompt_tokens: int | None = None
     output_tokens: int = 0
     counted_by: CountedBy = "pieces"
@@ -46,8 +49,9 @@ class Record:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens after the first, per second from the first piece to the last."""
-        if len(self.pieces_s) < 2 or self.output_tokens < 2:
+        """Tokens after the first, per second from the first piece to the end of the answer."""
+        if not self.pieces_s or self.output_tokens < 2:
             return None
-        seconds = self.pieces_s[-1] - self.pieces_s[0]
+        end = self.finished_s if self.finished_s is not None else self.pieces_s[-1]
+        seconds = end - self.pieces_s[0]
         return (self.output_tokens - 1) / seconds if seconds > 0 else None
