@@ -1,0 +1,262 @@
+"""Tables of the documentation that the code itself knows: `python -m tests.docs.generated` writes them.
+
+A page marks the place: `<!-- generated: NAME -->` … `<!-- /generated -->`. A test fails when one is stale.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.metrics import MetricWrapperBase
+
+from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
+from snugvl.inputs import schema
+from snugvl.inputs.grammar import MAX_CHARACTERS
+from snugvl.server import body, errors, limits, openapi, validation
+from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
+from snugvl.server.fields import Strict
+from snugvl.server.intake import urls
+from snugvl.server.intake.settings import IntakeSettings
+from snugvl.server.metrics import Metrics
+from snugvl.server.ollama.options import Options
+from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, ShowRequest
+from snugvl.server.openai import media, sampling, tools, upload
+from snugvl.server.openai.chat import ChatCompletionRequest
+from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, CompletionRequest
+from snugvl.server.openai.responses_schema import ResponseRequest
+from snugvl.server.settings import ServerSettings
+from snugvl.server.system import DetokenizeRequest, TokenizeRequest
+from snugvl.server.vision import schemas as vision
+from tests.server.fake import FakeService
+
+FOLDER = Path(__file__).parents[2] / "docs"
+PLACE = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- /generated -->)", re.DOTALL)
+MIB = 1024 * 1024
+
+REQUESTS: Mapping[str, type[Strict]] = {
+    "chat": ChatCompletionRequest,
+    "completions": CompletionRequest,
+    "responses": ResponseRequest,
+    "messages": MessagesRequest,
+    "ollama-chat": ChatRequest,
+    "ollama-generate": GenerateRequest,
+    "ollama-options": Options,
+    "ollama-show": ShowRequest,
+    "tokenize": TokenizeRequest,
+}
+# What the page says in its own words.
+OTHER_REQUESTS = (
+    CountTokensRequest,
+    vision.CaptionRequest,
+    vision.AskRequest,
+    vision.SceneRequest,
+    vision.DetectRequest,
+    DetokenizeRequest,
+)
+
+
+def fields(request: type[Strict]) -> str:
+    """What a request takes, and what it takes only with a value that asks for nothing."""
+    taken = ", ".join(f"`{field.alias or name}`" for name, field in request.model_fields.items())
+    lines = [f"Takes {taken}."]
+    valued, null = [], []
+    for name, values in request.harmless.items():
+        shown = " or ".join(f"`{text}`" for text in dict.fromkeys(json.dumps(value) for value in values))
+        (valued if values else null).append(f"`{name}` {shown}".strip())
+    if valued:
+        lines.append(f"Only as: {', '.join(valued)}.")
+    if null:
+        lines.append(f"Only `null`: {', '.join(null)}.")
+    return "\n".join(lines) + "\n"
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [head, ("---",) * len(head), *rows]
+    return (
+        "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        .replace("| --- |", "|---|")
+        .replace(" --- |", "---|")
+    )
+
+
+def metrics() -> str:
+    """Every metric under the name that a scrape shows."""
+    registry = Metrics(FakeService())._registry
+    rows = []
+    for collector in registry._collector_to_names:
+        if isinstance(collector, MetricWrapperBase):
+            found = collector.describe()
+            labels = collector._labelnames
+            rows += [(metric, tuple(labels)) for metric in found]
+        else:
+            rows += [(metric, _labels(metric)) for metric in collector.collect()]
+    return table(
+        ("metric", "kind", "labels", "what it is"),
+        (
+            (f"`{_scraped(metric)}`", metric.type, ", ".join(f"`{x}`" for x in labels), metric.documentation)
+            for metric, labels in sorted(rows, key=lambda row: row[0].name)
+        ),
+    )
+
+
+def _scraped(metric: Metric) -> str:
+    return metric.name + ("_total" if metric.type == "counter" else "")
+
+
+def _labels(metric: Metric) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for sample in metric.samples for name in sample.labels))
+
+
+RETRIED = (QueueFull, RateLimited, EngineUnavailable)
+
+
+def error_table() -> str:
+    """Every status with its codes."""
+    rows = [
+        (kind.http_status, f"`{code}`", _first(kind), "yes" if issubclass(kind, RETRIED) else "")
+        for kind, code in errors.CODES
+    ]
+    words = {
+        "missing_required_parameter": "A field is missing.",
+        "unknown_parameter": "A field that we don't support.",
+        "unsupported_value": "A value of the protocol that we don't support.",
+        "invalid_json": "The body is not JSON.",
+    }
+    rows += [(400, f"`{code}`", words[code], "") for code in dict.fromkeys(validation.CODES.values())]
+    rows += [
+        (400, "`invalid_type`", "A field has a value of the wrong type.", ""),
+        (400, "`invalid_value`", "A field has a value out of its bounds.", ""),
+        (400, "null", "Fields that don't fit together, a prompt that can't be used.", ""),
+        (
+            500,
+            "`internal_error`",
+            "The engine failed, or a bug of ours; the log says why.",
+            "",
+        ),
+    ]
+    known = {(status, code) for status, code, *_ in rows}
+    rows += [
+        (status, f"`{code}`", openapi.MEANINGS[status], "")
+        for status, code in errors.STATUS_CODES.items()
+        if (status, f"`{code}`") not in known and status != 404
+    ]
+    rows.append((404, "`not_found`", "There is no such path.", ""))
+    ordered = sorted(rows, key=lambda row: (row[0], row[1]))
+    return table(("status", "code", "when", "Retry-After"), ((str(row[0]), *row[1:]) for row in ordered))
+
+
+def _first(kind: type[SnugvlError]) -> str:
+    """The first sentence of an exception's description."""
+    text = " ".join((inspect.getdoc(kind) or "").split())
+    return re.split(r"(?<=\.) |; the message|`", text)[0].rstrip(". ") + "."
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A row of the table of limits."""
+
+    what: str
+    value: str
+    option: str = ""
+
+
+def limit_rows() -> list[Limit]:
+    """Limits of the server; the intake's and the schemas' have tables of their own."""
+    s = ServerSettings()
+    return [
+        Limit("bytes of a request", _mib(s.max_body_bytes), "`--max-body`"),
+        Limit("header lines; their bytes", f"{limits.MAX_HEADERS}; {s.max_header_bytes:,}"),
+        Limit("requests at once, waiting ones included", str(s.max_concurrent), "`--max-concurrent`"),
+        Limit("seconds of one request", f"{s.deadline_s:g}", "`--deadline`"),
+        Limit("requests a minute of one key", "no limit", "`--key-requests-per-minute`"),
+        Limit("requests at once of one key", "no limit", "`--key-concurrent`"),
+        Limit("seconds for the head of a request", f"{s.read_timeout_s:g}"),
+        Limit("seconds that a client may leave its stream unread", f"{s.write_timeout_s:g}"),
+        Limit("JSON: levels; values", f"{body.MAX_DEPTH}; {body.MAX_VALUES:,}"),
+        Limit("pictures and videos of a conversation", str(media.MAX_MEDIA)),
+        Limit("pictures of `/v1/vision/ask`", str(vision.MAX_IMAGES)),
+        Limit("files of an upload", str(upload.MAX_FILES)),
+        Limit("tools; stop sequences", f"{tools.MAX_TOOLS}; {sampling.MAX_STOP}"),
+        Limit("prompts of `/v1/completions`; choices of all", f"{MAX_PROMPTS}; {MAX_CHOICES}"),
+        Limit("seconds that running requests get at the end", f"{s.drain_s:g}", "`--drain`"),
+    ]
+
+
+def intake_rows() -> list[Limit]:
+    """What a picture or video may be, and what fetching one may take."""
+    s = IntakeSettings()
+    video, fetch = s.video, s.fetch
+    return [
+        Limit("bytes of a picture; of a video", f"{_mib(s.image.max_bytes)}; {_mib(video.max_bytes)}"),
+        Limit("pixels of a picture, before it is decoded", f"{s.image.max_pixels:,}"),
+        Limit("seconds to decode a picture; a video", f"{s.decode_s:g}; {video.decode_s:g}"),
+        Limit("characters of a URL that is fetched", f"{urls.MAX_URL:,}"),
+        Limit("seconds to fetch; to connect", f"{fetch.total_s:g}; {fetch.connect_s:g}"),
+        Limit("seconds without a byte", f"{fetch.read_s:g}"),
+        Limit("redirects", str(fetch.max_redirects)),
+        Limit("fetches at once; from one address", f"{fetch.concurrent}; {fetch.per_address}"),
+        Limit("seconds of a video", f"{video.max_duration_s:g}"),
+        Limit("frames of a second; of a video, taken evenly", f"{video.fps:g}; {video.max_frames}"),
+        Limit("pixels of one frame in the file", f"{video.max_frame_pixels:,}"),
+        Limit("pixels of all frames, scaled down to it", f"{video.max_total_pixels:,}"),
+        Limit("decoded pictures that all requests hold, then 429", _mib(s.max_live_bytes)),
+    ]
+
+
+def schema_rows() -> list[Limit]:
+    """What a JSON schema may be."""
+    return [
+        Limit("levels of the document", str(schema.MAX_DEPTH)),
+        Limit("levels with everything that its `$ref`s lead to", str(schema.MAX_LINKED_DEPTH)),
+        Limit("properties of one object", f"{schema.MAX_PROPERTIES:,}"),
+        Limit("patterns and formats that `allOf` or `$ref` join on one value", str(schema.MAX_PATTERNS)),
+        Limit("characters, of all tools together too", f"{MAX_CHARACTERS['json_schema']:,}"),
+    ]
+
+
+def _mib(size: int) -> str:
+    return f"{size // MIB:,} MiB"
+
+
+def limit_table(rows: list[Limit]) -> str:
+    """Limits as a table; the last column only where an option changes one."""
+    if any(row.option for row in rows):
+        return table(("limit", "by default", "option"), ((r.what, r.value, r.option) for r in rows))
+    return table(("limit", "value"), ((r.what, r.value) for r in rows))
+
+
+SECTIONS: Mapping[str, Callable[[], str]] = {
+    **{f"fields-{name}": lambda request=request: fields(request) for name, request in REQUESTS.items()},
+    "metrics": metrics,
+    "errors": error_table,
+    "limits": lambda: limit_table(limit_rows()),
+    "intake": lambda: limit_table(intake_rows()),
+    "schemas": lambda: limit_table(schema_rows()),
+}
+
+
+def written(page: str) -> str:
+    """The page with today's tables."""
+    return PLACE.sub(lambda found: found[1] + SECTIONS[found[2]]() + found[4], page)
+
+
+def names(page: str) -> list[str]:
+    """Sections that a page has."""
+    return [found[2] for found in PLACE.finditer(page)]
+
+
+def pages() -> list[Path]:
+    """Every page of the documentation."""
+    return [FOLDER.parent / "README.md", *sorted(FOLDER.glob("*.md"))]
+
+
+if __name__ == "__main__":
+    for path in pages():
+        text: Any = path.read_text(encoding="utf-8")
+        path.write_text(written(text), encoding="utf-8")
