@@ -87,7 +87,7 @@ def as_tensors(prompt: PreparedPrompt, image_token: int) -> dict[str, torch.Tens
     ids = torch.tensor([prompt.prompt_ids])
     inputs = {"input_ids": ids, "mm_token_type_ids": (ids == image_token).long()}
     if prompt.vision:
-        inputs["pixel_values"] = torch.cat([item.patches for item in prompt.vision])
+        inputs["pixel_values"] = torch.cat([item.values() for item in prompt.vision])
         inputs["image_grid_thw"] = torch.tensor([item.grid_thw for item in prompt.vision])
     return inputs
 
@@ -99,7 +99,7 @@ def compare_inputs(cases: list[Case]) -> list[dict[str, Any]]:
         same = list(case.ours.prompt_ids) == case.theirs["input_ids"][0].tolist()
         worst = 0.0
         if case.ours.vision:
-            ours = torch.cat([item.patches for item in case.ours.vision])
+            ours = torch.cat([item.values() for item in case.ours.vision])
             worst = (ours - case.theirs["pixel_values"].float()).abs().max().item()
         tokens = len(case.ours.prompt_ids)
         rows.append({"case": case.name, "tokens": tokens, "same_ids": same, "worst_patch_value": worst})
@@ -130,7 +130,7 @@ def our_logits(model: Qwen3VL, prompt: PreparedPrompt) -> torch.Tensor:
     rows = torch.tensor([i for i, token in enumerate(ids) if token in pads], device=device)
     embeds = None
     if grids:
-        embeds = model.encode_vision(torch.cat([item.patches for item in prompt.vision]), grids)
+        embeds = model.encode_vision(torch.cat([item.values() for item in prompt.vision]), grids)
     batch = Batch(
         input_ids=torch.tensor(ids, device=device),
         positions=positions.to(device),

@@ -64,7 +64,7 @@ def oracle(model: Any, prompt: PreparedPrompt, processor: Processor) -> list[int
     if prompt.vision:
         video = bool((kinds == 2).any())
         names = ("pixel_values_videos", "video_grid_thw") if video else ("pixel_values", "image_grid_thw")
-        values = torch.cat([item.patches for item in prompt.vision])
+        values = torch.cat([item.values() for item in prompt.vision])
         inputs |= dict(
             zip(names, (values, torch.tensor([item.grid_thw for item in prompt.vision])), strict=True)
         )

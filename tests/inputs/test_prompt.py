@@ -86,7 +86,7 @@ def test_equals_transformers(processor: Processor, oracle: Any, name: str) -> No
             theirs[f"{key}_grid_thw"].tolist() if items[kind] else []
         )
         if items[kind]:
-            assert torch.equal(torch.cat([item.patches for item in items[kind]]), theirs[pixels])
+            assert torch.equal(torch.cat([item.values() for item in items[kind]]), theirs[pixels])
 
 
 def _parts(messages: Sequence[Message]) -> list[Picture | Video]:

@@ -74,7 +74,7 @@ def _check_item(number: int, item: VisionItem, merge: int, patch_dim: int) -> No
             f"multiples of {merge}",
             field="vision",
         )
-    if item.patches.shape != (t * h * w, patch_dim) or not item.patches.is_floating_point():
+    if not item.holds(t * h * w, patch_dim):
         raise RequestError(
             f"{name} has patches {list(item.patches.shape)} of {_name(item.patches.dtype)}; its grid "
             f"{t}×{h}×{w} needs [{t * h * w}, {patch_dim}] of float32",

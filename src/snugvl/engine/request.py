@@ -33,6 +33,16 @@ class VisionItem:
     levels: torch.Tensor | None = None
     slots: int = 1
 
+    def holds(self, count: int, patch_dim: int) -> bool:
+        """Whether the patches are so many, of that size, of types that a network can read."""
+        patches, levels = self.patches, self.levels
+        if patches.dim() != 2 or (len(patches), patches.shape[1] * self.slots) != (count, patch_dim):
+            return False
+        if levels is None:
+            return patches.is_floating_point()
+        whole = patches.shape[1] % max(len(levels), 1) == 0 and levels.shape[1:] == (256,)
+        return patches.dtype == torch.uint8 and levels.is_floating_point() and whole
+
     def reader(self, device: torch.device, dtype: torch.dtype) -> PatchReader:
         """How a network reads the patches."""
         return reader(self.patches, device, dtype, self.levels, self.slots)

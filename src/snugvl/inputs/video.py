@@ -20,7 +20,7 @@ from snugvl.checkpoint.resize import smart_resize_video
 from snugvl.engine.request import VisionItem
 from snugvl.errors import RequestError
 from snugvl.inputs.image import to_rgb
-from snugvl.inputs.pixels import digest, normalise, patches_of
+from snugvl.inputs.pixels import digest, every_byte, normalise, patches_of
 from snugvl.inputs.settings import (
     PixelSettings,
     SamplingSettings,
@@ -96,7 +96,7 @@ class VideoPreprocessor:
         """Resize, normalise and cut into patches; an odd last frame is repeated.
 
         Returns:
-            `[t·rows·columns, 3·temporal_patch_size·patch_size²]` float32 with its grid.
+            `[t·rows·columns, 3·temporal_patch_size·patch_size²]` bytes with their grid and meaning.
 
         Raises:
             RequestError: frames of different sizes, or not one timestamp per frame.
@@ -108,15 +108,12 @@ class VideoPreprocessor:
         size = (grid[1] * settings.patch_size, grid[2] * settings.patch_size)
         frames = [_resized(to_rgb(frame), size) for frame in video.frames]
         frames += [frames[-1]] * (-len(frames) % settings.temporal_patch_size)
-        pixels = np.stack(frames)  # [frames, height, width, 3]
-        values = patches_of(pixels, settings)
+        patches = patches_of(frames, settings)
         # transformers fuses the two steps for videos: mean and std in levels instead of pixels in units.
         scale = torch.tensor(1 / settings.rescale_factor)
         mean, std = torch.tensor(settings.mean) * scale, torch.tensor(settings.std) * scale
-        normalise(values, tuple(mean.tolist()), tuple(std.tolist()))
-        return VisionItem(
-            values.reshape(-1, settings.patch_dim), grid, digest(pixels, grid, settings, "video")
-        )
+        levels = normalise(every_byte(), tuple(mean.tolist()), tuple(std.tolist()))
+        return VisionItem(patches, grid, digest(patches, grid, settings, "video"), levels)
 
     def timestamps(self, video: Video) -> tuple[str, ...]:
         """What stands before each temporal patch: the mean of its first and last frame's time."""
@@ -158,13 +155,16 @@ def frame_indices(total: int, fps: float, sampling: SamplingSettings) -> list[in
     return [int(i) for i in np.linspace(0, total - 1, count).round()]
 
 
-def _resized(frame: Image.Image, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """`frame` scaled to `size` (height, width): `[height, width, 3]`."""
-    pixels = np.array(frame)
-    if pixels.shape[:2] == size:
-        return pixels
-    planes = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()[None]  # [1, 3, height, width]
+def _resized(frame: Image.Image, size: tuple[int, int]) -> list[npt.NDArray[np.uint8]]:
+    """The planes of `frame` scaled to `size` (height, width)."""
+    planes = [np.asarray(band) for band in frame.split()]
+    if planes[0].shape == size:
+        return planes
     scaled = torch.nn.functional.interpolate(
-        planes, size=size, mode="bicubic", align_corners=False, antialias=True
+        torch.from_numpy(np.stack(planes))[None],
+        size=size,
+        mode="bicubic",
+        align_corners=False,
+        antialias=True,
     )
-    return scaled[0].permute(1, 2, 0).numpy()
+    return list(scaled[0].numpy())
