@@ -192,6 +192,29 @@ def test_no_torch_is_imported() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def test_every_option_of_the_server_reaches_it(snugvl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Seen(Exception):
+        """The settings are known."""
+
+    def measurement(settings: Any, tell: object) -> None:
+        seen.append(settings)
+        raise Seen
+
+    monkeypatch.setattr("snugvl.bench.measure.Measurement", measurement)
+    words = (
+        "--device cuda:1 --dtype bfloat16 --weights int4 --memory 7200MiB --context 2048 --max-pixels 4096"
+    )
+    snugvl("bench", "a/model", *words.split(), "--levels", "2:4", "--", "--max-concurrent", "9")
+    assert seen[0].serve_options == (*words.split(), "--max-concurrent", "9")
+    assert (seen[0].model, seen[0].server, seen[0].levels) == ("a/model", None, ((2, 4),))
+    snugvl("bench")
+    assert (seen[1].model, seen[1].serve_options) == (None, ())
+    assert seen[1].levels == ((1, 8), (8, 32), (32, 96))
+    assert seen[1].workload.image == (1024, 1024)
+
+
 @pytest.mark.slow
 def test_pocket_from_its_start_to_its_end(tmp_path: Path) -> None:
     saved, plot = tmp_path / "a.json", tmp_path / "a.svg"

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -106,6 +106,8 @@ def bench(
     timeout: Timeout = 300.0,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
+    weights: options.Weights = "auto",
+    memory: options.Memory = None,
     context: options.Context = None,
     max_pixels: options.MaxPixels = None,
     json: Json = None,
@@ -119,14 +121,20 @@ def bench(
     server of OpenAI's API. Ctrl+C prints what was measured until then.
     """
     if compare is not None:
-        if json is not None or plot is not None:
-            raise typer.BadParameter("--compare measures nothing that --json or --plot could keep")
-        _compare(*compare)
+        _compare(*compare, saving=json is not None or plot is not None)
         return
     from snugvl.bench.measure import Measurement, Settings
     from snugvl.bench.workload import Workload
 
-    start = _serve_options(device, dtype, context, max_pixels, serve_options or [])
+    said = {
+        "--device": None if device == "auto" else device,
+        "--dtype": None if dtype == "auto" else dtype,
+        "--weights": None if weights == "auto" else weights,
+        "--memory": memory,
+        "--context": context,
+        "--max-pixels": max_pixels,
+    }
+    start = _serve_options(said, serve_options or [])
     if server is not None and start:
         raise typer.BadParameter(
             f"{' '.join(start)} can't be chosen for a server that runs ({server}); leave it out, or --server"
@@ -138,8 +146,7 @@ def bench(
     settings = Settings(
         server, api_key, model, tuple(start), _levels(levels), workload, repeat, warmup, timeout
     )
-    for path in (json, plot):
-        _check_folder(path)
+    _check_folders(json, plot)
     _measure(Measurement(settings, _tell(quiet)), json, plot)
 
 
@@ -198,7 +205,9 @@ def _print(found: Report) -> None:
         write(printable(show.plain(found)))
 
 
-def _compare(first: Path, second: Path) -> None:
+def _compare(first: Path, second: Path, *, saving: bool) -> None:
+    if saving:
+        raise typer.BadParameter("--compare measures nothing that --json or --plot could keep")
     from snugvl.bench.compare import compare
     from snugvl.bench.result import load
 
@@ -209,20 +218,9 @@ def _tell(quiet: bool) -> Callable[[str], None]:
     return (lambda text: None) if quiet else say
 
 
-def _serve_options(
-    device: str, dtype: str, context: int | None, max_pixels: int | None, more: list[str]
-) -> list[str]:
-    """The options of `snugvl serve` that were said."""
-    found: list[str] = []
-    if device != "auto":
-        found += ["--device", device]
-    if dtype != "auto":
-        found += ["--dtype", dtype]
-    if context is not None:
-        found += ["--context", str(context)]
-    if max_pixels is not None:
-        found += ["--max-pixels", str(max_pixels)]
-    return found + more
+def _serve_options(said: Mapping[str, object], more: list[str]) -> list[str]:
+    """What goes to `snugvl serve`: the options that were said, and those after --."""
+    return [word for name, value in said.items() if value is not None for word in (name, str(value))] + more
 
 
 def _check_model(model: str | None) -> None:
@@ -230,10 +228,11 @@ def _check_model(model: str | None) -> None:
         raise typer.BadParameter(f"{model} stands where the MODEL belongs: snugvl bench MODEL -- {model} ...")
 
 
-def _check_folder(path: Path | None) -> None:
+def _check_folders(*paths: Path | None) -> None:
     """Before anything is measured: afterwards it would be lost."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise typer.BadParameter(f"{path} can't be written: name a file in a folder that is there")
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise typer.BadParameter(f"{path} can't be written: name a file in a folder that is there")
 
 
 def _levels(text: str) -> tuple[tuple[int, int], ...]:
