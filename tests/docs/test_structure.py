@@ -1,0 +1,52 @@
+"""docs/structure.md is true: every path it names exists, and it names every room."""
+
+import re
+from pathlib import Path
+
+from tests.docs.generated import FOLDER, pages
+
+ROOT = FOLDER.parent
+SOURCE = ROOT / "src" / "snugvl"
+
+
+def named(page: str) -> set[str]:
+    """Paths in backquotes: `folder/`, `folder/file.py`, `file.py`."""
+    return set(re.findall(r"`((?:[\w.-]+/)*[\w-]+(?:\.py|/))`", page))
+
+
+def rooms() -> set[str]:
+    """Folders of the package that hold code, and modules at its top, relative to it."""
+    folders = {path.parent.relative_to(SOURCE) for path in SOURCE.rglob("*.py")} - {Path()}
+    files = {path.name for path in SOURCE.glob("*.py")} - {"__init__.py", "version.py"}
+    return {f"{folder}/" for folder in folders} | files
+
+
+def test_every_path_exists() -> None:
+    paths = named((FOLDER / "structure.md").read_text(encoding="utf-8"))
+    assert len(paths) > 80
+    missing = [path for path in paths if not (SOURCE / path).exists() and not (ROOT / path).exists()]
+    assert not missing
+
+
+def test_every_room_is_named() -> None:
+    _, _, table = (FOLDER / "structure.md").read_text(encoding="utf-8").partition("## Rooms")
+    assert rooms() - named(table) == set()
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (*pages(), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        text = page.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            if link.startswith(("https://", "http://")):
+                continue
+            target, _, anchor = link.partition("#")
+            path = page.parent / target if target else page
+            assert path.exists(), f"{page.name}: {link}"
+            if anchor:
+                assert anchor in anchors(path.read_text(encoding="utf-8")), f"{page.name}: {link}"
+
+
+def anchors(text: str) -> set[str]:
+    """Headings as links call them."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
