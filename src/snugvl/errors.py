@@ -45,7 +45,11 @@ class InputError(SnugvlError):
 
 
 class ImageError(InputError):
-    """The input isn't a picture we can decode."""
+    """The input isn't a picture we can decode. `field` names where in a request it was, if in one."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class ImageTooLarge(ImageError):

@@ -24,7 +24,7 @@ def test_prints_the_folder_and_the_next_command(small: FakeHub, capsys: pytest.C
     folder = Path(out.strip())
     assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_vl"
     assert "downloaded and verified" in err
-    assert f"next: snugvl caption --model {REPO} photo.jpg" in err
+    assert f"next: snugvl serve {REPO}" in err
 
 
 def test_quiet_prints_the_folder_alone(small: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:

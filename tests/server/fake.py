@@ -47,9 +47,10 @@ class Script:
 class FakeStream:
     """The answer of one request; knows whether it was closed."""
 
-    def __init__(self, service: "FakeService", script: Script) -> None:
+    def __init__(self, service: "FakeService", script: Script, choices: int = 1) -> None:
         self._service = service
         self._script = script
+        self._choices = choices
         self._ended: asyncio.Future[None] | None = None
         self.closed = False
         self.prompt_tokens = 7
@@ -63,14 +64,16 @@ class FakeStream:
                 self._ended = asyncio.get_running_loop().create_future()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._ended, min(self._script.wait_s, 3600))
-            yield Delta(word)
+            for choice in range(self._choices):
+                yield Delta(word, choice)
         if self._script.error is not None:
             self.close()
             raise self._script.error
         self.close()
-        yield Delta(
-            "", finish_reason="stop", usage=Usage(7, len(self._script.words), 2), stop=self._script.stop
-        )
+        usage = Usage(7, len(self._script.words) * self._choices, 2)
+        for choice in range(self._choices):
+            last = choice == self._choices - 1
+            yield Delta("", choice, (), "stop", usage if last else None, self._script.stop)
 
     def end(self, error: Exception) -> None:
         """Fail now, as with an engine that dies."""
@@ -121,7 +124,7 @@ class FakeService:
             await asyncio.sleep(script.submit_s)
         if script.refusal is not None:
             raise script.refusal
-        stream = FakeStream(self, script)
+        stream = FakeStream(self, script, request.sampling.n)
         self.running.add(stream)
         return stream
 

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from time import monotonic
@@ -17,6 +18,7 @@ from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.errors import EngineError, RequestError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import PreparedPrompt, Processor
+from snugvl.models.loader import network_elements
 
 
 class NativeBackend:
@@ -25,12 +27,20 @@ class NativeBackend:
     def __init__(self, engine: Engine, processor: Processor, capabilities: Capabilities) -> None:
         self._engine = engine
         self._processor = processor
-        self._capabilities = capabilities
+        config = processor.config
+        self._capabilities = replace(
+            capabilities,
+            architecture=config.architecture,
+            parameters=network_elements(config),
+            tools=processor.template.shows_tools,
+        )
         self._grammars = GrammarCompiler(processor.tokenizer, processor.config.text.vocab_size)
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
         self._ids = count()
         # The worker must not hold this backend: dropped without `close`, it stops its thread, also at exit.
-        self._worker = EngineWorker(engine, partial(_deliver, engine, self._receivers))
+        self._worker = EngineWorker(
+            engine, partial(_deliver, engine, self._receivers), partial(_fail_all, self._receivers)
+        )
         weakref.finalize(self, self._worker.close)
 
     @property
@@ -149,6 +159,12 @@ def _check_combination(request: Request) -> None:
         raise RequestError(
             "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
         )
+
+
+def _fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:
+    for receiver in receivers.values():
+        receiver.fail(error)
+    receivers.clear()
 
 
 def _deliver(engine: Engine, receivers: dict[str, Receiver], output: TokenOutput) -> None:

@@ -194,6 +194,9 @@ class Capabilities:
         device: where, as people know it ("NVIDIA GeForce RTX 5060", "CPU").
         dtype: activations and cache, such as "bfloat16".
         weights: as they are in memory, such as "int4, int8 head".
+        architecture: of the network, as the checkpoint names it; empty where the engine doesn't tell.
+        parameters: number of weights; 0 where the engine doesn't tell.
+        tools: whether the chat template shows tools to the model.
     """
 
     model: str
@@ -206,6 +209,9 @@ class Capabilities:
     device: str = ""
     dtype: str = ""
     weights: str = ""
+    architecture: str = ""
+    parameters: int = 0
+    tools: bool = True
 
 
 class Backend(Protocol):

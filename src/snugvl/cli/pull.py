@@ -79,7 +79,7 @@ def fetch(
     how = "downloaded and verified" if done.fetched_bytes else "already there, verified"
     say(f"{model} {how}: {gib:.2f} GiB, commit {done.commit[:12]}")
     if revision is None:
-        say(f"next: snugvl caption --model {model} photo.jpg")
+        say(f"next: snugvl serve {model}")
 
 
 @contextmanager

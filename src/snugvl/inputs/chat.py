@@ -43,7 +43,7 @@ class ChatTemplate:
             used = meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"{where} is not a valid template: line {error.lineno}: {error}") from None
-        self._shows_tools = "tools" in used
+        self.shows_tools = "tools" in used
         self._shows_calls = "tool_calls" in source
 
     @classmethod
@@ -99,7 +99,7 @@ class ChatTemplate:
 
     def _check_shown(self, messages: Sequence[Message], tools: bool) -> None:
         """What a template doesn't know it leaves out, and the model would answer another conversation."""
-        if tools and not self._shows_tools:
+        if tools and not self.shows_tools:
             raise RequestError("this model's chat template doesn't show tools to the model", field="tools")
         for index, message in enumerate(messages):
             if (message.tool_calls or message.role == "tool") and not self._shows_calls:

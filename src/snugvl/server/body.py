@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from snugvl.errors import RequestError
+from snugvl.server.validation import InvalidRequest
 
 MAX_DEPTH = 100  # of arrays and objects in each other; JSON schemas of real tools need about 20
 MAX_VALUES = 300_000  # in all; a prompt of token ids that fills the longest context has 262,144
@@ -13,36 +13,36 @@ def parse_json(data: bytes) -> object:
     """The value of a body.
 
     Raises:
-        RequestError: not UTF-8, not JSON, NaN or infinity, a key twice, half a surrogate pair, nested too
+        InvalidRequest: not UTF-8, not JSON, NaN or infinity, a key twice, half a surrogate pair, nested too
             deep, or of too many values.
     """
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestError(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise _wrong(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     try:
         value = json.loads(
             text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique
         )
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise RequestError(f"the body is not valid JSON: {error.msg} at {where}") from None
+        raise _wrong(f"the body is not valid JSON: {error.msg} at {where}") from None
     except RecursionError:
         raise _too_deep() from None
     except ValueError:  # an integer of more digits than Python converts
-        raise RequestError("the body holds a number of more than 4,300 digits") from None
+        raise _wrong("the body holds a number of more than 4,300 digits") from None
     _check(value)
     return value
 
 
 def _refuse_constant(name: str) -> None:
-    raise RequestError(f"the body holds {name}, which is not JSON; numbers must be finite")
+    raise _wrong(f"the body holds {name}, which is not JSON; numbers must be finite")
 
 
 def _finite(digits: str) -> float:
     value = float(digits)
     if value in (float("inf"), float("-inf")):
-        raise RequestError(f"the body holds {digits[:40]}, which is too large; numbers must be finite")
+        raise _wrong(f"the body holds {digits[:40]}, which is too large; numbers must be finite")
     return value
 
 
@@ -52,7 +52,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise RequestError(f"the key {key[:80]!r} is in one object of the body twice", field=key)
+                raise _wrong(f"the key {key[:80]!r} is in one object of the body twice", field=key)
             seen.add(key)
     return values
 
@@ -75,7 +75,7 @@ def _check(value: object) -> None:
             return
         count += len(below)
         if count > MAX_VALUES:
-            raise RequestError(f"the body holds more than {MAX_VALUES:,} values")
+            raise _wrong(f"the body holds more than {MAX_VALUES:,} values")
         level = below
     if any(isinstance(item, dict | list) for item in level):
         raise _too_deep()
@@ -85,8 +85,12 @@ def _check_characters(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise RequestError("a string of the body holds half a surrogate pair") from None
+        raise _wrong("a string of the body holds half a surrogate pair") from None
 
 
-def _too_deep() -> RequestError:
-    return RequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
+def _too_deep() -> InvalidRequest:
+    return _wrong(f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def _wrong(message: str, *, field: str | None = None) -> InvalidRequest:
+    return InvalidRequest(message, field=field, code="invalid_json")

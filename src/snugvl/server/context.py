@@ -46,7 +46,8 @@ class Context:
         names = self.settings.names
         if name is None or name in names:
             return name or names[0]
-        raise ModelNotServed(f"the model {name!r} is not served here; use {' or '.join(map(repr, names))}")
+        served = " or ".join(map(repr, names))
+        raise ModelNotServed(f"the model {name[:100]!r} is not served here; use {served}")
 
 
 def context_of(connection: HTTPConnection) -> Context:

@@ -92,6 +92,8 @@ def code_of(error: Exception) -> str | None:
     for kind, code in CODES:
         if isinstance(error, kind):
             return code
+    if isinstance(error, RequestError):
+        return "invalid_value"
     status = status_of(error)
     return STATUS_CODES.get(status, "internal_error" if status >= 500 else None)
 
@@ -109,7 +111,7 @@ def param_of(error: Exception) -> str | None:
     """The field to blame, as a path."""
     if isinstance(error, ModelNotServed):
         return "model"
-    return error.field if isinstance(error, RequestError) else None
+    return error.field if isinstance(error, RequestError | ImageError) else None
 
 
 def error_body(error: Exception, family: Family) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, model_validator
+from pydantic_core import PydanticCustomError
 
-from snugvl.errors import RequestError
+from snugvl.server.validation import InvalidRequest
 
 # Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
 STRING_OR_ARRAY = Discriminator(lambda value: "array" if isinstance(value, list) else "string")
@@ -33,6 +34,22 @@ WHOLE = BeforeValidator(_whole)
 Harmless = Mapping[str, tuple[object, ...]]
 
 
+MAX_FIELDS = 256  # of one object; no protocol has as many, and each unknown one would be an error of its own
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Refuses an object of more entries before each of them is looked at."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > count:
+            raise PydanticCustomError(
+                "too_many_entries", "{given} entries; at most {count}", {"given": len(value), "count": count}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
 class Strict(BaseModel):
     """A JSON object of a request.
 
@@ -48,6 +65,11 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_harmless(cls, values: Any) -> Any:
+        if isinstance(values, dict) and len(values) > MAX_FIELDS:
+            raise PydanticCustomError(
+                "too_many_fields", "an object has {given} fields; at most {count}",
+                {"given": len(values), "count": MAX_FIELDS},
+            )  # fmt: skip
         if not isinstance(values, dict) or not cls.harmless:
             return values
         return {name: value for name, value in values.items() if not cls._asks_for_nothing(name, value)}
@@ -79,5 +101,7 @@ class Exact(Strict):
         for name, advice in cls.instead.items():
             asked = isinstance(values, dict) and values.get(name) is not None
             if asked and not cls._asks_for_nothing(name, values[name]):
-                raise RequestError(f"{name} is not supported: {advice}", field=name)
+                raise InvalidRequest(
+                    f"{name} is not supported: {advice}", field=name, code="unsupported_parameter"
+                )
         return values

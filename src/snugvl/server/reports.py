@@ -93,6 +93,9 @@ class ModelCard(BaseModel):
     max_pixels: int | None = Field(default=None, description="Larger images are scaled down to this.")
     images: bool | None = None
     video: bool | None = None
+    tools: bool | None = Field(default=None, description="Whether the model is shown tools.")
+    architecture: str | None = None
+    parameters: int | None = Field(default=None, description="Number of weights.")
 
 
 class ModelList(BaseModel):

@@ -26,6 +26,7 @@ from snugvl.server.reports import (
 from snugvl.version import __version__
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_IDS = 262_144  # the longest context there is
 STARTED = int(time.time())
 NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"model": HealthReport, "description": "Not ready; Retry-After says when to ask again."}
@@ -56,7 +57,10 @@ class DetokenizeRequest(Strict):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=2**31, strict=True)]]
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0, lt=2**31, strict=True)]],
+        Field(max_length=MAX_IDS, fail_fast=True),
+    ]
 
 
 @health_routes.get("/health", response_model=HealthReport, responses=NOT_READY)
@@ -157,6 +161,9 @@ def _card(context: Context, name: str) -> ModelCard:
         max_pixels=capabilities.max_pixels,
         images=capabilities.images,
         video=capabilities.video,
+        tools=capabilities.tools,
+        architecture=capabilities.architecture or None,
+        parameters=capabilities.parameters or None,
     )
 
 

@@ -12,6 +12,7 @@ CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
     "json_invalid": "invalid_json",
+    "unsupported_type": "unsupported_value",
 }
 SHOWN = 80  # characters of a value in a message
 LOOKED_AT = 50  # errors; a body of 100,000 wrong items has as many
@@ -53,11 +54,25 @@ def _message(param: str | None, entry: Mapping[str, Any], body: object) -> str:
         return f"{param} is missing"
     if kind == "extra_forbidden":
         return f"{param} is not supported; leave it out"
+    if kind == "union_tag_invalid":
+        return _unknown_kind(param, entry["ctx"])
+    if kind == "union_tag_not_found":
+        return f"{param}: {entry['ctx']['discriminator']} is missing"
     text = str(entry["msg"]).removeprefix("Value error, ")
+    if kind in ("model_attributes_type", "model_type"):
+        text = "Input should be an object"
     shown = repr(value)
     if isinstance(value, str | int | float | bool | None) and len(shown) <= SHOWN:
         return f"{param}: {text}, got {shown}"
     return f"{param}: {text}"
+
+
+def _unknown_kind(param: str, told: Mapping[str, Any]) -> str:
+    """An object whose `type` (or whatever tells its kinds apart) is none that we know."""
+    name = str(told["discriminator"]).strip("'")
+    named = name if name.isidentifier() else "type"  # a function tells them apart
+    tag, known = str(told["tag"])[:SHOWN], str(told["expected_tags"])
+    return f"{param}: {named} {tag!r} is not supported; use {known.replace(', ', ' or ')}"
 
 
 def _path(entry: Mapping[str, Any], body: object) -> Loc:

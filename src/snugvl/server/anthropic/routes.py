@@ -11,19 +11,14 @@ from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.ceiling import generate_within
 from snugvl.server.context import context_of
 from snugvl.server.reader import Reader
-from snugvl.server.streaming import event_stream
+from snugvl.server.streaming import event_stream, events_document
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
 
-EVENTS: Final[dict[str, Any]] = {
-    "text/event-stream": {
-        "schema": {
-            "type": "string",
-            "description": "message_start, ping, content_block_start, content_block_delta, "
-            "content_block_stop, message_delta, message_stop, error",
-        }
-    }
-}
+EVENTS: Final = events_document(
+    "message_start, ping, content_block_start, content_block_delta, content_block_stop, message_delta, "
+    "message_stop, error"
+)
 
 
 @router.post("", response_model=MessageOut, responses={200: {"content": EVENTS}})

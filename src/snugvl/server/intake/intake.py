@@ -18,7 +18,7 @@ from typing import Self
 from PIL import Image
 
 from snugvl.backends.protocol import Picture, Video
-from snugvl.errors import ImageTooLarge, QueueFull, RequestError
+from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
 from snugvl.server.intake.addresses import Address, is_foreign
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures, memory_for_videos
 from snugvl.server.intake.fetch import Fetcher
@@ -82,13 +82,15 @@ class Intake:
         max_pixels = _pixels_of(detail, field)
         self._live.check()
         name = f"the image at {field}"
-        data = await self._bytes(url, self._settings.image.max_bytes, _IMAGES, name, field)
-        return Picture(await self._image(data, name), max_pixels)
+        with _blaming(field):
+            data = await self._bytes(url, self._settings.image.max_bytes, _IMAGES, name, field)
+            return Picture(await self._image(data, name), max_pixels)
 
     async def picture_bytes(self, data: bytes, *, detail: str | None = "auto", field: str) -> Picture:
         """The same for a file's bytes (a multipart upload)."""
         max_pixels = _pixels_of(detail, field)
-        return Picture(await self._image(data, f"the image at {field}"), max_pixels)
+        with _blaming(field):
+            return Picture(await self._image(data, f"the image at {field}"), max_pixels)
 
     async def video(self, url: str | list[str], *, fps: float | None = None, field: str) -> Video:
         """A video: a URL of a video file or of an animation, or a list of URLs of its frames.
@@ -102,16 +104,18 @@ class Intake:
         """
         _check_fps(fps, field)
         self._live.check()
-        if not isinstance(url, str):
-            return await self._list_of_frames(url, fps, field)
         name = f"the video at {field}"
-        data = await self._bytes(url, self._settings.video.max_bytes, _VIDEOS, name, field)
-        return await self._video(data, fps, name)
+        with _blaming(field):
+            if not isinstance(url, str):
+                return await self._list_of_frames(url, fps, field)
+            data = await self._bytes(url, self._settings.video.max_bytes, _VIDEOS, name, field)
+            return await self._video(data, fps, name)
 
     async def video_bytes(self, data: bytes, *, fps: float | None = None, field: str) -> Video:
         """The same for a file's bytes (a multipart upload)."""
         _check_fps(fps, field)
-        return await self._video(data, fps, f"the video at {field}")
+        with _blaming(field):
+            return await self._video(data, fps, f"the video at {field}")
 
     async def close(self) -> None:
         """Stop the workers. Safe to call twice."""
@@ -187,6 +191,16 @@ class _Live:
     def add(self, images: Iterable[Image.Image]) -> None:
         """Counts decoded pictures until nobody holds them any more. Pillow keeps 4 bytes a pixel."""
         self._images += [(weakref.ref(image), 4 * image.width * image.height) for image in images]
+
+
+@contextmanager
+def _blaming(field: str) -> Iterator[None]:
+    """Let errors about a picture say where in the request it was."""
+    try:
+        yield
+    except ImageError as error:
+        error.field = error.field or field
+        raise
 
 
 def _anywhere(_: Address) -> bool:

@@ -15,7 +15,7 @@ from snugvl.server.context import Context
 LATEST = ":latest"
 NEVER = "9999-12-31T23:59:59Z"
 TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # as Ollama calls them
-ARCHITECTURE = "snugvl"  # which network it is inside, the engine doesn't tell
+UNKNOWN = "snugvl"  # the family of a model whose engine doesn't tell
 
 
 class Details(BaseModel):
@@ -23,9 +23,9 @@ class Details(BaseModel):
 
     parent_model: str = ""
     format: str = "safetensors"
-    family: str = ARCHITECTURE
-    families: list[str] = [ARCHITECTURE]
-    parameter_size: str = ""
+    family: str
+    families: list[str]
+    parameter_size: str
     quantization_level: str
 
 
@@ -139,15 +139,18 @@ def running(context: Context) -> Running:
 def shown(context: Context) -> Shown:
     """What the engine tells about its model."""
     capabilities = context.capabilities
+    family = _family(capabilities)
+    can = {"completion": True, "tools": capabilities.tools, "vision": capabilities.images}
     return Shown(
         details=_details(capabilities),
         model_info={
-            "general.architecture": ARCHITECTURE,
+            "general.architecture": family,
             "general.basename": capabilities.model,
-            f"{ARCHITECTURE}.context_length": capabilities.context_tokens,
-            f"{ARCHITECTURE}.vision.max_pixels": capabilities.max_pixels,
+            "general.parameter_count": capabilities.parameters,
+            f"{family}.context_length": capabilities.context_tokens,
+            f"{family}.vision.max_pixels": capabilities.max_pixels,
         },
-        capabilities=["completion", "tools", *(["vision"] if capabilities.images else [])],
+        capabilities=[name for name, able in can.items() if able],
         modified_at=_since(),
     )
 
@@ -158,7 +161,26 @@ def _tagged(name: str) -> str:
 
 
 def _details(capabilities: Capabilities) -> Details:
-    return Details(quantization_level=TYPES.get(capabilities.dtype, capabilities.dtype.upper()))
+    family = _family(capabilities)
+    return Details(
+        family=family,
+        families=[family],
+        parameter_size=_in_short(capabilities.parameters),
+        quantization_level=TYPES.get(capabilities.dtype, capabilities.dtype.upper()),
+    )
+
+
+def _family(capabilities: Capabilities) -> str:
+    """As Ollama names architectures: Qwen3VLForConditionalGeneration is qwen3vl there."""
+    return capabilities.architecture.partition("For")[0].lower() or UNKNOWN
+
+
+def _in_short(parameters: int) -> str:
+    """2.1B, 6.5M; nothing where the number is not known."""
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if parameters >= size:
+            return f"{parameters / size:.1f}{letter}"
+    return ""
 
 
 def _digest(capabilities: Capabilities) -> str:

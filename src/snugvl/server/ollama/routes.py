@@ -25,16 +25,11 @@ from snugvl.server.ollama.answers import (
 from snugvl.server.ollama.conversation import chat_request, generate_request
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, ShowRequest
 from snugvl.server.reader import Reader
-from snugvl.server.streaming import line_stream
+from snugvl.server.streaming import line_stream, lines_document
 from snugvl.version import __version__
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
-LINES: Final[dict[str, Any]] = {
-    "application/x-ndjson": {
-        "schema": {"type": "string", "description": "an object a line, the last one done"}
-    }
-}
 ELSEWHERE: Final = (  # method, path, what to do instead
     ("POST", "pull", "download models with `snugvl pull`"),
     ("POST", "push", "there is no registry to push to"),
@@ -52,7 +47,7 @@ ELSEWHERE: Final = (  # method, path, what to do instead
     "/chat",
     response_model=ChatLine,
     response_model_exclude_none=True,
-    responses={200: {"content": LINES}},
+    responses={200: {"content": lines_document("ChatLine")}},
 )
 async def post_chat(http: Request, chat: ChatRequest) -> Any:
     """Continue a conversation, with pictures and tools."""
@@ -70,7 +65,7 @@ async def post_chat(http: Request, chat: ChatRequest) -> Any:
     "/generate",
     response_model=GenerateLine,
     response_model_exclude_none=True,
-    responses={200: {"content": LINES}},
+    responses={200: {"content": lines_document("GenerateLine")}},
 )
 async def post_generate(http: Request, asked: GenerateRequest) -> Any:
     """Answer a prompt, with pictures."""

@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from snugvl.backends.protocol import Delta, Usage
 from snugvl.errors import EngineError, RequestError
+from snugvl.server.fields import at_most
 from snugvl.server.generation import Generation
 from snugvl.server.openai.sampling import StreamOptions
-from snugvl.server.streaming import Event
+from snugvl.server.streaming import Event, events_document
 from snugvl.version import __version__
 
 FINGERPRINT = f"snugvl-{__version__}"
@@ -22,23 +23,10 @@ DONE = Event("[DONE]")
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16, description="Accepted; this server keeps nothing"),
+    at_most(16),
 ]
 
-EVENTS_DOCUMENT: dict[str, Any] = {
-    "content": {
-        "text/event-stream": {
-            "itemSchema": {
-                "type": "object",
-                "description": "An event, with stream: true",
-                "properties": {
-                    "event": {"type": "string", "description": "of responses: the type of the event"},
-                    "data": {"type": "string", "description": "JSON, or [DONE]"},
-                },
-                "required": ["data"],
-            },
-        }
-    }
-}
+EVENTS_DOCUMENT: dict[str, Any] = {"content": events_document("with stream: true")}
 
 
 def new_id(prefix: str) -> str:

@@ -42,13 +42,14 @@ def _kind(prompt: object) -> str:
     return "texts" if isinstance(first, str) else "ids"
 
 
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Prompt = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("texts")]
-    | Annotated[list[TokenId], Field(min_length=1), Tag("ids")]
+    | Annotated[TokenIds, Tag("ids")]
     | Annotated[
-        list[Annotated[list[TokenId], Field(min_length=1)]],
-        Field(min_length=1, max_length=MAX_PROMPTS),
+        list[TokenIds],
+        Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True),
         Tag("lists of ids"),
     ],
     Discriminator(_kind),

@@ -126,7 +126,13 @@ class ResponseRequest(Exact):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: (
+        Annotated[
+            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
+            Field(max_length=16, fail_fast=True),
+        ]
+        | None
+    ) = None
     metadata: Metadata | None = None
     reasoning: NoReasoning | None = None
     stream: bool | None = None

@@ -9,7 +9,7 @@ from pydantic import Field, Tag
 
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
-from snugvl.server.fields import STRING_OR_ARRAY, WHOLE, Exact, Harmless
+from snugvl.server.fields import STRING_OR_ARRAY, WHOLE, Exact, Harmless, at_most
 
 MAX_STOP = 16  # OpenAI takes four
 MAX_TOKENS = 2**31
@@ -25,7 +25,12 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 MaxTokens = Annotated[
     int, Field(ge=1, le=MAX_TOKENS, description="of the answer; by default what the context leaves"), WHOLE
 ]
-LogitBias = dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
+MAX_BIASES = 1024  # OpenAI takes 300
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASES),
+    at_most(MAX_BIASES),
+]
 
 
 class StreamOptions(Exact):

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive
 
 from snugvl.errors import RequestError
 from snugvl.server.body import parse_json
-from snugvl.server.context import context_of
+from snugvl.server.forms import form_of
 
 NAMES = ("request", "payload_json")
 MAX_FILES = 64
@@ -66,9 +66,8 @@ async def _unpacked(request: Request) -> Request:
     Raises:
         RequestError: no JSON, two of them, or two files of one name.
     """
-    limit = context_of(request).settings.max_body_bytes
     content: dict[str, bytes] = {}
-    async with request.form(max_files=MAX_FILES, max_fields=MAX_FILES, max_part_size=limit) as form:
+    async with form_of(request, max_files=MAX_FILES, max_fields=MAX_FILES) as form:
         for name, value in form.multi_items():
             if name in content:
                 raise RequestError(f"the form has two parts named {name!r}; names must differ", field=name)

@@ -16,7 +16,8 @@ from starlette.requests import Request
 from snugvl.backends.protocol import Picture
 from snugvl.errors import RequestError
 from snugvl.server.body import parse_json
-from snugvl.server.context import Context, context_of
+from snugvl.server.context import Context
+from snugvl.server.forms import form_of
 from snugvl.server.together import together
 from snugvl.server.vision.schemas import MAX_IMAGES, TaskOptions
 
@@ -83,8 +84,7 @@ class Bodies(Generic[OptionsT]):
         return Received(options, tuple(Source(url, f"images[{index}]") for index, url in enumerate(several)))
 
     async def _read_form(self, http: Request) -> Received[OptionsT]:
-        limit = context_of(http).settings.max_body_bytes
-        async with http.form(max_files=MAX_IMAGES, max_fields=MAX_FIELDS, max_part_size=limit) as form:
+        async with form_of(http, max_files=MAX_IMAGES, max_fields=MAX_FIELDS) as form:
             sources = [source async for source in _sources(form)]
             options = _validated(self.options, _fields(form), strict=False)
         if not sources:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from snugvl.server.context import context_of
 from snugvl.server.generation import generate
-from snugvl.server.streaming import event_stream
+from snugvl.server.streaming import event_stream, events_document
 from snugvl.server.vision.answers import answer, drawn, events
 from snugvl.server.vision.received import Bodies, Source, picture, pictures
 from snugvl.server.vision.schemas import (
@@ -38,11 +38,7 @@ ASK: Final = Bodies(AskRequest, AskOptions)
 SCENE: Final = Bodies(SceneRequest, SceneOptions)
 DETECT: Final = Bodies(DetectRequest, DetectOptions)
 
-EVENTS: Final[dict[str, Any]] = {
-    "text/event-stream": {
-        "schema": {"type": "string", "description": 'data: {"delta": "…"} …, then data: {"result": {…}}'}
-    }
-}
+EVENTS: Final = events_document('{"delta": "…"} for each piece, then {"result": {…}}')
 PNG: Final[dict[str, Any]] = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
 
 
