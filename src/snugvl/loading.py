@@ -20,6 +20,7 @@ from snugvl.hardware.sizes import format_size, parse_size
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, network_elements
 from snugvl.place import Place, cap, device_of, place_on
+from snugvl.planner.footprint.native import KERNELS
 from snugvl.planner.settings import Settings, WeightFormat
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
     }
     if place.device.type == "cuda":
         # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
-        rows[CONTEXT] = max(plan.named(CONTEXT) - place.planned().cublas_bytes, 0)
+        rows[CONTEXT] = max(plan.named(CONTEXT) - place.planned().cublas_bytes, 0) + plan.named(KERNELS)
         rows[GRAPHS] = plan.named(GRAPHS)
     rows["workspace"] = plan.total_bytes - sum(rows.values()) + allocation.kv_bytes - plan.named("KV cache")
     return rows

@@ -10,6 +10,7 @@ from snugvl.hardware.context_cost import estimate_of
 from snugvl.hardware.machine import Gpu, OperatingSystem
 from snugvl.hardware.probe import probe
 from snugvl.planner.budget import host_margin_bytes, margin_bytes
+from snugvl.planner.footprint.native import KERNEL_BYTES
 from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
 
 
@@ -69,7 +70,7 @@ def device_of(name: str) -> torch.device:
         RequestError: unknown, or not there.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return device_of("cuda") if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -81,6 +82,9 @@ def device_of(name: str) -> torch.device:
             f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA GPUs; use cpu",
             field="device",
         )
+    if device.type == "cuda" and device.index is None:  # the first one, unless the process has chosen
+        fresh = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return torch.device("cuda", 0 if fresh else torch.cuda.current_device())
     return device
 
 
@@ -138,6 +142,7 @@ def cap(place: Place) -> int | None:
     before = torch.cuda.memory_reserved(place.device)
     total = torch.cuda.get_device_properties(place.device).total_memory
     # What torch gives cuBLAS is part of the context as it was measured, and torch's allocation.
-    most = before + place.usable_bytes - place.context_bytes + place.planned().cublas_bytes
+    context = place.context_bytes + KERNEL_BYTES if place.context_bytes else 0
+    most = before + place.usable_bytes - context + place.planned().cublas_bytes
     torch.cuda.set_per_process_memory_fraction(min(most / total, 1.0), place.device)
     return before + place.usable_bytes

@@ -10,6 +10,7 @@ from snugvl.hardware.calibration import ANY_ENGINE, Measurement
 from snugvl.hardware.context_cost import COMPONENT
 from snugvl.ledger import Ledger
 from snugvl.place import Place
+from snugvl.planner.footprint.native import KERNEL_BYTES
 
 GRAIN_BYTES = 8 << 20  # growth that is worth writing down
 
@@ -52,8 +53,8 @@ def _measurements(place: Place, subject: str, ledger: Ledger, grown: dict[str, i
         for name, nbytes in grown.items()
     ]
     if CONTEXT in grown:
-        # As `doctor --measure-context` has it: with the workspace that torch gives cuBLAS.
-        library = place.planned().cublas_bytes
-        plan, whole = planned[CONTEXT] + library, grown[CONTEXT] + library
+        # As `doctor --measure-context` has it: with what torch gives cuBLAS, without our kernels.
+        more = place.planned().cublas_bytes - KERNEL_BYTES
+        plan, whole = max(planned[CONTEXT] + more, 0), max(grown[CONTEXT] + more, 0)
         found.append(measurement(ANY_ENGINE, "", COMPONENT, "", plan, whole))
     return found

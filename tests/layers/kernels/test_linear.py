@@ -121,3 +121,11 @@ def test_many_rows_widen_the_weights_slice_by_slice(
         gate, up = expected.chunk(2, -1)
         expected = silu(gate) * up
     close(product(x, weights, bias=bias, residual=residual, swiglu=swiglu), expected + residual)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+def test_no_rows_launch_nothing(kind: Format, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk in the middle of a prompt needs no logits: a kernel would read an address that isn't there."""
+    monkeypatch.setattr(kernels, "gemv", None)
+    weights = stored(kind, 40, 256, device)
+    assert product(torch.randn(0, 256, device=device), weights).shape == (0, 40)

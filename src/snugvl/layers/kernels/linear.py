@@ -44,6 +44,8 @@ def product(
     """
     outputs = weights.rows // 2 if swiglu else weights.rows
     out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
+    if not x.shape[0]:  # a step in which no sequence samples: there is nothing to read
+        return out
     if x.shape[0] <= VECTOR_ROWS and bias is None:
         _vector(x, weights, norm, eps, residual, out, swiglu=swiglu)
         return out
