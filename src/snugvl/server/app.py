@@ -13,7 +13,7 @@ from snugvl.server.context import Context
 from snugvl.server.limits import Limits
 from snugvl.server.logs import Logs
 from snugvl.server.ollama import routes as ollama
-from snugvl.server.openai import chat, completions, responses
+from snugvl.server.openai import chat, completions, responses, tokens
 from snugvl.server.page import routes as page
 from snugvl.server.receiving import Receiving
 from snugvl.server.vision import routes as vision
@@ -36,7 +36,7 @@ def create_app(context: Context, *, started: bool = False) -> FastAPI:
     app = FastAPI(title="snugvl", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.context = context
     errors.install(app)
-    for routes in (system, chat, completions, responses, vision, ollama, anthropic, page):
+    for routes in (system, tokens, chat, completions, responses, vision, ollama, anthropic, page):
         app.include_router(routes.router)
     # The last one added sees a request first.
     app.add_middleware(Receiving, settings=context.settings)

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -20,6 +21,9 @@ from snugvl.backends.service import EngineService, Health
 from snugvl.errors import EngineError
 from snugvl.server.settings import ServerSettings
 from snugvl.server.sockets import uvicorn_config
+
+if TYPE_CHECKING:
+    from snugvl.server.context import Context
 
 log = logging.getLogger("snugvl.server")
 
@@ -86,15 +90,19 @@ async def serve(
         await service.start()
         watcher = asyncio.ensure_future(_watch(service, watch))
         try:
-            server = await asyncio.to_thread(_config, service, settings)
-            return await _run(Server(server, service, settings), service, listener, watcher)
+            config, context = await asyncio.to_thread(_config, service, settings)
+            warmer = asyncio.ensure_future(_warm(context))
+            try:
+                return await _run(Server(config, service, settings), service, listener, watcher)
+            finally:
+                warmer.cancel()
         finally:
             watcher.cancel()
     finally:
         await service.close()
 
 
-def _config(service: EngineService, settings: ServerSettings) -> uvicorn.Config:
+def _config(service: EngineService, settings: ServerSettings) -> "tuple[uvicorn.Config, Context]":
     """The app, imported here and now: it takes most of a second."""
     from snugvl.server.app import create_app
     from snugvl.server.context import Context
@@ -103,7 +111,14 @@ def _config(service: EngineService, settings: ServerSettings) -> uvicorn.Config:
     context = Context(service, settings, Intake.from_settings(settings))
     config = uvicorn_config(create_app(context, started=True), settings)
     config.load()
-    return config
+    return config, context
+
+
+async def _warm(context: "Context") -> None:
+    """Once the engine is ready, start what decodes the first picture; before that it would only slow it."""
+    while not context.service.health.ready:
+        await asyncio.sleep(POLL_S)
+    await context.intake.warm()
 
 
 async def _run(

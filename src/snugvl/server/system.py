@@ -1,32 +1,23 @@
-"""Routes about the server itself: health, metrics, memory, models, tokens."""
+"""Routes about the server itself: health, metrics, memory, models."""
 
 import math
 import time
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
 from starlette.responses import JSONResponse
 
-from snugvl.errors import RequestError
 from snugvl.server.context import Context, context_of
-from snugvl.server.fields import Strict
-from snugvl.server.openai.media import MediaSource
-from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
-from snugvl.server.openai.tools import ChatTool, chat_tool_use
 from snugvl.server.reports import (
-    DetokenizeReport,
     HealthReport,
     MemoryReport,
     ModelCard,
     ModelList,
-    TokenizeReport,
     VersionReport,
 )
 from snugvl.version import __version__
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_IDS = 262_144  # the longest context there is
 STARTED = int(time.time())
 NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"model": HealthReport, "description": "Not ready; Retry-After says when to ask again."}
@@ -36,31 +27,6 @@ router = APIRouter()
 health_routes = APIRouter(tags=["health"])
 server_routes = APIRouter(tags=["server"])
 model_routes = APIRouter(tags=["models"])
-token_routes = APIRouter(tags=["tokens"])
-
-
-class TokenizeRequest(Strict):
-    """A text, or a conversation with its tools."""
-
-    harmless = {  # noqa: RUF012 - a ClassVar of the base
-        "add_special_tokens": (True, False),
-        "add_generation_prompt": (True,),
-        "return_token_strs": (False,),
-    }
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: list[ChatTool] | None = None
-
-
-class DetokenizeRequest(Strict):
-    """Token ids."""
-
-    model: str | None = None
-    tokens: Annotated[
-        list[Annotated[int, Field(ge=0, lt=2**31, strict=True)]],
-        Field(max_length=MAX_IDS, fail_fast=True),
-    ]
 
 
 @health_routes.get("/health", response_model=HealthReport, responses=NOT_READY)
@@ -119,36 +85,6 @@ async def model(request: Request, model: str) -> ModelCard:
     return _card(context, context.check_model(model))
 
 
-@token_routes.post("/tokenize")
-async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeReport:
-    """Token ids of a text as it is, or of a conversation through the chat template."""
-    context = context_of(request)
-    context.check_model(body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError("give either prompt or messages", field="prompt")
-    if body.prompt is not None:
-        if body.tools is not None:
-            raise RequestError("tools belong to messages, not to a prompt", field="tools")
-        found = await context.service.tokenize(body.prompt)
-    else:
-        conversation = await conversation_of(body.messages or [], MediaSource(context.intake, {}))
-        found = await context.service.tokenize(conversation, chat_tool_use(body.tools, None, None))
-    return TokenizeReport(
-        count=len(found.ids),
-        max_model_len=context.capabilities.context_tokens,
-        tokens=found.ids,
-        image_tokens=found.image_tokens,
-    )
-
-
-@token_routes.post("/detokenize")
-async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeReport:
-    """The text of token ids."""
-    context = context_of(request)
-    context.check_model(body.model)
-    return DetokenizeReport(prompt=await context.service.detokenize(tuple(body.tokens)))
-
-
 def _card(context: Context, name: str) -> ModelCard:
     capabilities = context.service.capabilities
     if capabilities is None:
@@ -167,5 +103,5 @@ def _card(context: Context, name: str) -> ModelCard:
     )
 
 
-for routes in (health_routes, server_routes, model_routes, token_routes):
+for routes in (health_routes, server_routes, model_routes):
     router.include_router(routes)

@@ -1,0 +1,73 @@
+"""POST /tokenize and /detokenize, as vLLM has them: what a model reads, without an answer."""
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+
+from snugvl.errors import RequestError
+from snugvl.server.context import context_of
+from snugvl.server.fields import Strict
+from snugvl.server.openai.media import MediaSource
+from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
+from snugvl.server.openai.tools import MAX_TOOLS, ChatTool, chat_tool_use
+from snugvl.server.reports import DetokenizeReport, TokenizeReport
+
+MAX_IDS = 262_144  # the longest context there is
+
+router = APIRouter(tags=["tokens"])
+
+
+class TokenizeRequest(Strict):
+    """A text, or a conversation with its tools."""
+
+    harmless = {  # noqa: RUF012 - a ClassVar of the base
+        "add_special_tokens": (True, False),
+        "add_generation_prompt": (True,),
+        "return_token_strs": (False,),
+    }
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+
+
+class DetokenizeRequest(Strict):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: Annotated[
+        list[Annotated[int, Field(ge=0, lt=2**31, strict=True)]],
+        Field(max_length=MAX_IDS, fail_fast=True),
+    ]
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeReport:
+    """Token ids of a text as it is, or of a conversation through the chat template."""
+    context = context_of(request)
+    context.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages", field="prompt")
+    if body.prompt is not None:
+        if body.tools is not None:
+            raise RequestError("tools belong to messages, not to a prompt", field="tools")
+        found = await context.service.tokenize(body.prompt)
+    else:
+        conversation = await conversation_of(body.messages or [], MediaSource(context.intake, {}))
+        found = await context.service.tokenize(conversation, chat_tool_use(body.tools, None, None))
+    return TokenizeReport(
+        count=len(found.ids),
+        max_model_len=context.capabilities.context_tokens,
+        tokens=found.ids,
+        image_tokens=found.image_tokens,
+    )
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeReport:
+    """The text of token ids."""
+    context = context_of(request)
+    context.check_model(body.model)
+    return DetokenizeReport(prompt=await context.service.detokenize(tuple(body.tokens)))
