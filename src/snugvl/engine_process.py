@@ -24,6 +24,7 @@ def load(choice: EngineChoice, report: Report) -> Model:
         weights=choice.weights,
         max_pixels=choice.max_pixels,
         memory=choice.memory_bytes,
+        max_waiting=choice.max_waiting,
         progress=report,
     )
     kv_bytes = loaded.backend.memory()["kv_cache"]

@@ -113,9 +113,13 @@ def load_engine(
     context: int | None = None,
     max_pixels: int | None = None,
     memory: int | str | None = None,
+    max_waiting: int | None = None,
     progress: Progress | None = None,
 ) -> Loaded:
-    """`load` without the tasks, for a process that only runs the engine."""
+    """`load` without the tasks, for a process that only runs the engine.
+
+    `max_waiting`: requests that may queue before `QueueFull`; None for the engine's own limit.
+    """
     report = progress or (lambda _detail, _done: None)
     report("reading headers", 0.0)
     folder = locate(str(model))
@@ -140,7 +144,8 @@ def load_engine(
     report("allocating the KV cache", WEIGHTS_TO)
     if target.type == "cuda":
         torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
-    engine = Engine(network, allocation.engine)
+    sizes = allocation.engine
+    engine = Engine(network, sizes if max_waiting is None else replace(sizes, max_waiting=max_waiting))
     capabilities = Capabilities(
         model=str(model),
         context_tokens=allocation.engine.max_model_len,

@@ -24,8 +24,9 @@ def test_progress_runs_from_zero_to_nearly_one(folder: Path) -> None:
 
 
 def test_the_plan_of_what_was_loaded(folder: Path) -> None:
-    loaded = load_engine(folder, device="cpu", dtype="auto", context=512, max_pixels=None)
+    loaded = load_engine(folder, device="cpu", dtype="auto", context=512, max_waiting=3)
     try:
+        assert loaded.backend._engine.config.max_waiting == 3
         memory = loaded.backend.memory()
         assert loaded.planned["KV cache"] >= memory["kv_cache"] > 0
         assert sum(loaded.weights.values()) == memory["weights"]

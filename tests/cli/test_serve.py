@@ -88,7 +88,7 @@ def test_quiet_says_nothing(served: Served, capsys: pytest.CaptureFixture[str]) 
 
 def test_every_option_arrives(served: Served, tmp_path: Path) -> None:
     words = "--served-model-name a --served-model-name b --api-key k1 --api-key k2 --api-key k1 --deadline 5"
-    words += " --drain 7 --max-body 3 --max-concurrent 9 --key-requests-per-minute 11 --key-concurrent 2"
+    words += " --drain 7 --max-body 3 --max-concurrent 9 --max-queue 4 --key-requests-per-minute 11 --key-concurrent 2"
     words += (
         f" --allow-local-media {tmp_path} --allow-private-media --log-prompts --device cpu --dtype float32"
     )
@@ -105,7 +105,7 @@ def test_every_option_arrives(served: Served, tmp_path: Path) -> None:
     assert settings.log_prompts
     choice = served.services[0]._start.choice
     assert (choice.model, choice.device, choice.dtype) == ("pocket", "cpu", "float32")
-    assert choice.context == 2048
+    assert (choice.context, choice.max_waiting) == (2048, 4)
 
 
 def test_no_deadline(served: Served) -> None:

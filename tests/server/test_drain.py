@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+import psutil
 import pytest
 
 from snugvl.backends.service import Health
@@ -15,7 +16,7 @@ from snugvl.server.run import run
 from snugvl.server.settings import ServerSettings
 from snugvl.server.sockets import PortTaken, address_of, listen
 from tests.server.fake import FakeService
-from tests.server.raw import connect, head, read_all
+from tests.server.raw import connect, head, read_all, until
 
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
@@ -38,6 +39,11 @@ def chat(base: str) -> "Iterator[str]":
     with httpx.stream("POST", base + "/v1/chat/completions", json=STREAM, timeout=30) as answer:
         assert answer.status_code == 200
         yield from answer.iter_lines()
+
+
+def test_a_decoder_is_there_before_the_first_picture() -> None:
+    with served(wait_s=0.0, drain_s=1) as (process, _):
+        until(lambda: bool(psutil.Process(process.pid).children()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -40,7 +40,10 @@ _LENGTH = Struct("!Q")
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """What an engine process loads; the arguments of `snugvl.load`."""
+    """What an engine process loads; the arguments of `snugvl.load`.
+
+    `max_waiting`: requests that may queue before `QueueFull`; None for the engine's own limit.
+    """
 
     model: str = "pocket"
     device: str = "auto"
@@ -49,6 +52,7 @@ class EngineChoice:
     max_pixels: int | None = None
     weights: WeightsName = "auto"
     memory_bytes: int | None = None
+    max_waiting: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class Choice:
     max_pixels: int | None
     weights: options.WeightsName = "auto"
     memory_bytes: int | None = None
+    max_queue: int | None = None
 
 
 def serve(
@@ -76,6 +77,12 @@ def serve(
         int,
         typer.Option("--max-concurrent", min=1, help="Requests at once, waiting ones included; then 429."),
     ] = 256,
+    max_queue: Annotated[
+        int | None,
+        typer.Option(
+            "--max-queue", min=1, help="Requests that may wait for the engine (256 without); then 429."
+        ),
+    ] = None,
     deadline: Annotated[
         float, typer.Option("--deadline", min=0, help="Seconds a request may take in all; 0 for no limit.")
     ] = 600.0,
@@ -127,7 +134,7 @@ def serve(
         log_prompts=log_prompts,
     )
     limit = None if memory is None else parse_size(memory, "--memory")
-    choice = Choice(model, device, dtype, context, max_pixels, weights, limit)
+    choice = Choice(model, device, dtype, context, max_pixels, weights, limit, max_queue)
     code = start(choice, settings, quiet=quiet, started=started)
     if code:
         raise typer.Exit(code)
@@ -165,6 +172,7 @@ def start(choice: Choice, settings: ServerSettings, *, quiet: bool, started: flo
                 choice.max_pixels,
                 choice.weights,
                 choice.memory_bytes,
+                choice.max_queue,
             )
         )
         loading = Loading(service, quiet=quiet, started=started)
