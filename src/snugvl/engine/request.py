@@ -40,8 +40,9 @@ class VisionItem:
             return False
         if levels is None:
             return patches.is_floating_point()
-        whole = patches.shape[1] % max(len(levels), 1) == 0 and levels.shape[1:] == (256,)
-        return patches.dtype == torch.uint8 and levels.is_floating_point() and whole
+        if levels.shape[1:] != (256,) or not len(levels) or patches.shape[1] % len(levels):
+            return False
+        return patches.dtype == torch.uint8 and levels.is_floating_point()
 
     def reader(self, device: torch.device, dtype: torch.dtype) -> PatchReader:
         """How a network reads the patches."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from snugvl.layers.rotary import CosSin, inverse_frequencies
+from snugvl.layers.rotary import inverse_frequencies
 from snugvl.models.batch import GridTHW
 
 
@@ -67,20 +67,23 @@ class Rotation:
     def __init__(self, side: int, head_dim: int, theta: float, device: torch.device) -> None:
         steps = inverse_frequencies(head_dim // 2, theta, device)
         angles = torch.arange(side, dtype=torch.float32, device=device)[:, None] * steps
-        self._cos, self._sin = angles.cos(), angles.sin()
+        self.cos, self.sin = angles.cos(), angles.sin()
 
-    def at(self, places: torch.Tensor) -> CosSin:
-        """Cosine and sine, `[patches, 1, head_dim / 2]` float32 each, of patches at `places`."""
-        return self._cos[places].flatten(1)[:, None], self._sin[places].flatten(1)[:, None]
+    def rotate(self, x: torch.Tensor, places: torch.Tensor) -> None:
+        """Rotate patches `x` `[patches, heads, head_dim]` at `places`, in place.
 
+        In float32, and then rounded to the dtype of `x`.
+        """
+        if x.is_cuda:
+            from snugvl.layers.kernels.axial import rotate_in_place  # needs triton, which only GPUs bring
 
-def rotate_in_place(x: torch.Tensor, rotation: CosSin) -> None:
-    """Rotate `x` `[patches, heads, head_dim]` in float32, and round the result to its own dtype."""
-    cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
-    turned = first * cos
-    turned -= second * sin
-    other = second * cos
-    other += first * sin
-    first.copy_(turned)
-    second.copy_(other)
+            rotate_in_place(x, places, self.cos, self.sin)
+            return
+        cos, sin = self.cos[places].flatten(1)[:, None], self.sin[places].flatten(1)[:, None]
+        first, second = x.chunk(2, dim=-1)
+        turned = first * cos
+        turned -= second * sin
+        other = second * cos
+        other += first * sin
+        first.copy_(turned)
+        second.copy_(other)

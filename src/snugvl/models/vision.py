@@ -15,8 +15,8 @@ value, d = h / heads):
 
     P · (h·s + 16)     x and places
     K · 2·h·s          k and v of K patches: an image's, or a video's frame or those that fit into ROWS
-    R · ((h + 2·i)·s + 4·d)   a chunk of R ≤ ROWS patches: normed, two intermediates, cosines and sines
-    2·d · max(rows, columns)  the tables of cosines and sines
+    R · (h + 2·i)·s    a chunk of R ≤ ROWS patches: normed, two intermediates
+    2·d · max(rows, columns)  cosines and sines
 
 and the output, whose levels fill up on the way: P · (1 + levels) · out · s / merge². Of the 2B in bf16:
 10.3 kB a patch, and 38 MB (`tests/models/test_vision.py` traces it).
@@ -36,9 +36,8 @@ from torch import nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from snugvl.checkpoint.architecture import VisionConfig
-from snugvl.layers.rotary import CosSin
 from snugvl.models.batch import GridTHW, PatchReader
-from snugvl.models.patches import Group, Rotation, chunks, groups, patch_places, rotate_in_place, taps
+from snugvl.models.patches import Group, Rotation, chunks, groups, patch_places, taps
 
 ROWS: Final = 2048  # patches of a chunk: enough to keep a GPU busy
 
@@ -52,21 +51,23 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def remember(self, x: torch.Tensor, rotation: CosSin, kept: torch.Tensor) -> None:
+    def remember(self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, kept: torch.Tensor) -> None:
         """Write keys and values of `x` `[rows, hidden]` to `kept` `[rows, 2, heads, head_dim]`."""
         rows, hidden = x.shape
         weight, bias = self.qkv.weight[hidden:], self.qkv.bias[hidden:]
         torch.addmm(bias, x, weight.T, out=kept.view(rows, 2 * hidden))
-        rotate_in_place(kept[:, 0], rotation)
+        rotation.rotate(kept[:, 0], places)
 
-    def forward(self, x: torch.Tensor, rotation: CosSin, kept: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, kept: torch.Tensor
+    ) -> torch.Tensor:
         """`x` `[rows, hidden]`: rows of one frame, or all of several.
 
         `kept`: what those frames remember, `[frames, patches, 2, heads, head_dim]`.
         """
         rows, hidden = x.shape
         query = linear(x, self.qkv.weight[:hidden], self.qkv.bias[:hidden]).view(rows, self.num_heads, -1)
-        rotate_in_place(query, rotation)
+        rotation.rotate(query, places)
         query = query.view(len(kept), -1, *query.shape[1:])
         query, key, value = (t.transpose(1, 2) for t in (query, kept[:, :, 0], kept[:, :, 1]))
         output = scaled_dot_product_attention(query, key, value).transpose(1, 2)
@@ -98,13 +99,13 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.mlp = MLP(config)
 
-    def remember(self, x: torch.Tensor, rotation: CosSin, kept: torch.Tensor) -> None:
+    def remember(self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, kept: torch.Tensor) -> None:
         """Write the keys and values of rows of the residual stream to `kept`."""
-        self.attn.remember(self.norm1(x), rotation, kept)
+        self.attn.remember(self.norm1(x), rotation, places, kept)
 
-    def forward(self, x: torch.Tensor, rotation: CosSin, kept: torch.Tensor) -> None:
+    def forward(self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, kept: torch.Tensor) -> None:
         """Advance rows of the residual stream in place, once all keys and values are kept."""
-        x += self.attn(self.norm1(x), rotation, kept)
+        x += self.attn(self.norm1(x), rotation, places, kept)
         x += self.mlp(self.norm2(x))
 
 
@@ -217,12 +218,12 @@ class VisionTower(nn.Module):
         x, places, kept = x[part.start : part.end], places[part.start : part.end], kept[:size]
         pieces = self._chunks(size)
         for rows in pieces:
-            block.remember(x[rows], rotation.at(places[rows]), kept[rows])
+            block.remember(x[rows], rotation, places[rows], kept[rows])
         kept = kept.view(part.frames, -1, *kept.shape[1:])
         keys = size // part.frames
         a_row = 2 * config.hidden_size * (4 * config.hidden_size + 2 * config.intermediate_size + 2 * keys)
         for rows in pieces:
-            block(x[rows], rotation.at(places[rows]), kept)
+            block(x[rows], rotation, places[rows], kept)
             yield (rows.stop - rows.start) * a_row
 
     def _merge(self, merger: nn.Module, x: torch.Tensor, target: torch.Tensor) -> None:
