@@ -8,6 +8,7 @@
 
 All three are loaded and wait; a pair asks each of them the same, in an order that is drawn. Every client
 streams one answer of 256 to 512 tokens. Overhead: the median over pairs of (seconds / native seconds - 1).
+CPU: processor time a token, of the engine and all that is between it and the socket.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from statistics import median
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 import uvloop
 
 from server_process import on_cpus, serve
@@ -48,11 +50,22 @@ class Ask:
 Read = Callable[[Ask], Awaitable[float]]  # → seconds until the first text
 
 
-async def timed(read: Read, asks: Sequence[Ask]) -> dict[str, float]:
-    """All clients at once: seconds until the last has its answer, and the median until the first text."""
-    started = time.perf_counter()
+async def timed(read: Read, asks: Sequence[Ask], measured: psutil.Process) -> dict[str, float]:
+    """All clients at once.
+
+    Seconds until the last has its answer, the median until the first text, and processor seconds of
+    `measured` and its children.
+    """
+    started, used = time.perf_counter(), processor_s(measured)
     firsts = await asyncio.gather(*(read(ask) for ask in asks))
-    return {"seconds": time.perf_counter() - started, "first_s": median(firsts)}
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "first_s": median(firsts), "cpu_s": processor_s(measured) - used}
+
+
+def processor_s(process: psutil.Process) -> float:
+    """Processor time that it and its children had so far."""
+    times = [each.cpu_times() for each in (process, *process.children())]
+    return sum(each.user + each.system for each in times)
 
 
 async def over_http(host: str, port: int, ask: Ask) -> float:
@@ -95,7 +108,10 @@ def work(path: str) -> None:
 
         print("ready", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            print(json.dumps(await timed(read, [Ask(**each) for each in json.loads(line)])), flush=True)
+            print(
+                json.dumps(await timed(read, [Ask(**each) for each in json.loads(line)], psutil.Process())),
+                flush=True,
+            )
         os._exit(0)
 
     uvloop.run(main())
@@ -169,6 +185,7 @@ def measure(paths: Paths, clients: int, pairs: int, random: Random) -> dict[str,
             "seconds": seconds,
             "tokens_per_s": round(median(map(float.__truediv__, map(float, tokens[1:]), seconds)), 1),
             "first_s": round(median(run["first_s"] for run in runs[path]), 4),
+            "cpu_ms_per_token": round(sum(run["cpu_s"] for run in runs[path]) / sum(tokens[1:]) * 1000, 3),
             "overhead": round(median(ratios) - 1, 4),
             "overhead_of_pairs": [round(ratio - 1, 4) for ratio in ratios],
         }
@@ -179,10 +196,11 @@ def show(figures: dict[str, Any]) -> None:
     """Three lines for one number of clients."""
     for path in PATHS:
         row = figures[path]
-        spread = ", ".join(f"{value:+.1%}" for value in row["overhead_of_pairs"])
+        values = row["overhead_of_pairs"] if path != "native" else []
+        spread = ", ".join(f"{value:+.1%}" for value in values)
         print(
             f"{figures['clients']:>7}  {path:<11}{row['tokens_per_s']:>10.1f}{row['first_s'] * 1000:>10.1f}"
-            f"{row['overhead']:>+10.1%}   {spread if path != 'native' else ''}",
+            f"{row['cpu_ms_per_token']:>8.2f}{row['overhead']:>+10.1%}   {spread}",
             flush=True,
         )
 
@@ -213,8 +231,10 @@ def main() -> None:
         host, port = urlsplit(served.base).hostname, urlsplit(served.base).port
         assert host
         assert port
-        paths["http"] = lambda asks: uvloop.run(timed(lambda ask: over_http(host, port, ask), asks))
-        print("clients  path        tokens/s  first ms  overhead   of each pair")
+        paths["http"] = lambda asks: uvloop.run(
+            timed(lambda ask: over_http(host, port, ask), asks, served.process)
+        )
+        print("clients  path        tokens/s  first ms  CPU ms  overhead   of each pair")
         random = Random(arguments.seed)
         results = [measure_and_show(paths, clients, arguments.pairs, random) for clients in arguments.clients]
     # Imported last: it loads torch.

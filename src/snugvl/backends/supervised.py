@@ -191,7 +191,8 @@ class SupervisedEngine:
         self._deaths = 1 if settled else self._deaths + 1
         pause_s = self._supervision.pause_s(self._deaths)
         if pause_s:
-            detail = f"{reason}; that was {self._deaths} times in a row, it starts again in {pause_s:g} s"
+            reason = f"{reason}; that was {self._deaths} times in a row"
+            detail = f"{reason}, it starts again in {pause_s:g} s"
         else:
             detail = f"{reason}; it is starting again"
         self._last_death = f"{reason}; it is starting again"
