@@ -1,0 +1,142 @@
+"""The vision tower on a GPU: time and peak memory by image size, and what a stream feels meanwhile.
+
+Peaks are what torch allocates beyond the weights, output included: those are the planner's bytes
+(`models/vision.py`). The second table has a greedy stream running while a 4096 × 4096 image is encoded and
+prefilled: the times between its tokens, with the image encoded in slices and in one go.
+
+    python benchmarks/vision_encode.py CHECKPOINT [--out FILE]
+"""
+
+import argparse
+import itertools
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import machine
+from snugvl.config import EngineConfig
+from snugvl.engine.engine import Engine
+from snugvl.engine.request import EngineRequest, VisionItem
+from snugvl.models.loader import load_model
+from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.vision import ROWS
+from snugvl.sampling import SamplingParams
+
+SIDES = (1024, 2048, 4096)
+REPEATS = 7
+TEXT_TOKENS = 400
+
+
+def picture(side: int) -> VisionItem:
+    """A picture of noise, as `inputs/pixels.py` hands it over."""
+    count = side // 16
+    generator = torch.Generator().manual_seed(side)
+    patches = torch.randint(0, 256, (count * count, 768), dtype=torch.uint8, generator=generator)
+    levels = (torch.arange(256) / 255 - 0.5).div(0.5).repeat(3, 1)
+    return VisionItem(patches, (1, count, count), str(side).encode(), levels, 2)
+
+
+def encode(model: Qwen3VL, item: VisionItem) -> torch.Tensor:
+    """All of it in one go."""
+    steps = model.encode_in_steps(item.reader(model.device, model.dtype), item.grid_thw)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: torch.Tensor = end.value
+            return result
+
+
+def planned_bytes(model: Qwen3VL, item: VisionItem) -> int:
+    """The formula in `models/vision.py`, with the output."""
+    config, size = model.config.vision, model.dtype.itemsize
+    patches, h, d = len(item.patches), config.hidden_size, config.hidden_size // config.num_heads
+    chunk = math.ceil(patches / math.ceil(patches / ROWS))
+    output = patches * (1 + len(config.deepstack_layers)) * config.out_hidden_size * size
+    kept = patches * (3 * h * size + 16)
+    work = chunk * (h + 2 * config.intermediate_size) * size + 2 * d * max(item.grid_thw)
+    return kept + work + output // config.spatial_merge_size**2
+
+
+def measure(model: Qwen3VL, side: int) -> dict[str, Any]:
+    """Milliseconds and bytes of one size, copying the patches included."""
+    item = picture(side)
+    encode(model, item)
+    times, before = [], torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        encode(model, item)
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start))
+    return {
+        "side": side,
+        "patches": len(item.patches),
+        "median_ms": round(statistics.median(times), 2),
+        "least_ms": round(min(times), 2),
+        "most_ms": round(max(times), 2),
+        "peak_bytes": torch.cuda.max_memory_allocated() - before,
+        "planned_bytes": planned_bytes(model, item),
+    }
+
+
+def stream(model: Qwen3VL, *, sliced: bool) -> dict[str, Any]:
+    """Times between the tokens of a stream while a large image comes in."""
+    engine = Engine(model, EngineConfig(num_blocks=1400, max_model_len=20_000, max_num_seqs=4))
+    engine._scheduler.prefill_beside_decodes = 512  # as beside streams on a small card
+    if not sliced:
+        engine._encoder.slice = math.inf
+    greedy = SamplingParams(max_tokens=TEXT_TOKENS, ignore_eos=True)
+    engine.add(EngineRequest("text", tuple(range(100, 164)), greedy))
+    config, item = model.config, picture(4096)
+    placeholders = (config.image_token_id,) * (len(item.patches) // 4)
+    prompt = (config.vision_start_token_id, *placeholders, config.vision_end_token_id, 100)
+    arrivals: list[float] = []
+    added = first = 0.0
+    while engine.has_work:
+        for output in engine.step():
+            if output.request_id == "text":
+                arrivals.append(time.perf_counter())
+            else:
+                first = first or time.perf_counter()
+        if len(arrivals) >= TEXT_TOKENS // 4 and not added:
+            added = time.perf_counter()
+            engine.add(EngineRequest("image", prompt, SamplingParams(max_tokens=1, ignore_eos=True), (item,)))
+    gaps = [1e3 * (b - a) for a, b in itertools.pairwise(arrivals) if added < b <= first]
+    calm = [1e3 * (b - a) for a, b in itertools.pairwise(arrivals) if b <= added]
+    return {
+        "sliced": sliced,
+        "calm_median_ms": round(statistics.median(calm), 2),
+        "tokens_meanwhile": len(gaps),
+        "median_ms": round(statistics.median(gaps), 2),
+        "most_ms": round(max(gaps), 2),
+        "image_first_token_ms": round(1e3 * (first - added), 1),
+    }
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Measure, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    model = load_model(arguments.checkpoint, dtype=torch.bfloat16, device=torch.device("cuda"))
+    sizes = [measure(model, side) for side in SIDES]
+    for row in sizes:
+        print("{side}²: {median_ms} ms ({least_ms} … {most_ms}),".format(**row), end=" ")
+        print(f"peak {row['peak_bytes'] / 2**20:.0f} MiB, planned {row['planned_bytes'] / 2**20:.0f} MiB")
+    stream(model, sliced=True)  # captures graphs and compiles kernels
+    streams = [stream(model, sliced=sliced) for sliced in (False, True)]
+    for values in streams:
+        print(values)
+    machine.save("vision_encode", {"rows": ROWS, "sizes": sizes, "streams": streams}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
