@@ -254,18 +254,14 @@ def _percentiles(values: list[float]) -> dict[str, float]:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """The table."""
-    names = ("count", "p50 s", "p95 s", "p99 s", "", "first", "p95 s")
-    print(
-        f"\n{'kind':<28}" + "".join(f"{name:>{6 + 2 * (name != 'count') - 5 * (not name)}}" for name in names)
-    )
+    heads = ("p50 s", "p95 s", "p99 s", "first 50", "95 s")
+    print(f"\n{'kind':<28}{'count':>6}" + "".join(f"{head:>9}" for head in heads) + "  statuses")
     for row in rows:
         cells = [row["seconds"].get(q) for q in ("p50", "p95", "p99")]
         first = [row["first_s"].get(q) for q in ("p50", "p95")]
-        numbers = [f"{'' if value is None else format(value, '.2f'):>8}" for value in (*cells, *first)]
+        numbers = "".join(f"{'' if value is None else format(value, '.2f'):>9}" for value in (*cells, *first))
         statuses = ", ".join(f"{count} × {status}" for status, count in row["statuses"].items())
-        print(
-            f"{row['kind']:<28}{row['count']:>6}{''.join(numbers[:3])}   {''.join(numbers[3:])}  {statuses}"
-        )
+        print(f"{row['kind']:<28}{row['count']:>6}{numbers}  {statuses}")
 
 
 def measure(served: Served, arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
