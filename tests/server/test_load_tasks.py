@@ -1,4 +1,4 @@
-"""Nothing of a request outlives it, whatever its client did: no task, no open file, no place in the building."""
+"""Nothing of a request outlives it, whatever its client did: no task, no file, no place in the building."""
 
 import asyncio
 import gc
