@@ -8,13 +8,18 @@ from pathlib import Path
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from tests import checkpoints  # noqa: E402
+from tests import checkpoints
 
 # Two test processes on two cores: more threads each would only wait for one another.
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test begins first: at the end, one process would wait for it while the other idles."""
+    items.sort(key=lambda item: item.name != "test_types_are_clean")
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from snugvl.checkpoint.locate import locate
+from snugvl.cli.app import run
 
 PICTURE = Path(__file__).parent.parent.parent / "examples" / "images" / "shapes.png"
 
@@ -53,15 +54,32 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("break_it", BROKEN, ids=lambda function: function.__name__)
-def test_a_broken_checkpoint_is_one_line(break_it: Callable[[Path], None], tmp_path: Path) -> None:
+def broken(tmp_path: Path, break_it: Callable[[Path], None]) -> Path:
     folder = Path(shutil.copytree(locate("pocket"), tmp_path / "copy"))
     break_it(folder)
+    return folder
+
+
+def is_one_line(stderr: str, folder: Path, reason: str) -> bool:
+    named = stderr.startswith("snugvl: ") and str(folder) in stderr
+    return named and reason in stderr and stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("break_it", BROKEN, ids=lambda function: function.__name__)
+def test_a_broken_checkpoint_is_one_line(
+    break_it: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = broken(tmp_path, break_it)
+    assert run(["caption", "--model", str(folder), "--device", "cpu", str(PICTURE)]) == 4
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert is_one_line(printed.err, folder, BROKEN[break_it]), printed.err
+
+
+def test_nothing_else_prints_in_a_process_of_its_own(tmp_path: Path) -> None:
+    folder = broken(tmp_path, lose_a_tensor)
     command = [sys.executable, "-m", "snugvl.cli", "caption", "--model", str(folder), str(PICTURE)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == 4
-    assert run.stdout == ""
-    assert run.stderr.startswith("snugvl: ")
-    assert BROKEN[break_it] in run.stderr
-    assert str(folder) in run.stderr
-    assert run.stderr.count("\n") == 1
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 4
+    assert ran.stdout == ""
+    assert is_one_line(ran.stderr, folder, BROKEN[lose_a_tensor]), ran.stderr

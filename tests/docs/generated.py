@@ -29,8 +29,8 @@ from snugvl.server.openai import media, sampling, tools, upload
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, CompletionRequest
 from snugvl.server.openai.responses_schema import ResponseRequest
+from snugvl.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 from snugvl.server.settings import ServerSettings
-from snugvl.server.system import DetokenizeRequest, TokenizeRequest
 from snugvl.server.vision import schemas as vision
 from tests.server.fake import FakeService
 
