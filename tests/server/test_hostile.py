@@ -255,7 +255,7 @@ def locked() -> Iterator[str]:
 
 @pytest.mark.parametrize("headers", KEYS, ids=range(len(KEYS)))
 def test_keys_that_open_nothing(locked: str, headers: dict[str, str]) -> None:
-    sent = {name: value.encode("latin-1") for name, value in headers.items()}
+    sent = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
     for path in EVERY:
         answer = httpx.post(locked + path, json={}, headers=sent)
         assert answer.status_code == 401, answer.text

@@ -1,6 +1,8 @@
 """No protocol stands on another: what they share lies above them."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,10 @@ def test_what_they_share_imports_none_of_them() -> None:
         if path.name != "app.py":  # which puts them together
             for name in imports(path):
                 assert not name.startswith(tuple(f"snugvl.server.{p}" for p in PROTOCOLS)), path.name
+
+
+def test_the_server_starts_without_what_is_slow_to_import() -> None:
+    """`openai` alone took as long as the rest of the server."""
+    script = "import sys, snugvl.server.app, snugvl.server.run; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not {"openai", "torch", "transformers", "numpy"} & set(run.stdout.split())

@@ -45,7 +45,7 @@ class Metrics:
             registry=self._registry,
         )
         self.in_flight = Gauge(
-            "snugvl_requests_in_flight", "Requests in the building.", registry=self._registry
+            "snugvl_requests_in_flight", "Requests that are being answered.", registry=self._registry
         )
         self.request_seconds = Histogram(
             "snugvl_request_seconds",
@@ -102,11 +102,15 @@ class _Engine(Collector):
     def collect(self) -> Iterator[Metric]:
         """State, load and ledger."""
         health = self._service.health
-        state = GaugeMetricFamily("snugvl_engine_state", "1 for the state it is in.", labels=("state",))
+        state = GaugeMetricFamily(
+            "snugvl_engine_state", "1 for the state the engine is in.", labels=("state",)
+        )
         for name in STATES:
             state.add_metric((name,), float(name == health.state))
         yield state
-        yield CounterMetricFamily("snugvl_engine_restarts", "How often it came back.", health.restarts)
+        yield CounterMetricFamily(
+            "snugvl_engine_restarts", "How often the engine came back.", health.restarts
+        )
         snapshot = self._service.snapshot
         if snapshot is not None:
             yield from _load(snapshot.load)

@@ -3,7 +3,6 @@
 from typing import Annotated, ClassVar
 
 from fastapi import APIRouter
-from openai.types.chat import ChatCompletion
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -16,6 +15,7 @@ from snugvl.server.generation import complete, generate
 from snugvl.server.openai.chat_answer import About, completion
 from snugvl.server.openai.chat_stream import chunks
 from snugvl.server.openai.common import EVENTS_DOCUMENT, Metadata, json_answer, wants_usage
+from snugvl.server.openai.document import ChatCompletion
 from snugvl.server.openai.formats import ResponseFormat, check_alone, grammar_of
 from snugvl.server.openai.media import MediaSource
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of

@@ -4,7 +4,6 @@ from contextlib import AsyncExitStack
 from typing import Annotated, ClassVar, cast
 
 from fastapi import APIRouter
-from openai.types import Completion
 from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -17,6 +16,7 @@ from snugvl.server.generation import Generation, complete, generate
 from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer, wants_usage
 from snugvl.server.openai.completions_answer import Asked, completion
 from snugvl.server.openai.completions_stream import chunks
+from snugvl.server.openai.document import Completion
 from snugvl.server.openai.sampling import Sampling, StreamOptions, blaming, sampling_of
 from snugvl.server.streaming import event_stream
 from snugvl.server.together import together
