@@ -45,10 +45,11 @@ def test_the_model_is_loaded_as_asked(
     monkeypatch.setenv("SNUGVL_MODEL", "from/environment")
     snugvl("caption", pictures / "a.png")
     args = ("-m", "x/y", "--device", "cuda:1", "--dtype", "float16", "--context", 512, "--max-pixels", 4096)
+    args += ("--weights", "int8", "--memory", "7200MiB")
     snugvl("scene", pictures / "a.png", *args)
     assert chosen == [
         options.ModelChoice("from/environment", "auto", "auto", None, None),
-        options.ModelChoice("x/y", "cuda:1", "float16", 512, 4096),
+        options.ModelChoice("x/y", "cuda:1", "float16", 512, 4096, None, None, "int8", "7200MiB"),
     ]
     assert backend.closed == 2
 
@@ -60,8 +61,16 @@ def test_load_model_passes_everything_to_load(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         snugvl, "load", lambda model, **options: seen.update(options, model=model), raising=False
     )
-    session.load_model(options.ModelChoice("m", "cpu", "float32", 1, 2))
-    assert seen == {"model": "m", "device": "cpu", "dtype": "float32", "context": 1, "max_pixels": 2}
+    session.load_model(options.ModelChoice("m", "cpu", "float32", 1, 2, weights="int4", memory="2GiB"))
+    assert seen == {
+        "model": "m",
+        "device": "cpu",
+        "dtype": "float32",
+        "weights": "int4",
+        "context": 1,
+        "max_pixels": 2,
+        "memory": "2GiB",
+    }
 
 
 def test_a_question_is_last_or_an_option(snugvl: Run, pictures: Path) -> None:

@@ -14,6 +14,7 @@ from snugvl.planner.settings import Settings
 from tests.planner.models import qwen3_vl
 
 PATH = Path(__file__).parent.parent.parent / "benchmarks" / "results" / "h200" / "plan_vs_transformers.json"
+NATIVE = json.loads(PATH.with_name("plan_vs_native.json").read_text())["results"]
 RESULTS = json.loads(PATH.read_text())["results"]
 
 
@@ -43,3 +44,27 @@ def test_vllm_needs_what_it_was_seen_to_need(size: str, lowest: float, highest: 
     settings = Settings("vllm", "fp8", context=2112, max_pixels=1 << 20)
     needed = footprint(inventory(facts), settings, Device(719 << 20, True, (9, 0)))
     assert lowest <= needed.total_bytes / 2**30 <= highest
+
+
+@pytest.mark.parametrize("result", NATIVE, ids=[f"{r['checkpoint']} {r['weights']}" for r in NATIVE])
+def test_our_engine_takes_what_is_planned(result: dict[str, Any]) -> None:
+    """benchmarks/plan_vs_native.py, an H200: every row of the ledger, with all seats taken."""
+    size = "2B" if result["checkpoint"].startswith("2b") else "4B"
+    model = inventory(qwen3_vl(size, fp8="fp8" in result["checkpoint"]))
+    weights, _, head = result["weights"].partition(", ")
+    settings = Settings(
+        "native", weights, "int8" if head else "bf16", context=result["context"],
+        max_pixels=result["max_pixels"], eager=False,
+    )  # fmt: skip
+    measured = {name: row[1] for name, row in result["rows"].items()}
+    plan = footprint(model, settings, Device(719 << 20, True, (9, 0), multiprocessors=132))
+    vision = plan.named("weights: vision tower")
+    assert vision == measured["vision weights"]
+    assert plan.named("weights: ") - vision == measured["text weights"]
+    assert abs(plan.named("CUDA graphs") - measured["CUDA graphs"]) <= 4 << 20
+    context = plan.named("CUDA context") + plan.named("compiled kernels") - (32 << 20)
+    assert abs(context - measured["CUDA context and libraries"]) <= 8 << 20
+    whole = plan.total_bytes - plan.named("KV cache") + measured["KV cache"]
+    assert whole - result["process_bytes"] >= -(64 << 20)
+    # What isn't in these runs: others that decode while an image is encoded.
+    assert whole - result["process_bytes"] <= plan.named("vision workspace while") + (64 << 20)

@@ -177,12 +177,17 @@ def test_a_smaller_head_and_fewer_sequences_take_less() -> None:
 
 def test_one_sequence_needs_no_library_in_its_graph() -> None:
     model = inventory(qwen3_vl("2B"))
-    alone = native.graph_components(model, Settings("native", "int4", sequences=1), 32 * MIB, 30)
-    pair = native.graph_components(model, Settings("native", "int4", sequences=2), 32 * MIB, 30)
-    int8 = native.graph_components(model, Settings("native", "int4", "int8", sequences=2), 32 * MIB, 30)
-    assert alone.nbytes < 12 * MIB
-    assert pair.nbytes > alone.nbytes + 32 * MIB
-    assert int8.nbytes < pair.nbytes - 32 * MIB + MIB
+    alone, pair = Settings("native", "int4", sequences=1), Settings("native", "int4", sequences=2)
+    assert native.graph_bytes(model, alone, 30) < 12 * MIB < native.graph_bytes(model, pair, 30)
+    assert native.library_bytes(alone, 32 * MIB) == 0
+    assert native.library_bytes(pair, 32 * MIB) == 32 * MIB
+    assert native.library_bytes(replace(pair, head="int8"), 32 * MIB) == 0
+    assert native.library_bytes(replace(pair, weights="bf16", head="int8"), 32 * MIB) == 32 * MIB
+
+
+@pytest.mark.parametrize(("sequences", "largest"), [(1, 1), (3, 4), (16, 16), (17, 32), (99, 32)])
+def test_graphs_of_the_sizes_that_are_needed(sequences: int, largest: int) -> None:
+    assert native.graph_sizes(sequences)[-1] == largest
 
 
 def test_logits_outlive_the_layers() -> None:

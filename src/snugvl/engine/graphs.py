@@ -71,6 +71,7 @@ class DecodeGraphs:
         self._sizes = tuple(sizes)
         self._graphs: dict[int, _Graph] = {}
         self._pool: Any = None  # of memory, which torch shares among captures
+        self._stream: Any = None  # of all captures: the library gets a workspace for each stream, for good
 
     @property
     def largest(self) -> int:
@@ -93,7 +94,8 @@ class DecodeGraphs:
         size = next(size for size in self._sizes if size >= sequences)
         if size not in self._graphs:
             made = _Graph(self._model, self._cache, size, self._table_width)
-            self._pool = made.capture(self._pool)
+            self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._pool = made.capture(self._pool, self._stream)
             self._graphs[size] = made
         return self._graphs[size]
 
@@ -123,14 +125,13 @@ class _Graph:
     def _pinned(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(rows, columns, dtype=dtype, pin_memory=True)
 
-    def capture(self, pool: Any) -> Any:
-        """Record the step; the memory pool it used."""
-        stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    def capture(self, pool: Any, stream: torch.cuda.Stream) -> Any:
+        """Record the step on `stream`; the memory pool it used."""
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._step()  # compiles kernels and makes handles, which a recording can't
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self._graph, pool=pool):
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
             self._logits = self._step()
         return pool or self._graph.pool()
 

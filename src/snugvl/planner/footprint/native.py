@@ -152,26 +152,31 @@ def attention_bytes(w: Widths, sequences: int) -> int:
     return sequences * w.heads * ATTENTION_SPLITS * (w.d + 1) * 4
 
 
-def graph_components(
-    model: Inventory, settings: Settings, cublas_bytes: int, multiprocessors: int
-) -> Component:
-    """The pool of all CUDA graphs, and what the driver keeps of each."""
-    sizes = [size for size in GRAPH_SIZES if size < settings.sequences]
-    sizes.append(min((size for size in GRAPH_SIZES if size >= settings.sequences), default=GRAPH_SIZES[-1]))
-    largest, vocab, w = max(sizes), model.facts.text.vocab_size, widths(model)
-    tensors = [(size * vocab * 4, 1) for size in sizes]
-    tensors.append((attention_bytes(w, largest), 1))
+def graph_sizes(sequences: int) -> tuple[int, ...]:
+    """Batch sizes that get a graph."""
+    largest = min((size for size in GRAPH_SIZES if size >= sequences), default=GRAPH_SIZES[-1])
+    return tuple(size for size in GRAPH_SIZES if size <= largest)
+
+
+def graph_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
+    """The pool of all CUDA graphs, and their inputs. The layers are done when the logits come."""
+    sizes = graph_sizes(settings.sequences)
+    largest, vocab = sizes[-1], model.facts.text.vocab_size
+    logits = [(size * vocab * 4, 1) for size in sizes]
+    layer = [(attention_bytes(widths(model), largest), 1)]
+    layer.append((largest * prefill_per_token(model, settings), 1))
     if largest > 1:
-        tensors.append((split_workspace(model, settings, largest, multiprocessors), 1))
-        tensors.append((logits_bytes(model, settings, largest) - largest * vocab * 4, 1))
-    tensors.append((largest * prefill_per_token(model, settings), 1))
+        layer.append((split_workspace(model, settings, largest, multiprocessors), 1))
+    head = [(logits_bytes(model, settings, largest) - largest * vocab * 4, 1)]
     tables = -(-settings.context // 16) * TABLE_BYTES * sum(sizes)
-    cublas = settings.weights not in LOW_BIT or settings.head == "bf16"
-    library = cublas_bytes if cublas and largest > 1 else 0
-    nbytes = reserved_bytes(tensors) + up(tables, LARGE_ROUND_BYTES) + library
-    return Component(
-        "CUDA graphs", nbytes, basis="predicted", why=f"of {', '.join(str(size) for size in sizes)} sequences"
-    )
+    pool = max(reserved_bytes(logits[:-1] + layer), reserved_bytes(logits + head))
+    return pool + up(tables, LARGE_ROUND_BYTES)
+
+
+def library_bytes(settings: Settings, cublas_bytes: int) -> int:
+    """cuBLAS' workspace on the graphs' stream; products of one row or of low-bit weights need none."""
+    used = settings.weights not in LOW_BIT or settings.head == "bf16"
+    return cublas_bytes if used and settings.sequences > 1 else 0
 
 
 def loading_bytes(model: Inventory, settings: Settings, readers: int) -> int:
@@ -196,17 +201,22 @@ def native_components(
 ) -> list[Component]:
     """Decoder, sampler, graphs and loading on a GPU."""
     prefill = prefill_bytes(model, settings)
-    graphs = graph_components(model, settings, cublas_bytes, multiprocessors)
+    graphs = graph_bytes(model, settings, multiprocessors)
+    library = library_bytes(settings, cublas_bytes)
     sampling = sampling_bytes(model, settings)
     few = split_workspace(model, settings, SMALL_ROWS, multiprocessors)
     # The cache and the graphs come when the weights are there: their place is free while loading.
-    loading = max(0, loading_bytes(model, settings, READERS[-1]) - kv_bytes - graphs.nbytes)
+    loading = max(0, loading_bytes(model, settings, READERS[-1]) - kv_bytes - graphs)
     rows = settings.sequences
     return [
+        Component(KERNELS, KERNEL_BYTES, basis="measured", why="and the driver's part of graphs, on an H200"),
         Component(
-            KERNELS, KERNEL_BYTES, basis="measured", why="and what the driver keeps of graphs, on an H200"
+            "CUDA graphs",
+            graphs,
+            basis="predicted",
+            why=f"up to {graph_sizes(settings.sequences)[-1]} sequences",
         ),
-        graphs,
+        Component("cuBLAS workspace of the graphs", library),
         Component("loading buffers", loading, "load", "predicted", "one reader, beyond the cache's place"),
         Component(
             "prefill workspace",

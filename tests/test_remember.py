@@ -1,0 +1,65 @@
+"""What a running engine writes down for the next plan."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from snugvl.backends.measure import CONTEXT
+from snugvl.hardware import calibration
+from snugvl.hardware.context_cost import recall
+from snugvl.hardware.machine import Gpu
+from snugvl.ledger import Ledger, LedgerRow
+from snugvl.place import Place
+from snugvl.planner.footprint.native import KERNEL_BYTES
+from snugvl.remember import GRAIN_BYTES, keeper
+
+MIB = 1 << 20
+GPU = Gpu(0, "Test GPU", 8 << 30, 7 << 30, (12, 0), driver="580.1", uuid="GPU-1")
+PLACE = Place(torch.device("cuda", 0), "Test GPU", 7 << 30, (12, 0), context_bytes=450 * MIB, gpu=GPU)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return calibration.calibration_file()
+
+
+def ledger(context: int, graphs: int) -> Ledger:
+    rows = (LedgerRow(CONTEXT, 490 * MIB, context), LedgerRow("CUDA graphs", 80 * MIB, graphs))
+    return Ledger("Test GPU", rows, 8 << 30, 1 << 30, 6 << 30)
+
+
+def test_the_next_plan_knows_the_context(cache: Path) -> None:
+    keeper(PLACE, "model and settings")(ledger(400 * MIB, 60 * MIB))
+    assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
+    known = calibration.load(cache)
+    place = calibration.place_of(GPU)
+    graphs = known.measured("native", "CUDA graphs", place, subject="model and settings")
+    assert graphs is not None
+    assert (graphs.planned_bytes, graphs.measured_bytes) == (80 * MIB, 60 * MIB)
+    assert known.measured("native", "CUDA graphs", place, subject="others") is None
+
+
+def test_only_growth_is_written_down(cache: Path) -> None:
+    keep = keeper(PLACE, "subject")
+    keep(ledger(400 * MIB, 60 * MIB))
+    cache.unlink()
+    keep(ledger(400 * MIB + GRAIN_BYTES - 1, 50 * MIB))
+    assert not cache.exists()
+    keep(ledger(400 * MIB, 60 * MIB + GRAIN_BYTES))
+    assert [each.component for each in calibration.load(cache).measurements] == ["CUDA graphs"]
+
+
+def test_without_nvml_nothing_is_written_down(cache: Path) -> None:
+    unknown = Place(torch.device("cuda", 0), "a GPU", 7 << 30)
+    keeper(unknown, "subject")(ledger(400 * MIB, 60 * MIB))
+    assert not calibration.load(cache).measurements
+
+
+def test_a_folder_that_can_not_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    keeper(PLACE, "subject")(ledger(400 * MIB, 60 * MIB))
