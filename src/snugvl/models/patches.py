@@ -74,11 +74,6 @@ class Rotation:
 
         In float32, and then rounded to the dtype of `x`.
         """
-        if x.is_cuda:
-            from snugvl.layers.kernels.axial import rotate_in_place  # needs triton, which only GPUs bring
-
-            rotate_in_place(x, places, self.cos, self.sin)
-            return
         cos, sin = self.cos[places].flatten(1)[:, None], self.sin[places].flatten(1)[:, None]
         first, second = x.chunk(2, dim=-1)
         turned = first * cos
