@@ -82,10 +82,15 @@ def device_of(name: str) -> torch.device:
             f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA GPUs; use cpu",
             field="device",
         )
-    if device.type == "cuda" and device.index is None:  # the first one, unless the process has chosen
-        fresh = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return torch.device("cuda", 0 if fresh else torch.cuda.current_device())
-    return device
+    return _numbered(device)
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """A GPU by its number: the first one, unless the process has chosen."""
+    if device.type == "cpu" or ":" in str(device):
+        return device
+    chosen = torch.cuda.current_device() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+    return torch.device("cuda", chosen)
 
 
 def place_on(device: torch.device, limit_bytes: int | None = None) -> Place:
