@@ -31,7 +31,8 @@ from snugvl.planner.shortfall import gib
 CONTEXTS = (8192, 4096, 2048, 1024)  # tokens, tried in this order
 LEAST_CONTEXT = 2048
 PIXEL_SHARES = (1, 2, 4, 8)  # parts of half a context that one image may fill
-POOL_SEQUENCES = 4  # full-length sequences the KV pool holds where memory allows
+ROOMY_BYTES = 2 << 30  # free beside everything else, on a GPU
+POOL_SEQUENCES = {"cpu": 4, "cuda": 16}  # full-length sequences the KV pool holds where memory allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +129,12 @@ class _Question:
         length, pixels = settings.context, settings.max_pixels or 0
         per_sequence = -(-length // DEFAULT_BLOCK_SIZE)
         block_bytes = needed.named("KV cache") // per_sequence
-        blocks = min(per_sequence + spare // max(block_bytes, 1), POOL_SEQUENCES * per_sequence)
+        most = POOL_SEQUENCES[self.place.device.type] * per_sequence
+        blocks = min(per_sequence + spare // max(block_bytes, 1), most)
         config = EngineConfig(
             num_blocks=blocks,
             max_model_len=length,
-            max_num_seqs=settings.sequences,
+            max_num_seqs=self._sequences(settings, spare - (blocks - per_sequence) * block_bytes),
             max_batched_tokens=settings.chunk,
         )
         return Allocation(
@@ -143,6 +145,15 @@ class _Question:
             blocks * block_bytes,
             self._readers(settings, needed),
             subject_of(self.facts.name, settings),
+        )
+
+    def _sequences(self, settings: Settings, left_bytes: int) -> int:
+        """Twice as many at once where their workspace is nothing beside what stays free."""
+        roomy = self.place.device.type == "cuda" and left_bytes >= ROOMY_BYTES
+        return (
+            settings.sequences * 2
+            if roomy and settings.sequences == NATIVE_STEPS[0][1]
+            else settings.sequences
         )
 
     def _readers(self, settings: Settings, needed: Footprint) -> int:

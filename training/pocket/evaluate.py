@@ -112,7 +112,7 @@ def merge(total: Tally, part: Tally) -> None:
 Part = tuple[dict[str, Tally], list[Any]]
 
 
-def measure(folder: Path, split: str, first: int, count: int, threads: int) -> Part:
+def measure(folder: Path, split: str, first: int, count: int, threads: int, weights: str) -> Part:
     """Tallies by tier, and every mistake, of some scenes: one model, many threads that share its batches."""
     cast, fonts = assets.load().cast, lettering.font_files(held_out=True)
     groups: dict[str, Tally] = {}
@@ -122,7 +122,7 @@ def measure(folder: Path, split: str, first: int, count: int, threads: int) -> P
         scene, image, asked = make(split, index, cast, fonts)
         return scene, *judge(model, scene, image, asked, index)
 
-    with snugvl.load(folder) as model, ThreadPoolExecutor(threads) as pool:
+    with snugvl.load(folder, weights=weights) as model, ThreadPoolExecutor(threads) as pool:
         for scene, tally, mistakes in pool.map(work, range(first, first + count)):
             slim = max(scene.width / scene.height, scene.height / scene.width) > 6
             extra = {"unseen pairs": scoring.unseen_pair(scene), "beyond 6:1": slim}
@@ -135,12 +135,12 @@ def measure(folder: Path, split: str, first: int, count: int, threads: int) -> P
 
 
 def evaluate(
-    folder: Path, split: str, first: int, count: int, threads: int, processes: int = 1
+    folder: Path, split: str, first: int, count: int, threads: int, processes: int = 1, weights: str = "auto"
 ) -> dict[str, Any]:
     """All measures by tier, with every mistake; the same for any number of processes."""
     started = time.monotonic()
     ends = [first + count * n // processes for n in range(processes + 1)]
-    jobs = [(folder, split, a, b - a, threads) for a, b in pairwise(ends)]
+    jobs = [(folder, split, a, b - a, threads, weights) for a, b in pairwise(ends)]
     if processes == 1:
         parts = [measure(*jobs[0])]
     else:
@@ -165,9 +165,12 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=32)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--weights", default="auto", help="format they are stored in: int8, int4, …")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    result = evaluate(args.model, args.split, args.first, args.scenes, args.threads, args.processes)
+    result = evaluate(
+        args.model, args.split, args.first, args.scenes, args.threads, args.processes, args.weights
+    )
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=1) + "\n")
