@@ -51,6 +51,7 @@ def test_never_more_than_may_be_used(facts: ModelFacts, free: int, weights: Any)
     token_bytes = 112 * 1024
     pool = engine.num_blocks * engine.block_size * token_bytes
     rest = allocation.footprint.total_bytes - allocation.footprint.named("KV cache")
+    rest += engine.encoder_cache_bytes
     assert pool + rest <= place.usable_bytes + engine.block_size * token_bytes
     assert place.usable_bytes <= free - min(128 * MIB, free)
     assert engine.cache_tokens >= engine.max_model_len

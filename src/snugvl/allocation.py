@@ -31,7 +31,8 @@ from snugvl.planner.shortfall import gib
 CONTEXTS = (8192, 4096, 2048, 1024)  # tokens, tried in this order
 LEAST_CONTEXT = 2048
 PIXEL_SHARES = (1, 2, 4, 8)  # parts of half a context that one image may fill
-ROOMY_BYTES = 2 << 30  # free beside everything else, on a GPU
+ROOMY_BYTES = 2 << 30  # free beside everything else
+ENCODER_CACHE_BYTES = 64 << 20  # of encodings kept for the next question about a picture, where there is room
 POOL_SEQUENCES = {"cpu": 4, "cuda": 16}  # full-length sequences the KV pool holds where memory allows
 
 
@@ -131,11 +132,13 @@ class _Question:
         block_bytes = needed.named("KV cache") // per_sequence
         most = POOL_SEQUENCES[self.place.device.type] * per_sequence
         blocks = min(per_sequence + spare // max(block_bytes, 1), most)
+        left = spare - (blocks - per_sequence) * block_bytes
         config = EngineConfig(
             num_blocks=blocks,
             max_model_len=length,
-            max_num_seqs=self._sequences(settings, spare - (blocks - per_sequence) * block_bytes),
+            max_num_seqs=self._sequences(settings, left),
             max_batched_tokens=settings.chunk,
+            encoder_cache_bytes=ENCODER_CACHE_BYTES if left >= ROOMY_BYTES else 0,
         )
         return Allocation(
             config,

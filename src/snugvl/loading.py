@@ -175,13 +175,14 @@ def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
         "text weights": plan.named("weights: ") - vision,
         "vision weights": vision,
         "KV cache": allocation.kv_bytes,
-        "encoder outputs": encodings,
+        "encoder outputs": encodings + allocation.engine.encoder_cache_bytes,
     }
     if place.device.type == "cuda":
         # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
         rows[CONTEXT] = max(plan.named(CONTEXT) - place.planned().cublas_bytes, 0) + plan.named(KERNELS)
         rows[GRAPHS] = plan.named(GRAPHS)
-    rows["workspace"] = plan.total_bytes - sum(rows.values()) + allocation.kv_bytes - plan.named("KV cache")
+    beyond = allocation.kv_bytes - plan.named("KV cache") + allocation.engine.encoder_cache_bytes
+    rows["workspace"] = plan.total_bytes - sum(rows.values()) + beyond
     return rows
 
 

@@ -55,7 +55,7 @@ class Attention(nn.Module):
             norms = (self.q_norm.weight, self.k_norm.weight)
             slots = metadata.slot_mapping
             return write(qkv, norms, self.q_norm.eps, rotation, slots, *cache.layer(self.layer), self.heads)
-        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        q, k, v = torch.split(qkv, [self.heads, self.kv_heads, self.kv_heads], dim=1)
         q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)
         cache.write(self.layer, metadata.slot_mapping, k, v)
         return q
