@@ -1,5 +1,7 @@
 """Signals: the first finishes what runs, the second stops at once."""
 
+import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -100,6 +102,30 @@ def test_an_engine_that_never_loads_ends_the_server_with_its_error() -> None:
     service.failure = CheckpointError("model.safetensors is truncated")  # type: ignore[assignment]
     with listen(settings) as listener, pytest.raises(CheckpointError, match="truncated"):
         run(service, settings, listener, lambda health: None)
+
+
+def test_told_to_stop_before_anybody_saw_it_ready() -> None:
+    """The engine goes from loading to closed between two looks at it: that is no failure to load."""
+
+    class Stopped(FakeService):
+        async def start(self) -> None:
+            self.task = asyncio.ensure_future(self._signal())
+
+        async def _signal(self) -> None:
+            before = signal.getsignal(signal.SIGTERM)
+            while signal.getsignal(signal.SIGTERM) is before:
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        async def drain(self, timeout_s: float) -> bool:
+            self.health = Health("failed", "the server has shut down")
+            await asyncio.sleep(0.2)  # long enough for it to be seen
+            return True
+
+    settings = ServerSettings(port=0)
+    service = Stopped(health=Health("starting", "loading"), capabilities=None)
+    with listen(settings) as listener:
+        assert run(service, settings, listener, lambda health: None) == 0
 
 
 def test_a_port_that_is_taken() -> None:

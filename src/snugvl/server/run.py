@@ -60,6 +60,11 @@ class Server(uvicorn.Server):
         """The first signal drains, the second stops."""
         self._loop.call_soon_threadsafe(self.stop)
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to stop."""
+        return self._draining is not None
+
     def stop(self) -> None:
         """Drain; called again: stop at once."""
         if self._draining is None:
@@ -131,7 +136,7 @@ async def _run(
         failure = watcher.exception()
         server.should_exit = True
     await serving
-    if failure is not None and not server.stopped_hard:
+    if failure is not None and not server.stopping:  # told to stop, it is no failure that it did
         raise failure
     return INTERRUPTED if server.stopped_hard else DONE
 
