@@ -118,7 +118,16 @@ class Loading:
         where = f" on {found.device}" if found.device else ""
         where += f" in {found.weights}" if found.weights else ""
         seconds = time.monotonic() - self._started
-        self._say(f"ready in {seconds:.1f} s{where}: {found.context_tokens:,} tokens of context{images}")
+        room = f"{found.context_tokens:,} tokens of context{images}{self._pool(found.context_tokens)}"
+        self._say(f"ready in {seconds:.1f} s{where}: {room}")
+
+    def _pool(self, context: int) -> str:
+        """How many full conversations the KV cache holds: it takes what the plan left."""
+        snapshot = self._service.snapshot
+        if snapshot is None:
+            return ""
+        tokens = snapshot.load.num_blocks * snapshot.load.block_size
+        return f", a KV cache for {tokens:,} ({tokens / context:.1f} conversations)" if tokens else ""
 
     def _progress(self, health: Health) -> None:
         if self._quiet:
