@@ -17,8 +17,8 @@ MODEL = "Qwen/Qwen3-VL-4B-Instruct-FP8"
 def test_the_first_thing_a_user_types(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", MODEL, *CARD]) == 0
     out = capsys.readouterr().out
-    assert f"{MODEL} fits NVIDIA GeForce RTX 5060 (7.96 GiB, WSL2), with vLLM" in out
-    assert "--max-model-len" in out
+    assert f"{MODEL} fits NVIDIA GeForce RTX 5060 (7.96 GiB, WSL2), with snugvl's own engine" in out
+    assert f"snugvl serve {MODEL} --context" in out
     assert "16,384-token images" in out
 
 

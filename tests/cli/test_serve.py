@@ -88,7 +88,8 @@ def test_quiet_says_nothing(served: Served, capsys: pytest.CaptureFixture[str]) 
 
 def test_every_option_arrives(served: Served, tmp_path: Path) -> None:
     words = "--served-model-name a --served-model-name b --api-key k1 --api-key k2 --api-key k1 --deadline 5"
-    words += " --drain 7 --max-body 3 --max-concurrent 9 --max-queue 4 --key-requests-per-minute 11 --key-concurrent 2"
+    words += " --drain 7 --max-body 3 --max-concurrent 9 --max-queue 4"
+    words += " --key-requests-per-minute 11 --key-concurrent 2"
     words += (
         f" --allow-local-media {tmp_path} --allow-private-media --log-prompts --device cpu --dtype float32"
     )

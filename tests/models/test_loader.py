@@ -93,7 +93,7 @@ def test_a_truncated_file_is_refused_before_memory_is_taken(copy: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from snugvl.models import loader, tensor_files
+    from snugvl.models import loader
 
     check = loader.check_names
 

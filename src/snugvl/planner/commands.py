@@ -10,7 +10,7 @@ SERVED = "caption"  # the task of wishes that name none
 TARGETS = {
     "scene": ["IMAGE"],
     "ask": ["IMAGE", "What is in this picture?"],
-    "detect": ["IMAGE", "person"],
+    "detect": ["IMAGE", "--object", "person"],
 }
 
 
