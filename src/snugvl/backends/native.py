@@ -117,9 +117,7 @@ class NativeBackend:
     def close(self) -> None:
         """End all requests with an error and stop the engine. Safe to call twice."""
         self._worker.close()
-        for receiver in self._receivers.values():
-            receiver.fail(EngineError("the model was closed while this request was running"))
-        self._receivers.clear()
+        _fail_all(self._receivers, EngineError("the model was closed while this request was running"))
 
     def abort(self, request_id: str) -> None:
         """End a request and free what it holds; unknown ids are ignored."""

@@ -83,13 +83,14 @@ class Runner:
             slots += [table[i // size] * size + i % size for i in range(chunk.start, chunk.end)]
         tables = [chunk.sequence.table for chunk in chunks]
         width = max(len(table) for table in tables)
-        return AttentionMetadata(
+        metadata = AttentionMetadata(
             query_lens=tuple(chunk.end - chunk.start for chunk in chunks),
             context_lens=tuple(chunk.end for chunk in chunks),
             slot_mapping=self._tensor(slots),
             block_tables=self._tensor([table + [0] * (width - len(table)) for table in tables]),
             block_size=size,
         )
+        return metadata.on_device() if self.model.device.type == "cuda" else metadata
 
     def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.model.device)

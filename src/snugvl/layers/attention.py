@@ -12,7 +12,7 @@ sequence `s` stand at positions `context_lens[s] - query_lens[s] … context_len
 Source: PagedAttention, Kwon et al. 2023 (https://arxiv.org/abs/2309.06180).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
@@ -31,10 +31,9 @@ class AttentionMetadata:
         slot_mapping: `[tokens]` int64, cache slot of each new token; below 0 it is not written (GPU only).
         block_tables: `[sequences, blocks]` int64 or int32, padded with 0 (masked, never read as a result).
         block_size: tokens per block.
-        starts: `[sequences + 1]` int32, where each sequence begins in the batch; made from `query_lens`
-            where it isn't given. Kernels read it.
-        lengths: `[sequences]` int32, `context_lens` on the device. A CUDA graph is given its own: there the
-            tuples only say how many sequences and that each has one token.
+        starts: `[sequences + 1]` int32, where each sequence begins in the batch; for kernels (`on_device`).
+        lengths: `[sequences]` int32, `context_lens` on the device; for kernels. A CUDA graph is given its
+            own: there the tuples only say how many sequences and that each has one token.
     """
 
     query_lens: tuple[int, ...]
@@ -50,18 +49,12 @@ class AttentionMetadata:
         """Whether every sequence has one new token."""
         return all(length == 1 for length in self.query_lens)
 
-    def device_starts(self) -> torch.Tensor:
-        """`starts`, beside the block tables."""
-        if self.starts is not None:
-            return self.starts
-        starts = torch.tensor([0, *accumulate(self.query_lens)], dtype=torch.int32)
-        return starts.to(self.block_tables.device)
-
-    def device_lengths(self) -> torch.Tensor:
-        """`lengths`, beside the block tables."""
-        if self.lengths is not None:
-            return self.lengths
-        return torch.tensor(self.context_lens, dtype=torch.int32).to(self.block_tables.device)
+    def on_device(self) -> "AttentionMetadata":
+        """With `starts` and `lengths` beside the block tables: made once, read by every layer."""
+        device = self.block_tables.device
+        starts = torch.tensor([0, *accumulate(self.query_lens)], dtype=torch.int32).to(device)
+        lengths = torch.tensor(self.context_lens, dtype=torch.int32).to(device)
+        return replace(self, starts=starts, lengths=lengths)
 
     def slots(self, sequence: int, length: int) -> torch.Tensor:
         """Slots of the first `length` tokens of a sequence, `[length]` int64."""
@@ -82,11 +75,15 @@ def paged_attention(
     if query.is_cuda:
         from snugvl.layers.kernels import attention as kernels  # needs triton, which only GPUs bring
 
-        lengths = metadata.device_lengths()
+        if metadata.lengths is None:
+            metadata = metadata.on_device()
+        lengths = metadata.lengths
+        assert lengths is not None
         where = (keys, values, metadata.block_tables)
         if metadata.decodes:
             return kernels.decode(query, *where, lengths, metadata.block_size, scale)
-        starts, longest = metadata.device_starts(), max(metadata.query_lens)
+        starts, longest = metadata.starts, max(metadata.query_lens)
+        assert starts is not None
         return kernels.chunk(query, *where, starts, lengths, longest, metadata.block_size, scale)
     if metadata.decodes:
         return _decode(query, cache, layer, metadata, scale)

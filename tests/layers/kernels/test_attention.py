@@ -87,9 +87,11 @@ def test_chunks_over_a_cached_prefix(new: list[int], lengths: list[int], device:
     query = torch.randn(sum(new), 4, 32, device=device)
     metadata = AttentionMetadata(tuple(new), tuple(lengths), torch.zeros(1, dtype=torch.int64), table, BLOCK)
     expected = paged_attention(query, store, 0, metadata, 32**-0.5)
-    starts = torch.tensor([0, *new], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-    counts = torch.tensor(lengths, dtype=torch.int32, device=device)
-    ours = attention.chunk(query, *store.layer(0), table.int(), starts, counts, max(new), BLOCK, 32**-0.5)
+    placed = metadata.on_device()
+    assert placed.starts is not None
+    assert placed.lengths is not None
+    where = (*store.layer(0), table.int(), placed.starts, placed.lengths)
+    ours = attention.chunk(query, *where, max(new), BLOCK, 32**-0.5)
     torch.testing.assert_close(ours, expected, **tolerance(device))
 
 

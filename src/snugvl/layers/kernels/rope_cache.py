@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _normed(x, weight, eps, dim, half, DIM: tl.constexpr):
+def _normed(x, weight, eps, half, DIM: tl.constexpr):
     """Both halves of one head after RMSNorm, as transformers rounds them."""
     kind = x.dtype.element_ty
     low = tl.load(x + half).to(tl.float32)
@@ -56,7 +56,7 @@ def rope_and_cache(
         weight = q_norm
         if not is_query:
             weight = k_norm
-        low, high = _normed(source, weight, eps, DIM, half, DIM)
+        low, high = _normed(source, weight, eps, half, DIM)
     else:
         low = tl.load(source + half)
         high = tl.load(source + DIM // 2 + half)
