@@ -21,6 +21,7 @@ from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, network_elements
 from snugvl.place import Place, cap, device_of, place_on
 from snugvl.planner.footprint.native import KERNELS
+from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings, WeightFormat
 
 if TYPE_CHECKING:
@@ -156,11 +157,12 @@ def load_engine(
         device="CPU" if target.type == "cpu" else place.name,
         dtype=str(kind).removeprefix("torch."),
         weights=allocation.settings.weights_name,
+        architecture=config.architecture,
+        parameters=inventory(facts).parameters,
+        tools=processor.template.shows_tools,
     )
-    held = {
-        "text weights": _tensor_bytes(network) - _tensor_bytes(network.model["visual"]),
-        "vision weights": _tensor_bytes(network.model["visual"]),
-    }
+    vision = _tensor_bytes(network.model["visual"])
+    held = {"text weights": _tensor_bytes(network) - vision, "vision weights": vision}
     backend = NativeBackend(engine, processor, capabilities)
     planned = planned_rows(allocation, place)
     return Loaded(backend, place, planned, held, allocation.subject, cap_bytes)

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from time import monotonic
@@ -18,7 +17,6 @@ from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.errors import EngineError, RequestError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import PreparedPrompt, Processor
-from snugvl.models.loader import network_elements
 
 
 class NativeBackend:
@@ -27,13 +25,7 @@ class NativeBackend:
     def __init__(self, engine: Engine, processor: Processor, capabilities: Capabilities) -> None:
         self._engine = engine
         self._processor = processor
-        config = processor.config
-        self._capabilities = replace(
-            capabilities,
-            architecture=config.architecture,
-            parameters=network_elements(config),
-            tools=processor.template.shows_tools,
-        )
+        self._capabilities = capabilities
         self._grammars = GrammarCompiler(processor.tokenizer, processor.config.text.vocab_size)
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
         self._ids = count()
