@@ -11,17 +11,18 @@ from snugvl.allocation import Allocation, Wish, allocate
 from snugvl.backends.measure import CONTEXT, GRAPHS
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Capabilities
-from snugvl.checkpoint.architecture import ModelConfig, read_config
+from snugvl.checkpoint.architecture import read_config
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.engine.engine import Engine
 from snugvl.errors import RequestError
 from snugvl.hardware.sizes import format_size, parse_size
 from snugvl.inputs.prompt import Processor
-from snugvl.models.loader import Storage, load_model, network_elements
+from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.place import Place, cap, device_of, place_on
+from snugvl.planner.capabilities import prefers_fp32
 from snugvl.planner.footprint.native import KERNELS
-from snugvl.planner.inventory import inventory
+from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings, WeightFormat
 
 if TYPE_CHECKING:
@@ -127,9 +128,10 @@ def load_engine(
     config = read_config(folder)
     target = device_of(device)
     place = place_on(target, parse_size(memory, "memory") if isinstance(memory, str) else memory)
-    kind = _dtype(dtype, config, place)
-    processor = Processor.from_folder(folder, config, max_pixels=max_pixels)
     facts = replace(facts_of(str(folder), offline=True), name=str(model))
+    counted = inventory(facts)
+    kind = _dtype(dtype, counted, place)
+    processor = Processor.from_folder(folder, config, max_pixels=max_pixels)
     wish = Wish(context, max_pixels, _weights(weights))
     allocation = allocate(facts, kind, place, wish)
     cap_bytes = cap(place)
@@ -158,11 +160,11 @@ def load_engine(
         dtype=str(kind).removeprefix("torch."),
         weights=allocation.settings.weights_name,
         architecture=config.architecture,
-        parameters=inventory(facts).parameters,
+        parameters=counted.parameters,
         tools=processor.template.shows_tools,
     )
-    vision = _tensor_bytes(network.model["visual"])
-    held = {"text weights": _tensor_bytes(network) - vision, "vision weights": vision}
+    vision = tensor_bytes(network.model["visual"])
+    held = {"text weights": tensor_bytes(network) - vision, "vision weights": vision}
     backend = NativeBackend(engine, processor, capabilities)
     planned = planned_rows(allocation, place)
     return Loaded(backend, place, planned, held, allocation.subject, cap_bytes)
@@ -213,18 +215,11 @@ def _of_weights(report: Progress) -> Callable[[int, int], None]:
     return tell
 
 
-def _tensor_bytes(module: torch.nn.Module) -> int:
-    """Bytes of the distinct tensors of a module; tied ones count once."""
-    storages = [tensor.untyped_storage() for tensor in (*module.parameters(), *module.buffers())]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def _dtype(name: str, config: ModelConfig, place: Place) -> torch.dtype:
+def _dtype(name: str, counted: Inventory, place: Place) -> torch.dtype:
     if name in DTYPES:
         return DTYPES[name]
     if name != "auto":
         raise RequestError(f"dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}", field="dtype")
     if place.compute_capability is not None:
         return torch.bfloat16 if place.compute_capability >= (8, 0) else torch.float16
-    wide = network_elements(config) * 4
-    return torch.float32 if wide <= place.free_bytes // 2 else torch.bfloat16
+    return torch.float32 if prefers_fp32(counted, place.planned()) else torch.bfloat16

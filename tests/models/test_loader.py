@@ -11,12 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from snugvl.checkpoint.architecture import read_config
+import snugvl
+from snugvl.checkpoint.read import facts_of
 from snugvl.errors import CheckpointError, UnsupportedModel
-from snugvl.models.loader import load_model, network_elements
+from snugvl.models.loader import load_model
+from snugvl.planner.inventory import inventory
 from tests import checkpoints
 
 CPU = torch.device("cpu")
+POCKET = Path(snugvl.__file__).parent / "pocket"
 State = dict[str, torch.Tensor]
 Q = "model.language_model.layers.1.self_attn.q_proj.weight"
 
@@ -45,10 +48,13 @@ def test_fused_parameters_hold_their_parts_in_order(tiny: Path) -> None:
     assert torch.equal(fused, torch.cat(parts))
 
 
-def test_elements_are_counted_without_the_checkpoint(tiny: Path, tiny_untied: Path) -> None:
-    for folder in (tiny, tiny_untied):
+def test_elements_are_counted_without_the_network(tiny: Path, tiny_untied: Path, tmp_path: Path) -> None:
+    for name, folder in (("tied", tiny), ("untied", tiny_untied)):
         model = load_model(folder, dtype=torch.float32, device=CPU)
-        assert network_elements(read_config(folder)) == sum(p.numel() for p in model.parameters())
+        whole = Path(shutil.copytree(folder, tmp_path / name))
+        shutil.copy(POCKET / "preprocessor_config.json", whole)  # how pictures become tokens: facts need it
+        counted = inventory(facts_of(str(whole), offline=True)).parameters
+        assert counted == sum(p.numel() for p in model.parameters())
 
 
 def test_a_missing_tensor_is_named(copy: Path) -> None:

@@ -29,6 +29,7 @@ from snugvl.engine.sequence import Sequence, State, random_stream
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import VisionLanguageModel
+from snugvl.models.loader import tensor_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ class Engine:
             id(v.patches): v.patches.nbytes for live in self._requests.values() for v in live[0].prompt.vision
         }
         return {
-            "weights": _weight_bytes(self.model),
+            "weights": tensor_bytes(self.model) if isinstance(self.model, torch.nn.Module) else 0,
             "kv_cache": self._cache.nbytes,
             "encoder_outputs": self._encoder.nbytes,
             "vision_inputs": sum(items.values()),
@@ -337,11 +338,3 @@ def _no_token(sequence: Sequence) -> EngineError:
     if sequence.grammar is not None and sequence.grammar.error is not None:
         return EngineError(f"the grammar can't go on {where}: {sequence.grammar.error}")
     return EngineError(f"the model's logits are not finite {where}")
-
-
-def _weight_bytes(model: VisionLanguageModel) -> int:
-    """Bytes of the distinct tensors of a module; tied ones count once."""
-    if not isinstance(model, torch.nn.Module):
-        return 0
-    storages = [t.untyped_storage() for t in (*model.parameters(), *model.buffers())]
-    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())

@@ -173,9 +173,10 @@ def _place(piece: Piece, target: Target, blocks: Fp8Blocks | None) -> None:
     destination.view(len(values), -1).copy_(values)
 
 
-def network_elements(config: ModelConfig) -> int:
-    """Elements of the network that `config` describes (a tied head counts once), without taking memory."""
-    return sum(parameter.numel() for parameter in _without_memory(config).parameters())
+def tensor_bytes(module: nn.Module) -> int:
+    """Bytes of the distinct tensors of a module; tied ones count once."""
+    storages = [tensor.untyped_storage() for tensor in (*module.parameters(), *module.buffers())]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 class _NoInitialValues(TorchFunctionMode):

@@ -104,7 +104,7 @@ def native_options(
     if device.cpu:
         if wished in ("int8", "int4") or (wished == "fp8" and keeps_fp8(model)):
             return [Option(model, "native", wished, wished)]
-        return [Option(model, "native", "fp32" if _prefers_fp32(model, device) else "bf16", stored)]
+        return [Option(model, "native", "fp32" if prefers_fp32(model, device) else "bf16", stored)]
     formats: list[WeightFormat] = ["fp8", "bf16", "int8", "int4"]
     if keeps_fp8(model) and wished != "bf16":
         formats.remove("bf16")  # the same quality in twice the memory
@@ -118,7 +118,7 @@ def native_options(
     ]
 
 
-def _prefers_fp32(model: Inventory, device: Device) -> bool:
+def prefers_fp32(model: Inventory, device: Device) -> bool:
     """On a CPU `load` takes float32 where that leaves half of the free memory."""
     return model.parameters * 4 <= device.free_bytes // 2
 
