@@ -9,6 +9,7 @@ from snugvl.backends.protocol import Picture, Request, Text
 from snugvl.errors import EngineError, QueueFull
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked
+from tests.server.raw import until
 
 MANY = tuple(f"word{index} " for index in range(400))
 
@@ -70,8 +71,8 @@ def test_stop_keeps_what_was_said_and_ends_the_request(
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".turn-note")).to_have_text("(stopped)")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    until(lambda: not service.running)
     expect(page.locator("#running")).to_have_text("0")
-    assert not service.running
     service.script = Script(("done",))
     ask(page, "And now?")
     expect(answers(page).last).to_have_text("done")

@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import OpenPage, Serve, choose, provoked, tab, take_sample
+from tests.server.raw import until
 
 SCENE = {
     "summary": "Two cups on a table.",
@@ -46,8 +47,8 @@ def test_a_caption_grows_and_can_be_stopped(serve: Serve, open_page: OpenPage, s
     expect(page.locator("#caption-result")).to_contain_text("word3")
     page.get_by_role("button", name="Stop").click()
     expect(page.locator("#caption-form .job-status")).to_have_text("Stopped.")
+    until(lambda: not service.running)
     expect(page.locator("#running")).to_have_text("0")
-    assert not service.running
 
 
 def test_a_scene_with_all_its_parts(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
