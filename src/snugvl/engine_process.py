@@ -5,13 +5,19 @@
 
 import sys
 
-from snugvl.backends.child import Model, Report, attach, run
-from snugvl.backends.wire import EngineChoice
+from snugvl.backends.child import Loader, Report, attach, run
+from snugvl.backends.hosted import HostedModel
+from snugvl.backends.wire import EngineChoice, HostedEngine
 
 
-def load(choice: EngineChoice, report: Report) -> Model:
+def load(choice: EngineChoice, report: Report) -> HostedModel:
     """The chosen model with a meter. Imports torch, so it is called when the server is told so."""
     report("starting torch", 0.0)
+    return LOADERS[choice.engine](choice, report)
+
+
+def native(choice: EngineChoice, report: Report) -> HostedModel:
+    """On our own engine."""
     from snugvl.backends.measure import Meter
     from snugvl.loading import load_engine
     from snugvl.remember import keeper
@@ -36,7 +42,17 @@ def load(choice: EngineChoice, report: Report) -> Model:
         cap_bytes=loaded.cap_bytes,
         keep=keeper(loaded.place, loaded.subject),
     )
-    return Model(loaded.backend, meter)
+    return HostedModel(loaded.backend, meter)
+
+
+def transformers(choice: EngineChoice, report: Report) -> HostedModel:
+    """On Hugging Face transformers."""
+    from snugvl.backends.transformers.loading import load_hosted
+
+    return load_hosted(choice, report)
+
+
+LOADERS: dict[HostedEngine, Loader] = {"native": native, "transformers": transformers}
 
 
 if __name__ == "__main__":

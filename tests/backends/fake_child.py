@@ -18,7 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from snugvl.backends.child import Model, Report, attach, run
+from snugvl.backends.child import Report, attach, run
+from snugvl.backends.hosted import HostedModel
 from snugvl.backends.mailbox import Mailbox
 from snugvl.backends.protocol import Capabilities, Delta, Request, Text, Usage
 from snugvl.backends.service import Load, Tokens
@@ -125,7 +126,7 @@ class OddError(OutputError):
         super().__init__(f"odd {first} {second}")
 
 
-def load(choice: EngineChoice, report: Report) -> Model:
+def load(choice: EngineChoice, report: Report) -> HostedModel:
     name, _, path = choice.model.partition(" ")
     report("pretending", 0.5)
     if name == "abort":
@@ -142,7 +143,7 @@ def load(choice: EngineChoice, report: Report) -> Model:
     if name == "slow":
         time.sleep(1.0)
     meter = SimpleNamespace(read=lambda _memory, _load: Ledger("nothing", (), 3, 2, 1))
-    return Model(Backend(name), meter)  # type: ignore[arg-type]
+    return HostedModel(Backend(name), meter)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

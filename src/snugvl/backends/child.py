@@ -22,20 +22,17 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from snugvl.backends import wire
+from snugvl.backends.hosted import HostedBackend, HostedModel, HostedStream
 from snugvl.backends.protocol import Request, Text, user
 from snugvl.backends.service import Load, Snapshot, Tokens
 from snugvl.backends.wire import Channel, EngineChoice, Event
 from snugvl.errors import DeadlineExceeded, RequestTooLarge, SnugvlError
 from snugvl.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from snugvl.backends.measure import Meter
-    from snugvl.backends.native import NativeBackend, NativeStream
 
 PREPARERS = 4  # threads; preparing is mostly Pillow and numpy, which leave Python's lock
 COUNTERS = (
@@ -47,15 +44,7 @@ _SET_PARENT_DEATH_SIGNAL = 1
 Report = Callable[[str, float], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Model:
-    """A loaded model and what measures it."""
-
-    backend: "NativeBackend"
-    meter: "Meter"
-
-
-Loader = Callable[[EngineChoice, Report], Model]
+Loader = Callable[[EngineChoice, Report], HostedModel]
 
 
 def attach(descriptor: int) -> Channel:
@@ -112,11 +101,11 @@ class Child:
     def __init__(self, channel: Channel, load: Loader, start: wire.Start) -> None:
         self._outbox = Outbox(channel)
         self._preparers = ThreadPoolExecutor(PREPARERS, "snugvl-prepare")
-        self._model: Model | None = None
+        self._model: HostedModel | None = None
         self._asked_at: float | None = None  # when the engine's thread was asked something, until it answers
         self._lock = threading.Lock()
         # Requests the server waits for; None while the prompt is prepared.
-        self._streams: dict[int, NativeStream | None] = {}
+        self._streams: dict[int, HostedStream | None] = {}
         threading.Thread(target=self._live, args=(load, start), name="snugvl-loader", daemon=True).start()
 
     def handle(self, message: wire.ToEngine) -> None:
@@ -142,7 +131,7 @@ class Child:
                 self._answer(message.id, lambda: backend.detokenize(message.ids))
 
     @property
-    def _backend(self) -> "NativeBackend":
+    def _backend(self) -> HostedBackend:
         assert self._model is not None, "the server asks for nothing before it is told that we are ready"
         return self._model.backend
 
@@ -185,7 +174,7 @@ class Child:
         else:
             stream.close()
 
-    def _forward(self, request_id: int, stream: "NativeStream") -> None:
+    def _forward(self, request_id: int, stream: HostedStream) -> None:
         def end(error: Exception | None) -> None:
             if self._streams.pop(request_id, None) is not None:
                 self._outbox.put(wire.End(request_id, None if error is None else wire.portable(error)))
@@ -212,7 +201,7 @@ class Child:
     def _report(self, detail: str, progress: float) -> None:
         self._outbox.put(wire.Loading(detail, progress))
 
-    def _snapshot(self, model: Model, before: Load) -> Snapshot:
+    def _snapshot(self, model: HostedModel, before: Load) -> Snapshot:
         self._asked_at = time.monotonic()
         load = model.backend.stats()
         memory = model.backend.memory()
@@ -231,7 +220,7 @@ def _die(error: BaseException | None = None) -> NoReturn:
     os._exit(1)
 
 
-def _warm_up(backend: "NativeBackend") -> Load:
+def _warm_up(backend: HostedBackend) -> Load:
     """Do what the first requests would wait for: kernels, grammars. The counters it leaves."""
     backend.warm_up()
     request = Request((user(Text("hello")),), SamplingParams(max_tokens=1))

@@ -5,8 +5,8 @@ import time
 
 import torch
 
+from snugvl.backends.hosted import HostedBackend
 from snugvl.backends.measure import Meter
-from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
 from snugvl.backends.service import Health, Load, Snapshot, State, Tokens
 from snugvl.errors import EngineUnavailable
@@ -15,7 +15,7 @@ from snugvl.errors import EngineUnavailable
 class InProcessEngine:
     """A loaded backend that is ready from the start. A fault of the process takes the server with it."""
 
-    def __init__(self, backend: NativeBackend) -> None:
+    def __init__(self, backend: HostedBackend) -> None:
         self._backend = backend
         self._state: State = "ready"
         memory = backend.memory()

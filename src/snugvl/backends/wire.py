@@ -34,6 +34,7 @@ from snugvl.errors import EngineError, SnugvlError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
+HostedEngine = Literal["native", "transformers"]
 
 _LENGTH = Struct("!Q")
 
@@ -42,7 +43,13 @@ _LENGTH = Struct("!Q")
 class EngineChoice:
     """What an engine process loads; the arguments of `snugvl.load`.
 
-    `max_waiting`: requests that may queue before `QueueFull`; None for the engine's own limit.
+    Attributes:
+        max_waiting: requests that may queue before `QueueFull`; None for the engine's own limit.
+        engine: which backend loads it.
+        language_only: leave a vision-language model's vision tower out.
+        trust_remote_code: run Python files that the checkpoint brings (transformers only).
+        placement: where transformers puts which module ("model.language_model.layers.3" → "cpu"), by the
+            plan; empty: everything on `device`.
     """
 
     model: str = "pocket"
@@ -53,6 +60,10 @@ class EngineChoice:
     weights: WeightsName = "auto"
     memory_bytes: int | None = None
     max_waiting: int | None = None
+    engine: HostedEngine = "native"
+    language_only: bool = False
+    trust_remote_code: bool = False
+    placement: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Any model that Hugging Face transformers knows, behind the backend protocol."""

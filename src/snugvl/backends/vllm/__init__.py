@@ -1,0 +1,1 @@
+"""vLLM as a supervised child, or one that runs already, behind the service protocol."""
