@@ -19,7 +19,7 @@ ALLOWED = {
     "models": {"layers", "checkpoint"},
     "engine": {"models", "layers", "checkpoint"},
     "inputs": {"engine", "models", "checkpoint", "backends.protocol"},
-    "backends": {"engine", "models", "inputs", "checkpoint"},
+    "backends": {"engine", "models", "inputs", "checkpoint", "diagnose", "hardware"},
     "tasks": {"backends.protocol", "inputs"},
     "server": {
         "tasks",
@@ -36,6 +36,7 @@ ALLOWED = {
         "bench",
         "backends.supervised",
         "backends.service",
+        "backends.vllm",
         "client",
         "tasks",
         "backends.protocol",

@@ -32,9 +32,13 @@ def compact(values: dict[str, int]) -> str:
 
 def vllm_arguments(choice: Choice) -> list[str]:
     """The words of the command."""
+    return ["vllm", "serve", choice.option.model.name, *vllm_flags(choice)]
+
+
+def vllm_flags(choice: Choice) -> list[str]:
+    """Those behind the model: every flag that the plan computes."""
     settings, model = choice.settings, choice.option.model
-    words = ["vllm", "serve", model.name]
-    words += ["--max-model-len", str(settings.context)]
+    words = ["--max-model-len", str(settings.context)]
     words += ["--max-num-seqs", str(settings.concurrency)]
     words += ["--max-num-batched-tokens", str(max(settings.chunk, settings.concurrency))]
     words += ["--gpu-memory-utilization", f"{utilisation(choice):.4f}"]

@@ -1,0 +1,105 @@
+"""What a vLLM server is started with, or which one is used: everything `VllmEngine` has to know, as a value."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from snugvl.diagnose.result import Diagnosis
+from snugvl.errors import RequestError
+from snugvl.ledger import LedgerRow
+
+STARTUP_S = 1800.0  # a first start may compile kernels for minutes
+
+# From what a log says and the flags that led to it: changed flags, or None where none would help.
+Replan = Callable[[Diagnosis, tuple[str, ...]], tuple[str, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the checkpoint. vLLM's API tells none of it; all of it may stay unknown.
+
+    Attributes:
+        images: whether the model sees; None: unknown, then pictures are sent and vLLM refuses what it can't.
+        min_pixels, max_pixels: of an image as the model reads it; 0 for unknown or no images.
+        pixel_factor: sides of an image as the model reads it are multiples of this; 0 for unknown.
+        device, dtype, weights, architecture, parameters, tools: see `Capabilities`.
+        total_bytes: of the device (of all its GPUs together), for the ledger; 0 for unknown.
+        gpu_uuids: NVML's names of the GPUs it runs on, for what is free there now.
+    """
+
+    images: bool | None = None
+    min_pixels: int = 0
+    max_pixels: int = 0
+    pixel_factor: int = 0
+    device: str = ""
+    dtype: str = ""
+    weights: str = ""
+    architecture: str = ""
+    parameters: int = 0
+    tools: bool = True
+    total_bytes: int = 0
+    gpu_uuids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VllmChoice:
+    """A vLLM to launch, or with `attach` one that runs already.
+
+    Attributes:
+        model: a folder or a Hub id, as `vllm serve` takes it. With `attach`: the name to ask for; empty for
+            the first one that is served there.
+        arguments: flags of `vllm serve` behind the model, as `planner.vllm_flags.vllm_flags` makes them.
+            Address, defaults of sampling and structured outputs are added here.
+        command: the words that stand for `vllm` ("--vllm-command"); None: it is looked for.
+        environment: variables for the child beside our own, such as CUDA_VISIBLE_DEVICES.
+        attach: base URL of a server that runs ("http://127.0.0.1:8001"); nothing is started or ended then.
+        api_key: of that server.
+        facts: of the checkpoint.
+        planned: rows of the ledger as the plan has them.
+        sleep_after_s: seconds without a request after which the GPU's memory is given back; None: never.
+        sleep_level: 1 keeps the weights in main memory; 2 drops them, and waking reads them again.
+        retry: whether a start that failed is tried once more with changed flags.
+        replan: makes the changed flags; None: those that the diagnosis of the log computes.
+        startup_s: a start without an end is ended after so many seconds.
+
+    Raises:
+        RequestError: settings that contradict each other.
+    """
+
+    model: str = ""
+    arguments: tuple[str, ...] = ()
+    command: tuple[str, ...] | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+    attach: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    facts: Facts = Facts()
+    planned: tuple[LedgerRow, ...] = ()
+    sleep_after_s: float | None = None
+    sleep_level: Literal[1, 2] = 1
+    retry: bool = True
+    replan: Replan | None = None
+    startup_s: float = STARTUP_S
+
+    def __post_init__(self) -> None:
+        if self.attach is None and not self.model:
+            raise RequestError("vLLM has to be told which model to serve", field="model")
+        if self.attach is not None and (self.command or self.arguments or self.sleep_after_s):
+            raise RequestError(
+                "a vLLM that runs already keeps its own flags: --attach goes neither with --vllm-command, "
+                "nor with flags, nor with sleeping",
+                field="attach",
+            )
+        if self.attach is not None and not self.attach.startswith(("http://", "https://")):
+            raise RequestError(
+                f"--attach takes the URL of a vLLM server, such as http://127.0.0.1:8001, not {self.attach!r}",
+                field="attach",
+            )
+        if self.sleep_after_s is not None and self.sleep_after_s <= 0:
+            raise RequestError(
+                f"seconds until vLLM sleeps are more than 0, not {self.sleep_after_s:g}", field="sleep_after_s"
+            )
+
+    @property
+    def name(self) -> str:
+        """The model as people know it."""
+        return self.model or f"the model at {self.attach}"
