@@ -21,7 +21,7 @@ from PIL import Image
 import machine
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Capabilities, Request, user
-from snugvl.checkpoint.architecture import read_config
+from snugvl.checkpoint.configs import read_config
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.inputs.prompt import Processor

@@ -22,7 +22,7 @@ from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
 import machine
 from snugvl.backends.protocol import user
-from snugvl.checkpoint.architecture import read_config
+from snugvl.checkpoint.configs import read_config
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
@@ -69,7 +69,7 @@ def prepare(folder: Path) -> list[Case]:
     for name, sizes in SIZES.items():
         images, text = pictures(sizes), f"Describe what you see: {name}."
         ours = processor.prepare([user(*images, text)])
-        theirs = as_tensors(ours, processor.config.image_token_id)
+        theirs = as_tensors(ours, processor.config.placeholders[0])
         if oracle is not None:
             content = [{"type": "image", "image": image} for image in images] + [
                 {"type": "text", "text": text}
@@ -112,8 +112,9 @@ def compare_inputs(cases: list[Case]) -> list[dict[str, Any]]:
 def our_logits(model: Qwen3VL, prompt: PreparedPrompt) -> torch.Tensor:
     """Logits of every prompt position, `[tokens, vocab]`, in one prefill."""
     config, ids, device = model.config, list(prompt.prompt_ids), model.device
-    text, total, pads = config.text, len(ids), (config.image_token_id, config.video_token_id)
+    text, total, pads = config.text, len(ids), config.placeholders
     grids = [item.grid_thw for item in prompt.vision]
+    assert config.vision is not None
     positions, _ = mrope_positions(ids, grids, placeholders=pads, merge_size=config.vision.spatial_merge_size)
     blocks = -(-total // 16)
     cache = KVCache(

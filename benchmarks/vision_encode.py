@@ -54,6 +54,7 @@ def encode(model: Qwen3VL, item: VisionItem) -> torch.Tensor:
 def planned_bytes(model: Qwen3VL, item: VisionItem) -> int:
     """The formula in `models/vision.py`, with the output."""
     config, size = model.config.vision, model.dtype.itemsize
+    assert config is not None
     patches, h, d = len(item.patches), config.hidden_size, config.hidden_size // config.num_heads
     chunk = math.ceil(patches / math.ceil(patches / ROWS))
     output = patches * (1 + len(config.deepstack_layers)) * config.out_hidden_size * size
@@ -94,8 +95,9 @@ def stream(model: Qwen3VL, *, sliced: bool) -> dict[str, Any]:
     greedy = SamplingParams(max_tokens=TEXT_TOKENS, ignore_eos=True)
     engine.add(EngineRequest("text", tuple(range(100, 164)), greedy))
     config, item = model.config, picture(4096)
-    placeholders = (config.image_token_id,) * (len(item.patches) // 4)
-    prompt = (config.vision_start_token_id, *placeholders, config.vision_end_token_id, 100)
+    tokens = config.vision_tokens
+    assert tokens is not None
+    prompt = (tokens.start, *[tokens.image] * (len(item.patches) // 4), tokens.end, 100)
     arrivals: list[float] = []
     added = first = 0.0
     while engine.has_work:

@@ -11,7 +11,7 @@ from snugvl.allocation import Allocation, Wish, allocate
 from snugvl.backends.measure import CONTEXT, GRAPHS
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Capabilities
-from snugvl.checkpoint.architecture import read_config
+from snugvl.checkpoint.configs import read_config
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.engine.engine import Engine

@@ -11,7 +11,7 @@ from PIL import Image
 
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Delta, Grammar, Message, Request, Text, Tool, ToolCall, ToolUse, user
-from snugvl.checkpoint.architecture import read_config
+from snugvl.checkpoint.configs import read_config
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.tools import CallArguments, CallStarted, ToolCallParser
@@ -237,7 +237,7 @@ def test_what_is_refused_before_anything_starts(
 
 def test_placeholders_and_length_of_a_bare_prompt(backend: NativeBackend, processor: Processor) -> None:
     with pytest.raises(RequestError, match="stands for a picture"):
-        backend.submit(Request(prompt=(1, processor.config.image_token_id)))
+        backend.submit(Request(prompt=(1, processor.config.placeholders[0])))
     with pytest.raises(RequestTooLarge, match=r"3,000 tokens, at most 2,047 fit"):
         backend.submit(Request(prompt=(1,) * 3000))
 

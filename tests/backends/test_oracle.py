@@ -59,7 +59,7 @@ def expected(
 def oracle(model: Any, prompt: PreparedPrompt, processor: Processor) -> list[int]:
     config = processor.config
     ids = torch.tensor([prompt.prompt_ids])
-    kinds = (ids == config.image_token_id).long() + 2 * (ids == config.video_token_id).long()
+    kinds = sum(index * (ids == token).long() for index, token in enumerate(config.placeholders, 1))
     inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": kinds}
     if prompt.vision:
         video = bool((kinds == 2).any())

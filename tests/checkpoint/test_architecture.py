@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3VLConfig
 
-from snugvl.checkpoint.architecture import read_config
+from snugvl.checkpoint.configs import read_config
 from snugvl.errors import CheckpointError, UnsupportedModel
 from tests import checkpoints
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from snugvl.checkpoint.architecture import ModelConfig, TextConfig, VisionConfig
+from snugvl.checkpoint.architecture import ModelConfig, Rope, TextConfig, VisionConfig, VisionTokens
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
@@ -25,20 +25,28 @@ VOCAB, HIDDEN, HEADS, DIM, LAYERS = 48, 16, 2, 8, 2
 IMAGE, VIDEO, POISON, BOMB = 44, 45, 46, 47  # POISON makes NaN, BOMB raises inside the network
 CONFIG = ModelConfig(
     architecture="Toy",
-    text=TextConfig(HIDDEN, LAYERS, HEADS, 1, DIM, 32, VOCAB, 4096, 1e-6, 1e4, (2, 1, 1), False),
+    text=TextConfig(
+        HIDDEN,
+        LAYERS,
+        HEADS,
+        1,
+        DIM,
+        32,
+        VOCAB,
+        4096,
+        1e-6,
+        Rope(1e4, DIM, (2, 1, 1), True),
+        ("full",) * LAYERS,
+    ),
     vision=VisionConfig(1, 8, 16, 1, 3, 2, 1, 2, HIDDEN, 16, (0,), "gelu_pytorch_tanh", 1e4),
     tie_word_embeddings=True,
-    image_token_id=IMAGE,
-    video_token_id=VIDEO,
-    vision_start_token_id=42,
-    vision_end_token_id=43,
+    vision_tokens=VisionTokens(IMAGE, VIDEO, 42, 43),
     dtype="float64",
-    quantization=None,
 )
 
 
 class Toy(nn.Module):
-    """`VisionLanguageModel` in miniature."""
+    """`Network` in miniature."""
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()

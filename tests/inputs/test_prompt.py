@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from snugvl.backends.protocol import Message, Picture, Text, Video, user
-from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.checkpoint.architecture import ModelConfig, VisionTokens
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge
 from snugvl.inputs.prompt import Processor
 
@@ -96,7 +96,7 @@ def _parts(messages: Sequence[Message]) -> list[Picture | Video]:
 def test_image_tokens_are_the_placeholders(processor: Processor, config: ModelConfig) -> None:
     messages = CONVERSATIONS["video of odd length, with an image"]
     prepared = processor.prepare(messages)
-    pads = (config.image_token_id, config.video_token_id)
+    pads = config.placeholders
     assert prepared.image_tokens == sum(i in pads for i in prepared.prompt_ids)
     assert prepared.image_tokens == sum(t * h * w // 4 for t, h, w in (i.grid_thw for i in prepared.vision))
 
@@ -108,10 +108,7 @@ def test_real_tokenizer_and_template(tmp_path: Path, config: ModelConfig) -> Non
         pytest.skip("needs ../shared")
     from transformers import AutoTokenizer
 
-    real = replace(
-        config, image_token_id=151655, video_token_id=151656, vision_start_token_id=151652,
-        vision_end_token_id=151653,
-    )  # fmt: skip
+    real = replace(config, vision_tokens=VisionTokens(image=151655, video=151656, start=151652, end=151653))
     processor = Processor.from_folder(shared, real)
     theirs = AutoTokenizer.from_pretrained(shared)
     messages = [SYSTEM, user("Wie heißt das? 1234 你好\n")]
@@ -206,7 +203,7 @@ def test_a_checkpoint_without_video(broken: Path, config: ModelConfig) -> None:
 
 def test_contradictions_are_named(broken: Path, config: ModelConfig) -> None:
     with pytest.raises(CheckpointError, match=r"image_token_id' = 7, which is no special token"):
-        Processor.from_folder(broken, replace(config, image_token_id=7))
+        Processor.from_folder(broken, replace(config, vision_tokens=VisionTokens(7, 1, 2, 3)))
     path = broken / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": 14}))
     with pytest.raises(CheckpointError, match=r"'patch_size' = 14, config.json has 16"):

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from snugvl.checkpoint.architecture import Fp8Blocks, read_config
+from snugvl.checkpoint.architecture import Fp8Blocks
+from snugvl.checkpoint.configs import read_config
 from snugvl.config import EngineConfig
 from snugvl.engine import graphs, sampler
 from snugvl.layers.linear import Linear

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from snugvl.checkpoint.architecture import ModelConfig, read_config
+from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.checkpoint.configs import read_config
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from snugvl.checkpoint.architecture import parse_config
+from snugvl.checkpoint.configs import parse_config
 from snugvl.checkpoint.facts import FactSource, ModelFacts, Role, TensorFact
 from snugvl.checkpoint.families import describe
 from snugvl.checkpoint.families.network import Network

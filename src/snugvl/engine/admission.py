@@ -34,10 +34,12 @@ def check_prompt(request: EngineRequest, model: ModelConfig) -> Prompt:
         raise RequestError("the prompt is empty; it needs at least one token", field="prompt_ids")
     _check_ids("the prompt", ids, vocab, "prompt_ids")
     _check_ids("logit_bias", tuple(request.sampling.logit_bias), vocab, "logit_bias")
-    merge = model.vision.spatial_merge_size
+    vision, pads = model.vision, model.placeholders
+    if vision is None and request.vision:
+        raise RequestError("this model reads text alone; it takes no images and videos", field="vision")
+    merge = 1 if vision is None else vision.spatial_merge_size
     for number, item in enumerate(request.vision):
-        _check_item(number, item, merge, model.vision.patch_dim)
-    pads = (model.image_token_id, model.video_token_id)
+        _check_item(number, item, merge, 0 if vision is None else vision.patch_dim)
     placeholders = tuple(index for index, token in enumerate(ids) if token in pads)
     sizes = [t * h * w // merge**2 for t, h, w in (item.grid_thw for item in request.vision)]
     if sum(sizes) != len(placeholders):

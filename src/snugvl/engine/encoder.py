@@ -23,7 +23,7 @@ import torch
 from snugvl.engine.request import VisionItem
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence
-from snugvl.models.batch import GridTHW, VisionLanguageModel
+from snugvl.models.batch import GridTHW, Network
 
 # Floating point operations of a slice: about 5 ms of any GPU, as much time as a decode step of a few billion
 # weights takes; some tenths of a second of a CPU, likewise.
@@ -50,7 +50,7 @@ class Encoder:
         slice: floating point operations of a slice.
     """
 
-    def __init__(self, model: VisionLanguageModel, cache_bytes: int = 0) -> None:
+    def __init__(self, model: Network, cache_bytes: int = 0) -> None:
         self.items_encoded = self.hits = 0
         self._model = model
         self._cache_bytes = cache_bytes

@@ -28,7 +28,7 @@ from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Sch
 from snugvl.engine.sequence import Sequence, State, random_stream
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import VisionLanguageModel
+from snugvl.models.batch import Network
 from snugvl.models.loader import tensor_bytes
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class EngineStats:
 class Engine:
     """Runs requests on a model with a fixed KV cache."""
 
-    def __init__(self, model: VisionLanguageModel, config: EngineConfig) -> None:
+    def __init__(self, model: Network, config: EngineConfig) -> None:
         text = model.config.text
         self.model = model
         self.config = config

@@ -20,7 +20,7 @@ import torch
 
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, VisionLanguageModel
+from snugvl.models.batch import Batch, Network
 
 SIZES = (1, 2, 4, 8, 16, 32)
 _FIELDS = 3  # of a row before its block table: token, length, delta
@@ -62,9 +62,7 @@ class Run:
 class DecodeGraphs:
     """Captured on first use, in one memory pool."""
 
-    def __init__(
-        self, model: VisionLanguageModel, cache: KVCache, max_model_len: int, sizes: Rows[int] = SIZES
-    ) -> None:
+    def __init__(self, model: Network, cache: KVCache, max_model_len: int, sizes: Rows[int] = SIZES) -> None:
         self._model = model
         self._cache = cache
         self._table_width = -(-max_model_len // cache.block_size)
@@ -103,7 +101,7 @@ class DecodeGraphs:
 class _Graph:
     """One size: what it reads and writes, at fixed addresses, and the recording."""
 
-    def __init__(self, model: VisionLanguageModel, cache: KVCache, size: int, table_width: int) -> None:
+    def __init__(self, model: Network, cache: KVCache, size: int, table_width: int) -> None:
         self._model = model
         self._cache = cache
         device = model.device

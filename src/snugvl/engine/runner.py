@@ -14,15 +14,13 @@ from snugvl.engine.pipeline import Flight, decodes, plain, rows_of
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, VisionLanguageModel
+from snugvl.models.batch import Batch, Network
 
 
 class Runner:
     """Runs the network over a schedule. Not thread-safe."""
 
-    def __init__(
-        self, model: VisionLanguageModel, cache: KVCache, encoder: Encoder, max_model_len: int
-    ) -> None:
+    def __init__(self, model: Network, cache: KVCache, encoder: Encoder, max_model_len: int) -> None:
         self.model = model
         self.cache = cache
         self.encoder = encoder

@@ -63,11 +63,13 @@ class Processor:
         self.template = template
         self.images = images
         self.videos = videos
+        tokens = config.vision_tokens
+        assert tokens is not None
         self._tokens = _Tokens(
-            image=self._control("image_token_id", config.image_token_id),
-            video=self._control("video_token_id", config.video_token_id),
-            start=self._control("vision_start_token_id", config.vision_start_token_id),
-            end=self._control("vision_end_token_id", config.vision_end_token_id),
+            image=self._control("image_token_id", tokens.image),
+            video=self._control("video_token_id", tokens.video),
+            start=self._control("vision_start_token_id", tokens.start),
+            end=self._control("vision_end_token_id", tokens.end),
         )
         self._placeholder = re.compile(f"({re.escape(self._tokens.image)}|{re.escape(self._tokens.video)})")
         for preprocessor in (images, videos):
@@ -154,7 +156,7 @@ class Processor:
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         vocab = self.config.text.vocab_size
-        placeholders = (self.config.image_token_id, self.config.video_token_id)
+        placeholders = self.config.placeholders
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
                 raise RequestError(
@@ -227,7 +229,7 @@ class Processor:
 
     def _expanded(self, ids: Sequence[int], runs: Sequence[int]) -> list[int]:
         """Each placeholder repeated to its number of tokens."""
-        placeholders = {self.config.image_token_id, self.config.video_token_id}
+        placeholders = set(self.config.placeholders)
         found = sum(token in placeholders for token in ids)
         if found != len(runs):
             raise CheckpointError(
@@ -256,6 +258,7 @@ def _repeat(ids: Sequence[int], placeholders: set[int], runs: Sequence[int]) -> 
 def _check_settings(settings: PixelSettings, config: ModelConfig) -> None:
     """The preprocessor must cut patches of the size that the vision tower takes."""
     vision = config.vision
+    assert vision is not None
     pairs = {
         "patch_size": (settings.patch_size, vision.patch_size),
         "temporal_patch_size": (settings.temporal_patch_size, vision.temporal_patch_size),

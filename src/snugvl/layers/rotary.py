@@ -1,9 +1,10 @@
-"""Rotary position embeddings: interleaved M-RoPE (the vision tower's two axes: `models/patches.py`).
+"""Rotary position embeddings. Which model wants which: `models/rope.py`; the tower's: `models/patches.py`.
 
-It hands over `(cos, sin)`, each `[tokens, head_dim]`, where the second half repeats the first.
+A rotation is `(cos, sin)`, each `[tokens, dims]`, where the second half repeats the first. `dims` may be
+fewer than a head has values: the first ones are rotated, the rest stay.
 
-Sources: RoFormer (https://arxiv.org/abs/2104.09864); Qwen3-VL's interleaved M-RoPE as in Hugging Face
-transformers, `models/qwen3_vl/modeling_qwen3_vl.py`.
+Sources: RoFormer (https://arxiv.org/abs/2104.09864); M-RoPE as in Hugging Face transformers,
+`models/qwen3_vl/modeling_qwen3_vl.py` (interleaved) and `models/qwen2_5_vl/modeling_qwen2_5_vl.py`.
 """
 
 import torch
@@ -16,30 +17,31 @@ def inverse_frequencies(dim: int, theta: float, device: torch.device) -> torch.T
     return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
 
 
-def mrope_axes(section: tuple[int, int, int], device: torch.device) -> torch.Tensor:
-    """Which of time (0), height (1) and width (2) each frequency follows, `[head_dim / 2]` int64.
+def mrope_axes(section: tuple[int, int, int], device: torch.device, *, interleaved: bool) -> torch.Tensor:
+    """Which of time (0), height (1) and width (2) each frequency follows, `[dims / 2]` int64.
 
-    Interleaved: 0 1 2 0 1 2 … while height and width still have frequencies left, then time alone.
+    Interleaved: 0 1 2 0 1 2 … while height and width still have frequencies left, then time alone;
+    else 0 … 0 1 … 1 2 … 2.
     """
+    if not interleaved:
+        return torch.arange(3, device=device).repeat_interleave(torch.tensor(section, device=device))
     axes = torch.zeros(sum(section), dtype=torch.int64, device=device)
     for axis in (1, 2):
         axes[axis : 3 * section[axis] : 3] = axis
     return axes
 
 
-def mrope(
-    positions: torch.Tensor, head_dim: int, theta: float, section: tuple[int, int, int], dtype: torch.dtype
-) -> CosSin:
-    """Cosine and sine for text and image tokens at `positions` `[3, tokens]`."""
-    steps = inverse_frequencies(head_dim, theta, positions.device)
-    axes = mrope_axes(section, positions.device)
-    angles = positions.float()[axes].T * steps  # [tokens, head_dim / 2]
+def cos_sin(angles: torch.Tensor, dtype: torch.dtype) -> CosSin:
+    """The rotation by `angles` `[tokens, dims / 2]` float32."""
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype)
 
 
 def rotate(x: torch.Tensor, rotation: CosSin) -> torch.Tensor:
-    """Rotate `x` `[tokens, heads, head_dim]`, in the precision of `rotation` and `x` combined."""
+    """Rotate the first values of `x` `[tokens, heads, head_dim]`, in the precision of both combined."""
     cos, sin = (part[:, None] for part in rotation)
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    dims = cos.shape[-1]
+    turned = x[..., :dims]
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    return turned if dims == x.shape[-1] else torch.cat((turned, x[..., dims:]), dim=-1)

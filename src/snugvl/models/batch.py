@@ -38,7 +38,7 @@ class Batch:
     vision_embeds: torch.Tensor | None = None
 
 
-class VisionLanguageModel(Protocol):
+class Network(Protocol):
     """A network as the engine sees it. Dtype and device are those of its weights."""
 
     config: ModelConfig

@@ -14,7 +14,8 @@ from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.rotary import CosSin, mrope, rotate
+from snugvl.layers.rotary import CosSin, rotate
+from snugvl.models.rope import rotation_of
 
 packed_modules = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -30,8 +31,8 @@ class Attention(nn.Module):
         self.layer = layer
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         rows = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv_proj = Linear(config.hidden_size, rows, bias=config.attention_bias)
-        self.o_proj = Linear(self.heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
+        self.qkv_proj = Linear(config.hidden_size, rows, bias=config.qkv_bias)
+        self.o_proj = Linear(self.heads * self.head_dim, config.hidden_size, bias=config.o_bias)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
@@ -120,8 +121,7 @@ class Decoder(nn.Module):
         x = self.embed_tokens.lookup(input_ids, self.norm.weight.dtype)
         if vision_rows is not None:
             x.index_copy_(0, vision_rows, vision_levels[0].to(x.dtype))
-        config = self.config
-        rotation = mrope(positions, config.head_dim, config.rope_theta, config.mrope_section, x.dtype)
+        rotation = rotation_of(positions, self.config.rope, x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, metadata)
             if vision_rows is not None and index + 1 < len(vision_levels):

@@ -22,13 +22,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, read_config
+from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig
+from snugvl.checkpoint.configs import read_config
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import GROUP, Format
 from snugvl.models.decoder import packed_modules
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, Piece, TensorFiles, dequantise
 
 GPU_READERS = 4
@@ -72,7 +73,7 @@ def load_model(
     storage: Storage | None = None,
     readers: int = GPU_READERS,
     progress: Callable[[int, int], None] | None = None,
-) -> Qwen3VL:
+) -> LoadableNetwork:
     """Build the network that `folder` describes and fill it.
 
     Args:
@@ -97,7 +98,7 @@ def load_model(
     return model
 
 
-def _store(model: Qwen3VL, storage: Storage, blocks: Fp8Blocks | None) -> None:
+def _store(model: LoadableNetwork, storage: Storage, blocks: Fp8Blocks | None) -> None:
     """Choose the formats, before there is memory. What a format can't hold stays as it is."""
     head = model.decoder.embed_tokens
     heads = [head] if model.config.tie_word_embeddings else [head, model.lm_head]
@@ -195,9 +196,9 @@ class _NoInitialValues(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _without_memory(config: ModelConfig) -> Qwen3VL:
+def _without_memory(config: ModelConfig) -> LoadableNetwork:
     with torch.device("meta"), _NoInitialValues():
-        return Qwen3VL(config)
+        return network_of(config)
 
 
 def _give_memory(model: nn.Module, device: torch.device) -> None:
@@ -211,7 +212,7 @@ def _give_memory(model: nn.Module, device: torch.device) -> None:
 
 
 def check_names(
-    model: Qwen3VL, config: ModelConfig, tensors: Mapping[str, TensorEntry], folder: Path
+    model: LoadableNetwork, config: ModelConfig, tensors: Mapping[str, TensorEntry], folder: Path
 ) -> None:
     """Compare names, shapes and dtypes of the checkpoint with the network's, before any memory is taken."""
     targets = dict(_targets(model))
@@ -254,7 +255,7 @@ def _check_dtype(entry: TensorEntry, tensors: Mapping[str, TensorEntry], blocks:
         )
 
 
-def _targets(model: Qwen3VL) -> Iterator[tuple[str, Target]]:
+def _targets(model: LoadableNetwork) -> Iterator[tuple[str, Target]]:
     """Checkpoint tensor names and the rows of parameters they fill."""
     text = model.config.text
     rows = {

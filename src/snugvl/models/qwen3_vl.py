@@ -21,6 +21,7 @@ class Qwen3VL(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        assert config.vision is not None
         self.model = nn.ModuleDict(
             {"visual": VisionTower(config.vision), "language_model": Decoder(config.text)}
         )

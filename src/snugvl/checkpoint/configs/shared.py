@@ -1,0 +1,64 @@
+"""What the configurations of several families say in the same words."""
+
+from typing import Any
+
+from snugvl.checkpoint.architecture import Fp8Blocks, TextConfig
+from snugvl.checkpoint.section import Section
+from snugvl.errors import CheckpointError, UnsupportedModel
+
+
+def require(right: bool, where: str, problem: str) -> None:
+    """Refuse contradictions here, with both numbers, instead of as a shape error deep in the network."""
+    if not right:
+        raise CheckpointError(f"{where}: {problem}")
+
+
+def check_heads(text: TextConfig, where: str) -> None:
+    """Queries share keys in equal groups."""
+    require(
+        text.num_heads % text.num_kv_heads == 0,
+        where,
+        f"num_attention_heads {text.num_heads} is no multiple of num_key_value_heads {text.num_kv_heads}",
+    )
+
+
+def rope_values(section: Section) -> dict[str, Any]:
+    """transformers < 5 writes rope_scaling and rope_theta, later versions rope_parameters."""
+    rope = section.values.get("rope_parameters") or section.values.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise CheckpointError(f"{section.where} has rope settings {rope!r}, expected an object")
+    return rope
+
+
+def dtype_of(root: Section, text: Section) -> str:
+    """What the weights were saved as, by the name the file calls it."""
+    values = (root.values.get("dtype"), text.values.get("dtype"), root.values.get("torch_dtype"))
+    return str(next((value for value in values if value), "bfloat16"))
+
+
+def ties(root: Section, text: Section) -> bool:
+    """Whether lm_head is the embedding. transformers ≥ 5 reads the top level; older files the text's."""
+    tied: bool = root.get("tie_word_embeddings", bool, text.values.get("tie_word_embeddings", False))
+    return tied
+
+
+def quantization_of(root: Section) -> Fp8Blocks | None:
+    """The official FP8 layout, or None for plain weights.
+
+    Raises:
+        UnsupportedModel: another quantisation.
+    """
+    values = root.values.get("quantization_config")
+    if values is None:
+        return None
+    section = Section(values, f"{root.where}: quantization_config")
+    method = section.get("quant_method", str)
+    block = section.values.get("weight_block_size")
+    if method != "fp8" or not (
+        isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) for n in block)
+    ):
+        raise UnsupportedModel(
+            f"{section.where} is {method!r} with weight_block_size {block!r}; this version reads bf16, fp16, "
+            "fp32 and the official FP8 checkpoints with 128x128 blocks"
+        )
+    return Fp8Blocks(rows=block[0], columns=block[1])
