@@ -13,6 +13,57 @@ LayerKind = Literal["full", "sliding", "linear"]
 
 
 @dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Every frequency divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies divided by `factor`, high ones kept, those between interpolated (Llama 3.1).
+
+    A frequency is low when it turns fewer than `low` times in `original` tokens, high from `high` times.
+    """
+
+    factor: float
+    low: float
+    high: float
+    original: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (https://arxiv.org/abs/2309.00071).
+
+    Frequencies that turn more than `fast` times in `original` tokens are kept, those that turn fewer than
+    `slow` times divided by `factor`. Cosine and sine are multiplied by `magnitude`.
+    """
+
+    factor: float
+    original: int
+    fast: float
+    slow: float
+    truncate: bool
+    magnitude: float
+
+
+@dataclass(frozen=True, slots=True)
+class LongRope:
+    """LongRoPE (https://arxiv.org/abs/2402.13753) with its short factors, one divisor per frequency.
+
+    The long ones replace them beyond the original context, also for tokens that are in the cache already, so
+    the same prompt would read differently with what comes later; our engine stays within that context.
+    """
+
+    factors: tuple[float, ...]
+    magnitude: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRope
+
+
+@dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary position embedding.
 
@@ -21,12 +72,35 @@ class Rope:
         dims: values of each head that are rotated, the first ones.
         sections: rotary frequencies for time, height and width (M-RoPE), or None for plain positions.
         interleaved: whether the sections alternate (Qwen3-VL) or follow one another (Qwen2.5-VL).
+        scaling: how the frequencies differ from those of `theta`.
     """
 
     theta: float
     dims: int
     sections: tuple[int, int, int] | None = None
     interleaved: bool = False
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention:
+    """Gated delta-rule attention: sizes of its heads, and of the convolution before them."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def values(self) -> int:
+        """Width of all value heads."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Queries, keys and values side by side, which the convolution runs over."""
+        return 2 * self.key_heads * self.key_dim + self.values
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +112,8 @@ class TextConfig:
         qk_norm: whether queries and keys are normed, head by head.
         kinds: of each layer.
         window: tokens that a "sliding" layer sees, its own included; None without such layers.
+        fused: whether the checkpoint stores queries, keys and values as one tensor, gate and up as another.
+        max_position_embeddings: tokens that our engine runs; the checkpoint may allow more (`LongRope`).
     """
 
     hidden_size: int
@@ -55,6 +131,11 @@ class TextConfig:
     o_bias: bool = False
     qk_norm: bool = False
     window: int | None = None
+    fused: bool = False
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a layer sees, its own included; None for all."""
+        return self.window if self.kinds[layer] == "sliding" else None
 
     @property
     def kv_layers(self) -> int:
@@ -117,7 +198,8 @@ class Fp8Blocks:
 class ModelConfig:
     """Everything the network needs to be built, as the checkpoint says it.
 
-    `vision` and `vision_tokens` are both None for a model that only reads text.
+    `vision` and `vision_tokens` are both None for a model that only reads text. One that sees, but is served
+    without its tower (`--language-only`), keeps its tokens: no prompt may hold them.
     """
 
     architecture: str
