@@ -114,6 +114,9 @@ class TextConfig:
         window: tokens that a "sliding" layer sees, its own included; None without such layers.
         fused: whether the checkpoint stores queries, keys and values as one tensor, gate and up as another.
         max_position_embeddings: tokens that our engine runs; the checkpoint may allow more (`LongRope`).
+        linear: of the "linear" layers; None without such.
+        gated: whether the query matrix also makes a gate for what attention gives.
+        norm_offset: added to the weights of the norms; 1 where they are stored as their distance from 1.
     """
 
     hidden_size: int
@@ -132,6 +135,9 @@ class TextConfig:
     qk_norm: bool = False
     window: int | None = None
     fused: bool = False
+    linear: LinearAttention | None = None
+    gated: bool = False
+    norm_offset: float = 0.0
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a layer sees, its own included; None for all."""
