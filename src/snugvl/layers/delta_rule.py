@@ -1,0 +1,118 @@
+"""The gated delta rule: attention whose memory is one matrix a head, decayed and corrected by every token.
+
+    S ← exp(decay) · S                         forget
+    S ← S + k · (beta · (v − Sᵀ k))ᵀ           correct what S answers to k, by a share beta
+    output = Sᵀ q                              S `[key_dim, value_dim]`, q and k of length 1, q / √key_dim
+
+`recur` does that for one token of many sequences. `scan` reads many tokens of one sequence: within a chunk
+of them the corrections depend on one another like a triangular system, which is solved at once; between
+chunks only S goes on.
+
+    S ──► chunk ──► S ──► chunk ──► S          64 tokens a chunk; matrix products inside
+           └► outputs      └► outputs
+
+Both compute in float32 at least. They are equal up to rounding, as is a scan cut anywhere
+(`tests/layers/test_delta_rule.py`).
+
+Sources: Gated Delta Networks (https://arxiv.org/abs/2412.06464); the chunkwise form of DeltaNet
+(https://arxiv.org/abs/2406.06484), as Hugging Face transformers has it in `models/qwen3_5`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch.nn.functional import pad
+
+CHUNK: Final = 64
+EPS: Final = 1e-6  # under the root of a key's length; that of the kernels the models were trained with
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """What each token asks, answers and forgets.
+
+    Attributes:
+        query, key: `[tokens, key_heads, key_dim]`, of any length; each serves as many value heads in a row.
+        value: `[tokens, value_heads, value_dim]`.
+        decay: `[tokens, value_heads]`, logarithms: 0 keeps all, below forgets.
+        beta: `[tokens, value_heads]`, 0 … 1.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    decay: torch.Tensor
+    beta: torch.Tensor
+
+    def wide(self) -> tuple[torch.Tensor, ...]:
+        """All five in float32 at least, query and key of their proper length and one for each value head."""
+        dtype = torch.promote_types(self.value.dtype, torch.float32)
+        shared = self.value.shape[1] // self.key.shape[1]
+        query, key = (_unit(x.to(dtype)) for x in (self.query, self.key))
+        query = query * query.shape[-1] ** -0.5
+        if shared > 1:
+            query, key = (x.repeat_interleave(shared, dim=1) for x in (query, key))
+        return query, key, self.value.to(dtype), self.decay.to(dtype), self.beta.to(dtype)
+
+
+def recur(rule: Rule, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token of each of several sequences.
+
+    Args:
+        state: `[sequences, value_heads, key_dim, value_dim]` before the tokens; not changed.
+
+    Returns:
+        Outputs `[sequences, value_heads, value_dim]` and the states after the tokens, as wide as `state`.
+    """
+    query, key, value, decay, beta = rule.wide()
+    state = state * decay.exp()[..., None, None]
+    answer = (state * key[..., None]).sum(-2)
+    change = (value - answer) * beta[..., None]
+    state = state + key[..., None] * change[..., None, :]
+    return (state * query[..., None]).sum(-2), state
+
+
+def scan(rule: Rule, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Some tokens of one sequence, in their order.
+
+    Args:
+        state: `[value_heads, key_dim, value_dim]` before the first; not changed.
+
+    Returns:
+        Outputs `[tokens, value_heads, value_dim]` and the state after the last, as wide as `state`.
+    """
+    tokens = rule.value.shape[0]
+    size = min(CHUNK, tokens)
+    # [tokens, heads, …] → [heads, chunks, size, …]; filled up with tokens that neither forget nor correct.
+    query, key, value, decay, beta = (_cut(x, size) for x in rule.wide())
+    since = decay.cumsum(-1)  # logarithm of what is left of the state before the chunk
+    later = torch.ones(size, size, dtype=torch.bool, device=key.device).triu(1)
+    left = (since[..., :, None] - since[..., None, :]).masked_fill(later, -torch.inf).exp()
+    corrected = key * beta[..., None]
+    # Row i: what correction i undoes of the earlier ones. Its diagonal is not read: it counts as 1.
+    system = corrected @ key.transpose(-1, -2) * left
+    wanted = torch.cat((value * beta[..., None], corrected * since.exp()[..., None]), -1)
+    solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    new, old = solved.split([value.shape[-1], key.shape[-1]], -1)
+    within = query @ key.transpose(-1, -2) * left
+    query = query * since.exp()[..., None]
+    key = key * (since[..., -1:] - since).exp()[..., None]
+    kept = since[..., -1].exp()[..., None, None]
+    outputs = torch.empty_like(new)
+    for chunk in range(new.shape[1]):
+        change = new[:, chunk] - old[:, chunk] @ state
+        outputs[:, chunk] = query[:, chunk] @ state + within[:, chunk] @ change
+        state = state * kept[:, chunk] + key[:, chunk].transpose(-1, -2) @ change
+    return outputs.flatten(1, 2)[:, :tokens].transpose(0, 1), state
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)
+
+
+def _cut(x: torch.Tensor, size: int) -> torch.Tensor:
+    """`[tokens, heads, …]` → `[heads, chunks, size, …]`, filled up with zeros."""
+    missing = -x.shape[0] % size
+    x = pad(x.transpose(0, 1), (*[0, 0] * (x.dim() - 2), 0, missing))
+    return x.unflatten(1, (-1, size))
