@@ -155,7 +155,15 @@ class TextConfig:
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """The vision tower. Sizes in pixels for `patch_size`, in patches for `spatial_merge_size`."""
+    """The vision tower. Sizes in pixels for `patch_size`, in patches for `spatial_merge_size`.
+
+    Attributes:
+        window: side of a window in patches, outside of which a patch doesn't see; None where all blocks see
+            a whole frame.
+        full_blocks: those that do all the same.
+        tokens_per_second: positions on the axis of time that a second of video takes; None where times
+            stand in the prompt as text.
+    """
 
     depth: int
     hidden_size: int
@@ -170,6 +178,9 @@ class VisionConfig:
     deepstack_layers: tuple[int, ...]
     hidden_act: str
     rope_theta: float
+    window: int | None = None
+    full_blocks: tuple[int, ...] = ()
+    tokens_per_second: int | None = None
 
     @property
     def patch_dim(self) -> int:
