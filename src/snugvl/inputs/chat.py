@@ -30,12 +30,21 @@ class _Refused(jinja2.TemplateError):
 
 
 class ChatTemplate:
-    """A checkpoint's chat template. `variables` (bos_token, …) are visible to it."""
+    """A checkpoint's chat template. `variables` (bos_token, …) are visible to it.
+
+    `parts`: whether it wants every content as a list of parts, of mere text, too.
+    """
 
     def __init__(
-        self, source: str, *, where: str = "the chat template", variables: Mapping[str, str] | None = None
+        self,
+        source: str,
+        *,
+        where: str = "the chat template",
+        variables: Mapping[str, str] | None = None,
+        parts: bool = False,
     ) -> None:
         self._where = where
+        self._parts = parts
         self._variables = dict(variables or {})
         environment = _environment()
         try:
@@ -82,7 +91,7 @@ class ChatTemplate:
         if not messages:
             raise RequestError("the conversation is empty; send at least one message", field="messages")
         self._check_shown(messages, bool(tools))
-        conversation = [_plain(message, index) for index, message in enumerate(messages)]
+        conversation = [_plain(message, index, self._parts) for index, message in enumerate(messages)]
         try:
             return self._template.render(
                 messages=conversation,
@@ -139,14 +148,14 @@ def _finite(text: str) -> float:
     return value if math.isfinite(value) else _no_number(text)
 
 
-def _plain(message: Message, index: int) -> dict[str, Any]:
-    """A message as templates expect it: content is a string, or a list of parts when it has pictures."""
+def _plain(message: Message, index: int, parts: bool) -> dict[str, Any]:
+    """A message as templates expect it: content is a string, or a list of parts (when it has pictures)."""
     if message.role not in ROLES:
         raise RequestError(
             f"role {message.role!r} is unknown; use one of {', '.join(ROLES)}", field="messages"
         )
     texts = [part.text for part in message.content if isinstance(part, Text)]
-    plain = len(texts) == len(message.content)
+    plain = len(texts) == len(message.content) and not parts
     content = "".join(texts) if plain else [_part(part) for part in message.content]
     fields: dict[str, Any] = {"role": message.role, "content": content}
     if message.tool_calls:
