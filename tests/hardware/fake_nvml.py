@@ -35,6 +35,7 @@ class Card:
     mig: bool = False
     broken: int | None = None
     memory_error: int | None = None
+    link: tuple[int, int] | None = (4, 16)
     reads: int = field(default=0)
 
 
@@ -90,6 +91,12 @@ class FakeNvml:
     def nvmlDeviceGetCudaComputeCapability(self, card: Card) -> tuple[int, int]:
         return card.capability
 
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, card: Card) -> int:
+        return _link(card)[0]
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, card: Card) -> int:
+        return _link(card)[1]
+
     def nvmlDeviceGetMigMode(self, card: Card) -> list[int]:
         if not card.mig and "A100" not in card.name:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -122,6 +129,12 @@ class FakeNvml:
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, card: Card) -> Sequence[Process]:
         return card.graphics
+
+
+def _link(card: Card) -> tuple[int, int]:
+    if card.link is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return card.link
 
 
 def _alive(card: Card) -> Card:

@@ -196,3 +196,13 @@ def test_gpus_of_two_kinds_may_be_numbered_otherwise(probed: Probe) -> None:
     cards = [Card("NVIDIA GeForce GTX 1650", "GPU-a"), Card(uuid="GPU-b")]
     assert any("PCI_BUS_ID" in note for note in probed(FakeNvml(*cards)).notes)
     assert not probed(FakeNvml(*cards), environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).notes
+
+
+def test_the_slot_of_a_card(probed: Probe) -> None:
+    def link(card: Card) -> float | None:
+        return probed(FakeNvml(card)).gpus[0].link_bandwidth
+
+    assert link(Card()) == pytest.approx(31.5e9, rel=0.01)
+    assert link(Card(link=(5, 8))) == pytest.approx(31.5e9, rel=0.01)
+    assert link(Card(link=(9, 1))) == pytest.approx(7.563e9)  # newer than the table: its last row
+    assert link(Card(link=None)) is None

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from snugvl.hardware import gpus, wsl
 from snugvl.hardware.describe import DESKTOP
+from snugvl.hardware.link import pcie_bandwidth
 from snugvl.hardware.machine import Gpu, Tenant
 from snugvl.hardware.sizes import MIB
 from snugvl.hardware.visible import visible
@@ -237,7 +238,14 @@ def _gpu(nvml: Any, index: int, device: _Device, memory: _Memory, driver: str | 
         driver=driver,
         mig=device.parent is not None,
         uuid=device.uuid,
+        link_bandwidth=_link(nvml, owner.handle),
     )
+
+
+def _link(nvml: Any, handle: Any) -> float | None:
+    """What card and slot can do together: an idle card tells a slower generation as its current one."""
+    generation = _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
+    return pcie_bandwidth(generation, _ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle))
 
 
 def _tenants(nvml: Any, device: _Device, memory: _Memory, around: Around) -> tuple[Tenant, ...]:
