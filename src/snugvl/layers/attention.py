@@ -65,10 +65,17 @@ class AttentionMetadata:
 
 
 def paged_attention(
-    query: torch.Tensor, cache: KVCache, layer: int, metadata: AttentionMetadata, scale: float
+    query: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """Attend from `query` `[tokens, heads, head_dim]` to everything before it in its own sequence.
+    """Attend from `query` `[tokens, heads, head_dim]` to what is before it in its own sequence.
 
+    With a `window` each token sees so many, itself included. Keys and values before it are skipped, and keep
+    their blocks all the same: other layers and the prefix cache may need them.
     The new keys and values must be in the cache already. Returns `[tokens, heads, head_dim]`.
     """
     keys, values = cache.layer(layer)
@@ -81,24 +88,29 @@ def paged_attention(
         assert lengths is not None
         where = (keys, values, metadata.block_tables)
         if metadata.decodes:
-            return kernels.decode(query, *where, lengths, metadata.block_size, scale)
+            return kernels.decode(query, *where, lengths, metadata.block_size, scale, window)
         starts, longest = metadata.starts, max(metadata.query_lens)
         assert starts is not None
-        return kernels.chunk(query, *where, starts, lengths, longest, metadata.block_size, scale)
+        return kernels.chunk(query, *where, starts, lengths, longest, metadata.block_size, scale, window)
     if metadata.decodes:
-        return _decode(query, cache, layer, metadata, scale)
+        return _decode(query, cache, layer, metadata, scale, window)
     output = torch.empty_like(query)
     for sequence, (start, end) in enumerate(pairwise([0, *accumulate(metadata.query_lens)])):
         slots = metadata.slots(sequence, metadata.context_lens[sequence])
-        output[start:end] = _causal(query[start:end], keys[slots], values[slots], scale)
+        output[start:end] = _causal(query[start:end], keys[slots], values[slots], scale, window)
     return output
 
 
-def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+def _causal(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
     """One sequence `[tokens, heads, head_dim]`: its last `len(query)` positions attend causally to `key`."""
     new, context = query.shape[0], key.shape[0]
     mask = None
-    if (
+    if window is not None and window < context:
+        mask = torch.ones(new, context, dtype=torch.bool, device=query.device).tril(context - new)
+        mask = mask.triu(context - new - window + 1)
+    elif (
         1 < new < context
     ):  # a chunk over a cached prefix: SDPA's is_causal aligns to the top left, we need bottom right
         mask = torch.ones(new, context, dtype=torch.bool, device=query.device).tril(context - new)
@@ -115,7 +127,12 @@ def _causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: 
 
 
 def _decode(
-    query: torch.Tensor, cache: KVCache, layer: int, metadata: AttentionMetadata, scale: float
+    query: torch.Tensor,
+    cache: KVCache,
+    layer: int,
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int | None,
 ) -> torch.Tensor:
     """One query per sequence: gather all contexts into one padded batch, one SDPA for all."""
     keys, values = cache.layer(layer)
@@ -124,7 +141,10 @@ def _decode(
     offsets = torch.arange(metadata.block_size, device=query.device)
     slots = (metadata.block_tables[:, :blocks, None] * metadata.block_size + offsets).flatten(1)[:, :longest]
     lengths = torch.tensor(metadata.context_lens, device=query.device)
-    mask = torch.arange(longest, device=query.device) < lengths[:, None]
+    place = torch.arange(longest, device=query.device)
+    mask = place < lengths[:, None]
+    if window is not None:
+        mask &= place >= lengths[:, None] - window
     # Masked places read the sequence's own first slot: a stranger's could hold NaN, and 0 × NaN is NaN.
     slots = torch.where(mask, slots, slots[:, :1])
     output = scaled_dot_product_attention(

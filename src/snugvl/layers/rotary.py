@@ -31,9 +31,11 @@ def mrope_axes(section: tuple[int, int, int], device: torch.device, *, interleav
     return axes
 
 
-def cos_sin(angles: torch.Tensor, dtype: torch.dtype) -> CosSin:
-    """The rotation by `angles` `[tokens, dims / 2]` float32."""
+def cos_sin(angles: torch.Tensor, dtype: torch.dtype, magnitude: float = 1.0) -> CosSin:
+    """The rotation by `angles` `[tokens, dims / 2]` float32, stretched by `magnitude`."""
     cos, sin = angles.cos(), angles.sin()
+    if magnitude != 1.0:
+        cos, sin = cos * magnitude, sin * magnitude
     return torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype)
 
 

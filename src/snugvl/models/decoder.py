@@ -1,9 +1,10 @@
-"""The text decoder of Qwen3 and Qwen3-VL: GQA with q/k-norm, interleaved M-RoPE, SwiGLU, paged KV cache.
+"""The text decoder of Llama, Mistral, Phi-3, Qwen2, 2.5 and 3, and of the Qwen-VLs: grouped queries, rotary
+positions, SwiGLU, paged KV cache. What differs between them is `TextConfig`.
 
-`packed_modules` says which checkpoint tensors are rows of one parameter here: one product instead of
-three for the attention inputs, one instead of two for the MLP's.
+`packed` says which checkpoint tensors are rows of one parameter of a module: one product instead of three
+for the attention inputs, one instead of two for the MLP's. Phi-3 stores them so.
 
-Source: Hugging Face transformers, `models/qwen3_vl/modeling_qwen3_vl.py` (Apache-2.0).
+Source: Hugging Face transformers, `models/{llama,mistral,phi3,qwen2,qwen3,qwen3_vl}` (Apache-2.0).
 """
 
 import torch
@@ -17,10 +18,8 @@ from snugvl.layers.norm import RMSNorm
 from snugvl.layers.rotary import CosSin, rotate
 from snugvl.models.rope import rotation_of
 
-packed_modules = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
+Packed = dict[str, tuple[tuple[str, int], ...]]
+"""By parameter of a module: the checkpoint's tensors that are its rows, with how many, in order."""
 
 
 class Attention(nn.Module):
@@ -28,13 +27,16 @@ class Attention(nn.Module):
 
     def __init__(self, config: TextConfig, layer: int) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.window = layer, config.window_of(layer)
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        rows = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv_proj = Linear(config.hidden_size, rows, bias=config.qkv_bias)
-        self.o_proj = Linear(self.heads * self.head_dim, config.hidden_size, bias=config.o_bias)
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.qkv_proj = Linear(config.hidden_size, queries + 2 * keys, bias=config.qkv_bias)
+        self.o_proj = Linear(queries, config.hidden_size, bias=config.o_bias)
+        self.packed: Packed = {"qkv_proj": (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))}
+        if config.fused:
+            self.packed = {}
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(
         self, x: torch.Tensor, norm: RMSNorm, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata
@@ -42,7 +44,7 @@ class Attention(nn.Module):
         """`x` `[tokens, hidden]` plus attention over its `norm`; the new keys and values are cached first."""
         qkv = self.qkv_proj(x, norm=norm).view(x.shape[0], -1, self.head_dim)
         q = self._queries(qkv, rotation, cache, metadata)
-        output = paged_attention(q, cache, self.layer, metadata, self.head_dim**-0.5)
+        output = paged_attention(q, cache, self.layer, metadata, self.head_dim**-0.5, self.window)
         result: torch.Tensor = self.o_proj(output.flatten(1), residual=x)
         return result
 
@@ -53,11 +55,15 @@ class Attention(nn.Module):
         if qkv.is_cuda:
             from snugvl.layers.kernels.attention import write  # needs triton, which only GPUs bring
 
-            norms = (self.q_norm.weight, self.k_norm.weight)
+            norms, eps = None, 0.0
+            if self.q_norm is not None and self.k_norm is not None:
+                norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
             slots = metadata.slot_mapping
-            return write(qkv, norms, self.q_norm.eps, rotation, slots, *cache.layer(self.layer), self.heads)
+            return write(qkv, norms, eps, rotation, slots, *cache.layer(self.layer), self.heads)
         q, k, v = torch.split(qkv, [self.heads, self.kv_heads, self.kv_heads], dim=1)
-        q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, rotation), rotate(k, rotation)
         cache.write(self.layer, metadata.slot_mapping, k, v)
         return q
 
@@ -67,7 +73,11 @@ class MLP(nn.Module):
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size)
+        inner = config.intermediate_size
+        self.packed: Packed = (
+            {} if config.fused else {"gate_up_proj": (("gate_proj", inner), ("up_proj", inner))}
+        )
+        self.gate_up_proj = Linear(config.hidden_size, 2 * inner)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: torch.Tensor, norm: RMSNorm) -> torch.Tensor:

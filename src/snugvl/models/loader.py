@@ -7,14 +7,17 @@ and a few buffers (`benchmarks/load_memory.py` measures it). Files are read, not
 count as ours. A GPU is filled by several threads: one can't read as fast as it takes.
 
 Strict both ways: a tensor that is missing, has another shape, or belongs to another architecture is
-named with its file.
+named with its file. What a network says for itself (`LoadableNetwork`): which parameters hold several tensors
+of the checkpoint (`packed`, of any module), what older files call them (`aliases`), and what files store that
+no network has (`unloaded`).
 """
 
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,6 @@ from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import GROUP, Format
-from snugvl.models.decoder import packed_modules
 from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, Piece, TensorFiles, dequantise
 
@@ -73,6 +75,7 @@ def load_model(
     storage: Storage | None = None,
     readers: int = GPU_READERS,
     progress: Callable[[int, int], None] | None = None,
+    language_only: bool = False,
 ) -> LoadableNetwork:
     """Build the network that `folder` describes and fill it.
 
@@ -80,14 +83,17 @@ def load_model(
         dtype: of activations, and of all weights that `storage` leaves wide ("bf16").
         readers: threads that fill a GPU, each with a piece of its own there.
         progress: called after every tensor with the bytes of weights read, and those of all.
+        language_only: leave the vision tower out.
 
     Raises:
         CheckpointError: names the file and tensor to blame.
         UnsupportedModel: an architecture, dtype or quantisation that this engine doesn't run.
     """
     config = read_config(folder)
-    tensors = read_tensors(folder)
+    if language_only:
+        config = replace(config, vision=None)
     model = _without_memory(config)
+    tensors = _renamed(read_tensors(folder), model.aliases)
     model.requires_grad_(False).eval()
     model.to(dtype)  # still without memory
     check_names(model, config, tensors, folder)
@@ -131,19 +137,21 @@ def _fill(
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Read every tensor into its place, large ones first, so that no thread is left with one at the end."""
-    entries = sorted((tensors[name] for name in targets), key=lambda entry: -entry.nbytes)
-    done, total = 0, sum(entry.nbytes for entry in entries)
+    entries = sorted(((name, tensors[name]) for name in targets), key=lambda pair: -pair[1].nbytes)
+    done, total = 0, sum(entry.nbytes for _, entry in entries)
+    stored = {entry.name: entry for entry in tensors.values()}
     own = threading.local()
     inference = torch.is_inference_mode_enabled()  # of the caller, who made the tensors; a thread has its own
     files: list[TensorFiles] = []
 
-    def fill(entry: TensorEntry) -> int:
+    def fill(pair: tuple[str, TensorEntry]) -> int:
+        name, entry = pair
         if not hasattr(own, "files"):
-            own.files = TensorFiles(tensors, blocks, device)
+            own.files = TensorFiles(stored, blocks, device)
             files.append(own.files)
         with torch.inference_mode(inference), torch.no_grad():
             for piece in own.files.pieces(entry):
-                _place(piece, targets[entry.name], blocks)
+                _place(piece, targets[name], blocks)
         return entry.nbytes
 
     pool = ThreadPoolExecutor(readers if device.type == "cuda" else 1, thread_name_prefix="snugvl-load")
@@ -178,6 +186,21 @@ def tensor_bytes(module: nn.Module) -> int:
     """Bytes of the distinct tensors of a module; tied ones count once."""
     storages = [tensor.untyped_storage() for tensor in (*module.parameters(), *module.buffers())]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _renamed(
+    tensors: Mapping[str, TensorEntry], aliases: tuple[tuple[str, str], ...]
+) -> dict[str, TensorEntry]:
+    """By the network's names; the first alias whose prefix matches counts. Entries keep the file's."""
+    found: dict[str, TensorEntry] = {}
+    for name, entry in tensors.items():
+        ours = next((new + name.removeprefix(old) for old, new in aliases if name.startswith(old)), name)
+        if ours in found:
+            raise CheckpointError(
+                f"{entry.file}: tensors {name!r} and {found[ours].name!r} are the same one in this network"
+            )
+        found[ours] = entry
+    return found
 
 
 class _NoInitialValues(TorchFunctionMode):
@@ -222,18 +245,20 @@ def check_names(
         entry = tensors[name]
         if math.prod(target.shape) != entry.numel or target.shape[0] != (entry.shape or (1,))[0]:
             raise CheckpointError(
-                f"{entry.file}: tensor {name!r} has shape {list(entry.shape)}, "
+                f"{entry.file}: tensor {entry.name!r} has shape {list(entry.shape)}, "
                 f"config.json asks for {list(target.shape)}"
             )
-        _check_dtype(entry, tensors, config.quantization)
+        _check_dtype(entry, tensors.get(name + SCALE_SUFFIX), config.quantization)
     for name, entry in tensors.items():
-        scale_of = name.removesuffix(SCALE_SUFFIX)
+        known = name in targets or name.removesuffix(SCALE_SUFFIX) in targets
         tied_head = name == "lm_head.weight" and config.tie_word_embeddings
-        if name not in targets and not tied_head and (scale_of == name or scale_of not in targets):
-            raise CheckpointError(f"{entry.file}: tensor {name!r} does not belong to a {config.architecture}")
+        if not known and not tied_head and not any(fnmatchcase(name, each) for each in model.unloaded):
+            raise CheckpointError(
+                f"{entry.file}: tensor {entry.name!r} does not belong to a {config.architecture}"
+            )
 
 
-def _check_dtype(entry: TensorEntry, tensors: Mapping[str, TensorEntry], blocks: Fp8Blocks | None) -> None:
+def _check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Blocks | None) -> None:
     if entry.dtype not in DTYPES:
         raise UnsupportedModel(
             f"{entry.file}: tensor {entry.name!r} is {entry.dtype}; weights may be {', '.join(DTYPES)}"
@@ -244,7 +269,6 @@ def _check_dtype(entry: TensorEntry, tensors: Mapping[str, TensorEntry], blocks:
         raise CheckpointError(
             f"{entry.file}: tensor {entry.name!r} is FP8 but config.json names no fp8 quantization"
         )
-    scale = tensors.get(entry.name + SCALE_SUFFIX)
     if scale is None:
         raise CheckpointError(f"{entry.file}: FP8 tensor {entry.name!r} has no {SCALE_SUFFIX[1:]} beside it")
     expected = (-(-entry.shape[0] // blocks.rows), -(-entry.shape[1] // blocks.columns))
@@ -257,20 +281,20 @@ def _check_dtype(entry: TensorEntry, tensors: Mapping[str, TensorEntry], blocks:
 
 def _targets(model: LoadableNetwork) -> Iterator[tuple[str, Target]]:
     """Checkpoint tensor names and the rows of parameters they fill."""
-    text = model.config.text
-    rows = {
-        "q_proj": text.num_heads * text.head_dim,
-        "k_proj": text.num_kv_heads * text.head_dim,
-        "v_proj": text.num_kv_heads * text.head_dim,
-        "gate_proj": text.intermediate_size,
-        "up_proj": text.intermediate_size,
+    packed = {
+        f"{name}.{part}": parts
+        for name, module in model.named_modules()
+        for part, parts in getattr(module, "packed", {}).items()
     }
     linears = {id(module.weight): module for module in model.modules() if isinstance(module, Linear)}
     for name, parameter in model.named_parameters():
         linear = linears.get(id(parameter))
-        prefix, module, suffix = ("." + name).rsplit(".", 2)
+        owner, suffix = name.rsplit(".", 1)
+        if owner not in packed:
+            yield name, Target(parameter, 0, parameter.shape[0], linear)
+            continue
         start = 0
-        for part in packed_modules.get(module, (module,)):
-            count = rows[part] if module in packed_modules else parameter.shape[0]
-            yield f"{prefix}.{part}.{suffix}"[1:], Target(parameter, start, count, linear)
-            start += count
+        for part, rows in packed[owner]:
+            yield f"{owner.rsplit('.', 1)[0]}.{part}.{suffix}", Target(parameter, start, rows, linear)
+            start += rows
+        assert start == parameter.shape[0], f"the parts of {name} are not the whole"

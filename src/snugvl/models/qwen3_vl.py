@@ -16,15 +16,19 @@ from snugvl.models.vision import VisionTower
 
 
 class Qwen3VL(nn.Module):
-    """The network of every dense Qwen3-VL checkpoint (and of pocket)."""
+    """The network of every dense Qwen3-VL checkpoint (and of pocket), with or without its tower."""
+
+    aliases: tuple[tuple[str, str], ...] = ()
+    unloaded: tuple[str, ...] = ()
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        assert config.vision is not None
-        self.model = nn.ModuleDict(
-            {"visual": VisionTower(config.vision), "language_model": Decoder(config.text)}
-        )
+        self.model = nn.ModuleDict({"language_model": Decoder(config.text)})
+        if config.vision is None:
+            self.unloaded = ("model.visual.*",)
+        else:
+            self.model["visual"] = VisionTower(config.vision)
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size)
 
@@ -46,14 +50,17 @@ class Qwen3VL(nn.Module):
         return self.decoder.norm.weight.device
 
     @property
-    def tower(self) -> VisionTower:
-        """The vision part."""
+    def tower(self) -> VisionTower | None:
+        """The vision part, where there is one."""
+        if self.config.vision is None:
+            return None
         part = self.model["visual"]
         assert isinstance(part, VisionTower)
         return part
 
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
         """Encode an image or video, stopping after every chunk: see `VisionTower.encode_in_steps`."""
+        assert self.tower is not None, "pictures are refused without a tower"
         return self.tower.encode_in_steps(read, grid)
 
     def encode_vision(self, patches: torch.Tensor, grids: Sequence[GridTHW]) -> torch.Tensor:

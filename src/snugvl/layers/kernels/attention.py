@@ -8,7 +8,11 @@ from snugvl.layers.kernels.prefill_attention import attend_chunk
 from snugvl.layers.kernels.rope_cache import rope_and_cache
 
 SPLITS = 16  # of a context in decode; a power of two
-_STEP = 64  # tokens of the cache read at a time
+
+
+def _step(dim: int) -> int:
+    """Tokens of the cache read at a time: two steps of keys and values take at most 64 KiB of shared memory."""
+    return 64 if dim <= 128 else 32
 
 
 def decode(
@@ -19,8 +23,12 @@ def decode(
     lengths: torch.Tensor,
     block_size: int,
     scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """One query per sequence, `[sequences, heads, dim]`. `lengths` `[sequences]` int32, on the GPU."""
+    """One query per sequence, `[sequences, heads, dim]`. `lengths` `[sequences]` int32, on the GPU.
+
+    `window`: tokens that each query sees, itself included; None for all.
+    """
     sequences, heads, dim = query.shape
     kv_heads = keys.shape[1]
     partial = torch.empty(sequences, heads, SPLITS, dim, dtype=torch.float32, device=query.device)
@@ -39,14 +47,18 @@ def decode(
         SHARED=heads // kv_heads,
         PAD=max(16, triton.next_power_of_2(heads // kv_heads)),
         DIM=dim,
+        WIDE=triton.next_power_of_2(dim),
         BLOCK=block_size,
-        STEP=_STEP,
+        STEP=_step(dim),
         SPLITS=SPLITS,
+        WINDOW=window or 0,
         num_warps=4,
         num_stages=2,
     )
     out = torch.empty_like(query)
-    merge_splits[(sequences * heads,)](partial, logsums, out, SPLITS=SPLITS, DIM=dim, num_warps=4)
+    merge_splits[(sequences * heads,)](
+        partial, logsums, out, SPLITS=SPLITS, DIM=dim, WIDE=triton.next_power_of_2(dim), num_warps=4
+    )
     return out
 
 
@@ -60,10 +72,11 @@ def chunk(
     longest: int,
     block_size: int,
     scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Chunks of any lengths, `[tokens, heads, dim]`; `longest` is that of the longest chunk."""
     _, heads, dim = query.shape
-    rows = 64 if longest <= 64 else 128
+    rows = 64 if longest <= 64 or dim > 128 else 128
     out = torch.empty_like(query)
     attend_chunk[(triton.cdiv(longest, rows), heads, lengths.shape[0])](
         query,
@@ -78,9 +91,11 @@ def chunk(
         HEADS=heads,
         SHARED=heads // keys.shape[1],
         DIM=dim,
+        WIDE=triton.next_power_of_2(dim),
         BLOCK=block_size,
         ROWS=rows,
-        STEP=_STEP,
+        STEP=_step(dim),
+        WINDOW=window or 0,
         num_warps=8 if rows == 128 else 4,
         num_stages=2,
     )
@@ -99,13 +114,14 @@ def write(
 ) -> torch.Tensor:
     """Norm and rotate the heads of `qkv` `[tokens, heads + 2 · kv heads, dim]`, store keys and values.
 
-    `rotation`: cosine and sine, each `[tokens, dim]`, the second half repeating the first. Returns the
-    queries `[tokens, heads, dim]`.
+    `rotation`: cosine and sine, each `[tokens, rotated]`, the second half repeating the first; values of a
+    head beyond `rotated` stay. Returns the queries `[tokens, heads, dim]`.
     """
     tokens, _, dim = qkv.shape
     kv_heads = keys.shape[1]
     query = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
     q_norm, k_norm = norms or (qkv, qkv)
+    rotated = rotation[0].shape[1]
     rope_and_cache[(tokens, heads + 2 * kv_heads)](
         qkv,
         q_norm,
@@ -119,6 +135,9 @@ def write(
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=dim,
+        ROTATED=rotated,
+        HALF=triton.next_power_of_2(rotated // 2),
+        REST=triton.next_power_of_2(max(dim - rotated, 1)),
         HAS_NORM=norms is not None,
         num_warps=1,
     )

@@ -5,7 +5,8 @@
                                         merged in order
 
 The number of splits is fixed, so that one CUDA graph serves every length; a split without tokens ends
-at once. All query heads of a KV head share what is read of it.
+at once. All query heads of a KV head share what is read of it. With a sliding window only the window is
+split; what lies before it is not read. Heads are read in a power of two of values, the last ones masked.
 
 Sources: FlashAttention-2 (https://arxiv.org/abs/2307.08691); Flash-Decoding (Dao et al. 2023).
 """
@@ -29,9 +30,11 @@ def attend_splits(
     SHARED: tl.constexpr,
     PAD: tl.constexpr,
     DIM: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
     SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """One (sequence, KV head, split): partial outputs of its `SHARED` query heads.
 
@@ -42,26 +45,34 @@ def attend_splits(
         lengths: `[sequences]` int32, tokens in the cache; 0 for a row that only pads the batch.
         partial: `[sequences, heads, SPLITS, DIM]` float32.
         logsums: `[sequences, heads, SPLITS]` float32, base 2; −inf for a split without tokens.
+        WIDE: a power of two that holds DIM.
+        WINDOW: tokens that a query sees, itself included; 0 for all.
     """
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     length = tl.load(lengths + sequence)
-    each = tl.cdiv(tl.cdiv(length, SPLITS), STEP) * STEP
-    start = split * each
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(length - WINDOW, 0)
+    each = tl.cdiv(tl.cdiv(length - begin, SPLITS), STEP) * STEP
+    start = begin + split * each
     end = min(start + each, length)
     head = tl.arange(0, PAD)
-    dim = tl.arange(0, DIM)
+    dim = tl.arange(0, WIDE)
     heads: tl.constexpr = KV_HEADS * SHARED
     mine = head < SHARED
     row = sequence.to(tl.int64) * heads + kv_head * SHARED + head
     if start >= end:
         tl.store(logsums + row * SPLITS + split, float("-inf"), mask=mine)
         return
-    q = tl.load(query + row[:, None] * DIM + dim[None, :], mask=mine[:, None], other=0)
+    inside = mine[:, None]
+    if WIDE != DIM:
+        inside = inside & (dim < DIM)[None, :]
+    q = tl.load(query + row[:, None] * DIM + dim[None, :], mask=inside, other=0)
     best = tl.full([PAD], float("-inf"), tl.float32)
     total = tl.zeros([PAD], tl.float32)
-    acc = tl.zeros([PAD, DIM], tl.float32)
+    acc = tl.zeros([PAD, WIDE], tl.float32)
     table = tables + sequence.to(tl.int64) * table_width
     factor = scale * 1.4426950408889634  # log2(e): exp2 is what the hardware has
     for first in tl.range(start, end, STEP):
@@ -70,8 +81,11 @@ def attend_splits(
         block = tl.load(table + token // BLOCK, mask=live, other=0).to(tl.int64)
         at = ((block * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * DIM
         # Masked slots read as 0: what a freed block holds may be NaN, and 0 · NaN is NaN.
-        k = tl.load(keys + at[:, None] + dim[None, :], mask=live[:, None], other=0).to(q.dtype)
-        v = tl.load(values + at[:, None] + dim[None, :], mask=live[:, None], other=0).to(q.dtype)
+        there = live[:, None]
+        if WIDE != DIM:
+            there = there & (dim < DIM)[None, :]
+        k = tl.load(keys + at[:, None] + dim[None, :], mask=there, other=0).to(q.dtype)
+        v = tl.load(values + at[:, None] + dim[None, :], mask=there, other=0).to(q.dtype)
         score = tl.dot(q, tl.trans(k)) * factor
         score = tl.where(live[None, :], score, float("-inf"))
         new_best = tl.maximum(best, tl.max(score, 1))
@@ -82,23 +96,23 @@ def attend_splits(
         best = new_best
     tl.store(logsums + row * SPLITS + split, best + tl.log2(total), mask=mine)
     where = (row[:, None] * SPLITS + split) * DIM + dim[None, :]
-    tl.store(partial + where, acc / total[:, None], mask=mine[:, None])
+    tl.store(partial + where, acc / total[:, None], mask=inside)
 
 
 @triton.jit
-def merge_splits(partial, logsums, out, SPLITS: tl.constexpr, DIM: tl.constexpr):
+def merge_splits(partial, logsums, out, SPLITS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
     """One (sequence, head): the splits' outputs, weighted, to `out` `[rows, DIM]`; 0 without any token."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
-    dim = tl.arange(0, DIM)
+    dim = tl.arange(0, WIDE)
     logsum = tl.load(logsums + row * SPLITS + split)
     best = tl.max(logsum, 0)
     best = tl.where(best == float("-inf"), 0.0, best)
     weight = tl.exp2(logsum - best)
-    there = weight > 0
-    part = tl.load(
-        partial + (row * SPLITS + split[:, None]) * DIM + dim[None, :], mask=there[:, None], other=0
-    )
+    there = (weight > 0)[:, None]
+    if WIDE != DIM:
+        there = there & (dim < DIM)[None, :]
+    part = tl.load(partial + (row * SPLITS + split[:, None]) * DIM + dim[None, :], mask=there, other=0)
     total = tl.sum(weight, 0)
     merged = tl.sum(part * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(out + row * DIM + dim, merged.to(out.dtype.element_ty))
+    tl.store(out + row * DIM + dim, merged.to(out.dtype.element_ty), mask=dim < DIM)

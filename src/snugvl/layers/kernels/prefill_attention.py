@@ -3,11 +3,16 @@
     sequence s    cached prefix … | chunk of new tokens         queries are the chunk, keys are both;
                   0 … c − n         c − n … c − 1               nothing of size [n, c] is ever stored
 
+With a sliding window a block of queries begins where its first one sees anything. Heads are read in a power
+of two of values, the last ones masked.
+
 Source: FlashAttention-2 (https://arxiv.org/abs/2307.08691), PagedAttention (https://arxiv.org/abs/2309.06180).
 """
 
 import triton
 import triton.language as tl
+
+LOWEST = tl.constexpr(-1e30)  # below every score
 
 
 @triton.jit
@@ -24,9 +29,11 @@ def attend_chunk(
     HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     DIM: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """One (block of `ROWS` queries, head, sequence).
 
@@ -35,6 +42,8 @@ def attend_chunk(
         keys, values: `[slots, HEADS / SHARED, DIM]` of one layer.
         starts: `[sequences + 1]` int32, first token of each chunk in the batch.
         lengths: `[sequences]` int32, tokens in the cache, the chunk's own included.
+        WIDE: a power of two that holds DIM.
+        WINDOW: tokens that a query sees, itself included; 0 for all.
     """
     head = tl.program_id(1)
     sequence = tl.program_id(2)
@@ -46,28 +55,41 @@ def attend_chunk(
     context = tl.load(lengths + sequence)
     row = first_row + tl.arange(0, ROWS)
     position = context - new + row
-    dim = tl.arange(0, DIM)
+    dim = tl.arange(0, WIDE)
     kv_heads: tl.constexpr = HEADS // SHARED
     kv_head = head // SHARED
     live_row = row < new
     at_q = ((begin + row).to(tl.int64) * HEADS + head) * DIM
-    q = tl.load(query + at_q[:, None] + dim[None, :], mask=live_row[:, None], other=0)
+    inside = live_row[:, None]
+    if WIDE != DIM:
+        inside = inside & (dim < DIM)[None, :]
+    q = tl.load(query + at_q[:, None] + dim[None, :], mask=inside, other=0)
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, DIM], tl.float32)
+    acc = tl.zeros([ROWS, WIDE], tl.float32)
     table = tables + sequence.to(tl.int64) * table_width
     factor = scale * 1.4426950408889634
     end = min(context, context - new + first_row + ROWS)  # nobody here sees beyond
-    for first in tl.range(0, end, STEP):
+    begin_keys = 0
+    if WINDOW > 0:
+        begin_keys = tl.maximum(context - new + first_row - WINDOW + 1, 0) // STEP * STEP
+    for first in tl.range(begin_keys, end, STEP):
         token = first + tl.arange(0, STEP)
         live = token < end
         block = tl.load(table + token // BLOCK, mask=live, other=0).to(tl.int64)
         at = ((block * BLOCK + token % BLOCK) * kv_heads + kv_head) * DIM
-        k = tl.load(keys + at[:, None] + dim[None, :], mask=live[:, None], other=0).to(q.dtype)
-        v = tl.load(values + at[:, None] + dim[None, :], mask=live[:, None], other=0).to(q.dtype)
+        there = live[:, None]
+        if WIDE != DIM:
+            there = there & (dim < DIM)[None, :]
+        k = tl.load(keys + at[:, None] + dim[None, :], mask=there, other=0).to(q.dtype)
+        v = tl.load(values + at[:, None] + dim[None, :], mask=there, other=0).to(q.dtype)
         score = tl.dot(q, tl.trans(k)) * factor
         score = tl.where(token[None, :] <= position[:, None], score, float("-inf"))
+        if WINDOW > 0:
+            score = tl.where(token[None, :] > position[:, None] - WINDOW, score, float("-inf"))
         new_best = tl.maximum(best, tl.max(score, 1))
+        if WINDOW > 0:  # a row may see nothing of a step, and inf − inf is NaN
+            new_best = tl.maximum(new_best, LOWEST)
         decay = tl.exp2(best - new_best)
         weight = tl.exp2(score - new_best[:, None])
         total = total * decay + tl.sum(weight, 1)
@@ -76,5 +98,5 @@ def attend_chunk(
     tl.store(
         out + at_q[:, None] + dim[None, :],
         (acc / total[:, None]).to(out.dtype.element_ty),
-        mask=live_row[:, None],
+        mask=inside,
     )

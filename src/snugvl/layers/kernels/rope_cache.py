@@ -1,19 +1,29 @@
-"""q/k-norm, rotary embedding and the write into the KV cache, in one pass over the new tokens."""
+"""q/k-norm, rotary embedding and the write into the KV cache, in one pass over the new tokens.
+
+a head   | first half | second half | rest, not rotated |      read in powers of two, the last values masked
+         └──────── ROTATED ─────────┘                   DIM
+"""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def _normed(x, weight, eps, half, DIM: tl.constexpr):
-    """Both halves of one head after RMSNorm, as transformers rounds them."""
+def _normed(low, high, rest, x, weight, eps, half, more, ROTATED: tl.constexpr, DIM: tl.constexpr):
+    """The three parts of one head after RMSNorm, as transformers rounds them."""
     kind = x.dtype.element_ty
-    low = tl.load(x + half).to(tl.float32)
-    high = tl.load(x + DIM // 2 + half).to(tl.float32)
-    rstd = tl.rsqrt((tl.sum(low * low, 0) + tl.sum(high * high, 0)) / DIM + eps)
-    low = (low * rstd).to(kind) * tl.load(weight + half)
-    high = (high * rstd).to(kind) * tl.load(weight + DIM // 2 + half)
-    return low, high
+    low, high, rest = low.to(tl.float32), high.to(tl.float32), rest.to(tl.float32)
+    square = tl.sum(low * low, 0) + tl.sum(high * high, 0)
+    if ROTATED < DIM:
+        square += tl.sum(rest * rest, 0)
+    rstd = tl.rsqrt(square / DIM + eps)
+    inside = half < ROTATED // 2
+    low = (low * rstd).to(kind) * tl.load(weight + half, mask=inside, other=0)
+    high = (high * rstd).to(kind) * tl.load(weight + ROTATED // 2 + half, mask=inside, other=0)
+    if ROTATED < DIM:
+        weights = tl.load(weight + ROTATED + more, mask=ROTATED + more < DIM, other=0)
+        rest = (rest * rstd).to(kind) * weights
+    return low, high, rest
 
 
 @triton.jit
@@ -31,46 +41,58 @@ def rope_and_cache(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    ROTATED: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
     """One (token, head) of `qkv` `[tokens, HEADS + 2 · KV_HEADS, DIM]`.
 
     Query heads go to `query` `[tokens, HEADS, DIM]`, keys and values to their slot of the cache
-    `[slots, KV_HEADS, DIM]`; a slot below 0 is not written. `cosine`, `sine`: `[tokens, DIM]`, the second
-    half repeating the first.
+    `[slots, KV_HEADS, DIM]`; a slot below 0 is not written. `cosine`, `sine`: `[tokens, ROTATED]`, the second
+    half repeating the first. `HALF`, `REST`: powers of two that hold half of the rotated values and the rest.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    half = tl.arange(0, DIM // 2)
+    half = tl.arange(0, HALF)
+    more = tl.arange(0, REST)
+    inside = half < ROTATED // 2
+    beyond = ROTATED + more < DIM
     source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * DIM
     slot = tl.load(slots + token).to(tl.int64)
+    low = tl.load(source + half, mask=inside, other=0)
+    high = tl.load(source + ROTATED // 2 + half, mask=inside, other=0)
+    rest = tl.load(source + ROTATED + more, mask=beyond, other=0)
     if head >= HEADS + KV_HEADS:
         if slot >= 0:
             target = values + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
-            kind = values.dtype.element_ty
-            tl.store(target + half, tl.load(source + half).to(kind))
-            tl.store(target + DIM // 2 + half, tl.load(source + DIM // 2 + half).to(kind))
+            _store(target, low, high, rest, half, more, inside, beyond, ROTATED, DIM)
         return
     is_query = head < HEADS
     if HAS_NORM:
         weight = q_norm
         if not is_query:
             weight = k_norm
-        low, high = _normed(source, weight, eps, half, DIM)
-    else:
-        low = tl.load(source + half)
-        high = tl.load(source + DIM // 2 + half)
-    cos = tl.load(cosine + token * DIM + half)
-    sin = tl.load(sine + token * DIM + half)
+        low, high, rest = _normed(low, high, rest, qkv, weight, eps, half, more, ROTATED, DIM)
+    cos = tl.load(cosine + token * ROTATED + half, mask=inside, other=0)
+    sin = tl.load(sine + token * ROTATED + half, mask=inside, other=0)
     kind = qkv.dtype.element_ty
     # Each product rounded to the input's type, as transformers does, before they are added.
     left = (low * cos).to(kind) + (-high * sin).to(kind)
     right = (high * cos).to(kind) + (low * sin).to(kind)
     if is_query:
         target = query + (token * HEADS + head) * DIM
-        tl.store(target + half, left)
-        tl.store(target + DIM // 2 + half, right)
+        _store(target, left, right, rest, half, more, inside, beyond, ROTATED, DIM)
     elif slot >= 0:
         target = keys + (slot * KV_HEADS + head - HEADS) * DIM
-        tl.store(target + half, left.to(keys.dtype.element_ty))
-        tl.store(target + DIM // 2 + half, right.to(keys.dtype.element_ty))
+        _store(target, left, right, rest, half, more, inside, beyond, ROTATED, DIM)
+
+
+@triton.jit
+def _store(target, low, high, rest, half, more, inside, beyond, ROTATED: tl.constexpr, DIM: tl.constexpr):
+    """The three parts of a head to where it begins."""
+    kind = target.dtype.element_ty
+    tl.store(target + half, low.to(kind), mask=inside)
+    tl.store(target + ROTATED // 2 + half, high.to(kind), mask=inside)
+    if ROTATED < DIM:
+        tl.store(target + ROTATED + more, rest.to(kind), mask=beyond)
