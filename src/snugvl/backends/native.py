@@ -1,20 +1,20 @@
 """Our engine in this process: prompts are prepared in the caller's thread, tokens made in the engine's."""
 
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
 from time import monotonic
-from typing import Self
 
-from snugvl.backends.protocol import Capabilities, Delta, Message, Request, ToolUse
+from snugvl.backends.protocol import Capabilities, Message, Request, ToolUse
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.service import Load, Tokens
+from snugvl.backends.streams import ReceiverStream, check_combination, deliver, fail_all
 from snugvl.backends.worker import EngineWorker
 from snugvl.engine.engine import Engine
 from snugvl.engine.grammar import TokenGrammar
-from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.errors import EngineError, RequestError
+from snugvl.engine.request import EngineRequest
+from snugvl.errors import EngineError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 
@@ -31,7 +31,7 @@ class NativeBackend:
         self._ids = count()
         # The worker must not hold this backend: dropped without `close`, it stops its thread, also at exit.
         self._worker = EngineWorker(
-            engine, partial(_deliver, engine, self._receivers), partial(_fail_all, self._receivers)
+            engine, partial(deliver, engine.abort, self._receivers), partial(fail_all, self._receivers)
         )
         weakref.finalize(self, self._worker.close)
 
@@ -40,14 +40,14 @@ class NativeBackend:
         """What this model can do."""
         return self._capabilities
 
-    def submit(self, request: Request) -> "NativeStream":
+    def submit(self, request: Request) -> ReceiverStream:
         """Prepare and start a request; it runs whether or not the stream is read.
 
         Raises:
             RequestError, ImageError: it is wrong, or too large; nothing was started.
             EngineError: the backend is closed, or its queue is full.
         """
-        _check_combination(request)
+        check_combination(request)
         grammar = self._grammar(request)  # before the pictures, which cost more
         prompt = self._prompt(request)
         tokenizer = self._processor.tokenizer
@@ -63,7 +63,7 @@ class NativeBackend:
         )
         receiver = Receiver(tokenizer, prompt, request.sampling, stop_ids, markers=request.tools is not None)
         self._worker.call(lambda: self._add(engine_request, receiver))
-        return NativeStream(self, engine_request.request_id, receiver)
+        return ReceiverStream(partial(self.abort, engine_request.request_id), receiver)
 
     def memory(self) -> Mapping[str, int]:
         """Bytes held, by component."""
@@ -109,7 +109,7 @@ class NativeBackend:
     def close(self) -> None:
         """End all requests with an error and stop the engine. Safe to call twice."""
         self._worker.close()
-        _fail_all(self._receivers, EngineError("the model was closed while this request was running"))
+        fail_all(self._receivers, EngineError("the model was closed while this request was running"))
 
     def abort(self, request_id: str) -> None:
         """End a request and free what it holds; unknown ids are ignored."""
@@ -137,77 +137,3 @@ class NativeBackend:
         receiver = self._receivers.pop(request_id, None)
         if receiver is not None:
             receiver.mailbox.close()
-
-
-def _check_combination(request: Request) -> None:
-    """Refuse what contradicts itself."""
-    if request.prompt is not None and request.messages:
-        raise RequestError("a request has messages or a prompt, not both", field="prompt")
-    if request.prompt is not None and request.tools is not None:
-        raise RequestError("tools need a conversation; a bare prompt has no place for them", field="tools")
-    if request.grammar is not None and request.tools is not None:
-        raise RequestError(
-            "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
-        )
-
-
-def _fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:
-    for receiver in receivers.values():
-        receiver.fail(error)
-    receivers.clear()
-
-
-def _deliver(engine: Engine, receivers: dict[str, Receiver], output: TokenOutput) -> None:
-    """Hand a token to its request, in the engine's thread."""
-    receiver = receivers.get(output.request_id)
-    if receiver is None:
-        return
-    if receiver.receive(output):
-        engine.abort(output.request_id, choice=output.choice)
-    if receiver.done:
-        del receivers[output.request_id]
-
-
-class NativeStream:
-    """The answer to one request. Closing or dropping it aborts what is not finished."""
-
-    def __init__(self, backend: NativeBackend, request_id: str, receiver: Receiver) -> None:
-        self._backend = backend
-        self._request_id = request_id
-        self._mailbox = receiver.mailbox
-        self._prompt_tokens = receiver.prompt_tokens
-        self._open = True
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of the prompt, image tokens included."""
-        return self._prompt_tokens
-
-    def __iter__(self) -> Iterator[Delta]:
-        while (delta := self._mailbox.get()) is not None:
-            yield delta
-        self._open = False
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        while (delta := await self._mailbox.get_async()) is not None:
-            yield delta
-        self._open = False
-
-    def forward(self, put: Callable[[Delta], None], end: Callable[[Exception | None], None]) -> None:
-        """Hand every delta to `put` and the end to `end`, in place of reading; see `Mailbox.forward`."""
-        self._mailbox.forward(put, end)
-
-    def close(self) -> None:
-        """Abort what is not finished. Safe to call twice."""
-        if self._open:
-            self._open = False
-            self._backend.abort(self._request_id)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()

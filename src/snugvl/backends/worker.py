@@ -4,13 +4,25 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from snugvl.engine.engine import Engine
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import EngineError
 
 T = TypeVar("T")
+
+
+class Engine(Protocol):
+    """What a worker drives."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        ...
+
+    def step(self) -> list[TokenOutput]:
+        """Advance what runs; a request's failure is an output."""
+        ...
 
 
 class EngineWorker:

@@ -1,0 +1,83 @@
+"""What every engine in this process shares: streams, refusals, and how tokens reach their requests."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Self
+
+from snugvl.backends.protocol import Delta, Request
+from snugvl.backends.receiver import Receiver
+from snugvl.engine.request import TokenOutput
+from snugvl.errors import EngineError, RequestError
+
+
+def check_combination(request: Request) -> None:
+    """Refuse what contradicts itself."""
+    if request.prompt is not None and request.messages:
+        raise RequestError("a request has messages or a prompt, not both", field="prompt")
+    if request.prompt is not None and request.tools is not None:
+        raise RequestError("tools need a conversation; a bare prompt has no place for them", field="tools")
+    if request.grammar is not None and request.tools is not None:
+        raise RequestError(
+            "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
+        )
+
+
+def fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:
+    """End every request with an error."""
+    for receiver in receivers.values():
+        receiver.fail(error)
+    receivers.clear()
+
+
+def deliver(abort: Callable[[str, int], object], receivers: dict[str, Receiver], output: TokenOutput) -> None:
+    """Hand a token to its request, in the engine's thread. `abort` is told id and choice at a stop string."""
+    receiver = receivers.get(output.request_id)
+    if receiver is None:
+        return
+    if receiver.receive(output):
+        abort(output.request_id, output.choice)
+    if receiver.done:
+        del receivers[output.request_id]
+
+
+class ReceiverStream:
+    """The answer to one request. Closing or dropping it aborts what is not finished."""
+
+    def __init__(self, abort: Callable[[], None], receiver: Receiver) -> None:
+        self._abort = abort
+        self._mailbox = receiver.mailbox
+        self._prompt_tokens = receiver.prompt_tokens
+        self._open = True
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, image tokens included."""
+        return self._prompt_tokens
+
+    def __iter__(self) -> Iterator[Delta]:
+        while (delta := self._mailbox.get()) is not None:
+            yield delta
+        self._open = False
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while (delta := await self._mailbox.get_async()) is not None:
+            yield delta
+        self._open = False
+
+    def forward(self, put: Callable[[Delta], None], end: Callable[[Exception | None], None]) -> None:
+        """Hand every delta to `put` and the end to `end`, in place of reading; see `Mailbox.forward`."""
+        self._mailbox.forward(put, end)
+
+    def close(self) -> None:
+        """Abort what is not finished. Safe to call twice."""
+        if self._open:
+            self._open = False
+            self._abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
