@@ -105,7 +105,7 @@ def test_the_workspace_is_what_the_docstring_says(
     def read(start: int, end: int) -> torch.Tensor:
         return torch.empty(end - start, 1536, dtype=dtype, device="meta")
 
-    with torch.no_grad(), trace, fused_attention("snugvl.models.vision.scaled_dot_product_attention"):
+    with torch.no_grad(), trace, fused_attention("snugvl.models.vision_blocks.scaled_dot_product_attention"):
         for _ in tower.encode_in_steps(read, grid):
             pass
     h, i, out = shape

@@ -22,7 +22,7 @@ from tests.planner.models import SHAPES, qwen3_vl
 from tests.planner.trace import Trace, fused_attention
 
 LAYERS, VOCAB = 3, 1024  # the workspace doesn't depend on them
-OURS = "snugvl.models.vision.scaled_dot_product_attention"
+OURS = "snugvl.models.vision_blocks.scaled_dot_product_attention"
 OURS_TEXT = "snugvl.layers.attention.scaled_dot_product_attention"
 
 

@@ -1,4 +1,4 @@
-"""Where patches stand in an image: their order, positions, rotation, and the chunks they are computed in."""
+"""Where patches stand in an image: order, positions, rotation, windows, and chunks to compute them in."""
 
 from dataclasses import dataclass
 
@@ -30,6 +30,75 @@ def chunks(count: int, rows: int, unit: int) -> list[slice]:
     pieces = -(-count // (rows // unit * unit))
     size = -(-count // (pieces * unit)) * unit
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Windows of one size beside each other: `count` of `size` patches, from patch `start` on."""
+
+    start: int
+    count: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The patch after the last one."""
+        return self.start + self.count * self.size
+
+
+def window_order(
+    grid: GridTHW, merge: int, side: int, device: torch.device
+) -> tuple[torch.Tensor, list[Run]]:
+    """The order in which the tokens of a window stand together, and the windows in that order.
+
+    Windows of `side` × `side` tokens are cut from the upper left corner of each frame. Those at the other
+    edges are as much smaller as the frame ends. Windows of one shape stand beside each other:
+
+        0 1 4
+        2 3 5      whole ones, right edge, lower edge, corner
+        6 7 8
+
+    Returns:
+        `[tokens]` int64: which token of the item stands at each place; and the runs that make it up.
+    """
+    t, rows, columns = grid[0], grid[1] // merge, grid[2] // merge
+    frame = torch.arange(rows * columns, device=device).view(rows, columns)
+    whole_rows, whole_columns = rows - rows % side, columns - columns % side
+    order, shapes = [], []
+    for band in (frame[:whole_rows], frame[whole_rows:]):
+        for part in (band[:, :whole_columns], band[:, whole_columns:]):
+            high, wide = (min(side, length) for length in part.shape)
+            if high and wide:
+                windows = part.reshape(part.shape[0] // high, high, -1, wide).transpose(1, 2)
+                order.append(windows.flatten())
+                shapes.append((part.numel() // (high * wide), high * wide * merge**2))
+    frames = torch.arange(0, t * frame.numel(), frame.numel(), device=device)
+    return (torch.cat(order) + frames[:, None]).flatten(), _joined(shapes * t)
+
+
+def _joined(shapes: list[tuple[int, int]]) -> list[Run]:
+    """Runs one after another, neighbours of the same size as one."""
+    runs: list[Run] = []
+    for count, size in shapes:
+        last = runs.pop() if runs and runs[-1].size == size else Run(runs[-1].end if runs else 0, 0, size)
+        runs.append(Run(last.start, last.count + count, size))
+    return runs
+
+
+def window_chunks(runs: list[Run], rows: int) -> list[list[Run]]:
+    """Windows in pieces of `rows` patches at most, and of at least one window."""
+    pieces: list[list[Run]] = [[]]
+    room = rows
+    for run in runs:
+        start, left = run.start, run.count
+        while left:
+            if room < run.size and pieces[-1]:
+                pieces.append([])
+                room = rows
+            count = min(left, max(1, room // run.size))
+            pieces[-1].append(Run(start, count, run.size))
+            start, left, room = pieces[-1][-1].end, left - count, room - count * run.size
+    return pieces
 
 
 def patch_places(grid: GridTHW, merge: int, device: torch.device) -> torch.Tensor:

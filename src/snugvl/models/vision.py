@@ -5,10 +5,7 @@
                                                                                       first decoder layers
 Attention is full within an image (or one frame of a video) and never crosses images; all the rest is by
 rows. So only the residual stream and one block's keys and values are held for the whole image, and what is
-in between for a chunk of rows:
-
-    x      [ ▒▒▒▒ │      │      ]   rows of a chunk: norm, query, attention to all keys and values,
-    k, v   [ ████████████████████ ]                  projection, MLP, added to x in place
+in between for a chunk of rows (`models/vision_blocks.py`).
 
 Bytes at most, beside weights and output, for an image of P patches (h hidden, i intermediate, s bytes a
 value, d = h / heads):
@@ -28,51 +25,19 @@ Source: Hugging Face transformers, `models/qwen3_vl/modeling_qwen3_vl.py` (Apach
 https://arxiv.org/abs/2406.04334.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Final
 
 import torch
 from torch import nn
-from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+from torch.nn.functional import gelu
 
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.models.batch import GridTHW, PatchReader
-from snugvl.models.patches import Group, Rotation, chunks, groups, patch_places, taps
+from snugvl.models.patches import Rotation, chunks, groups, patch_places, taps
+from snugvl.models.vision_blocks import Block, advance_frames
 
 ROWS: Final = 2048  # patches of a chunk: enough to keep a GPU busy
-
-
-class Attention(nn.Module):
-    """Full attention among the patches of one frame."""
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.num_heads = config.num_heads
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
-
-    def remember(self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, kept: torch.Tensor) -> None:
-        """Write keys and values of `x` `[rows, hidden]` to `kept` `[rows, 2, heads, head_dim]`."""
-        rows, hidden = x.shape
-        weight, bias = self.qkv.weight[hidden:], self.qkv.bias[hidden:]
-        torch.addmm(bias, x, weight.T, out=kept.view(rows, 2 * hidden))
-        rotation.rotate(kept[:, 0], places)
-
-    def forward(
-        self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, kept: torch.Tensor
-    ) -> torch.Tensor:
-        """`x` `[rows, hidden]`: rows of one frame, or all of several.
-
-        `kept`: what those frames remember, `[frames, patches, 2, heads, head_dim]`.
-        """
-        rows, hidden = x.shape
-        query = linear(x, self.qkv.weight[:hidden], self.qkv.bias[:hidden]).view(rows, self.num_heads, -1)
-        rotation.rotate(query, places)
-        query = query.view(len(kept), -1, *query.shape[1:])
-        query, key, value = (t.transpose(1, 2) for t in (query, kept[:, :, 0], kept[:, :, 1]))
-        output = scaled_dot_product_attention(query, key, value).transpose(1, 2)
-        result: torch.Tensor = self.proj(output.reshape(rows, hidden))
-        return result
 
 
 class MLP(nn.Module):
@@ -89,24 +54,9 @@ class MLP(nn.Module):
         return result
 
 
-class Block(nn.Module):
-    """A pre-norm transformer block."""
-
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(config.hidden_size, eps=1e-6)
-        self.norm2 = nn.LayerNorm(config.hidden_size, eps=1e-6)
-        self.attn = Attention(config)
-        self.mlp = MLP(config)
-
-    def remember(self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, kept: torch.Tensor) -> None:
-        """Write the keys and values of rows of the residual stream to `kept`."""
-        self.attn.remember(self.norm1(x), rotation, places, kept)
-
-    def forward(self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, kept: torch.Tensor) -> None:
-        """Advance rows of the residual stream in place, once all keys and values are kept."""
-        x += self.attn(self.norm1(x), rotation, places, kept)
-        x += self.mlp(self.norm2(x))
+def _block(config: VisionConfig) -> Block:
+    norm1, norm2 = (nn.LayerNorm(config.hidden_size, eps=1e-6) for _ in range(2))
+    return Block(config, norm1, norm2, MLP(config))
 
 
 class Merger(nn.Module):
@@ -139,7 +89,7 @@ class VisionTower(nn.Module):
         # also avoids torch's slow and hungry bf16 Conv3d.
         self.patch_embed = nn.ModuleDict({"proj": nn.Linear(config.patch_dim, config.hidden_size)})
         self.pos_embed = nn.Embedding(config.num_position_embeddings, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.merger = Merger(config, norm_joined=False)
         self.deepstack_merger_list = nn.ModuleList(
             Merger(config, norm_joined=True) for _ in config.deepstack_layers
@@ -174,8 +124,10 @@ class VisionTower(nn.Module):
         most = max(part.end - part.start for part in parts)
         kept = x.new_empty(most, 2, config.num_heads, head_dim)
         for index, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
             for part in parts:
-                yield from self._advance(block, x, kept, places, rotation, part)
+                pieces = self._chunks(part.end - part.start)
+                yield from advance_frames(block, x, kept, places, rotation, part, pieces)
             if index in config.deepstack_layers:
                 level = config.deepstack_layers.index(index)
                 self._merge(self.deepstack_merger_list[level], x, levels[:, 1 + level])
@@ -202,29 +154,6 @@ class VisionTower(nn.Module):
             for column, column_weight in taps(columns, w, side):
                 total += self.pos_embed(row * side + column) * (row_weight * column_weight)[:, None]
         return total
-
-    def _advance(
-        self,
-        block: nn.Module,
-        x: torch.Tensor,
-        kept: torch.Tensor,
-        places: torch.Tensor,
-        rotation: Rotation,
-        part: Group,
-    ) -> Iterator[int]:
-        """Advance a group of frames by a block, chunk by chunk, in place."""
-        assert isinstance(block, Block)
-        config, size = self.config, part.end - part.start
-        x, places, kept = x[part.start : part.end], places[part.start : part.end], kept[:size]
-        pieces = self._chunks(size)
-        for rows in pieces:
-            block.remember(x[rows], rotation, places[rows], kept[rows])
-        kept = kept.view(part.frames, -1, *kept.shape[1:])
-        keys = size // part.frames
-        a_row = 2 * config.hidden_size * (4 * config.hidden_size + 2 * config.intermediate_size + 2 * keys)
-        for rows in pieces:
-            block(x[rows], rotation, places[rows], kept)
-            yield (rows.stop - rows.start) * a_row
 
     def _merge(self, merger: nn.Module, x: torch.Tensor, target: torch.Tensor) -> None:
         """Write a merger's output to `target` `[tokens, out_hidden]`."""

@@ -1,0 +1,172 @@
+"""The vision tower of Qwen2.5-VL: patches in, image tokens out.
+
+    patches ─ linear ─ into windows ─ block 0 … block 31 ─ merger ─ back into rows ─ image tokens
+
+Most blocks attend within windows, a few (`full_blocks`) within whole frames. Patches stand window by window
+from the first block to the last (`window_order`), so that both read neighbouring rows: a chunk holds whole
+windows there and any rows here (`models/vision_blocks.py`). Windows at an image's edges are smaller, not
+padded: each run of equal ones is one batch of attention.
+
+Bytes at most, beside weights and output, for an image of P patches (h hidden, i intermediate, s bytes a
+value, d = h / heads):
+
+    P · (h·s + 18)     x, places, and the order of the windows
+    K · 2·h·s          k and v of K patches: an image's, or a video's frame or those that fit into ROWS
+    R · (h + 2·i)·s    a chunk of R ≤ ROWS patches: normed, two intermediates
+    2·d · max(rows, columns)  cosines and sines
+
+and the output, P · out · s / merge². Of the 3B in bf16: 8.7 kB a patch, and 33 MB
+(`tests/models/test_qwen2_5_vision.py` traces it).
+
+Source: Hugging Face transformers, `models/qwen2_5_vl/modeling_qwen2_5_vl.py` (Apache-2.0); Qwen2.5-VL
+Technical Report, https://arxiv.org/abs/2502.13923.
+"""
+
+from collections.abc import Generator
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, silu
+
+from snugvl.checkpoint.architecture import VisionConfig
+from snugvl.layers.norm import RMSNorm
+from snugvl.models.batch import GridTHW, PatchReader
+from snugvl.models.patches import Rotation, Run, chunks, groups, patch_places, window_chunks, window_order
+from snugvl.models.vision import ROWS
+from snugvl.models.vision_blocks import Block, Seen, advance_frames
+
+EPS = 1e-6  # of the norms; no configuration says it
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU with biases."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(hidden, inner)
+        self.up_proj = nn.Linear(hidden, inner)
+        self.down_proj = nn.Linear(inner, hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = silu(self.gate_proj(x), inplace=True)
+        gate *= self.up_proj(x)
+        result: torch.Tensor = self.down_proj(gate)
+        return result
+
+
+class Merger(nn.Module):
+    """merge² neighbouring patches → one vector of the decoder's width."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.joined = config.hidden_size * config.spatial_merge_size**2
+        self.ln_q = RMSNorm(config.hidden_size, EPS)
+        self.mlp = nn.ModuleDict(
+            {"0": nn.Linear(self.joined, self.joined), "2": nn.Linear(self.joined, config.out_hidden_size)}
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[patches, hidden]` → `[patches / merge², out_hidden]`."""
+        result: torch.Tensor = self.mlp["2"](gelu(self.mlp["0"](self.ln_q(x).view(-1, self.joined))))
+        return result
+
+
+class Qwen25Tower(nn.Module):
+    """Patches of an image or video → its tokens."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        # As a linear, like Qwen3-VL's; without a bias.
+        embed = nn.Linear(config.patch_dim, config.hidden_size, bias=False)
+        self.patch_embed = nn.ModuleDict({"proj": embed})
+        self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
+        self.merger = Merger(config)
+
+    def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
+        """Encode one image or video, stopping after every chunk.
+
+        Args:
+            read: patches `start … end - 1`, `[end - start, patch_dim]`, on this device and of this dtype.
+
+        Yields:
+            The floating point operations since the last stop.
+
+        Returns:
+            `[image tokens, out_hidden]`.
+        """
+        config, device = self.config, self._linear.weight.device
+        assert config.window is not None
+        merge, head_dim = config.spatial_merge_size, config.hidden_size // config.num_heads
+        order, runs = window_order(grid, merge, config.window // merge, device)
+        places = patch_places(grid, merge, device).view(len(order), -1)[order].view(-1, 2)
+        rotation = Rotation(max(grid[1:]), head_dim, config.rope_theta, device)
+        x = self._embed(read, order)
+        tokens = x.new_empty(len(order), config.out_hidden_size)
+        frames, windows = groups(grid, ROWS), window_chunks(runs, ROWS)
+        most = max(part.end - part.start for part in frames)
+        most = max(most, *(piece[-1].end - piece[0].start for piece in windows))
+        kept = x.new_empty(most, 2, config.num_heads, head_dim)
+        for index, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            if index not in config.full_blocks:
+                for piece in windows:
+                    yield _advance_windows(block, x, kept, places, rotation, piece)
+                continue
+            for part in frames:
+                pieces = self._chunks(part.end - part.start)
+                yield from advance_frames(block, x, kept, places, rotation, part, pieces)
+        del kept
+        for rows in self._chunks(len(x)):
+            where = order[rows.start // merge**2 : rows.stop // merge**2]
+            tokens.index_copy_(0, where, self.merger(x[rows]))
+        return tokens
+
+    def _embed(self, read: PatchReader, order: torch.Tensor) -> torch.Tensor:
+        """The residual stream before the first block, window by window, `[patches, hidden]`."""
+        unit, proj = self.config.spatial_merge_size**2, self._linear
+        x = proj.weight.new_empty(len(order), unit * self.config.hidden_size)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        for rows in self._chunks(len(order) * unit):
+            made = proj(read(rows.start, rows.stop)).view(-1, x.shape[1])
+            x.index_copy_(0, place[rows.start // unit : rows.stop // unit], made)
+        return x.view(len(order) * unit, -1)
+
+    @property
+    def _linear(self) -> nn.Linear:
+        part = self.patch_embed["proj"]
+        assert isinstance(part, nn.Linear)
+        return part
+
+    def _chunks(self, count: int) -> list[slice]:
+        return chunks(count, ROWS, self.config.spatial_merge_size**2)
+
+
+def _block(config: VisionConfig) -> Block:
+    norm1, norm2 = (RMSNorm(config.hidden_size, EPS) for _ in range(2))
+    return Block(config, norm1, norm2, GatedMLP(config))
+
+
+def _advance_windows(
+    block: Block,
+    x: torch.Tensor,
+    kept: torch.Tensor,
+    places: torch.Tensor,
+    rotation: Rotation,
+    piece: list[Run],
+) -> int:
+    """Advance neighbouring windows by a block, each attending within itself; the operations it took."""
+    start, end = piece[0].start, piece[-1].end
+    x, places, kept = x[start:end], places[start:end], kept[: end - start]
+    block.remember(x, rotation, places, kept)
+    seen = [
+        Seen(
+            run.count * run.size,
+            kept[run.start - start : run.end - start].view(run.count, run.size, *kept.shape[1:]),
+        )
+        for run in piece
+    ]
+    block(x, rotation, places, seen)
+    return sum(block.work(run.count * run.size, run.size) for run in piece)

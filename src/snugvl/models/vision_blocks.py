@@ -1,0 +1,124 @@
+"""What a tower's blocks have in common, whatever their norms and MLPs: a residual stream in chunks of rows.
+
+    x      [ ▒▒▒▒ │      │      ]   rows of a chunk: norm, query, attention to what they see,
+    k, v   [ ████████████████████ ]                  projection, MLP, added to x in place
+
+Keys and values are kept of all that a chunk's rows see, and written before the first chunk reads them.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from snugvl.checkpoint.architecture import VisionConfig
+from snugvl.models.patches import Group, Rotation
+
+
+class Seen(NamedTuple):
+    """What rows see: `kept` `[groups, patches, 2, heads, head_dim]`, keys and values.
+
+    The rows belong to the groups in order, as many to each: `rows / groups`.
+    """
+
+    rows: int
+    kept: torch.Tensor
+
+
+class Attention(nn.Module):
+    """Attention among the patches of a group: a frame, or a window of it."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def remember(self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, kept: torch.Tensor) -> None:
+        """Write keys and values of `x` `[rows, hidden]` to `kept` `[rows, 2, heads, head_dim]`."""
+        rows, hidden = x.shape
+        weight, bias = self.qkv.weight[hidden:], self.qkv.bias[hidden:]
+        torch.addmm(bias, x, weight.T, out=kept.view(rows, 2 * hidden))
+        rotation.rotate(kept[:, 0], places)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, seen: Sequence[Seen]
+    ) -> torch.Tensor:
+        """`x` `[rows, hidden]`, of which `seen` says piece by piece what they attend to."""
+        rows, hidden = x.shape
+        query = linear(x, self.qkv.weight[:hidden], self.qkv.bias[:hidden]).view(rows, self.num_heads, -1)
+        rotation.rotate(query, places)
+        pieces, start = [], 0
+        for piece in seen:
+            pieces.append(_attend(query[start : start + piece.rows], piece.kept))
+            start += piece.rows
+        output = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        result: torch.Tensor = self.proj(output)
+        return result
+
+
+def _attend(query: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """`query` `[rows, heads, head_dim]` to the groups in `kept`; `[rows, hidden]`."""
+    rows = len(query)
+    query = query.view(len(kept), -1, *query.shape[1:])
+    query, key, value = (t.transpose(1, 2) for t in (query, kept[:, :, 0], kept[:, :, 1]))
+    return scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, -1)
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, config: VisionConfig, norm1: nn.Module, norm2: nn.Module, mlp: nn.Module) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = norm1, norm2
+        self.attn = Attention(config)
+        self.mlp = mlp
+        self._weights = sum(part.numel() for part in self.parameters() if part.dim() == 2)
+        self._hidden = config.hidden_size
+
+    def work(self, rows: int, keys: int) -> int:
+        """Floating point operations of `rows` that see `keys` patches each."""
+        return 2 * rows * (self._weights + 2 * keys * self._hidden)
+
+    def remember(self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, kept: torch.Tensor) -> None:
+        """Write the keys and values of rows of the residual stream to `kept`."""
+        self.attn.remember(self.norm1(x), rotation, places, kept)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, seen: Sequence[Seen]
+    ) -> None:
+        """Advance rows of the residual stream in place, once all keys and values are kept."""
+        x += self.attn(self.norm1(x), rotation, places, seen)
+        x += self.mlp(self.norm2(x))
+
+
+def advance_frames(
+    block: Block,
+    x: torch.Tensor,
+    kept: torch.Tensor,
+    places: torch.Tensor,
+    rotation: Rotation,
+    part: Group,
+    pieces: Sequence[slice],
+) -> Iterator[int]:
+    """Advance a group of whole frames by a block whose patches see all of their frame, in place.
+
+    Args:
+        x: the residual stream `[patches, hidden]` of the item; `places` `[patches, 2]` likewise.
+        kept: room for keys and values, `[at least the group's patches, 2, heads, head_dim]`.
+        pieces: the group's rows in chunks.
+
+    Yields:
+        The floating point operations of each chunk, done.
+    """
+    size = part.end - part.start
+    x, places, kept = x[part.start : part.end], places[part.start : part.end], kept[:size]
+    for rows in pieces:
+        block.remember(x[rows], rotation, places[rows], kept[rows])
+    frames = kept.view(part.frames, -1, *kept.shape[1:])
+    for rows in pieces:
+        count = rows.stop - rows.start
+        block(x[rows], rotation, places[rows], (Seen(count, frames),))
+        yield block.work(count, size // part.frames)
