@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from snugvl.config import EngineConfig
+from snugvl.engine.caches import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, GridTHW
@@ -27,16 +29,8 @@ class Prompt:
 
 
 def new_cache(model: Qwen3VL, blocks: int, block_size: int = 4) -> KVCache:
-    text = model.config.text
-    return KVCache(
-        num_layers=text.num_layers,
-        num_blocks=blocks,
-        block_size=block_size,
-        num_kv_heads=text.num_kv_heads,
-        head_dim=text.head_dim,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    sizes = EngineConfig(num_blocks=blocks, block_size=block_size, max_num_seqs=1)
+    return allocate(model, sizes)
 
 
 def logits(model: Qwen3VL, prompt: Prompt, chunks: Sequence[int] | None = None) -> torch.Tensor:
@@ -53,6 +47,7 @@ def logits(model: Qwen3VL, prompt: Prompt, chunks: Sequence[int] | None = None) 
     cache = new_cache(model, blocks=total)
     # Blocks in reverse order: a table that is not simply 0, 1, 2 … must be followed.
     table = torch.arange(-(-total // 4)).flip(0)[None]
+    seats = torch.zeros(1, dtype=torch.int64)
     parts, start = [], 0
     with torch.inference_mode():
         for size in chunks or [total]:
@@ -62,7 +57,7 @@ def logits(model: Qwen3VL, prompt: Prompt, chunks: Sequence[int] | None = None) 
             batch = Batch(
                 input_ids=torch.tensor(prompt.ids[start:end]),
                 positions=positions[:, start:end],
-                attention=AttentionMetadata((size,), (end,), slots, table, 4),
+                attention=AttentionMetadata((size,), (end,), slots, table, 4, seats=seats),
                 logit_rows=torch.arange(size),
                 vision_rows=rows[inside] - start if embeds is not None and inside.any() else None,
                 vision_embeds=embeds[inside] if embeds is not None and inside.any() else None,

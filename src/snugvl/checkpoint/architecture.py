@@ -143,6 +143,11 @@ class TextConfig:
         """Tokens that a layer sees, its own included; None for all."""
         return self.window if self.kinds[layer] == "sliding" else None
 
+    def place_of(self, layer: int) -> int:
+        """Which one a layer is of those with keys and values, or of those with a state."""
+        linear = self.kinds[layer] == "linear"
+        return sum((kind == "linear") == linear for kind in self.kinds[:layer])
+
     @property
     def kv_layers(self) -> int:
         """Layers that keep keys and values."""

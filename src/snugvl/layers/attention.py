@@ -34,6 +34,7 @@ class AttentionMetadata:
         starts: `[sequences + 1]` int32, where each sequence begins in the batch; for kernels (`on_device`).
         lengths: `[sequences]` int32, `context_lens` on the device; for kernels. A CUDA graph is given its
             own: there the tuples only say how many sequences and that each has one token.
+        seats: `[sequences]` int64, where the recurrent states are (`state_cache.py`); None without any.
     """
 
     query_lens: tuple[int, ...]
@@ -43,6 +44,7 @@ class AttentionMetadata:
     block_size: int
     starts: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
+    seats: torch.Tensor | None = None
 
     @property
     def decodes(self) -> bool:

@@ -115,4 +115,4 @@ def _cut(x: torch.Tensor, size: int) -> torch.Tensor:
     """`[tokens, heads, …]` → `[heads, chunks, size, …]`, filled up with zeros."""
     missing = -x.shape[0] % size
     x = pad(x.transpose(0, 1), (*[0, 0] * (x.dim() - 2), 0, missing))
-    return x.unflatten(1, (-1, size))
+    return x.reshape(x.shape[0], -1, size, *x.shape[2:])

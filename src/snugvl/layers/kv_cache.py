@@ -11,6 +11,8 @@ A sequence owns a list of blocks (its block table); its token `i` lives in
 
 import torch
 
+from snugvl.layers.state_cache import StateCache
+
 
 class KVCache:
     """Keys and values of all layers, `[layers, 2, slots, kv_heads, head_dim]`."""
@@ -25,9 +27,12 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        states: StateCache | None = None,
     ) -> None:
+        """`num_layers`: those that keep keys and values; `states`: of the others, if there are any."""
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.states = states
         # Zeros, not empty: no run depends on what was in memory, and every page is touched at start-up.
         self.storage = torch.zeros(
             num_layers, 2, num_blocks * block_size, num_kv_heads, head_dim, dtype=dtype, device=device
@@ -35,7 +40,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole cache."""
+        """Bytes of all keys and values."""
         return self.storage.nbytes
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:

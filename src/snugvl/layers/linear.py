@@ -103,7 +103,7 @@ class Linear(nn.Module):
         if x.is_cuda and (self.format != "bf16" or x.shape[0] == 1):
             from snugvl.layers.kernels.linear import product  # needs triton, which only GPUs bring
 
-            if norm is not None and x.shape[0] > 1:
+            if norm is not None and (x.shape[0] > 1 or norm.offset):
                 x, norm = norm(x), None
             return product(
                 x,

@@ -5,20 +5,25 @@ from torch import nn
 
 
 class RMSNorm(nn.Module):
-    """`x / rms(x) * weight` over the last dimension (https://arxiv.org/abs/1910.07467)."""
+    """`x / rms(x) * (offset + weight)` over the last dimension (https://arxiv.org/abs/1910.07467).
 
-    def __init__(self, size: int, eps: float) -> None:
+    `offset` is 1 where a checkpoint stores how far the weights are from 1 (Qwen3.5), else 0.
+    """
+
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
+        self.eps, self.offset = eps, offset
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` `[…, size]`."""
         if x.is_cuda:
             from snugvl.layers.kernels.norm import normed  # needs triton, which only GPUs bring
 
-            return normed(x, self.weight, self.eps)
+            return normed(x, self.weight, self.eps, self.offset)
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        if self.offset:
+            return (wide * (self.offset + self.weight.float())).to(x.dtype)
         # Rounded before the weight, as transformers does: in bf16 the order decides the last bit.
         return self.weight * wide.to(x.dtype)

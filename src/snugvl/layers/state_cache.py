@@ -30,7 +30,7 @@ class StateCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`heads`: value heads, width of their keys, of their values; `inputs`: how many are kept, channels."""
+        """`heads`: value heads, width of their keys and values; `inputs`: how many are kept, channels."""
         self.seats = seats
         wide = torch.promote_types(dtype, torch.float32)
         self.recurrent = torch.zeros(num_layers, seats + 1, *heads, dtype=wide, device=device)

@@ -1,10 +1,11 @@
-"""The text decoder of Llama, Mistral, Phi-3, Qwen2, 2.5 and 3, and of the Qwen-VLs: grouped queries, rotary
-positions, SwiGLU, paged KV cache. What differs between them is `TextConfig`.
+"""The text decoder of Llama, Mistral, Phi-3, Qwen2, 2.5, 3 and 3.5, and of the Qwen-VLs: grouped queries,
+rotary positions, SwiGLU, paged KV cache. What differs between them is `TextConfig`.
 
 `packed` says which checkpoint tensors are rows of one parameter of a module: one product instead of three
 for the attention inputs, one instead of two for the MLP's. Phi-3 stores them so.
 
-Source: Hugging Face transformers, `models/{llama,mistral,phi3,qwen2,qwen3,qwen3_vl}` (Apache-2.0).
+Source: Hugging Face transformers, `models/{llama,mistral,phi3,qwen2,qwen3,qwen3_vl,qwen3_5}`
+(Apache-2.0).
 """
 
 import torch
@@ -16,10 +17,16 @@ from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.rotary import CosSin, rotate
+from snugvl.models.linear_attention import GatedDeltaNet
 from snugvl.models.rope import rotation_of
 
 Packed = dict[str, tuple[tuple[str, int], ...]]
 """By parameter of a module: the checkpoint's tensors that are its rows, with how many, in order."""
+
+
+def norm_of(config: TextConfig, size: int) -> RMSNorm:
+    """A norm as the decoder has them."""
+    return RMSNorm(size, config.rms_norm_eps, config.norm_offset)
 
 
 class Attention(nn.Module):
@@ -27,16 +34,18 @@ class Attention(nn.Module):
 
     def __init__(self, config: TextConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.window = layer, config.window_of(layer)
+        self.layer, self.window = config.place_of(layer), config.window_of(layer)
         self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.gated = config.gated
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.qkv_proj = Linear(config.hidden_size, queries + 2 * keys, bias=config.qkv_bias)
         self.o_proj = Linear(queries, config.hidden_size, bias=config.o_bias)
+        queries *= 1 + self.gated  # each head is followed by its gate
+        self.qkv_proj = Linear(config.hidden_size, queries + 2 * keys, bias=config.qkv_bias)
         self.packed: Packed = {"qkv_proj": (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))}
         if config.fused:
             self.packed = {}
-        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = norm_of(config, self.head_dim) if config.qk_norm else None
+        self.k_norm = norm_of(config, self.head_dim) if config.qk_norm else None
 
     def forward(
         self, x: torch.Tensor, norm: RMSNorm, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata
@@ -45,6 +54,8 @@ class Attention(nn.Module):
         qkv = self.qkv_proj(x, norm=norm).view(x.shape[0], -1, self.head_dim)
         q = self._queries(qkv, rotation, cache, metadata)
         output = paged_attention(q, cache, self.layer, metadata, self.head_dim**-0.5, self.window)
+        if self.gated:
+            output = output * qkv[:, 1 : 2 * self.heads : 2].sigmoid()
         result: torch.Tensor = self.o_proj(output.flatten(1), residual=x)
         return result
 
@@ -55,12 +66,15 @@ class Attention(nn.Module):
         if qkv.is_cuda:
             from snugvl.layers.kernels.attention import write  # needs triton, which only GPUs bring
 
-            norms, eps = None, 0.0
+            norms, eps, offset = None, 0.0, 0.0
             if self.q_norm is not None and self.k_norm is not None:
                 norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
-            slots = metadata.slot_mapping
-            return write(qkv, norms, eps, rotation, slots, *cache.layer(self.layer), self.heads)
-        q, k, v = torch.split(qkv, [self.heads, self.kv_heads, self.kv_heads], dim=1)
+                offset = self.q_norm.offset
+            where = (metadata.slot_mapping, *cache.layer(self.layer))
+            return write(qkv, norms, eps, rotation, *where, self.heads, offset=offset, gated=self.gated)
+        q, k, v = torch.split(qkv, [self.heads * (1 + self.gated), self.kv_heads, self.kv_heads], dim=1)
+        if self.gated:
+            q = q[:, ::2]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, rotation), rotate(k, rotation)
@@ -91,15 +105,22 @@ class Layer(nn.Module):
 
     def __init__(self, config: TextConfig, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer)
+        self.input_layernorm = norm_of(config, config.hidden_size)
+        self.post_attention_layernorm = norm_of(config, config.hidden_size)
+        self.linear = config.kinds[layer] == "linear"
+        if self.linear:
+            self.linear_attn = GatedDeltaNet(config, layer)
+        else:
+            self.self_attn = Attention(config, layer)
         self.mlp = MLP(config)
 
     def forward(
         self, x: torch.Tensor, rotation: CosSin, cache: KVCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        x = self.self_attn(x, self.input_layernorm, rotation, cache, metadata)
+        if self.linear:
+            x = self.linear_attn(x, self.input_layernorm, cache, metadata)
+        else:
+            x = self.self_attn(x, self.input_layernorm, rotation, cache, metadata)
         result: torch.Tensor = self.mlp(x, self.post_attention_layernorm)
         return result
 
@@ -112,7 +133,7 @@ class Decoder(nn.Module):
         self.config = config
         self.embed_tokens = Linear(config.hidden_size, config.vocab_size)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = norm_of(config, config.hidden_size)
 
     def forward(
         self,

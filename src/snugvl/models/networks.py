@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.models.causal_lm import CausalLM
+from snugvl.models.qwen2_5_vl import Qwen25VL
+from snugvl.models.qwen3_5 import Qwen35
 from snugvl.models.qwen3_vl import Qwen3VL
 
 LoadableNetwork = Qwen3VL | CausalLM
@@ -25,6 +27,8 @@ _TEXT = (
 )
 _BY_ARCHITECTURE: dict[str, Callable[[ModelConfig], LoadableNetwork]] = {
     "Qwen3VLForConditionalGeneration": Qwen3VL,
+    "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
+    "Qwen3_5ForConditionalGeneration": Qwen35,
     **dict.fromkeys(_TEXT, CausalLM),
 }
 

@@ -11,7 +11,7 @@ SPLITS = 16  # of a context in decode; a power of two
 
 
 def _step(dim: int) -> int:
-    """Tokens of the cache read at a time: two steps of keys and values take at most 64 KiB of shared memory."""
+    """Tokens of the cache read at a time: two steps of keys and values take 64 KiB of shared memory."""
     return 64 if dim <= 128 else 32
 
 
@@ -111,11 +111,15 @@ def write(
     keys: torch.Tensor,
     values: torch.Tensor,
     heads: int,
+    *,
+    offset: float = 0.0,
+    gated: bool = False,
 ) -> torch.Tensor:
     """Norm and rotate the heads of `qkv` `[tokens, heads + 2 · kv heads, dim]`, store keys and values.
 
     `rotation`: cosine and sine, each `[tokens, rotated]`, the second half repeating the first; values of a
-    head beyond `rotated` stay. Returns the queries `[tokens, heads, dim]`.
+    head beyond `rotated` stay. `offset`: added to the norms' weights. `gated`: each query head in `qkv` is
+    followed by its gate, which is left alone. Returns the queries `[tokens, heads, dim]`.
     """
     tokens, _, dim = qkv.shape
     kv_heads = keys.shape[1]
@@ -132,6 +136,7 @@ def write(
         keys,
         values,
         eps,
+        offset,
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=dim,
@@ -139,6 +144,8 @@ def write(
         HALF=triton.next_power_of_2(rotated // 2),
         REST=triton.next_power_of_2(max(dim - rotated, 1)),
         HAS_NORM=norms is not None,
+        HAS_OFFSET=offset != 0,
+        GATED=gated,
         num_warps=1,
     )
     return query

@@ -6,24 +6,39 @@ import triton.language as tl
 
 
 @triton.jit
-def rms_norm(x, weight, out, eps, SIZE: tl.constexpr, WIDE: tl.constexpr):
-    """One row of `x` `[rows, SIZE]`; rounded before the weight, as transformers does."""
+def rms_norm(x, weight, out, eps, offset, SIZE: tl.constexpr, WIDE: tl.constexpr, HAS_OFFSET: tl.constexpr):
+    """One row of `x` `[rows, SIZE]`; rounded before the weight, or with an offset after it.
+
+    Both as transformers does.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     mask = column < SIZE
     v = tl.load(x + row * SIZE + column, mask=mask, other=0).to(tl.float32)
     rstd = tl.rsqrt(tl.sum(v * v, 0) / SIZE + eps)
-    y = (v * rstd).to(out.dtype.element_ty) * tl.load(weight + column, mask=mask, other=0)
+    w = tl.load(weight + column, mask=mask, other=0)
+    if HAS_OFFSET:
+        y = (v * rstd * (offset + w.to(tl.float32))).to(out.dtype.element_ty)
+    else:
+        y = (v * rstd).to(out.dtype.element_ty) * w
     tl.store(out + row * SIZE + column, y, mask=mask)
 
 
-def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`x` `[…, size]`, normalised."""
+def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0) -> torch.Tensor:
+    """`x` `[…, size]`, normalised, times `offset + weight`."""
     size = x.shape[-1]
     x = x.contiguous()
     out = torch.empty_like(x)
     wide = triton.next_power_of_2(size)
     rms_norm[(x.numel() // size,)](
-        x, weight, out, eps, SIZE=size, WIDE=wide, num_warps=max(1, min(8, wide // 512))
+        x,
+        weight,
+        out,
+        eps,
+        offset,
+        SIZE=size,
+        WIDE=wide,
+        HAS_OFFSET=offset != 0,
+        num_warps=max(1, min(8, wide // 512)),
     )
     return out

@@ -9,20 +9,43 @@ import triton.language as tl
 
 
 @triton.jit
-def _normed(low, high, rest, x, weight, eps, half, more, ROTATED: tl.constexpr, DIM: tl.constexpr):
+def _weighted(x, weight, at, inside, offset, kind: tl.constexpr, HAS_OFFSET: tl.constexpr):
+    """Values times their weights, rounded where transformers does: see `layers/norm.py`."""
+    w = tl.load(weight + at, mask=inside, other=0)
+    y = x.to(kind) * w
+    if HAS_OFFSET:
+        y = (x * (offset + w.to(tl.float32))).to(kind)
+    return y
+
+
+@triton.jit
+def _normed(
+    low,
+    high,
+    rest,
+    x,
+    weight,
+    eps,
+    offset,
+    half,
+    more,
+    ROTATED: tl.constexpr,
+    DIM: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+):
     """The three parts of one head after RMSNorm, as transformers rounds them."""
-    kind = x.dtype.element_ty
+    kind: tl.constexpr = x.dtype.element_ty
     low, high, rest = low.to(tl.float32), high.to(tl.float32), rest.to(tl.float32)
     square = tl.sum(low * low, 0) + tl.sum(high * high, 0)
     if ROTATED < DIM:
         square += tl.sum(rest * rest, 0)
     rstd = tl.rsqrt(square / DIM + eps)
     inside = half < ROTATED // 2
-    low = (low * rstd).to(kind) * tl.load(weight + half, mask=inside, other=0)
-    high = (high * rstd).to(kind) * tl.load(weight + ROTATED // 2 + half, mask=inside, other=0)
+    low = _weighted(low * rstd, weight, half, inside, offset, kind, HAS_OFFSET)
+    high = _weighted(high * rstd, weight, ROTATED // 2 + half, inside, offset, kind, HAS_OFFSET)
     if ROTATED < DIM:
-        weights = tl.load(weight + ROTATED + more, mask=ROTATED + more < DIM, other=0)
-        rest = (rest * rstd).to(kind) * weights
+        at = ROTATED + more
+        rest = _weighted(rest * rstd, weight, at, at < DIM, offset, kind, HAS_OFFSET)
     return low, high, rest
 
 
@@ -38,6 +61,7 @@ def rope_and_cache(
     keys,
     values,
     eps,
+    offset,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -45,8 +69,10 @@ def rope_and_cache(
     HALF: tl.constexpr,
     REST: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    GATED: tl.constexpr,
 ):
-    """One (token, head) of `qkv` `[tokens, HEADS + 2 · KV_HEADS, DIM]`.
+    """One (token, head) of `qkv` `[tokens, HEADS + 2 · KV_HEADS, DIM]`; `GATED`: a gate follows each query.
 
     Query heads go to `query` `[tokens, HEADS, DIM]`, keys and values to their slot of the cache
     `[slots, KV_HEADS, DIM]`; a slot below 0 is not written. `cosine`, `sine`: `[tokens, ROTATED]`, the second
@@ -58,7 +84,10 @@ def rope_and_cache(
     more = tl.arange(0, REST)
     inside = half < ROTATED // 2
     beyond = ROTATED + more < DIM
-    source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * DIM
+    if GATED:
+        source = qkv + (token * 2 * (HEADS + KV_HEADS) + head + tl.minimum(head, HEADS)) * DIM
+    else:
+        source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * DIM
     slot = tl.load(slots + token).to(tl.int64)
     low = tl.load(source + half, mask=inside, other=0)
     high = tl.load(source + ROTATED // 2 + half, mask=inside, other=0)
@@ -73,7 +102,9 @@ def rope_and_cache(
         weight = q_norm
         if not is_query:
             weight = k_norm
-        low, high, rest = _normed(low, high, rest, qkv, weight, eps, half, more, ROTATED, DIM)
+        low, high, rest = _normed(
+            low, high, rest, qkv, weight, eps, offset, half, more, ROTATED, DIM, HAS_OFFSET
+        )
     cos = tl.load(cosine + token * ROTATED + half, mask=inside, other=0)
     sin = tl.load(sine + token * ROTATED + half, mask=inside, other=0)
     kind = qkv.dtype.element_ty

@@ -1,0 +1,155 @@
+"""Gated DeltaNet: attention with a state of constant size instead of keys and values.
+
+    x ─ norm ┬─ in_proj_qkvz ┬─ convolution ─ q, k, v ─ delta rule ─ norm · silu(gate) ─ out_proj ─ + x
+             │               └─ gate ──────────────────────────────────────┘
+             └─ in_proj_ba ──── how much to correct (beta), how much to forget (decay)
+
+Of each sequence the convolution needs its last inputs and the delta rule its matrices; both are read from the
+sequence's seat and written back. A batch is worked on in runs: sequences side by side that have one new token
+each are one, and of a longer chunk `PIECE` tokens at a time, so that the float32 workspace has a ceiling:
+
+    flat batch   [ s0 | s1 | s2 s2 s2 … s2 s2 ]        runs: rows 0 … 1 of s0 and s1,
+                                                        256 rows of s2, the rest of s2
+
+Source: Hugging Face transformers, `models/qwen3_5/modeling_qwen3_5.py` (Apache-2.0); Gated Delta Networks,
+https://arxiv.org/abs/2412.06464.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import silu, softplus
+
+from snugvl.checkpoint.architecture import TextConfig
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.delta_rule import Rule, recur, scan
+from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.linear import Linear
+from snugvl.layers.norm import RMSNorm
+from snugvl.layers.state_cache import StateCache
+
+PIECE: Final = 256  # tokens of a chunk that are in float32 at a time
+
+
+class Run(NamedTuple):
+    """Rows of the batch that are worked on together, and whose they are."""
+
+    rows: slice
+    sequences: slice
+    single: bool  # one token of each sequence; else tokens of one sequence
+
+
+def runs(query_lens: Sequence[int]) -> Iterator[Run]:
+    """Cut a batch of sequences with so many new tokens each."""
+    row = first = 0
+    for index, count in enumerate(query_lens):
+        if count == 1 and index + 1 < len(query_lens) and query_lens[index + 1] == 1:
+            continue  # the run goes on
+        if count == 1:
+            end = row + index + 1 - first
+            yield Run(slice(row, end), slice(first, index + 1), single=True)
+            row = end
+        else:
+            end = row + count
+            for start in range(row, end, PIECE):
+                yield Run(slice(start, min(start + PIECE, end)), slice(index, index + 1), single=False)
+            row = end
+        first = index + 1
+
+
+class GatedDeltaNet(nn.Module):
+    """One layer's linear attention."""
+
+    def __init__(self, config: TextConfig, layer: int) -> None:
+        super().__init__()
+        sizes = config.linear
+        assert sizes is not None
+        self.layer, self.sizes = config.place_of(layer), sizes
+        self.in_proj_qkvz = Linear(config.hidden_size, sizes.channels + sizes.values)
+        # A plain one, which is never quantised: a few rows that decide how much is forgotten.
+        self.in_proj_ba = nn.Linear(config.hidden_size, 2 * sizes.value_heads, bias=False)
+        self.packed = {
+            "in_proj_qkvz": (("in_proj_qkv", sizes.channels), ("in_proj_z", sizes.values)),
+            "in_proj_ba": (("in_proj_b", sizes.value_heads), ("in_proj_a", sizes.value_heads)),
+        }
+        self.conv1d = nn.Conv1d(
+            sizes.channels, sizes.channels, sizes.kernel, groups=sizes.channels, bias=False
+        )
+        self.A_log = nn.Parameter(torch.empty(sizes.value_heads))
+        self.dt_bias = nn.Parameter(torch.empty(sizes.value_heads))
+        self.norm = RMSNorm(sizes.value_dim, config.rms_norm_eps)
+        self.out_proj = Linear(sizes.values, config.hidden_size)
+
+    def forward(
+        self, x: torch.Tensor, norm: RMSNorm, cache: KVCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """`x` `[tokens, hidden]` plus attention over its `norm`; the states take the new tokens in."""
+        states, seats, sizes = cache.states, metadata.seats, self.sizes
+        assert states is not None, "the cache has no states for linear layers"
+        assert seats is not None, "the batch has no seats for linear layers"
+        normed = norm(x)
+        mixed, gate = torch.split(self.in_proj_qkvz(normed), [sizes.channels, sizes.values], dim=-1)
+        b, a = self.in_proj_ba(normed).chunk(2, dim=-1)
+        beta = b.sigmoid()
+        decay = -self.A_log.float().exp() * softplus(a.float() + self.dt_bias)
+        output = torch.empty_like(gate, memory_format=torch.contiguous_format)
+        for run in runs(metadata.query_lens):
+            rows, mine = run.rows, seats[run.sequences]
+            convolve, remember = (self._step, recur_at) if run.single else (self._slide, scan_at)
+            rule = self._rule(convolve(mixed[rows], states, mine), decay[rows], beta[rows])
+            answer = remember(rule, states.recurrent[self.layer], mine).to(x.dtype)
+            opened = silu(gate[rows].float()).view(answer.shape)
+            output[rows] = (self.norm(answer).float() * opened).to(x.dtype).flatten(1)
+        result: torch.Tensor = self.out_proj(output, residual=x)
+        return result
+
+    def _rule(self, mixed: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor) -> Rule:
+        """Queries, keys and values lie side by side in `mixed` `[tokens, channels]`."""
+        sizes = self.sizes
+        keys = sizes.key_heads * sizes.key_dim
+        query, key, value = torch.split(mixed, [keys, keys, sizes.values], dim=-1)
+        shape = (len(mixed), -1, sizes.key_dim)
+        value = value.view(len(mixed), -1, sizes.value_dim)
+        return Rule(query.view(shape), key.view(shape), value, decay, beta)
+
+    def _step(self, mixed: torch.Tensor, states: StateCache, seats: torch.Tensor) -> torch.Tensor:
+        """The convolution at one token `[sequences, channels]` of each of the sequences at `seats`."""
+        inputs = states.inputs[self.layer]
+        window = torch.cat((inputs.index_select(0, seats), mixed[:, None]), dim=1)
+        inputs.index_copy_(0, seats, window[:, 1:])
+        return self._convolved(window.unbind(1))
+
+    def _slide(self, mixed: torch.Tensor, states: StateCache, seats: torch.Tensor) -> torch.Tensor:
+        """The convolution over tokens `[tokens, channels]` of the one sequence at `seats`."""
+        inputs, count = states.inputs[self.layer], len(mixed)
+        window = torch.cat((inputs.index_select(0, seats)[0], mixed))
+        inputs.index_copy_(0, seats, window[None, count:])
+        return self._convolved(window[tap : tap + count] for tap in range(self.sizes.kernel))
+
+    def _convolved(self, taps: Iterable[torch.Tensor]) -> torch.Tensor:
+        """`[rows, channels]` for each tap, the oldest first; summed in float32, like a kernel would."""
+        total: torch.Tensor | None = None
+        kind = self.conv1d.weight.dtype
+        for tap, weight in zip(taps, self.conv1d.weight[:, 0].float().T, strict=True):
+            total = tap * weight if total is None else torch.addcmul(total, tap, weight)
+        assert total is not None
+        return silu(total.to(kind))
+
+
+def recur_at(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Tensor:
+    """`recur` on the states at `seats` `[sequences]` of `[seats, value_heads, key_dim, value_dim]`, in place.
+
+    Returns `[sequences, value_heads, value_dim]`.
+    """
+    output, after = recur(rule, states.index_select(0, seats))
+    states.index_copy_(0, seats, after)
+    return output
+
+
+def scan_at(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Tensor:
+    """`scan` on the state at the one of `seats` `[1]`, in place; `[tokens, value_heads, value_dim]`."""
+    output, after = scan(rule, states.index_select(0, seats)[0])
+    states.index_copy_(0, seats, after[None])
+    return output
