@@ -12,7 +12,10 @@ from snugvl.layers.linear import Linear
 from snugvl.models.batch import Batch, GridTHW, PatchReader
 from snugvl.models.decoder import Decoder
 from snugvl.models.patch_reader import reader
+from snugvl.models.qwen2_5_vision import Qwen25Tower
 from snugvl.models.vision import VisionTower
+
+Tower = VisionTower | Qwen25Tower
 
 
 class Qwen3VL(nn.Module):
@@ -20,6 +23,7 @@ class Qwen3VL(nn.Module):
 
     aliases: tuple[tuple[str, str], ...] = ()
     unloaded: tuple[str, ...] = ()
+    tower_type: type[Tower] = VisionTower
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -28,7 +32,7 @@ class Qwen3VL(nn.Module):
         if config.vision is None:
             self.unloaded = ("model.visual.*",)
         else:
-            self.model["visual"] = VisionTower(config.vision)
+            self.model["visual"] = self.tower_type(config.vision)
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size)
 
@@ -50,12 +54,12 @@ class Qwen3VL(nn.Module):
         return self.decoder.norm.weight.device
 
     @property
-    def tower(self) -> VisionTower | None:
+    def tower(self) -> Tower | None:
         """The vision part, where there is one."""
         if self.config.vision is None:
             return None
         part = self.model["visual"]
-        assert isinstance(part, VisionTower)
+        assert isinstance(part, Tower)
         return part
 
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
