@@ -75,7 +75,11 @@ class ImageRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VisionFacts:
-    """The vision tower. `deepstack_levels`: extra encoder outputs per image token (0 for most families)."""
+    """The vision tower.
+
+    `deepstack_levels`: extra encoder outputs per image token (0 for most families). `windowed`: most of its
+    blocks see a window of the image (Qwen2.5-VL).
+    """
 
     depth: int
     hidden_size: int
@@ -86,6 +90,7 @@ class VisionFacts:
     patch_dim: int
     deepstack_levels: int
     rule: ImageRule
+    windowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

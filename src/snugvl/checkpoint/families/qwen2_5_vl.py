@@ -96,6 +96,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
             patch_dim=tower.channels * tower.temporal_patch * tower.patch**2,
             deepstack_levels=0,
             rule=rule,
+            windowed=True,
         ),
         tied=tied,
         tensors=(
@@ -104,6 +105,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
             *head(tied, decoder.vocab, decoder.hidden),
         ),
         aliases=_ALIASES,
+        native=True,
     )
 
 

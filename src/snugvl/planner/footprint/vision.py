@@ -1,10 +1,12 @@
 """The vision tower at work, and what it hands to the decoder.
 
 Ours goes through an image of P patches by rows, with h hidden, i intermediate, d head size, s bytes a value
-(`models/vision.py`): the residual stream, one block's keys and values and the places for the whole image, the
-rest for a chunk of `ROWS` patches, and the output, whose levels fill up on the way:
+(`models/vision.py`, `models/qwen2_5_vision.py`): the residual stream, one block's keys and values and the places
+for the whole image, the rest for a chunk of `ROWS` patches, and the output, whose levels fill up on the way:
 
     P · (3·h·s + 16)  +  min(P, ROWS) · ((h + 2i)·s + 4d)  +  P · (1 + levels) · width · s / merge²
+
+Windows (Qwen2.5-VL) add the order in which their tokens stand, 8 · P / merge².
 
 transformers', per patch, all 16-bit unless said:
 
@@ -34,6 +36,7 @@ MERGE_BYTES: Final = 13  # embeddings 2, mask 1, its prefix sum 8, the result 2
 HALF: Final = 2  # bytes of a 16-bit value
 ROWS: Final = 2048  # patches of a chunk
 PLACE_BYTES: Final = 16  # row and column of a patch, int64
+ORDER_BYTES: Final = 8  # place of a token among windows, int64
 
 
 def encoder_bytes_per_token(model: Inventory, itemsize: int = HALF) -> int:
@@ -50,7 +53,8 @@ def native_held(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int
     whole = 3 * h * itemsize + PLACE_BYTES
     output = (1 + vision.deepstack_levels) * _level_bytes(model, itemsize)
     tables = 2 * WIDE * (head // 4) * math.isqrt(LONGEST * image.patches)
-    return image.patches * (whole + output) + tables
+    order = ORDER_BYTES * image.tokens if vision.windowed else 0
+    return image.patches * (whole + output) + order + tables
 
 
 def native_workspace(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int:
