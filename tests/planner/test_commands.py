@@ -32,7 +32,8 @@ def test_vllm_gets_every_flag() -> None:
     assert command.startswith("vllm serve Qwen/Qwen3-VL-2B-Instruct-FP8 ")
     found = flags(command)
     assert found["--max-model-len"] == "4096"
-    assert found["--max-num-seqs"] == "3"
+    # Three are sure of their room; more may run where they need less, and are pre-empted otherwise.
+    assert int(found["--max-num-seqs"]) == choice.settings.sequences >= 3
     assert found["--max-num-batched-tokens"] == str(choice.settings.chunk)
     assert json.loads(found["--limit-mm-per-prompt"]) == {"image": 2, "video": 0}
     assert json.loads(found["--mm-processor-kwargs"]) == {"max_pixels": choice.settings.max_pixels}

@@ -41,7 +41,7 @@ def test_every_cell(result: dict[str, Any]) -> None:
 def test_vllm_needs_what_it_was_seen_to_need(size: str, lowest: float, highest: float) -> None:
     """GiB with context: vLLM 0.22.1 on an H200, eager, one sequence, 1 megapixel, 2,112 tokens."""
     facts = facts_of(f"Qwen/Qwen3-VL-{size}-Instruct-FP8", offline=True)
-    settings = Settings("vllm", "fp8", context=2112, max_pixels=1 << 20)
+    settings = Settings("vllm", "fp8", context=2112, max_pixels=1 << 20, sequences=1)
     needed = footprint(inventory(facts), settings, Device(719 << 20, True, (9, 0)))
     assert lowest <= needed.total_bytes / 2**30 <= highest
 

@@ -4,7 +4,7 @@ An option that is pending is shown ("with int4 it would fit") and never recommen
 row here changes, and with it every plan.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from snugvl.hardware.machine import OperatingSystem
@@ -13,12 +13,15 @@ from snugvl.planner.footprint.weights import keeps_fp8
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Engine, HeadFormat, KVFormat, WeightFormat
 
+PACKED: Final = "ready-made {} weights need the package that made them (compressed-tensors, gptqmodel, …); loading names it"
+BITS: Final = "{} weights are made by bitsandbytes with transformers: pip install bitsandbytes"
 READY_MADE: Final = "issue 5"  # AWQ, GPTQ and compressed-tensors checkpoints
 
 VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on
 VLLM_FP8_CAPABILITY: Final = (8, 0)  # FP8 weights through Marlin; native from 8.9
 VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
-VLLM_CHUNKS: Final = (2048, 1024, 512)  # --max-num-batched-tokens, fastest first
+# (--max-num-batched-tokens, --max-num-seqs), fastest first. vLLM pre-empts: only `concurrency` is sure of room.
+VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
 # (EngineConfig.max_batched_tokens, max_num_seqs) that allocation tries, fastest first
 NATIVE_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
 
@@ -32,6 +35,8 @@ class Option:
         stored_quality: the format whose quality it has: an FP8 checkpoint stays FP8 when it runs as bf16.
         head: format of embedding and lm_head; int8 costs next to no quality, so it comes where it gains
             larger images or a longer context.
+        offload: decoder layers may stay in main memory.
+        needs: what has to be installed besides, as a sentence, or None.
     """
 
     model: Inventory
@@ -40,6 +45,8 @@ class Option:
     stored_quality: WeightFormat
     pending: str | None = None
     head: HeadFormat = "bf16"
+    offload: bool = False
+    needs: str | None = None
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:
@@ -71,8 +78,10 @@ def options(
     found: list[Option] = []
     refused: list[Refusal] = []
     for made in (
-        native_options(model, device, wished), _transformers(model, device), _vllm(model, device, system)
-    ):  # fmt: skip
+        native_options(model, device, wished),
+        _transformers(model, device, wished),
+        _vllm(model, device, system),
+    ):
         if isinstance(made, Refusal):
             refused.append(made)
         else:
@@ -123,15 +132,28 @@ def prefers_fp32(model: Inventory, device: Device) -> bool:
     return model.parameters * 4 <= device.free_bytes // 2
 
 
-def _transformers(model: Inventory, device: Device) -> list[Option] | Refusal:
+def _transformers(model: Inventory, device: Device, wished: WeightFormat | None) -> list[Option] | Refusal:
+    """What transformers loads; int8 and int4 are made by bitsandbytes, for who asks."""
     stored = _stored(model)
     if stored in ("int8", "int4"):
-        return Refusal(
-            "transformers", f"ready-made {stored} weights need packages that we have not checked yet"
-        )
+        return [Option(model, "transformers", stored, stored, needs=PACKED.format(stored))]
     if device.cpu:
-        return Refusal("transformers", "on a CPU our own engine does the same")
+        return [Option(model, "transformers", "fp32" if prefers_fp32(model, device) else "bf16", stored)]
+    if wished in ("int8", "int4") and stored == "bf16":
+        return [Option(model, "transformers", wished, wished, needs=BITS.format(wished))]
     return [Option(model, "transformers", "bf16", stored)]
+
+
+def offloading(option: Option, device: Device) -> Option | Refusal:
+    """The same option with layers in main memory."""
+    if option.engine != "transformers" or device.cpu:
+        return Refusal(option.engine, "only transformers on a GPU keeps layers in main memory")
+    if option.model.facts.quantization is not None or option.weights != "bf16":
+        return Refusal(
+            "transformers",
+            "layers of quantised checkpoints can't stay in main memory; the bf16 edition's can",
+        )
+    return replace(option, offload=True)
 
 
 def _vllm(model: Inventory, device: Device, system: OperatingSystem) -> list[Option] | Refusal:

@@ -4,15 +4,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from snugvl.planner.budget import Budget
-from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_CHUNKS, Option, kv_formats_on
+from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for
+from snugvl.planner.footprint.offload import host_bytes
 from snugvl.planner.footprint.total import footprint
-from snugvl.planner.goals import CONTEXT_GRAIN, TOKEN_GRAIN, Goal, goals
+from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, TOKEN_GRAIN, Goal, goals
 from snugvl.planner.settings import KVFormat, Settings
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
 PARALLEL = (2, 4, 8)  # GPUs that vLLM shares a layer among
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How many GPUs take part: those that share layers, groups of layers, and whole copies."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +38,24 @@ class Fitted:
 class Fitter:
     """Tries settings of one option. Footprints are pure, so nothing is remembered."""
 
-    def __init__(self, option: Option, wishes: Wishes, found: Sequence[Budget]) -> None:
+    def __init__(
+        self, option: Option, wishes: Wishes, found: Sequence[Budget], host: Budget | None = None
+    ) -> None:
+        """`found`: one budget a GPU; `host`: main memory, where layers may stay in it."""
         self.option = option
         self.wishes = wishes
         self.budgets = found
+        self.host = host
         self.goals = goals(option.model, wishes)
 
     def best(self) -> Fitted | None:
         """The best that fits: KV format first, then the goal, the fewest GPUs, what is left, speed."""
+        if self.option.offload:
+            return self._least_offloaded()
         for kv in kv_formats_on(self.option, self.budgets[0].device):
             for goal in reversed(self.goals):
-                for tensor, pipeline in self._parallel():
-                    base = self.base(goal, kv, tensor, pipeline)
+                for spread in self._spreads():
+                    base = self.base(goal, kv, spread)
                     if self.fastest(base) is not None:
                         return self._refined(base, goal)
         return None
@@ -50,12 +66,32 @@ class Fitter:
         kv = kv_formats_on(self.option, self.budgets[0].device)[-1]
         tried = [
             self.fitted(settings, goal.tokens)
-            for tensor, pipeline in self._parallel()
-            for settings in self.variants(self.base(goal, kv, tensor, pipeline))
+            for spread in self._spreads()
+            for settings in self.variants(self.base(goal, kv, spread))
         ]
         return min(tried, key=lambda fitted: fitted.footprint.total_bytes - fitted.budget.usable_bytes)
 
-    def base(self, goal: Goal, kv: KVFormat, tensor: int, pipeline: int) -> Settings:
+    def _least_offloaded(self) -> Fitted | None:
+        """The highest comfortable goal, with the fewest layers in main memory; the vision tower goes first.
+
+        The tower crosses once a picture, a layer once a token. Beyond comfort every byte costs speed.
+        """
+        layers = self.option.model.facts.text.num_layers
+        for goal in reversed(self.goals):
+            if goal is not self.goals[0] and (goal.tokens > COMFORT[0] or goal.context > COMFORT[1]):
+                continue
+            base = replace(self.base(goal, "bf16", Spread()), vision="cpu")
+            for count in range(layers + 1):
+                settings = replace(base, offloaded=count)
+                if self.fits(settings):
+                    return self.fitted(settings, goal.tokens) if self.fits_host(settings) else None
+        return None
+
+    def fits_host(self, settings: Settings) -> bool:
+        """Whether main memory has room for what is offloaded."""
+        return self.host is not None and host_bytes(self.option.model, settings) <= self.host.usable_bytes
+
+    def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
         """Settings that reach `goal`."""
         return Settings(
             self.option.engine,
@@ -66,8 +102,10 @@ class Fitter:
             goal.max_pixels,
             self.wishes.images if self.option.model.facts.vision else 0,
             self.wishes.concurrency,
-            tensor_parallel=tensor,
-            pipeline_parallel=pipeline,
+            tensor_parallel=spread.tensor,
+            pipeline_parallel=spread.pipeline,
+            data_parallel=spread.data,
+            language_only=self.wishes.language_only and self.option.model.facts.vision is not None,
         )
 
     def variants(self, base: Settings) -> Iterator[Settings]:
@@ -81,8 +119,9 @@ class Fitter:
                     yield replace(base, eager=False, chunk=chunk, sequences=most)
         else:
             for eager in (False, True):
-                for chunk in VLLM_CHUNKS:
-                    yield replace(base, eager=eager, chunk=chunk)
+                for chunk, sequences in VLLM_STEPS:
+                    most = max(sequences, base.concurrency_of_copy)
+                    yield replace(base, eager=eager, chunk=chunk, sequences=most)
 
     def fastest(self, base: Settings) -> Settings | None:
         """The fastest variant that fits."""
@@ -96,21 +135,23 @@ class Fitter:
         """With footprint and budget."""
         return Fitted(settings, tokens, self.footprint(settings), self.budget(settings))
 
-    def _parallel(self) -> list[tuple[int, int]]:
-        """(tensor, pipeline) sizes. Heads must divide; otherwise groups of layers are spread."""
-        sizes, count = [(1, 1)], len(self.budgets)
+    def _spreads(self) -> list[Spread]:
+        """Ways over the GPUs, fewest first; on as many, copies first: they don't wait for one another.
+
+        Heads must divide for tensor parallelism; otherwise groups of layers are spread.
+        """
+        found, count = [Spread()], len(self.budgets)
         if self.option.engine != "vllm":
-            return sizes
+            return found
         heads = self.option.model.facts.text.num_heads
         vision = self.option.model.facts.vision
-        for gpus in PARALLEL:
-            if gpus > count:
-                break
+        for gpus in (*(size for size in PARALLEL if size <= count), *({count} - {1, *PARALLEL})):
+            if self.wishes.concurrency >= gpus:
+                found.append(Spread(data=gpus))
             divides = heads % gpus == 0 and (vision is None or vision.num_heads % gpus == 0)
-            sizes.append((gpus, 1) if divides else (1, gpus))
-        if count > 1 and count not in PARALLEL:
-            sizes.append((1, count))
-        return sizes
+            tensor = divides and gpus in PARALLEL
+            found.append(Spread(tensor=gpus) if tensor else Spread(pipeline=gpus))
+        return found
 
     def footprint(self, settings: Settings) -> Footprint:
         """Of this option's model."""

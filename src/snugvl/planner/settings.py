@@ -31,7 +31,11 @@ class Settings:
         chunk: most tokens of one step (`max_num_batched_tokens` of vLLM).
         sequences: most that our engine runs at once, whatever their contexts; its workspaces are for these.
         vision: where the vision tower's weights are: on the GPU, streamed block by block, on the CPU.
+        offloaded: decoder layers, the last ones, whose weights stay in main memory and cross to the GPU
+            for every forward pass (transformers alone).
         tensor_parallel, pipeline_parallel: GPUs that share each layer, and groups of layers.
+        data_parallel: copies of the model, each with its share of the requests.
+        language_only: a model that sees is loaded without its vision tower.
         eager: no CUDA graphs (vLLM's `--enforce-eager`).
     """
 
@@ -51,6 +55,9 @@ class Settings:
     eager: bool = True
     sequences: int = DEFAULT_SEQUENCES
     float32: bool = False
+    offloaded: int = 0
+    data_parallel: int = 1
+    language_only: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -69,5 +76,10 @@ class Settings:
 
     @property
     def gpus(self) -> int:
-        """GPUs that one copy of the model takes."""
-        return self.tensor_parallel * self.pipeline_parallel
+        """GPUs that all copies of the model take."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def concurrency_of_copy(self) -> int:
+        """Requests that one copy of the model runs at the same time."""
+        return -(-self.concurrency // self.data_parallel)

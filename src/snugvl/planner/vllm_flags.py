@@ -39,8 +39,9 @@ def vllm_flags(choice: Choice) -> list[str]:
     """Those behind the model: every flag that the plan computes."""
     settings, model = choice.settings, choice.option.model
     words = ["--max-model-len", str(settings.context)]
-    words += ["--max-num-seqs", str(settings.concurrency)]
-    words += ["--max-num-batched-tokens", str(max(settings.chunk, settings.concurrency))]
+    at_once = max(settings.sequences, settings.concurrency_of_copy)
+    words += ["--max-num-seqs", str(at_once)]
+    words += ["--max-num-batched-tokens", str(max(settings.chunk, at_once))]
     words += ["--gpu-memory-utilization", f"{utilisation(choice):.4f}"]
     if settings.kv == "fp8":
         words += ["--kv-cache-dtype", "fp8"]
@@ -55,4 +56,6 @@ def vllm_flags(choice: Choice) -> list[str]:
         words += ["--tensor-parallel-size", str(settings.tensor_parallel)]
     if settings.pipeline_parallel > 1:
         words += ["--pipeline-parallel-size", str(settings.pipeline_parallel)]
+    if settings.data_parallel > 1:
+        words += ["--data-parallel-size", str(settings.data_parallel)]
     return words

@@ -31,6 +31,7 @@ class Wishes:
         quality: coarsest weight format that is acceptable.
         weights: the weight format itself.
         memory_bytes: most that may be taken of one device, the CUDA context included.
+        language_only: a model that sees is wanted without its vision tower; `images` is 0 then.
     """
 
     context: int | None = None
@@ -43,6 +44,7 @@ class Wishes:
     task: PlanTask = "caption"
     weights: WeightFormat | None = None
     memory_bytes: int | None = None
+    language_only: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -56,6 +58,12 @@ class Wishes:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise RequestError(f"{name} must be at least {least}, not {value:,}", field=name)
+        if self.language_only and self.images:
+            raise RequestError(
+                f"without its vision tower (language only) a model takes no images; {self.images} a request "
+                "are wished",
+                field="language_only",
+            )
         if self.images == 0 and self.task == "detect":
             raise RequestError("boxes need an image; images is 0", field="images")
         if (

@@ -82,21 +82,27 @@ def decoder_components(model: Inventory, settings: Settings, *, fused: bool = Tr
         return _native(model, settings)
     image = largest_image(model, settings.max_pixels)
     images = image.tokens * settings.images
-    prefill = transformers_prefill(model, settings.context, min(images, settings.context))
+    wide = settings.itemsize // 2  # the formulas are of 16-bit values
+    prefill = transformers_prefill(model, settings.context, min(images, settings.context)) * wide
     if not fused:
         prefill += native_chunk_attention(model, settings.context, settings.context)
+    # A prompt is computed alone, and its row joins the others then (`backends/transformers/batch.py`).
     why = f"{settings.context:,} tokens at once, without chunks"
-    dynamic = prefill * settings.concurrency + kv_component(model, settings).nbytes
+    dynamic = prefill + kv_component(model, settings).nbytes
     holes = dynamic * FRAGMENTATION_PERCENT // 100
     share = f"{FRAGMENTATION_PERCENT} % of KV cache and workspace"
     return [
         Component("fragmentation", holes, "prefill", "predicted", share),
-        Component("prefill workspace", prefill * settings.concurrency, "prefill", "predicted", why),
-        Component("logits", logits(model, settings.concurrency), "prefill"),
+        Component("prefill workspace", prefill, "prefill", "predicted", why),
+        Component("logits", logits(model, 1) * wide, "prefill"),
         Component(
-            "decode workspace", transformers_decode(model, settings), "decode", "predicted", "KV growth"
+            "decode workspace",
+            transformers_decode(model, settings) * wide,
+            "decode",
+            "predicted",
+            "KV growth",
         ),
-        Component("logits", logits(model, settings.concurrency), "decode"),
+        Component("logits", logits(model, settings.concurrency) * wide, "decode"),
     ]
 
 

@@ -1,11 +1,12 @@
 """The whole footprint of one way to run a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.footprint.decoder import decoder_components
 from snugvl.planner.footprint.kv import kv_component
 from snugvl.planner.footprint.native import native_components
+from snugvl.planner.footprint.offload import offload_components
 from snugvl.planner.footprint.vision import vision_components
 from snugvl.planner.footprint.vllm import vllm_components
 from snugvl.planner.footprint.weights import weight_components
@@ -48,6 +49,8 @@ class Device:
 
 def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint:
     """Every component of `settings` on the fullest of its GPUs."""
+    if settings.data_parallel > 1:  # each copy for itself, with its share of the requests
+        settings = replace(settings, concurrency=settings.concurrency_of_copy, data_parallel=1)
     parts = []
     if device.context_bytes:
         parts.append(
@@ -64,6 +67,7 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
     if settings.engine == "vllm":
         return footprint_of(parts + vllm_components(model, settings))
     parts += vision_components(model, settings)
+    parts += offload_components(model, settings)
     if settings.engine == "native" and not device.cpu:
         parts += native_components(model, settings, cache.nbytes, device.cublas_bytes, device.multiprocessors)
     else:

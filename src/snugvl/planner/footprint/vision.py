@@ -117,9 +117,9 @@ def vision_components(model: Inventory, settings: Settings) -> list[Component]:
         many = ImageSize(image.tokens * settings.images, image.patches * settings.images)
         embedded = settings.context * HALF * model.facts.text.hidden_size
         merge = transformers_merge(model, settings.context, many.tokens)
-        workspace, held = max(transformers_workspace(model, many) + embedded, merge), 0
+        workspace, held = max(transformers_workspace(model, many) + embedded, merge) * itemsize // HALF, 0
         pixels = many.patches * WIDE * _vision(model).patch_dim
-        parts.append(Component("pixel values", pixels * settings.concurrency, why="float32"))
+        parts.append(Component("pixel values", pixels, why="float32"))
     why = f"{image.patches:,} patches ({image.tokens:,} image tokens)"
     parts.append(Component("vision workspace", workspace, "vision", "predicted", why))
     if held:

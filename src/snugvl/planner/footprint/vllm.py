@@ -53,7 +53,7 @@ def encoder_cache(model: Inventory, settings: Settings) -> int:
 def profiled(model: Inventory, settings: Settings) -> ImageSize:
     """The images that vLLM encodes together when it profiles: as many as its encoder budget holds."""
     image = largest_image(model, settings.max_pixels)
-    many = max(1, min(settings.chunk // max(image.tokens, 1), settings.images * settings.concurrency))
+    many = max(1, min(settings.chunk // max(image.tokens, 1), settings.images * sequences(settings)))
     return ImageSize(image.tokens * many, image.patches * many)
 
 
@@ -63,14 +63,19 @@ def decoder_profile(model: Inventory, settings: Settings) -> int:
     w = widths(model)
     whole = transformers_prefill(model, settings.chunk, 0)
     sharded = whole - settings.chunk * 6 * w.i + settings.chunk * 6 * -(-w.i // share)
-    return sharded + settings.concurrency * model.facts.text.vocab_size * 2 * LOGIT_BYTES
+    return sharded + sequences(settings) * model.facts.text.vocab_size * 2 * LOGIT_BYTES
+
+
+def sequences(settings: Settings) -> int:
+    """`--max-num-seqs` of one copy: those that are sure of their room, and those that may be pre-empted."""
+    return max(settings.sequences, settings.concurrency_of_copy)
 
 
 def graphs(settings: Settings) -> int:
     """CUDA graphs of a few batch sizes. Published: 0.03 to 0.63 GiB; vLLM measures it at start."""
     if settings.eager:
         return 0
-    return GRAPH_BASE_BYTES + GRAPH_BYTES_PER_SEQUENCE * settings.concurrency
+    return GRAPH_BASE_BYTES + GRAPH_BYTES_PER_SEQUENCE * sequences(settings)
 
 
 def vllm_components(model: Inventory, settings: Settings) -> list[Component]:
@@ -82,8 +87,9 @@ def vllm_components(model: Inventory, settings: Settings) -> list[Component]:
         ),
         Component("CUDA graphs", graphs(settings), basis="predicted"),
     ]
-    if settings.gpus > 1:
-        parts.append(Component("NCCL", NCCL_BYTES, basis="default", why=f"{settings.gpus} GPUs"))
+    sharing = settings.tensor_parallel * settings.pipeline_parallel
+    if sharing > 1:
+        parts.append(Component("NCCL", NCCL_BYTES, basis="default", why=f"{sharing} GPUs"))
     if model.facts.vision is not None and settings.images:
         image = profiled(model, settings)
         why = f"{image.patches:,} patches ({image.tokens:,} image tokens), profiled at start"

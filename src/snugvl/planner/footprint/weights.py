@@ -18,6 +18,7 @@ from typing import Final
 
 from snugvl.planner.footprint.allocator import MIB, reserved_bytes, up
 from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.offload import layer_bytes
 from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import PARTS, Group, Inventory, Part
 from snugvl.planner.settings import Settings
@@ -25,6 +26,8 @@ from snugvl.planner.settings import Settings
 GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block
 SCALE_BYTES: Final = 2
 BLOCK_SCALE_BYTES: Final = 4
+NF4_BLOCK: Final = 64  # values that share a scale
+WIDE_SCALE_BYTES: Final = 4
 HEADS: Final = ("embedding", "lm_head")
 
 LABELS: Final[dict[Part, str]] = {
@@ -51,6 +54,15 @@ def fp8_parts(rows: int, columns: int) -> tuple[int, ...]:
     if columns % GROUP or rows % GROUP:
         return ()
     return rows * columns, rows * columns // GROUP**2 * BLOCK_SCALE_BYTES
+
+
+def bitsandbytes_parts(rows: int, columns: int, settings: Settings) -> tuple[int, ...]:
+    """What bitsandbytes makes of a matrix: int8 with a float32 a row, nf4 with a float32 for 64 values."""
+    if settings.weights == "int8":
+        return rows * columns, rows * WIDE_SCALE_BYTES
+    if settings.weights == "int4":
+        return rows * columns // 2, -(-rows * columns // NF4_BLOCK) * WIDE_SCALE_BYTES
+    return ()
 
 
 def keeps_fp8(model: Inventory) -> bool:
@@ -87,6 +99,8 @@ def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
     if group.kind == "plain":
         int8 = group.part in HEADS and settings.head == "int8"
         return (int8_parts(rows, columns) or wide) if int8 else wide
+    if settings.engine == "transformers" and group.kind == "matrix":
+        return bitsandbytes_parts(rows, columns, settings) or wide
     if not native:
         return (group.elements,) if settings.weights == "fp8" and group.kind == "fp8" else wide
     return matrix_parts(rows, columns, settings, stored_fp8=group.kind == "fp8")
@@ -133,6 +147,8 @@ def weight_components(model: Inventory, settings: Settings) -> tuple[Component, 
         tensor_parallel=settings.tensor_parallel,
         pipeline_parallel=settings.pipeline_parallel,
         float32=settings.float32,
+        offloaded=settings.offloaded,
+        language_only=settings.language_only,
     )
     return _components(model, needed)
 
@@ -146,11 +162,16 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
         entries = [(-(-size // share), count) for size, count in entries]
         nbytes = sum(size * count for size, count in entries)
         place = {"vision": settings.vision, "embedding": settings.embedding}.get(part, "gpu")
-        unused = part == "vision" and settings.images == 0 and settings.engine == "vllm"
-        if place == "cpu" or unused or not nbytes:
+        if place == "cpu" or (part == "vision" and without_tower(settings)) or not nbytes:
             continue
-        if part == "decoder" and settings.engine == "native" and model.facts.native and entries:
-            entries = list(joined(model, settings))
+        if part == "decoder" and settings.engine == "native":
+            together = list(joined(model, settings))
+            # Hybrid layers are of other shapes, and some files store the matrices joined: as they are.
+            if sum(size * count for size, count in together) == nbytes:
+                entries = together
+        if part == "decoder" and settings.offloaded:
+            nbytes -= layer_bytes(model, settings)
+            entries = [(nbytes, 1)]
         if place == "streamed":  # two blocks: one computes while the next arrives
             nbytes = 2 * _largest_block(model, nbytes)
             entries = [(nbytes // 2, 2)]
@@ -162,6 +183,16 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
     rounding = up(exact, 4 * MIB) - exact if whole else max(0, reserved_bytes(resident) - exact)
     parts.append(Component("allocator rounding", rounding, basis="predicted", why="segments of 2 and 20 MiB"))
     return tuple(parts)
+
+
+def without_tower(settings: Settings) -> bool:
+    """Whether the vision tower is left out: by wish, or by vLLM where no images are allowed."""
+    return settings.language_only or (settings.images == 0 and settings.engine == "vllm")
+
+
+def tower_bytes(model: Inventory, settings: Settings) -> int:
+    """The vision tower in memory, where it is there."""
+    return sum(size * count for size, count in sizes(model, settings, "vision"))
 
 
 def weight_bytes(model: Inventory, settings: Settings) -> int:
