@@ -20,7 +20,7 @@ ALLOWED = {
     "engine": {"models", "layers", "checkpoint"},
     "inputs": {"engine", "models", "checkpoint", "backends.protocol"},
     "backends": {"engine", "models", "inputs", "checkpoint", "diagnose", "hardware"},
-    "tasks": {"backends.protocol", "inputs"},
+    "tasks": {"backends.protocol", "inputs", "checkpoint.resize"},
     "server": {
         "tasks",
         "backends.protocol",

@@ -71,6 +71,7 @@ class Model:
         max_pixels: int | None = None,
     ) -> Scene:
         """Analyse an image: summary, setting, objects with counts and positions, text, relations."""
+        scene.check(self.capabilities)
         request = scene.request(decode(image), self.capabilities, sampling=sampling, max_pixels=max_pixels)
         return scene.result(self._complete(request))
 
@@ -83,11 +84,12 @@ class Model:
         max_pixels: int | None = None,
     ) -> Detections:
         """Find the named objects, or every object, with boxes in pixels of the original image."""
+        model = self.capabilities
+        detect.check(objects, model)
         picture = decode(image)
-        request = detect.request(
-            picture, objects, self.capabilities, sampling=sampling, max_pixels=max_pixels
-        )
-        return detect.result(self._complete(request), picture.size, objects)
+        request = detect.request(picture, objects, model, sampling=sampling, max_pixels=max_pixels)
+        reply = self._complete(request)
+        return detect.result(reply, picture.size, objects, model, max_pixels=max_pixels)
 
     def chat(self, messages: Message | Sequence[Message], sampling: SamplingParams | None = None) -> Reply:
         """Continue a conversation (see `snugvl.user`); with `sampling.n` above 1, `stream_chat` has all."""

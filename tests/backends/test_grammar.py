@@ -266,4 +266,4 @@ def test_scene_and_detect_are_valid_whatever_the_network_says(backend: NativeBac
     if reply.truncated:
         assert re.match(r"(```json\n)?\[", reply.text)
     else:
-        assert detect.result(reply, picture.size).width == 64
+        assert detect.result(reply, picture.size, [], backend.capabilities).width == 64

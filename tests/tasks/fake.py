@@ -86,10 +86,13 @@ class FakeBackend:
         self.requests: list[Request] = []
         self.streams: list[FakeStream] = []
         self.closed = 0
+        self.described = Capabilities(
+            "fake", 2048, images=True, video=False, max_pixels=1 << 20, min_pixels=1024
+        )
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities("fake", 2048, images=True, video=False, max_pixels=1 << 20, min_pixels=1024)
+        return self.described
 
     def submit(self, request: Request) -> FakeStream:
         if self._stopped.is_set():

@@ -10,7 +10,7 @@ from PIL import Image
 from snugvl.errors import OutputError, RequestError
 from snugvl.tasks import detect
 from snugvl.tasks.results import Box, Detection, Detections, Reply
-from tests.tasks.fake import BOXES, images_of, model, prompt_of
+from tests.tasks.fake import BOXES, FakeBackend, images_of, model, prompt_of
 
 SIZE = (200, 100)
 NUMBERS = st.floats(allow_nan=False) | st.integers(-(10**12), 10**12) | st.integers(0, 1000)
@@ -24,7 +24,7 @@ ANSWERS = st.recursive(
 
 
 def found(text: str, names: tuple[str, ...] = (), size: tuple[int, int] = SIZE) -> Detections:
-    return detect.result(Reply(text=text, finish_reason="stop"), size, names)
+    return detect.result(Reply(text=text, finish_reason="stop"), size, names, FakeBackend().capabilities)
 
 
 def box(*corners: float) -> Box:
@@ -111,7 +111,8 @@ def test_a_loop_is_counted_once_and_a_cut_is_told() -> None:
     result = found(f"[{one}, {one}, {one}, {one[:25]}")
     assert list(result.objects) == CUP
     assert result.truncated
-    assert detect.result(Reply(text=f"[{one}]", finish_reason="length"), SIZE).truncated
+    cut = Reply(text=f"[{one}]", finish_reason="length")
+    assert detect.result(cut, SIZE, (), FakeBackend().capabilities).truncated
 
 
 @given(ANSWERS.map(json.dumps) | st.text(), st.tuples(st.integers(1, 5000), st.integers(1, 5000)))

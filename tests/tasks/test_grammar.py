@@ -85,7 +85,8 @@ BAD_SCENES = [
 @pytest.mark.parametrize("text", GOOD_BOXES)
 def test_boxes_it_allows_are_read(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
     assert follows(compiler, tokenizer, grammar.BOXES, text)
-    found = detect.result(Reply(text=text, finish_reason="stop"), (100, 100))
+    capabilities = FakeBackend().capabilities
+    found = detect.result(Reply(text=text, finish_reason="stop"), (100, 100), [], capabilities)
     assert len(found.objects) == text.count("bbox_2d")
 
 

@@ -8,6 +8,7 @@ from PIL.Image import Image
 from snugvl.backends.protocol import Capabilities, Request
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
+from snugvl.tasks.conventions import convention_of
 from snugvl.tasks.parse import answer_text
 from snugvl.tasks.request import about
 from snugvl.tasks.results import Answer, Reply
@@ -34,7 +35,7 @@ def request(
         raise RequestError("a question needs at least one image; `chat` works without", field="images")
     return about(
         images,
-        question.strip(),
+        convention_of(capabilities).question.format(question.strip()),
         sampling=sampling,
         max_tokens=MAX_TOKENS,
         capabilities=capabilities,

@@ -8,6 +8,7 @@ from snugvl.backends.protocol import Capabilities, Request
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
 from snugvl.tasks import prompts
+from snugvl.tasks.conventions import convention_of
 from snugvl.tasks.parse import answer_text
 from snugvl.tasks.request import about
 from snugvl.tasks.results import Caption, Reply
@@ -32,7 +33,7 @@ def request(
         raise RequestError(f"detail is one of {', '.join(prompts.CAPTION)}, not {detail!r}", field="detail")
     return about(
         [image],
-        prompts.CAPTION[detail],
+        convention_of(capabilities).captions[detail],
         sampling=sampling,
         max_tokens=MAX_TOKENS[detail],
         capabilities=capabilities,

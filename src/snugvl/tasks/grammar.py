@@ -1,4 +1,4 @@
-"""What answers of scene and detect look like: the JSON that `prompts` ask for, in a fence or not.
+"""What answers of scene and detect look like: the JSON that a family is asked for, in a fence or not.
 
 The white space is what models write on their own (a space, or a new line with its indentation), once between
 two tokens, so that nobody can go on with it for ever.
@@ -34,7 +34,7 @@ def _fenced(schema: dict[str, Any]) -> Grammar:
 
 
 _TEXT: Final = {"type": "string"}
-_THOUSANDTHS: Final = {"type": "integer", "minimum": 0, "maximum": 1000}
+MAX_PIXEL: Final = 99_999  # along one side of an image
 _COUNT: Final = {"type": "integer", "minimum": 1, "maximum": 9999}
 
 SCENE: Final = _fenced(
@@ -46,4 +46,13 @@ SCENE: Final = _fenced(
         relations=_list(_TEXT),
     )
 )
-BOXES: Final = _fenced(_list(_object(bbox_2d=_list(_THOUSANDTHS, minItems=4, maxItems=4), label=_TEXT)))
+
+
+def _boxes(key: str, maximum: int) -> Grammar:
+    number = {"type": "integer", "minimum": 0, "maximum": maximum}
+    return _fenced(_list(_object(**{key: _list(number, minItems=4, maxItems=4)}, label=_TEXT)))
+
+
+BOXES: Final = _boxes("bbox_2d", 1000)
+PIXEL_BOXES: Final = _boxes("bbox_2d", MAX_PIXEL)
+Y_FIRST_BOXES: Final = _boxes("box_2d", 1000)

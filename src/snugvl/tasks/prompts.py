@@ -1,8 +1,8 @@
 """What each task says to the model.
 
-The same words go to every model. `pocket` was trained on exactly these, and they follow the wording of
-Qwen3-VL's own cookbooks (boxes as `bbox_2d` in thousandths of the image), so change them only together
-with a new training of pocket.
+The same words go to every model, but for what `conventions` knows of its family. `pocket` was trained on
+exactly these, and they follow the wording of Qwen3-VL's own cookbooks (boxes as `bbox_2d` in thousandths of
+the image), so change them only together with a new training of pocket.
 """
 
 from collections.abc import Sequence

@@ -5,15 +5,31 @@ from typing import Any, Final
 from PIL.Image import Image
 
 from snugvl.backends.protocol import Capabilities, Request
-from snugvl.errors import OutputError
+from snugvl.errors import OutputError, RequestError
 from snugvl.sampling import SamplingParams
 from snugvl.tasks import grammar, prompts
+from snugvl.tasks.conventions import convention_of
 from snugvl.tasks.parse import answer_text, find_json
 from snugvl.tasks.request import about
 from snugvl.tasks.results import Reply, Scene, SceneObject
 
 MAX_TOKENS: Final = 1024
 _KEYS: Final = frozenset({"summary", "setting", "objects", "text", "relations"})
+
+
+def check(capabilities: Capabilities) -> None:
+    """Refuse a model that can't be asked for JSON, before any picture is fetched.
+
+    Raises:
+        RequestError: its family only answers in words of its own.
+    """
+    convention = convention_of(capabilities)
+    if not convention.scenes:
+        raise RequestError(
+            f"{capabilities.model} is a {convention.family} model, which can't answer with a scene; "
+            "it captions, answers questions and detects",
+            field="model",
+        )
 
 
 def request(
@@ -23,7 +39,12 @@ def request(
     sampling: SamplingParams | None = None,
     max_pixels: int | None = None,
 ) -> Request:
-    """Ask for an analysis of `image`."""
+    """Ask for an analysis of `image`.
+
+    Raises:
+        RequestError: as `check`.
+    """
+    check(capabilities)
     return about(
         [image],
         prompts.SCENE,

@@ -29,7 +29,7 @@ from snugvl.server.vision.schemas import (
     SceneResponse,
 )
 from snugvl.tasks import ask, caption, detect, export, scene
-from snugvl.tasks.results import Reply
+from snugvl.tasks.results import Detections, Reply
 
 router = APIRouter(prefix="/v1/vision", tags=["vision"])
 
@@ -103,6 +103,7 @@ async def post_scene(http: Request) -> Any:
     received = await SCENE.read(http)
     options = received.options
     name, capabilities = context.check_model(options.model), context.capabilities
+    scene.check(capabilities)
     image = (await picture(context, received.sources)).image
     request = scene.request(image, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels)
     return await answer(
@@ -123,11 +124,16 @@ async def post_detect(http: Request) -> Any:
     options = received.options
     names = detect.check_names(options.objects)
     name, capabilities = context.check_model(options.model), context.capabilities
+    detect.check(names, capabilities)
     image = (await picture(context, received.sources)).image
     request = detect.request(
         image, names, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
     )
-    found = await answer(context, request, options, lambda reply: detect.result(reply, image.size, names))
+
+    def finish(reply: Reply) -> Detections:
+        return detect.result(reply, image.size, names, capabilities, max_pixels=options.max_pixels)
+
+    found = await answer(context, request, options, finish)
     if options.format == "png":
         return Response(await drawn(image, found), media_type="image/png")
     if options.format == "coco":
