@@ -1,8 +1,9 @@
 """The vision tower at work, and what it hands to the decoder.
 
 Ours goes through an image of P patches by rows, with h hidden, i intermediate, d head size, s bytes a value
-(`models/vision.py`, `models/qwen2_5_vision.py`): the residual stream, one block's keys and values and the places
-for the whole image, the rest for a chunk of `ROWS` patches, and the output, whose levels fill up on the way:
+(`models/vision.py`, `models/qwen2_5_vision.py`): the residual stream, one block's keys and values and the
+places for the whole image, the rest for a chunk of `ROWS` patches, and the output, whose levels fill up on
+the way:
 
     P · (3·h·s + 16)  +  min(P, ROWS) · ((h + 2i)·s + 4d)  +  P · (1 + levels) · width · s / merge²
 
