@@ -18,7 +18,8 @@ class EngineConfig:
         max_num_seqs: sequences that run at the same time.
         max_batched_tokens: tokens of one step; longer prompts are prefilled in chunks of this.
         max_waiting: requests that may queue before `QueueFull`.
-        prefix_cache: whether a prompt starts from blocks that earlier requests left (see `engine.prefix`).
+        prefix_cache: whether a prompt starts from blocks that earlier requests left (see `engine.prefix`);
+            a model with recurrent states goes without.
         encoder_cache_bytes: encodings of images that are kept beyond their request, for the next question.
     """
 

@@ -231,6 +231,7 @@ def test_memory_names_every_component() -> None:
     assert idle == {
         "weights": weights,
         "kv_cache": 2 * 2 * 256 * 1 * 8 * 8,
+        "recurrent_state": 0,
         "encoder_outputs": 0,
         "vision_inputs": 0,
     }

@@ -12,13 +12,14 @@ Not thread-safe by design: one thread drives it (`backends/worker.py`), so that 
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.admission import check_prompt, resolve_max_tokens
+from snugvl.engine.caches import allocate
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.pipeline import Flight, follow
 from snugvl.engine.request import EngineRequest, TokenOutput
@@ -27,7 +28,6 @@ from snugvl.engine.sampler import Choice, Sampled, sample
 from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, random_stream
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError
-from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Network
 from snugvl.models.loader import tensor_bytes
 
@@ -58,18 +58,11 @@ class Engine:
     """Runs requests on a model with a fixed KV cache."""
 
     def __init__(self, model: Network, config: EngineConfig) -> None:
-        text = model.config.text
+        if model.config.text.linear is not None:
+            config = replace(config, prefix_cache=False)  # a state can't be taken up in its middle
         self.model = model
         self.config = config
-        self._cache = KVCache(
-            num_layers=text.num_layers,
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            num_kv_heads=text.num_kv_heads,
-            head_dim=text.head_dim,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        self._cache = allocate(model, config)
         self._scheduler = Scheduler(config)
         if model.device.type == "cuda":
             # As long as 512 tokens on a small card: a stream feels the time, not the tokens.
@@ -181,6 +174,7 @@ class Engine:
         return {
             "weights": tensor_bytes(self.model) if isinstance(self.model, torch.nn.Module) else 0,
             "kv_cache": self._cache.nbytes,
+            "recurrent_state": 0 if self._cache.states is None else self._cache.states.nbytes,
             "encoder_outputs": self._encoder.nbytes,
             "vision_inputs": sum(items.values()),
         }
@@ -257,12 +251,18 @@ class Engine:
         self._count(step)
         for chunk in step.chunks:
             self._scheduler.record(chunk.sequence)
-        rows = [(row, s) for row, head in enumerate(ready) for s in (head, *self._scheduler.fork(head))]
+        rows = [(row, s) for row, head in enumerate(ready) for s in (head, *self._fork(head))]
         sampled = sample(logits, [_choice(row, sequence) for row, sequence in rows])
         for (_, sequence), result in zip(rows, sampled, strict=True):
             if sequence.state is not State.FINISHED:  # a broken sibling ended it
                 outputs += self._emit(sequence, result)
         self._keep_encodings()
+
+    def _fork(self, head: Sequence) -> list[Sequence]:
+        """The choices that start from a sequence whose prompt is computed."""
+        siblings = self._scheduler.fork(head)
+        self._runner.share_state(head, [s for s in siblings if s.state is State.RUNNING])
+        return siblings
 
     def _emit(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
         request = sequence.request

@@ -8,7 +8,8 @@ replay, and the host may read the tokens of one step while the next one runs.
          ▲                                                                          │
          └──────────────────────────────────────────────────────────────────────────┘
 
-A batch smaller than its graph is filled up with rows of length 0: they read nothing and write nowhere.
+A batch smaller than its graph is filled up with rows of length 0: they read nothing and write nowhere, or to
+the seat of recurrent states that is nobody's.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, Network
 
 SIZES = (1, 2, 4, 8, 16, 32)
-_FIELDS = 3  # of a row before its block table: token, length, delta
+_FIELDS = 4  # of a row before its block table: token, length, delta, seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,14 @@ class Row:
         length: tokens in the cache once this one is written.
         delta: from a token's index in the sequence to its M-RoPE position.
         table: its KV blocks.
+        seat: where its recurrent state is, in a model that has one.
     """
 
     token: int
     length: int
     delta: int
     table: Rows[int]
+    seat: int = 0
 
 
 class Run:
@@ -109,6 +112,7 @@ class _Graph:
         self._tokens = torch.zeros(size, dtype=torch.int64, device=device)
         self._lengths = torch.zeros(size, dtype=torch.int32, device=device)
         self._deltas = torch.zeros(size, dtype=torch.int64, device=device)
+        self._seats = torch.zeros(size, dtype=torch.int64, device=device)
         self._tables = torch.zeros(size, table_width, dtype=torch.int32, device=device)
         self._rows = torch.arange(size, device=device)
         self._arrived = torch.zeros(size, _FIELDS + table_width, dtype=torch.int32, device=device)
@@ -138,12 +142,13 @@ class _Graph:
         lines = staging.numpy()
         lines[:, :_FIELDS] = 0
         for index, row in enumerate(rows):
-            lines[index, :_FIELDS] = (row.token, row.length, row.delta)
+            lines[index, :_FIELDS] = (row.token, row.length, row.delta, row.seat)
             lines[index, _FIELDS : _FIELDS + len(row.table)] = row.table
         self._arrived.copy_(staging, non_blocking=True)
         self._ids.copy_(self._arrived[:, 0])
         self._lengths.copy_(self._arrived[:, 1])
         self._deltas.copy_(self._arrived[:, 2])
+        self._seats.copy_(self._arrived[:, 3])
         self._tables.copy_(self._arrived[:, _FIELDS:])
         return self._replay(len(rows))
 
@@ -173,6 +178,7 @@ class _Graph:
         live = self._lengths > 0
         place = (self._lengths.long() - 1).clamp(min=0)  # of the token in its sequence
         blocks = self._tables[self._rows, place // block].long()
+        states = self._cache.states
         batch = Batch(
             input_ids=self._ids,
             positions=(place + self._deltas).expand(3, -1),
@@ -183,6 +189,7 @@ class _Graph:
                 block_tables=self._tables,
                 block_size=block,
                 lengths=self._lengths,
+                seats=None if states is None else torch.where(live, self._seats, states.scratch),
             ),
             logit_rows=self._rows,
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from snugvl.engine.graphs import DecodeGraphs, Row, Run
 from snugvl.engine.scheduler import Schedule, Scheduler
-from snugvl.engine.sequence import Sequence, State
+from snugvl.engine.sequence import Sequence, State, seat_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ def rows_of(sequences: list[Sequence]) -> list[Row]:
             length=sequence.length,
             delta=sequence.prompt.delta,
             table=sequence.table,
+            seat=seat_of(sequence),
         )
         for sequence in sequences
     ]

@@ -16,6 +16,9 @@ A block can be found once a finished step has written all of it, which is when `
 `blocks.py` gives it to somebody else. The last known token is never taken from the cache: its logits choose
 the next one. A hit may end inside a picture; the vision tower then runs again for the rest of its rows.
 
+Linear attention keeps no keys and values that a block could hold, only a state that has moved on; a model
+with such layers goes without this cache (`engine.py`).
+
 Timing tells whether somebody asked with the same beginning before: the first token comes sooner. One team
 behind one server can live with that; where users must not learn of each other's prompts, turn it off
 (`EngineConfig.prefix_cache`).

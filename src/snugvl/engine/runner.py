@@ -12,6 +12,7 @@ from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs import DecodeGraphs
 from snugvl.engine.pipeline import Flight, decodes, plain, rows_of
 from snugvl.engine.scheduler import Chunk, Schedule
+from snugvl.engine.sequence import Sequence, seat_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, Network
@@ -32,7 +33,7 @@ class Runner:
 
         Whatever the network raises passes through; the cache's contents are then undefined.
         """
-        self._copy(step)
+        self._prepare(step)
         if self._has_graph(step):
             return self.graphs.start(rows_of([chunk.sequence for chunk in step.chunks])).logits
         return self.model.forward(self._batch(step.chunks), self.cache)
@@ -42,12 +43,24 @@ class Runner:
         sequences = [chunk.sequence for chunk in step.chunks]
         if not self._has_graph(step) or not all(map(plain, sequences)):
             return None
-        self._copy(step)
+        self._prepare(step)
         return Flight(sequences, self.graphs.start(rows_of(sequences)))
 
-    def _copy(self, step: Schedule) -> None:
+    def share_state(self, sequence: Sequence, siblings: list[Sequence]) -> None:
+        """Let running siblings go on from a sequence's recurrent state, which is theirs to change at once."""
+        states = self.cache.states
+        for sibling in siblings if states is not None else ():
+            assert states is not None
+            states.copy(seat_of(sequence), seat_of(sibling))
+
+    def _prepare(self, step: Schedule) -> None:
+        """Copy the blocks that the step writes to, and empty the seats of sequences that begin."""
         for copy in step.copies:
             self.cache.copy_block(copy.source, copy.target)
+        if self.cache.states is not None:
+            for chunk in step.chunks:
+                if chunk.start == 0:
+                    self.cache.states.clear(seat_of(chunk.sequence))
 
     def _has_graph(self, step: Schedule) -> bool:
         return self.has_graphs and len(step.chunks) <= self.graphs.largest and decodes(step)
@@ -87,8 +100,14 @@ class Runner:
             slot_mapping=self._tensor(slots),
             block_tables=self._tensor([table + [0] * (width - len(table)) for table in tables]),
             block_size=size,
+            seats=self._seats(chunks),
         )
         return metadata.on_device() if self.model.device.type == "cuda" else metadata
+
+    def _seats(self, chunks: list[Chunk]) -> torch.Tensor | None:
+        if self.cache.states is None:
+            return None
+        return self._tensor([seat_of(chunk.sequence) for chunk in chunks])
 
     def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.model.device)

@@ -15,7 +15,8 @@ are not encoded yet (`encoder.py`) waits, running with its blocks, and all that 
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
 sequence is in the middle of its prompt. An admitted sequence gets the blocks of all its known tokens at
 once; only decoding asks for more later. When none is free the youngest running sequence loses all of its
-blocks and goes back to waiting; its tokens are computed again later.
+blocks and goes back to waiting; its tokens are computed again later. Each that runs has a seat, a number
+below `max_num_seqs`: there its recurrent state is, if the model has one (`layers/state_cache.py`).
 
 A sequence is admitted with the blocks of its beginning that the prefix cache has (`prefix.py`), and computes
 the rest. Those that others hold already are nothing that it takes; those that are free it takes like any.
@@ -33,7 +34,7 @@ from dataclasses import dataclass, field
 from snugvl.config import EngineConfig
 from snugvl.engine import prefix
 from snugvl.engine.blocks import BlockCopy, BlockPool
-from snugvl.engine.sequence import Sequence, State
+from snugvl.engine.sequence import Sequence, State, seat_of
 
 PREFILL_BESIDE_DECODES = 512  # enough to keep a GPU busy, a fraction of the time of a whole chunk
 
@@ -82,6 +83,10 @@ def _age(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
 
 
+def _all_seats(config: EngineConfig) -> list[int]:
+    return list(reversed(range(config.max_num_seqs)))
+
+
 class Scheduler:
     """The waiting and the running sequences, and the block pool they share."""
 
@@ -90,6 +95,7 @@ class Scheduler:
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self._seats = _all_seats(config)  # those nobody has; a stack
         self.preemptions = 0
         self.prefill_beside_decodes = PREFILL_BESIDE_DECODES
         self.prefix_query_tokens = 0  # of prompts when first admitted
@@ -165,7 +171,7 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """End a sequence, wherever it is. Parked siblings are the caller's to end or to `add`."""
         if sequence.state is State.RUNNING:
-            self.running.remove(sequence)
+            self._stop(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         self.pool.release(sequence.table)
@@ -174,8 +180,9 @@ class Scheduler:
     def reset(self) -> None:
         """Forget the contents of the cache; what was running waits, from its first token on."""
         self.pool = BlockPool(self.config.num_blocks, self.config.block_size)
+        self._seats = _all_seats(self.config)
         for sequence in self.running:
-            sequence.table = []
+            sequence.table, sequence.seat = [], None
             sequence.computed = sequence.recorded = 0
             self.add(sequence)
         self.running.clear()
@@ -195,13 +202,15 @@ class Scheduler:
         for queue, state in ((self.running, State.RUNNING), (self.waiting, State.WAITING)):
             assert queue == sorted(queue, key=_age), f"the {state.name} queue is not sorted by age"
             assert all(sequence.state is state for sequence in queue), f"a stranger is {state.name}"
-        assert len(self.running) <= self.config.max_num_seqs, "more running sequences than seats"
+        seats = [*self._seats, *map(seat_of, self.running)]
+        assert sorted(seats) == sorted(_all_seats(self.config)), "a seat is lost, or is two sequences'"
         for sequence in self.running:
             held = len(sequence.table) * self.config.block_size
             assert sequence.computed <= held, "computed tokens without a block"
             assert sequence.pending > 0 or flying, "a running sequence has nothing to compute"
             prefix.check(sequence, self.pool)
         assert not any(s.table or s.computed or s.recorded for s in self.waiting), "waiting with blocks"
+        assert all(s.seat is None for s in self.waiting), "waiting on a seat"
         assert sum(s.pending > 1 for s in self.running) <= 1, "two prefills are under way"
 
     def _admit(self) -> Sequence | None:
@@ -226,7 +235,14 @@ class Scheduler:
 
     def _run(self, sequence: Sequence) -> None:
         sequence.state = State.RUNNING
+        sequence.seat = self._seats.pop()
         insort(self.running, sequence, key=_age)
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Take a sequence out of the running ones, and its seat from it."""
+        self.running.remove(sequence)
+        self._seats.append(seat_of(sequence))
+        sequence.seat = None
 
     def _take(self, step: Schedule, sequence: Sequence, most: int, ready: Ready = _always) -> None:
         """Put the next tokens of a sequence into the step, `most` at most, if they are ready."""
@@ -256,7 +272,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
+        self._stop(sequence)
         self.pool.release(sequence.table)
         sequence.computed = sequence.recorded = 0
         self.preemptions += 1

@@ -6,9 +6,9 @@
     vision        ▒▒▒▒▒▒▒▒      ▒▒▒▒▒▒▒▒                              placeholders, replaced by encoder rows
                   item 0        item 1
 
-A sequence that is preempted keeps its tokens, its counts and its random stream and loses only its blocks,
-so that it goes on as if nothing had happened once `computed` has caught up again. Where those blocks have
-not been taken in the meantime, the prefix cache finds them.
+A sequence that is preempted keeps its tokens, its counts and its random stream and loses only its blocks
+and its seat, so that it goes on as if nothing had happened once `computed` has caught up again. Where those
+blocks have not been taken in the meantime, the prefix cache finds them.
 """
 
 import random
@@ -29,7 +29,7 @@ class State(Enum):
 
     PARKED = auto()  # waits for its request's prompt, which another choice is prefilling
     WAITING = auto()  # owns no blocks; new, or preempted
-    RUNNING = auto()  # owns blocks
+    RUNNING = auto()  # owns blocks and a seat
     FINISHED = auto()  # owns nothing, was reported
 
 
@@ -96,7 +96,8 @@ class Sequence:
     Attributes:
         order: arrival of the request and number of the choice; a higher one is younger.
         max_tokens: new tokens at most, resolved.
-        computed: tokens whose keys and values are in the cache.
+        computed: tokens whose keys and values are in the cache, and that its recurrent state has taken in.
+        seat: a number below `max_num_seqs` that is its own while it runs: where its recurrent state is.
         random: the choice's own stream, one number per sampled token: never shared, never rewound, so
             neither strangers in the batch nor a preemption change what is drawn.
         counts: how often each id was generated.
@@ -116,6 +117,7 @@ class Sequence:
     counts: Counter[int] = field(default_factory=Counter)
     table: list[int] = field(default_factory=list)
     computed: int = 0
+    seat: int | None = None
     keys: list[Key] = field(default_factory=list)
     recorded: int = 0
     state: State = State.PARKED
@@ -159,6 +161,12 @@ class Sequence:
         if token in self.request.stop_ids and not self.request.sampling.ignore_eos:
             return "stop"
         return "length" if len(self.generated) >= self.max_tokens else None
+
+
+def seat_of(sequence: Sequence) -> int:
+    """The seat of a sequence that runs."""
+    assert sequence.seat is not None, "only a running sequence has a seat"
+    return sequence.seat
 
 
 def random_stream(seed: int | None, choice: int) -> random.Random:
