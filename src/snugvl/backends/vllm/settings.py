@@ -1,17 +1,18 @@
-"""What a vLLM server is started with, or which one is used: everything `VllmEngine` has to know, as a value."""
+"""What a vLLM server is started with, or which one is used: all that `VllmEngine` has to know, as a value."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from snugvl.checkpoint.locate import POCKET, near
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import RequestError
 from snugvl.ledger import LedgerRow
 
 STARTUP_S = 1800.0  # a first start may compile kernels for minutes
 
-# From what a log says and the flags that led to it: changed flags, or None where none would help.
-Replan = Callable[[Diagnosis, tuple[str, ...]], tuple[str, ...] | None]
+# From what a log says and the choice that led to it: another choice, or None where none would help.
+Replan = Callable[[Diagnosis, "VllmChoice"], "VllmChoice | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Facts:
         min_pixels, max_pixels: of an image as the model reads it; 0 for unknown or no images.
         pixel_factor: sides of an image as the model reads it are multiples of this; 0 for unknown.
         device, dtype, weights, architecture, parameters, tools: see `Capabilities`.
-        total_bytes: of the device (of all its GPUs together), for the ledger; 0 for unknown.
+        control_tokens: strings that no text of a request may contain; longest first.
         gpu_uuids: NVML's names of the GPUs it runs on, for what is free there now.
     """
 
@@ -37,7 +38,7 @@ class Facts:
     architecture: str = ""
     parameters: int = 0
     tools: bool = True
-    total_bytes: int = 0
+    control_tokens: tuple[str, ...] = ()
     gpu_uuids: tuple[str, ...] = ()
 
 
@@ -54,12 +55,12 @@ class VllmChoice:
         environment: variables for the child beside our own, such as CUDA_VISIBLE_DEVICES.
         attach: base URL of a server that runs ("http://127.0.0.1:8001"); nothing is started or ended then.
         api_key: of that server.
-        facts: of the checkpoint.
+        facts: of the checkpoint and the device; None: what the checkpoint's files tell (see `facts.py`).
         planned: rows of the ledger as the plan has them.
         sleep_after_s: seconds without a request after which the GPU's memory is given back; None: never.
         sleep_level: 1 keeps the weights in main memory; 2 drops them, and waking reads them again.
         retry: whether a start that failed is tried once more with changed flags.
-        replan: makes the changed flags; None: those that the diagnosis of the log computes.
+        replan: makes the choice to retry with; None: this one, with the changes that `diagnose` computes.
         startup_s: a start without an end is ended after so many seconds.
 
     Raises:
@@ -72,7 +73,7 @@ class VllmChoice:
     environment: tuple[tuple[str, str], ...] = ()
     attach: str | None = None
     api_key: str | None = field(default=None, repr=False)
-    facts: Facts = Facts()
+    facts: Facts | None = None
     planned: tuple[LedgerRow, ...] = ()
     sleep_after_s: float | None = None
     sleep_level: Literal[1, 2] = 1
@@ -91,15 +92,21 @@ class VllmChoice:
             )
         if self.attach is not None and not self.attach.startswith(("http://", "https://")):
             raise RequestError(
-                f"--attach takes the URL of a vLLM server, such as http://127.0.0.1:8001, not {self.attach!r}",
+                f"--attach takes a vLLM server's URL, such as http://127.0.0.1:8001, not {self.attach!r}",
                 field="attach",
             )
         if self.sleep_after_s is not None and self.sleep_after_s <= 0:
             raise RequestError(
-                f"seconds until vLLM sleeps are more than 0, not {self.sleep_after_s:g}", field="sleep_after_s"
+                f"seconds until vLLM sleeps are more than 0, not {self.sleep_after_s:g}",
+                field="sleep_after_s",
             )
 
     @property
     def name(self) -> str:
-        """The model as people know it."""
+        """The model as people and requests know it."""
         return self.model or f"the model at {self.attach}"
+
+    @property
+    def folder(self) -> str:
+        """The model as `vllm serve` finds it: our own one is no Hub id."""
+        return str(near(POCKET)) if self.model == POCKET else self.model

@@ -1,0 +1,129 @@
+"""vLLM's chunks as deltas of ours.
+
+    {"choices": [{"index": 0, "delta": {"content": …} or "text": …, "logprobs": …, "finish_reason": …,
+                  "stop_reason": a stop string or a token id}], "usage": …}    … and at last one with the usage
+
+The usage comes after everything, and belongs to the last delta: the last end of a choice waits for it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from snugvl.backends.protocol import Delta, Logprob, TokenLogprob, Usage
+from snugvl.errors import EngineError
+from snugvl.sampling import SamplingParams
+
+_FINISH: Mapping[str, Any] = {"stop": "stop", "length": "length", "abort": "abort", "tool_calls": "stop"}
+
+
+class Chunks:
+    """Reads the chunks of one request."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._copies = sampling.n if sampling.greedy else 1  # of a greedy answer, which is asked for once
+        self._unfinished = set(range(1 if sampling.greedy else sampling.n))
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._alternatives = sampling.logprobs or 0
+        self._last: Delta | None = None
+        self._usage = Usage(0, 0)
+        self.stop_token: int | None = None  # ended the choice that was read last, and has no text yet
+
+    @property
+    def prompt_tokens(self) -> int:
+        """As far as known; a chunk with a choice has it."""
+        return self._usage.prompt_tokens
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has ended."""
+        return not self._unfinished
+
+    def read(self, chunk: Mapping[str, Any]) -> list[Delta]:
+        """What a chunk adds.
+
+        Raises:
+            EngineError: it isn't of the form above.
+        """
+        try:
+            self._count(chunk.get("usage"))
+            return [delta for choice in chunk.get("choices", ()) for delta in self._choice(choice)]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EngineError(f"vLLM sent a chunk that we don't understand ({error!r})") from None
+
+    def end(self) -> list[Delta]:
+        """What was held back: the end of the last choice, with the usage of all."""
+        if self._last is None:
+            return []
+        usage = replace(self._usage, completion_tokens=self._usage.completion_tokens * self._copies)
+        ends = self._copied(self._last)
+        return [*ends[:-1], replace(ends[-1], usage=usage)]
+
+    def named(self, stop: str) -> None:
+        """The text of `stop_token`, once it is known."""
+        assert self._last is not None
+        self._last = replace(self._last, stop=stop)
+        self.stop_token = None
+
+    def _count(self, usage: Mapping[str, Any] | None) -> None:
+        if usage is None:
+            return
+        details = usage.get("prompt_tokens_details") or {}
+        pictures = details.get("multimodal_tokens") or {}
+        prompt, completion = int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)
+        # A chunk counts the tokens of its own choice; the last one those of all.
+        images = sum(int(number) for number in pictures.values())
+        self._usage = Usage(prompt, max(completion, self._usage.completion_tokens), images)
+
+    def _choice(self, choice: Mapping[str, Any]) -> Iterator[Delta]:
+        index, finish = int(choice["index"]), choice.get("finish_reason")
+        text = choice["text"] if "text" in choice else choice.get("delta", {}).get("content")
+        logprobs = _logprobs(choice.get("logprobs"), self._alternatives)
+        reason = choice.get("stop_reason")
+        if finish == "stop" and not isinstance(reason, str):
+            logprobs = logprobs[:-1]  # of the token that ended it, which is no text
+        if finish is None:
+            if text or logprobs:
+                yield from self._copied(Delta(text or "", index, logprobs))
+            return
+        self._unfinished.discard(index)
+        stop = reason if isinstance(reason, str) else None
+        delta = Delta(text or "", index, logprobs, _FINISH[finish], stop=stop)
+        if isinstance(reason, int) and reason in self._stop_ids:
+            self.stop_token = reason
+        if self._last is not None:
+            yield self._last
+        self._last = delta
+
+    def _copied(self, delta: Delta) -> list[Delta]:
+        return [delta, *(replace(delta, choice=choice) for choice in range(1, self._copies))]
+
+
+def _logprobs(value: Mapping[str, Any] | None, most: int) -> tuple[Logprob, ...]:
+    """Those of a chat's chunk (`content`) or of a completion's (`tokens`, `token_logprobs`, …).
+
+    Beside the `most` alternatives vLLM lists the token itself where it is none of them.
+    """
+    if not value:
+        return ()
+    if "tokens" not in value:
+        return tuple(
+            Logprob(*_token(item), tuple(TokenLogprob(*_token(top)) for top in item["top_logprobs"][:most]))
+            for item in value.get("content") or ()
+        )
+    tops = value.get("top_logprobs") or [None] * len(value["tokens"])
+    return tuple(
+        Logprob(token, token.encode(), float(logprob), _ranked(top)[:most])
+        for token, logprob, top in zip(value["tokens"], value["token_logprobs"], tops, strict=True)
+    )
+
+
+def _token(item: Mapping[str, Any]) -> tuple[str, bytes, float]:
+    token = item["token"]
+    raw = item.get("bytes")
+    return token, token.encode() if raw is None else bytes(raw), float(item["logprob"])
+
+
+def _ranked(top: Mapping[str, float] | None) -> tuple[TokenLogprob, ...]:
+    pairs = sorted((top or {}).items(), key=lambda pair: -pair[1])
+    return tuple(TokenLogprob(text, text.encode(), float(logprob)) for text, logprob in pairs)

@@ -1,0 +1,88 @@
+"""What a checkpoint on this machine tells, and vLLM doesn't: pictures, template, control tokens.
+
+A model that is not here (vLLM may download it itself, or have it on another machine) stays unknown.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from snugvl.backends.vllm import flags
+from snugvl.backends.vllm.settings import Facts
+from snugvl.checkpoint.locate import near
+from snugvl.checkpoint.section import read_json
+from snugvl.errors import SnugvlError
+from snugvl.inputs.settings import read_pixel_settings
+
+VISION = ("vision_config", "vit_config", "vision_model", "vision_tower")
+
+
+def read_facts(model: str) -> Facts:
+    """The facts of a model by its name or folder. Reads files: call it in a thread from an event loop."""
+    try:
+        folder = near(model) if model else None
+        config = read_json(folder / "config.json") if folder is not None else {}
+    except SnugvlError:
+        return Facts()
+    if folder is None or not config:
+        return Facts()
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else {}
+    names = config.get("architectures")
+    facts = Facts(
+        images=any(name in config for name in VISION),
+        architecture=str(names[0]) if isinstance(names, list) and names else "",
+        dtype=str(config.get("dtype") or text.get("dtype") or config.get("torch_dtype") or ""),
+        tools=_shows_tools(folder),
+        control_tokens=_control_tokens(folder),
+    )
+    if not facts.images:
+        return facts
+    try:
+        pixels = read_pixel_settings(folder)
+    except SnugvlError:  # of another kind than Qwen's: vLLM scales pictures by its own rules
+        return facts
+    return replace(
+        facts, min_pixels=pixels.min_pixels, max_pixels=pixels.max_pixels, pixel_factor=pixels.factor
+    )
+
+
+def limited(facts: Facts, arguments: tuple[str, ...]) -> Facts:
+    """The facts under the limits that the arguments set."""
+    if flags.most_images(arguments) == 0 or "--language-model-only" in arguments:
+        return replace(facts, images=False, min_pixels=0, max_pixels=0, pixel_factor=0)
+    limit = flags.max_pixels(arguments)
+    if limit is None or (facts.max_pixels and limit >= facts.max_pixels):
+        return facts
+    return replace(facts, max_pixels=limit, min_pixels=min(facts.min_pixels, limit))
+
+
+def _shows_tools(folder: Path) -> bool:
+    """Whether the chat template mentions tools; True where there is no file to look into."""
+    template = folder / "chat_template.jinja"
+    if template.exists():
+        return "tools" in template.read_text("utf-8", "replace")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        if (folder / name).exists() and (source := read_json(folder / name).get("chat_template")):
+            return "tools" in str(source)
+    return True
+
+
+def _control_tokens(folder: Path) -> tuple[str, ...]:
+    """Strings that the tokenizer reads as control tokens, longest first."""
+    found = set()
+    for entry in _added(folder):
+        if isinstance(entry, dict) and entry.get("special") and isinstance(entry.get("content"), str):
+            found.add(entry["content"])
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def _added(folder: Path) -> list[Any]:
+    listed: list[Any] = []
+    if (folder / "tokenizer_config.json").exists():
+        decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")
+        listed += decoder.values() if isinstance(decoder, dict) else []
+    if not listed and (folder / "tokenizer.json").exists():
+        tokens = read_json(folder / "tokenizer.json").get("added_tokens")
+        listed += tokens if isinstance(tokens, list) else []
+    return listed

@@ -1,0 +1,235 @@
+"""One life of a vLLM server: launched here and ended with it, or found running and left running.
+
+begin ──► ready ──► end       a `Life` tells of the first two (`Ears`) and returns the `Ending`
+"""
+
+import asyncio
+import secrets
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import psutil
+
+from snugvl.backends.supervised import Supervision
+from snugvl.backends.vllm import flags, watch
+from snugvl.backends.vllm.api import NobodyThere, NotVllm, Served, Unreachable, VllmApi
+from snugvl.backends.vllm.child import VllmProcess
+from snugvl.backends.vllm.command import Command
+from snugvl.backends.vllm.failure import Ending
+from snugvl.backends.vllm.log import Stage
+from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.errors import EngineError, SnugvlError
+
+HOST: Final = "127.0.0.1"
+DEATH_S: Final = 5.0  # until a server whose engine died has ended by itself
+
+
+class Ears(Protocol):
+    """Whoever has to know."""
+
+    @property
+    def running(self) -> int:
+        """Requests under way."""
+        ...
+
+    def loading(self, stage: Stage) -> None:
+        """A start got further."""
+        ...
+
+    async def ready(self, life: "Life", served: Served, marker_tokens: bool) -> None:
+        """It serves."""
+        ...
+
+
+class Life(Protocol):
+    """One life."""
+
+    @property
+    def api(self) -> VllmApi: ...
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        """What it has written so far, where that can be read."""
+        ...
+
+    def alive(self) -> None:
+        """A piece of an answer came."""
+        ...
+
+    def family(self) -> list[psutil.Process]:
+        """Its processes, where they are ours."""
+        ...
+
+    async def live(self) -> Ending:
+        """From start to end."""
+        ...
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What a life has come to."""
+
+    ready: bool = False
+    served: Served | None = None
+
+
+class Launched:
+    """A server that is launched, and gone with all its processes when `live` returns or is cancelled."""
+
+    def __init__(self, choice: VllmChoice, command: Command, supervision: Supervision, ears: Ears) -> None:
+        key = secrets.token_urlsafe(24)  # nobody else on this machine gets in beside our door
+        port = free_port()
+        self.api = VllmApi(f"http://{HOST}:{port}", key)
+        self._choice = choice
+        self._supervision = supervision
+        self._ears = ears
+        self._dog = watch.Watchdog(self.api, supervision, lambda: ears.running)
+        self._process: VllmProcess | None = None
+        sleeps = choice.sleep_after_s is not None
+        added = flags.common(choice.name, HOST, port, sleeps)
+        self._words = command.serve(choice.folder, (*added, *choice.arguments))
+        self._environment = {"VLLM_API_KEY": key, **({"VLLM_SERVER_DEV_MODE": "1"} if sleeps else {})}
+        self._environment |= dict(choice.environment)
+        self._progress = _Progress()
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        """What it has written so far."""
+        return () if self._process is None else self._process.log.lines
+
+    @property
+    def pid(self) -> int | None:
+        """The process that holds all others together."""
+        return None if self._process is None else self._process.pid
+
+    def alive(self) -> None:
+        """A piece of an answer came."""
+        self._dog.alive()
+
+    def family(self) -> list[psutil.Process]:
+        """Its processes."""
+        return [] if self._process is None else self._process.family()
+
+    async def live(self) -> Ending:
+        """From start to end."""
+        try:
+            process = self._process = VllmProcess.spawn(self._words, self._environment)
+        except OSError as error:
+            await self.api.close()
+            return Ending(f"it can't be started: {error}")
+        gone = asyncio.create_task(process.run(self._heard))
+        serving = asyncio.create_task(self._serve(process))
+        try:
+            await asyncio.wait({gone, serving}, return_when=asyncio.FIRST_COMPLETED)
+            final = serving.result() if serving.done() else None
+            reason = await gone
+            return Ending(reason, process.log.lines, self._progress.ready, final)
+        finally:
+            serving.cancel()
+            gone.cancel()
+            await process.stop()
+            await asyncio.wait([serving, gone])
+            await self.api.close()
+
+    def _heard(self) -> None:
+        assert self._process is not None
+        stage = self._process.log.stage
+        if stage is not None and not self._progress.ready:
+            self._ears.loading(stage)
+
+    async def _serve(self, process: VllmProcess) -> SnugvlError | None:
+        """Wait until it is ready, then until it no longer is; whatever is wrong ends the process.
+
+        Returns the error that trying again won't cure.
+        """
+        try:
+            async with asyncio.timeout(self._choice.startup_s):
+                served = await watch.until_ready(self.api, self._choice.name, self._supervision.watchdog_s)
+                markers = await watch.has_marker_tokens(self.api)
+        except NotVllm as foreign:
+            process.kill(str(foreign))
+            return NotVllm(f"{foreign}; what was launched: {' '.join(self._words[:4])} …")
+        except TimeoutError:
+            reason = f"vLLM hung at its start: it was not ready after {self._choice.startup_s:g} s"
+            process.kill(f'{reason} (its last line: "{process.log.last}")')
+            return EngineError(f'{reason}; its last line: "{process.log.last}"')
+        except Unreachable as silent:
+            process.kill(f"vLLM hung at its start: {silent}")
+            return EngineError(f"vLLM hung at its start: {silent}")
+        except SnugvlError as failed:
+            process.kill(str(failed))
+            return failed
+        self._progress.ready = True
+        await self._ears.ready(self, served, markers)
+        reason = await self._dog.bark()
+        if "died" in reason or "gone" in reason:  # its own last words say more
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DEATH_S):
+                    await asyncio.Future()  # until `live` sees the end, and cancels this
+        process.kill(reason)
+        return None
+
+
+class Attached:
+    """A server that runs already. `again`: it served before, so it is waited for."""
+
+    def __init__(self, choice: VllmChoice, supervision: Supervision, ears: Ears, *, again: bool) -> None:
+        assert choice.attach is not None
+        self.api = VllmApi(choice.attach, choice.api_key)
+        self._choice = choice
+        self._supervision = supervision
+        self._ears = ears
+        self._again = again
+        self._dog = watch.Watchdog(self.api, supervision, lambda: ears.running)
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        """Nothing: it writes elsewhere."""
+        return ()
+
+    def alive(self) -> None:
+        """A piece of an answer came."""
+        self._dog.alive()
+
+    def family(self) -> list[psutil.Process]:
+        """None of ours."""
+        return []
+
+    async def live(self) -> Ending:
+        """From when it is found until it no longer answers."""
+        try:
+            return await self._live()
+        finally:
+            await self.api.close()
+
+    async def _live(self) -> Ending:
+        where = self.api.where
+        try:
+            if not self._again:
+                await self.api.healthy(watch.LOOK_S)
+            async with asyncio.timeout(None if self._again else self._choice.startup_s):
+                served = await watch.until_ready(self.api, self._choice.model, self._supervision.watchdog_s)
+                markers = await watch.has_marker_tokens(self.api)
+        except NobodyThere as error:
+            hint = f"start it (vllm serve MODEL), or correct the address (--attach {where})"
+            return Ending(str(error), error=EngineError(f"--attach: {error}; {hint}"))
+        except (NotVllm, Unreachable) as error:
+            return Ending(
+                str(error), error=EngineError(f"--attach: {error}; give the address of a vLLM server")
+            )
+        except TimeoutError:
+            reason = f"the vLLM at {where} was not ready after {self._choice.startup_s:g} s"
+            return Ending(reason, error=EngineError(f"--attach: {reason}"))
+        except SnugvlError as error:
+            return Ending(str(error), error=error)
+        await self._ears.ready(self, served, markers)
+        return Ending(await self._dog.bark(), was_ready=True)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,119 @@
+"""The ledger of a vLLM server: the plan beside what its log and the driver say, for one GPU of those it uses.
+
+vLLM tells less than our own engine: weights come with the buffers that are made with them ("Model loading
+took"), and what a step needs is in no line. So the plan's rows are joined to those that can be compared:
+
+    weights and buffers · KV cache · CUDA graphs · activations and libraries (the rest of the process)
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import psutil
+
+from snugvl.backends.vllm.log import Measured
+from snugvl.backends.vllm.metrics import Counters
+from snugvl.ledger import Ledger, LedgerRow
+
+LOADED: Final = "weights and buffers"
+KV: Final = "KV cache"
+GRAPHS: Final = "CUDA graphs"
+REST: Final = "activations and libraries"
+_WITH_WEIGHTS: Final = ("weights", "allocator rounding", "vLLM rotary cache", "vLLM deepstack buffers")
+
+
+class Gauge:
+    """Measures one vLLM server. `gpu_uuids`: NVML's names of its GPUs, where the plan knows them."""
+
+    def __init__(self, planned: Sequence[LedgerRow], gpu_uuids: Sequence[str], device: str) -> None:
+        self._planned = _joined(planned)
+        self._gpu_uuids = gpu_uuids
+        self._device = device
+        self._nvml = _start_nvml()
+
+    def read(self, log: Measured, counters: Counters, family: Sequence[psutil.Process]) -> Ledger:
+        """The ledger now. Takes milliseconds: call it in a thread."""
+        gpu = self._gpu({process.pid for process in family})
+        name, total, free, held = gpu if gpu is not None else _main_memory(family)
+        kv = log.kv if log.kv is not None else counters.kv_bytes
+        known = {LOADED: log.loaded, KV: kv, GRAPHS: log.graphs}
+        rest = held - sum(nbytes or 0 for nbytes in known.values())
+        # While it sleeps it holds less than it loaded.
+        sizes = known | {REST: rest if held and log.loaded is not None and rest > 0 else None}
+        used = {KV: None if kv is None else round(kv * counters.kv_usage)}
+        rows = [
+            LedgerRow(part, self._planned.get(part), sizes.get(part), used.get(part))
+            for part in sizes
+            if sizes.get(part) is not None or part in self._planned
+        ]
+        rows.sort(key=lambda row: -(row.planned_bytes or row.measured_bytes or 0))
+        return Ledger(self._device or name, tuple(rows), total, free, held)
+
+    def _gpu(self, pids: set[int]) -> tuple[str, int, int, int] | None:
+        """Name, total, free and held bytes of the GPU that holds most of it; None without a GPU."""
+        if self._nvml is None:
+            return None
+        best: tuple[int, Any] | None = None
+        with suppress(self._nvml.NVMLError):
+            for handle in self._handles():
+                held = self._held(handle, pids)
+                if best is None or held > best[0]:
+                    best = (held, handle)
+            if best is not None:
+                memory = self._nvml.nvmlDeviceGetMemoryInfo(best[1])
+                name = str(self._nvml.nvmlDeviceGetName(best[1]))
+                return name, int(memory.total), int(memory.free), best[0]
+        return None
+
+    def _handles(self) -> list[Any]:
+        assert self._nvml is not None
+        if self._gpu_uuids:
+            return [self._nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in self._gpu_uuids]
+        return [
+            self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(self._nvml.nvmlDeviceGetCount())
+        ]
+
+    def _held(self, handle: Any, pids: set[int]) -> int:
+        """Bytes of our processes; 0 where the driver doesn't tell (WSL2)."""
+        assert self._nvml is not None
+        try:
+            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except self._nvml.NVMLError:
+            return 0
+        own = [process for process in found if process.pid in pids]
+        # A container's process ids are not the driver's; a process that is alone on the GPU is still ours.
+        own = own or (found if len(found) == 1 else [])
+        return sum(int(process.usedGpuMemory or 0) for process in own)
+
+
+def _joined(planned: Sequence[LedgerRow]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in planned:
+        name = row.name if row.name in (LOADED, KV, GRAPHS, REST) else REST
+        if row.name.startswith(_WITH_WEIGHTS):
+            name = LOADED
+        elif row.name.startswith(KV):
+            name = KV
+        found[name] = found.get(name, 0) + (row.planned_bytes or 0)
+    return found
+
+
+def _main_memory(family: Sequence[psutil.Process]) -> tuple[str, int, int, int]:
+    held = 0
+    for process in family:
+        with suppress(psutil.Error):
+            held += process.memory_info().rss
+    memory = psutil.virtual_memory()
+    return "main memory", memory.total, memory.available, held
+
+
+def _start_nvml() -> Any:
+    """NVML where there is a GPU, or None."""
+    import pynvml  # type: ignore[import-untyped]
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml if pynvml.nvmlDeviceGetCount() else None
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,224 @@
+"""A request of ours as the body of one of vLLM's.
+
+Every sampling parameter is written out, so that no default of vLLM's or of the checkpoint's decides. Tools go
+to the chat template only (`tool_choice` "none"): our server finds the calls in the text, and the grammar that
+our own engine uses constrains them. Greedy choices are all the same and vLLM refuses several, so one is asked
+for.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from snugvl.backends.protocol import Grammar, Message, Picture, Request, Text, ToolUse, Video
+from snugvl.backends.vllm.pictures import data_url
+from snugvl.backends.vllm.settings import Facts
+from snugvl.errors import RequestError
+from snugvl.inputs import tool_grammar
+from snugvl.inputs.chat import call_arguments, tool_json
+from snugvl.inputs.schema import check_schema
+from snugvl.sampling import SamplingParams
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+
+# The same text from the same model as with our own engine: compact JSON, strict schemas.
+_JSON_OPTIONS: Final = {**tool_grammar.COMPACT, "lenient": False, "coerce_one_of": False}
+_KINDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a body depends on besides the request.
+
+    Attributes:
+        name: as vLLM serves it.
+        marker_tokens: whether `<tool_call>` and `</tool_call>` are tokens of their own.
+    """
+
+    name: str
+    context_tokens: int
+    facts: Facts
+    marker_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Where to POST what. `prompt`: a bare one, whose length decides `max_tokens` where that is None."""
+
+    path: str
+    fields: dict[str, Any]
+
+    def encoded(self) -> bytes:
+        """JSON."""
+        return json.dumps(self.fields, ensure_ascii=False).encode()
+
+
+def body_of(request: Request, model: Model) -> Body:
+    """The body, pictures included. Takes time for pictures: call it in a thread.
+
+    Raises:
+        RequestError, ImageError: what vLLM doesn't take, or what contradicts itself.
+    """
+    _check(request, model.facts)
+    fields: dict[str, Any] = {"model": model.name, **_sampling(request.sampling)}
+    fields["stream"] = True
+    fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    constraint = _constraint(request, model)
+    if constraint is not None:
+        fields["structured_outputs"] = constraint
+    if request.prompt is not None:
+        fields["prompt"] = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
+        fields["add_special_tokens"] = False
+        if request.sampling.logprobs is not None:
+            fields["logprobs"] = request.sampling.logprobs
+        return Body(COMPLETIONS, fields)
+    fields["messages"] = messages_json(request.messages, model.facts)
+    if request.sampling.logprobs is not None:
+        fields |= {"logprobs": True, "top_logprobs": request.sampling.logprobs}
+    if request.tools is not None:
+        # The markers may be special tokens, and are text for whoever parses them.
+        fields |= {**tools_json(request.tools), "tool_choice": "none", "skip_special_tokens": False}
+    return Body(CHAT, fields)
+
+
+def messages_json(messages: tuple[Message, ...], facts: Facts) -> list[dict[str, Any]]:
+    """A conversation, pictures as data URLs.
+
+    Raises:
+        RequestError, ImageError: text with a control token, a video, a picture that can't be sent.
+    """
+    return [_message(message, index, facts) for index, message in enumerate(messages)]
+
+
+def tools_json(use: ToolUse) -> dict[str, Any]:
+    """Tools as the chat template gets them."""
+    return {"tools": [tool_json(tool) for tool in use.tools]}
+
+
+def refuse_control_tokens(text: str, facts: Facts, field: str) -> None:
+    """Raise RequestError if text holds a control token: who writes one could speak as the system.
+
+    It is known which those are where the checkpoint is on this machine.
+    """
+    found = next((token for token in facts.control_tokens if token in text), None)
+    if found is not None:
+        raise RequestError(
+            f"text contains {found!r}, a control token of this model; remove it or break it up", field=field
+        )
+
+
+def _check(request: Request, facts: Facts) -> None:
+    """Refuse what contradicts itself, in the words of our own engine."""
+    if request.prompt is not None and request.messages:
+        raise RequestError("a request has messages or a prompt, not both", field="prompt")
+    if request.prompt is not None and request.tools is not None:
+        raise RequestError("tools need a conversation; a bare prompt has no place for them", field="tools")
+    if request.grammar is not None and request.tools is not None:
+        raise RequestError(
+            "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
+        )
+    if request.prompt is None and not request.messages:
+        raise RequestError("the conversation is empty; send at least one message", field="messages")
+    if request.prompt is not None and not request.prompt:
+        raise RequestError("the prompt is empty; send at least one token", field="prompt")
+    if isinstance(request.prompt, str):
+        refuse_control_tokens(request.prompt, facts, "prompt")
+
+
+def _sampling(params: SamplingParams) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "n": 1 if params.greedy else params.n,
+        "ignore_eos": params.ignore_eos,
+        "stop": list(params.stop),
+        "stop_token_ids": list(params.stop_token_ids),
+    }
+    if params.max_tokens is not None:
+        fields["max_tokens"] = params.max_tokens
+    if params.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    if params.seed is not None:
+        fields["seed"] = params.seed if params.seed < 2**63 else params.seed - 2**64  # vLLM's are signed
+    return fields
+
+
+def _constraint(request: Request, model: Model) -> dict[str, Any] | None:
+    """`structured_outputs`: the grammar that our own engine would follow."""
+    if request.tools is not None:
+        tool_grammar.check_tools(request.tools)
+        for index, tool in enumerate(request.tools.tools):
+            check_schema(json.dumps(tool_grammar.arguments_schema(tool)), f"tools[{index}].parameters")
+        return {"grammar": tool_grammar.tool_lark(request.tools, marker_tokens=model.marker_tokens)}
+    if request.grammar is None:
+        return None
+    return {_kind(request.grammar): _source(request.grammar)}
+
+
+def _kind(grammar: Grammar) -> str:
+    if grammar.kind not in _KINDS:
+        raise RequestError(
+            f"a grammar is one of {', '.join(_KINDS)}, not {grammar.kind!r}", field="response_format"
+        )
+    return _KINDS[grammar.kind]
+
+
+def _source(grammar: Grammar) -> str:
+    if grammar.kind != "json_schema":
+        return grammar.source
+    check_schema(grammar.source, "response_format")
+    schema = json.loads(grammar.source)
+    return json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+
+
+def _message(message: Message, index: int, facts: Facts) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    texts = [part.text for part in message.content if isinstance(part, Text)]
+    for joined in ("".join(texts), "".join(text.strip() for text in texts)):
+        refuse_control_tokens(joined, facts, f"{where}.content")
+    plain = len(texts) == len(message.content)
+    fields: dict[str, Any] = {
+        "role": message.role,
+        "content": "".join(texts) if plain else [_part(part, where, facts) for part in message.content],
+    }
+    if message.tool_calls:
+        fields["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": _arguments(call_arguments(call, f"{where}.tool_calls"), where, facts),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        fields["tool_call_id"] = message.tool_call_id
+    return fields
+
+
+def _arguments(arguments: dict[str, Any], where: str, facts: Facts) -> str:
+    text = json.dumps(arguments, ensure_ascii=False)
+    refuse_control_tokens(text, facts, f"{where}.tool_calls")
+    return text
+
+
+def _part(part: Text | Picture | Video, where: str, facts: Facts) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, Video):
+        raise RequestError(
+            "the vllm backend takes pictures, no videos; send frames as pictures, "
+            "or serve the model with --backend native",
+            field=f"{where}.content",
+        )
+    if facts.images is False:
+        raise RequestError("this model is served without images; send text only", field=f"{where}.content")
+    return {"type": "image_url", "image_url": {"url": data_url(part, facts)}}

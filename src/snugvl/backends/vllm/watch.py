@@ -1,0 +1,78 @@
+"""A vLLM server as seen over HTTP: when it is ready, and when it no longer is."""
+
+import asyncio
+from collections.abc import Callable
+
+from snugvl.backends.supervised import Supervision
+from snugvl.backends.vllm.api import NobodyThere, NotVllm, Served, Unreachable, VllmApi
+from snugvl.inputs.tools import CLOSING, OPENING
+
+POLL_S = 0.25  # between two looks at a server that is starting
+LOOK_S = 5.0  # a look at a server that is starting may take
+
+
+async def until_ready(api: VllmApi, wanted: str, watchdog_s: float) -> Served:
+    """Wait until vLLM serves the model.
+
+    A server that is loading refuses connections: one that takes them and says nothing hangs.
+
+    Raises:
+        NotVllm: something else answers.
+        Unreachable: it has taken connections for so long without an answer.
+    """
+    silent_s = 0.0
+    while True:
+        try:
+            if await api.healthy(min(LOOK_S, watchdog_s)):
+                return await api.served(wanted)
+        except NobodyThere:
+            silent_s = 0.0
+        except Unreachable:
+            silent_s += min(LOOK_S, watchdog_s)
+            if silent_s >= watchdog_s:
+                raise
+        await asyncio.sleep(POLL_S)
+
+
+async def has_marker_tokens(api: VllmApi) -> bool:
+    """Whether the markers of tool calls are tokens of their own."""
+    for text in (OPENING, CLOSING):
+        tokens = (await api.call("/tokenize", {"prompt": text, "add_special_tokens": False})).get("tokens")
+        if not isinstance(tokens, list) or len(tokens) != 1:
+            return False
+    return True
+
+
+class Watchdog:
+    """Looks at a server that is ready, until it isn't. Silence is counted in looks, not by the clock."""
+
+    def __init__(self, api: VllmApi, supervision: Supervision, running: Callable[[], int]) -> None:
+        self._api = api
+        self._supervision = supervision
+        self._running = running
+        self._silent_s = self._stalled_s = 0.0
+
+    def alive(self) -> None:
+        """A piece of an answer came."""
+        self._stalled_s = 0.0
+
+    async def bark(self) -> str:
+        """Wait until it hangs, is dead or gone; why, as half a sentence."""
+        limit_s, ping_s = self._supervision.watchdog_s, self._supervision.ping_s
+        while True:
+            await asyncio.sleep(ping_s)
+            try:
+                if not await self._api.healthy(min(LOOK_S, limit_s)):
+                    return "vLLM's engine died"
+                self._silent_s = 0.0
+            except NotVllm as error:
+                return str(error)
+            except NobodyThere as error:
+                return f"vLLM is gone: {error}"
+            except Unreachable:
+                self._silent_s += ping_s + min(LOOK_S, limit_s)
+                if self._silent_s > limit_s:
+                    return f"vLLM hung: it has not answered for {self._silent_s:.1f} s"
+            self._stalled_s = self._stalled_s + ping_s if self._running() else 0.0
+            if self._stalled_s > limit_s:
+                return f"vLLM hung: nothing came of {self._running()} running requests for {limit_s:g} s"
