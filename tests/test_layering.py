@@ -19,7 +19,7 @@ ALLOWED = {
     "models": {"layers", "checkpoint"},
     "engine": {"models", "layers", "checkpoint"},
     "inputs": {"engine", "models", "checkpoint", "backends.protocol"},
-    "backends": {"engine", "models", "inputs", "checkpoint", "diagnose", "hardware"},
+    "backends": {"engine", "models", "inputs", "checkpoint", "diagnose", "hardware", "place"},
     "tasks": {"backends.protocol", "inputs", "checkpoint.resize"},
     "server": {
         "tasks",

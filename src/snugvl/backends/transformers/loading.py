@@ -1,11 +1,197 @@
-"""From an `EngineChoice` to a model on transformers."""
+"""From an `EngineChoice` to a model on transformers. "auto" is resolved here, once."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from snugvl.backends.child import Report
 from snugvl.backends.hosted import HostedModel
-from snugvl.backends.wire import EngineChoice
-from snugvl.errors import EngineError
+from snugvl.backends.measure import CONTEXT, Meter
+from snugvl.backends.transformers.requirements import check_installed, check_weights
+from snugvl.backends.wire import DtypeName, EngineChoice, WeightsName
+from snugvl.checkpoint.locate import locate
+from snugvl.errors import DoesNotFit, RequestError
+from snugvl.hardware.sizes import format_size, parse_size
+from snugvl.place import Place, cap, device_of, place_on
+
+Progress = Callable[[str, float], None]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A running model with what its memory was planned to be.
+
+    Attributes:
+        planned: bytes of each row of the ledger, by name.
+        weights: bytes of the weights in place, by row of the ledger.
+        cap_bytes: what this process never takes more of, or None on a CPU.
+    """
+
+    backend: Any
+    place: Place
+    planned: Mapping[str, int]
+    weights: Mapping[str, int]
+    cap_bytes: int | None
 
 
 def load_hosted(choice: EngineChoice, report: Report) -> HostedModel:
     """The chosen model on transformers, with a meter."""
-    raise EngineError("the transformers backend is not built yet")
+    from snugvl.backends.transformers.meter import HOST_WEIGHTS, TransformersMeter
+
+    os.environ["HF_HUB_OFFLINE"] = "1"  # this process asks no network, whatever a library thinks
+    loaded = load_engine(
+        choice.model,
+        device=choice.device,
+        dtype=choice.dtype,
+        weights=choice.weights,
+        context=choice.context,
+        max_pixels=choice.max_pixels,
+        memory=choice.memory_bytes,
+        max_waiting=choice.max_waiting,
+        trust_remote_code=choice.trust_remote_code,
+        placement=choice.placement,
+        language_only=choice.language_only,
+        progress=report,
+    )
+    there = {name: nbytes for name, nbytes in loaded.weights.items() if name != HOST_WEIGHTS}
+    planned = {name: nbytes for name, nbytes in loaded.planned.items() if name != HOST_WEIGHTS}
+    meter = Meter(loaded.place.device, planned, there, 0, cap_bytes=loaded.cap_bytes)
+    host = loaded.weights.get(HOST_WEIGHTS, 0)
+    return HostedModel(loaded.backend, TransformersMeter(meter, host, loaded.planned))
+
+
+def load_engine(
+    model: str | Path,
+    *,
+    device: str = "auto",
+    dtype: DtypeName = "auto",
+    weights: WeightsName = "auto",
+    context: int | None = None,
+    max_pixels: int | None = None,
+    memory: int | str | None = None,
+    max_waiting: int | None = None,
+    trust_remote_code: bool = False,
+    placement: tuple[tuple[str, str], ...] = (),
+    language_only: bool = False,
+    progress: Progress | None = None,
+) -> Loaded:
+    """Load a checkpoint with transformers, in this process. Nothing is downloaded.
+
+    Args:
+        model: `pocket`, a checkpoint folder, or a Hub id that is in the local cache.
+        dtype: auto takes bfloat16 (float16 before Ampere) on a GPU, and on a CPU float32 where it leaves half
+            of the free memory.
+        weights: "int8" and "int4" are made by bitsandbytes; else as the checkpoint has them.
+        context: tokens of one conversation; by default as many as fit, up to 8,192.
+        placement: module to device ("cuda:0", "cpu", "disk"), by the plan; empty: everything on `device`.
+        language_only: refuse pictures, and keep the vision tower off the GPU.
+        progress: called with what is being done and how much is done, from 0 to 1.
+
+    Raises:
+        EngineError: transformers isn't installed.
+        CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint, or what it needs.
+        DoesNotFit: not enough memory, with the numbers.
+        RequestError: an argument is wrong.
+    """
+    check_installed()
+    report = progress or (lambda _detail, _done: None)
+    report("starting transformers", 0.01)
+    from snugvl.backends.transformers.assembly import Parts, assemble
+    from snugvl.backends.transformers.opening import open_checkpoint, open_inputs, open_model
+
+    report("reading headers", 0.03)
+    checkpoint = open_checkpoint(str(model), locate(str(model)), trusted=trust_remote_code)
+    check_weights(weights, checkpoint.quantization)
+    target = device_of(device)
+    place = place_on(target, parse_size(memory, "memory") if isinstance(memory, str) else memory)
+    parameters, estimate, kind = _estimate(checkpoint, dtype, weights, place)
+    placed = _device_map(checkpoint, placement, target, kind, language_only=language_only)
+    if not placement and estimate > place.usable_bytes - place.context_bytes:
+        raise DoesNotFit(_too_large(str(model), estimate, place))
+    cap_bytes = cap(place)
+    inputs = open_inputs(checkpoint)
+    report(f"loading weights ({format_size(estimate)})", 0.05)
+    with _quietly():
+        network = open_model(checkpoint, dtype=kind, device_map=placed, weights=weights)
+    report("making room for the KV cache", 0.9)
+    parts = Parts(checkpoint, inputs, network, place, kind, placed, language_only, parameters)
+    made = assemble(parts, context=context, max_pixels=max_pixels, max_waiting=max_waiting, weights=weights)
+    planned = made.planned if placement else {"weights": estimate, **made.planned}
+    if target.type == "cuda":
+        planned[CONTEXT] = place.context_bytes
+    return Loaded(made.backend, place, planned, made.weights, cap_bytes)
+
+
+def _estimate(checkpoint: Any, dtype: str, weights: str, place: Place) -> tuple[int, int, torch.dtype]:
+    """Parameters, bytes of the weights once loaded, and the type of what isn't quantised."""
+    from snugvl.backends.transformers.sizes import parameters_in, stored_bytes
+
+    parameters, stored = parameters_in(checkpoint.folder), stored_bytes(checkpoint.folder)
+    kind = _dtype(dtype, parameters or stored // 2, place)
+    if checkpoint.widened:
+        return parameters, parameters * kind.itemsize, kind
+    if checkpoint.quantization is not None or not parameters:
+        return parameters, stored, kind
+    factor = {"int8": 1.1, "int4": 0.7}.get(weights, kind.itemsize)  # with what bitsandbytes leaves as it is
+    return parameters, int(parameters * factor), kind
+
+
+def _device_map(
+    checkpoint: Any,
+    placement: tuple[tuple[str, str], ...],
+    device: torch.device,
+    kind: torch.dtype,
+    *,
+    language_only: bool,
+) -> dict[str, str] | None:
+    """Module to device; None: plain main memory."""
+    from snugvl.backends.transformers.opening import skeleton_of
+    from snugvl.backends.transformers.placement import checked, without_tower
+
+    if placement:
+        return checked(placement, device)
+    if device.type == "cpu":
+        return None
+    if language_only and checkpoint.sees:
+        return without_tower(skeleton_of(checkpoint, kind), device)
+    return {"": str(device)}
+
+
+def _dtype(name: str, parameters: int, place: Place) -> torch.dtype:
+    if name in DTYPES:
+        return DTYPES[name]
+    if name != "auto":
+        raise RequestError(f"dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}", field="dtype")
+    if place.compute_capability is not None:
+        return torch.bfloat16 if place.compute_capability >= (8, 0) else torch.float16
+    return torch.float32 if parameters * 4 <= place.free_bytes // 2 else torch.bfloat16
+
+
+def _too_large(model: str, estimate: int, place: Place) -> str:
+    return (
+        f"the weights of {model} need {format_size(estimate)}, but {place.name} has "
+        f"{format_size(place.free_bytes)} free, of which {format_size(place.usable_bytes)} may be used; "
+        "keep layers in main memory (snugvl plan says how many and what that costs), take int8 or int4 "
+        "weights, or a smaller model"
+    )
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' own progress bars: progress is told by ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,146 @@
+"""transformers in this process: prompts are prepared in the caller's thread, tokens made in the engine's."""
+
+import weakref
+from collections.abc import Mapping
+from functools import partial
+from itertools import count
+from time import monotonic
+
+from snugvl.backends.protocol import Capabilities, Message, Request, ToolUse
+from snugvl.backends.receiver import Receiver
+from snugvl.backends.service import Load, Tokens
+from snugvl.backends.streams import ReceiverStream, check_combination, deliver, fail_all
+from snugvl.backends.transformers.engine import TransformersEngine
+from snugvl.backends.transformers.prompts import Preparer
+from snugvl.backends.transformers.row import ModelPrompt, ModelRequest
+from snugvl.backends.worker import EngineWorker
+from snugvl.engine.grammar import TokenGrammar
+from snugvl.errors import EngineError, RequestError
+from snugvl.inputs.grammar import GrammarCompiler
+
+
+class TransformersBackend:
+    """A loaded model on transformers. Safe to use from several threads and event loops."""
+
+    def __init__(
+        self,
+        engine: TransformersEngine,
+        preparer: Preparer,
+        capabilities: Capabilities,
+        weights: Mapping[str, int],
+    ) -> None:
+        """`weights`: bytes of the weights, by row of the ledger."""
+        self._engine = engine
+        self._preparer = preparer
+        self._capabilities = capabilities
+        self._weights = dict(weights)
+        self._grammars = GrammarCompiler(preparer.tokenizer, preparer.vocab_size)
+        self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
+        self._ids = count()
+        # The worker must not hold this backend: dropped without `close`, it stops its thread, also at exit.
+        self._worker = EngineWorker(
+            engine, partial(deliver, engine.abort, self._receivers), partial(fail_all, self._receivers)
+        )
+        weakref.finalize(self, self._worker.close)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this model can do."""
+        return self._capabilities
+
+    def submit(self, request: Request) -> ReceiverStream:
+        """Prepare and start a request; it runs whether or not the stream is read.
+
+        Raises:
+            RequestError, ImageError: it is wrong, or too large; nothing was started.
+            EngineError: the backend is closed, or its queue is full.
+        """
+        check_combination(request)
+        self._check_ids(request)
+        grammar = self._grammar(request)  # before the pictures, which cost more
+        prompt = self._prompt(request)
+        tokenizer = self._preparer.tokenizer
+        stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
+        model_request = ModelRequest(
+            request_id=str(next(self._ids)),
+            prompt=prompt,
+            sampling=request.sampling,
+            stop_ids=stop_ids,
+            deadline=None if request.deadline_s is None else monotonic() + request.deadline_s,
+            grammar=grammar,
+            vocabulary=frozenset(prompt.prompt.prompt_ids),
+        )
+        receiver = Receiver(
+            tokenizer, prompt.prompt, request.sampling, stop_ids, markers=request.tools is not None
+        )
+        self._worker.call(lambda: self._add(model_request, receiver))
+        return ReceiverStream(partial(self.abort, model_request.request_id), receiver)
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes held, by component."""
+        held = self._worker.call(self._engine.memory)
+        return {"weights": sum(self._weights.values()), **held}
+
+    def stats(self) -> Load:
+        """What the engine is doing."""
+        return self._worker.call(lambda: self._engine.stats)
+
+    def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+        """Token ids of a text as it is, or of a conversation through the chat template.
+
+        Raises:
+            RequestError: text that can't be tokenised, or a conversation the template refuses.
+        """
+        if isinstance(prompt, str):
+            return Tokens(self._preparer.ids_of(prompt))
+        made = self._preparer.prepare(prompt, tools=() if tools is None else tools.tools).prompt
+        return Tokens(made.prompt_ids, made.image_tokens)
+
+    def detokenize(self, ids: tuple[int, ...]) -> str:
+        """The text of token ids, control tokens included."""
+        return self._preparer.tokenizer.decode(list(ids), skip_special=False)
+
+    def warm_up(self) -> None:
+        """Do now what the first request with a grammar would wait for: see `GrammarCompiler`."""
+        self._grammars.warm_up()
+
+    def close(self) -> None:
+        """End all requests with an error and stop the engine. Safe to call twice."""
+        self._worker.close()
+        fail_all(self._receivers, EngineError("the model was closed while this request was running"))
+
+    def abort(self, request_id: str) -> None:
+        """End a request and free what it holds; unknown ids are ignored."""
+        self._worker.post(lambda: self._abort(request_id))
+
+    def _check_ids(self, request: Request) -> None:
+        vocab = self._preparer.vocab_size
+        for token in request.sampling.logit_bias:
+            if not 0 <= token < vocab:
+                raise RequestError(
+                    f"logit_bias has token id {token}; this model's vocabulary is 0 to {vocab - 1}",
+                    field="logit_bias",
+                )
+
+    def _prompt(self, request: Request) -> ModelPrompt:
+        # One token less than the context: an answer needs at least one.
+        room = self._capabilities.context_tokens - 1
+        if request.prompt is not None:
+            return self._preparer.prepare_prompt(request.prompt, max_tokens=room)
+        tools = () if request.tools is None else request.tools.tools
+        return self._preparer.prepare(request.messages, tools=tools, max_tokens=room)
+
+    def _grammar(self, request: Request) -> TokenGrammar | None:
+        if request.tools is not None:
+            return self._grammars.compile_tools(request.tools)
+        return None if request.grammar is None else self._grammars.compile(request.grammar)
+
+    def _add(self, request: ModelRequest, receiver: Receiver) -> None:
+        self._engine.add(request)
+        self._receivers[request.request_id] = receiver
+
+    def _abort(self, request_id: str) -> None:
+        self._engine.abort(request_id)
+        receiver = self._receivers.pop(request_id, None)
+        if receiver is not None:
+            receiver.mailbox.close()

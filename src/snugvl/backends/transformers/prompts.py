@@ -1,0 +1,353 @@
+"""A conversation to what the network takes, by the checkpoint's own template and processor.
+
+No text of a user becomes a control token, nor a placeholder that the processor would replace by a picture.
+Templates differ in how they want content: as a string, as parts, or with the placeholders written by whoever
+calls. `_Style` finds out by rendering a conversation that says so.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Any
+
+import torch
+from PIL import Image
+
+from snugvl.backends.protocol import Message, Picture, Text, Tool, Video, user
+from snugvl.backends.transformers.opening import Checkpoint, Inputs
+from snugvl.backends.transformers.resolution import Resolution
+from snugvl.backends.transformers.row import ModelPrompt
+from snugvl.backends.transformers.tokenizer import refuse_texts, variables_of
+from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge, SnugvlError
+from snugvl.inputs.chat import ChatTemplate, call_arguments, tool_json
+from snugvl.inputs.prompt import PreparedPrompt
+from snugvl.inputs.tokenizer import Tokenizer
+
+_PROBE = "snugvl asks"
+_PLACEHOLDERS = ("image_token", "video_token", "audio_token", "boi_token", "eoi_token", "fake_image_token",
+                 "global_image_tag", "global_image_token", "start_image_token", "end_image_token",
+                 "image_break_token", "image_end_token")  # fmt: skip
+_MILLISECONDS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """How a template is given pictures: `written`: as placeholders in the text; else as parts."""
+
+    template: ChatTemplate
+    written: bool
+
+
+class Preparer:
+    """Everything that turns messages into a prompt. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        inputs: Inputs,
+        tokenizer: Tokenizer,
+        resolution: Resolution | None,
+        vocab_size: int,
+    ) -> None:
+        """`resolution`: None where pictures are refused."""
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.resolution = resolution
+        self._name = checkpoint.name
+        self._sees = checkpoint.sees
+        self._inputs = inputs
+        self._lock = Lock()  # tokenizers keep settings between calls
+        self._texts = _placeholder_texts(inputs)
+        self._image_ids = _image_ids(checkpoint.config)
+        self._style = _style_of(inputs, self._image_text)
+
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the chat template shows tools."""
+        return self._style.template.shows_tools
+
+    @property
+    def videos(self) -> bool:
+        """Whether it takes videos."""
+        return (
+            self.resolution is not None
+            and getattr(self._inputs.processor, "video_processor", None) is not None
+        )
+
+    def prepare(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_tokens: int | None = None
+    ) -> ModelPrompt:
+        """Render, tokenise and preprocess a conversation.
+
+        Raises:
+            RequestError: a role, text or part that can't be used, with what to do.
+            RequestTooLarge: more than `max_tokens`; says how many and how many are pictures'.
+            CheckpointError: the chat template fails.
+        """
+        self._check_text(messages)
+        self._check_tools(tools)
+        parts = [part for message in messages for part in message.content if not isinstance(part, Text)]
+        self._check_parts(parts)
+        shown = [tool_json(tool) for tool in tools] or None
+        text = self._style.template.render(self._written(messages), tools=shown)
+        prompt = self._processed(text, parts)
+        self._check_length(prompt.prompt, max_tokens, "messages")
+        return prompt
+
+    def prepare_prompt(self, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> ModelPrompt:
+        """A prompt that goes to the model as it is: text, or token ids of any kind but pictures'.
+
+        Raises:
+            RequestError: it is empty, text that holds a control token, or ids the model doesn't have.
+            RequestTooLarge: more than `max_tokens`.
+        """
+        if isinstance(prompt, str):
+            self._refuse(prompt, "prompt")
+            ids = self.ids_of(prompt, special=True)
+        else:
+            ids = tuple(prompt)
+            self._check_ids(ids)
+        if not ids:
+            raise RequestError("the prompt is empty; it needs at least one token", field="prompt")
+        made = ModelPrompt(PreparedPrompt(ids, (), 0), _tensors(ids))
+        self._check_length(made.prompt, max_tokens, "prompt")
+        return made
+
+    def ids_of(self, text: str, *, special: bool = False) -> tuple[int, ...]:
+        """Token ids of a text. `special`: with what the tokenizer puts around a text, such as a first token.
+
+        Raises:
+            RequestError: text that can't be tokenised.
+        """
+        try:
+            with self._lock:
+                return tuple(self._inputs.tokenizer(text, add_special_tokens=special)["input_ids"])
+        except Exception as error:
+            raise RequestError(f"text can't be tokenised: {str(error).splitlines()[0][:200]}") from None
+
+    def _processed(self, text: str, parts: Sequence[Picture | Video]) -> ModelPrompt:
+        """Through the processor, which repeats placeholders and prepares pixels."""
+        if self._inputs.processor is None:
+            ids = self.ids_of(text)
+            return ModelPrompt(PreparedPrompt(ids, (), 0), _tensors(ids))
+        options = {**self._pictures(parts), **self._videos(parts)}
+        bos = getattr(self._inputs.tokenizer, "bos_token", None)
+        special = not (bos and text.startswith(bos))  # many templates write it themselves
+        try:
+            with self._lock:
+                made = self._inputs.processor(
+                    text=[text], return_tensors="pt", add_special_tokens=special, **options
+                )
+        except SnugvlError:
+            raise
+        except Exception as error:
+            what = " ".join(str(error).split())[:300]
+            kind = ImageError if parts else RequestError
+            raise kind(f"{self._name} can't take this: {what}", field="messages") from None
+        inputs = {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
+        ids = tuple(inputs["input_ids"][0].tolist())
+        image_tokens = sum(token in self._image_ids for token in ids)
+        return ModelPrompt(PreparedPrompt(ids, (), image_tokens), inputs, len(parts))
+
+    def _pictures(self, parts: Sequence[Picture | Video]) -> dict[str, Any]:
+        """Pictures, each as large as its own limit and the model's allow.
+
+        A processor is told one limit for all pictures of a request: the smallest.
+        """
+        pictures = [part for part in parts if isinstance(part, Picture)]
+        if not pictures:
+            return {}
+        assert self.resolution is not None, "pictures were checked"
+        limits = [
+            min(part.max_pixels or self.resolution.max_pixels, self.resolution.max_pixels)
+            for part in pictures
+        ]
+        least = min(limits)
+        if least < self.resolution.min_pixels:
+            raise RequestError(
+                f"max_pixels is {least:,}; this model needs at least {self.resolution.min_pixels:,}",
+                field="max_pixels",
+            )
+        images: list[Image.Image] = [
+            self.resolution.limited(part.image, limit) for part, limit in zip(pictures, limits, strict=True)
+        ]
+        return {"images": images, **self.resolution.arguments(least)}
+
+    def _videos(self, parts: Sequence[Picture | Video]) -> dict[str, Any]:
+        """Frames as they are, with their times: nothing is sampled again."""
+        from transformers.video_utils import VideoMetadata
+
+        videos = [part for part in parts if isinstance(part, Video)]
+        if not videos:
+            return {}
+        metadata = []
+        for video in videos:
+            indices = [round(second * _MILLISECONDS) for second in video.timestamps]
+            metadata.append(
+                VideoMetadata(total_num_frames=indices[-1] + 1, fps=_MILLISECONDS, frames_indices=indices)
+            )
+        frames = [list(video.frames) for video in videos]
+        return {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
+
+    def _written(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """With placeholders as text, for a template that takes nothing else."""
+        if not self._style.written:
+            return messages
+        return [
+            replace(
+                message,
+                content=tuple(
+                    part if isinstance(part, Text) else Text(self._image_text + "\n")
+                    for part in message.content
+                ),
+            )
+            for message in messages
+        ]
+
+    @property
+    def _image_text(self) -> str:
+        return str(getattr(self._inputs.processor, "image_token", "<image>"))
+
+    def _check_parts(self, parts: Sequence[Picture | Video]) -> None:
+        if not parts:
+            return
+        if self.resolution is None:
+            why = (
+                "was loaded without its vision tower (language only)"
+                if self._sees
+                else "is a text-only model"
+            )
+            raise RequestError(
+                f"{self._name} {why}: it takes no pictures; ask a model that sees, such as "
+                "Qwen/Qwen3-VL-2B-Instruct-FP8",
+                field="messages",
+            )
+        if any(isinstance(part, Video) for part in parts):
+            if not self.videos:
+                raise RequestError(
+                    f"{self._name} takes no videos here: transformers prepares them with torchvision, and "
+                    "only for some models; send frames as pictures",
+                    field="messages",
+                )
+            if any(not video.frames for video in parts if isinstance(video, Video)):
+                raise RequestError("a video has no frames", field="messages")
+
+    def _check_length(self, prompt: PreparedPrompt, max_tokens: int | None, field: str) -> None:
+        count = len(prompt.prompt_ids)
+        if max_tokens is not None and count > max_tokens:
+            raise RequestTooLarge(
+                f"the prompt has {count:,} tokens ({prompt.image_tokens:,} of them for pictures), at most "
+                f"{max_tokens:,} fit; send fewer or smaller pictures (max_pixels), or less text",
+                field=field,
+            )
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise RequestError(
+                    f"a token id is a whole number from 0 to {self.vocab_size - 1}, not {token!r}",
+                    field="prompt",
+                )
+            if token in self._image_ids:
+                raise RequestError(
+                    f"token id {token} stands for a picture, which a bare prompt can't have; send messages",
+                    field="prompt",
+                )
+
+    def _refuse(self, text: str, field: str) -> None:
+        self.tokenizer.refuse_control_tokens(text, field=field)
+        refuse_texts(self._texts, text, field)
+
+    def _check_text(self, messages: Sequence[Message]) -> None:
+        """No text may become a control token, neither alone nor where the template joins two parts."""
+        for index, message in enumerate(messages):
+            texts = [part.text for part in message.content if isinstance(part, Text)]
+            for joined in ("".join(texts), "".join(text.strip() for text in texts)):
+                self._refuse(joined, f"messages[{index}].content")
+            for number, call in enumerate(message.tool_calls):
+                field = f"messages[{index}].tool_calls[{number}]"
+                arguments = json.dumps(call_arguments(call, f"{field}.arguments"), ensure_ascii=False)
+                for text in (call.name, arguments, call.id):
+                    self._refuse(text, field)
+            self._refuse(message.tool_call_id or "", f"messages[{index}].tool_call_id")
+
+    def _check_tools(self, tools: Sequence[Tool]) -> None:
+        for index, tool in enumerate(tools):
+            schema = json.dumps(dict(tool.parameters), ensure_ascii=False)
+            for text in (tool.name, tool.description, schema):
+                self._refuse(text, f"tools[{index}]")
+
+
+def _style_of(inputs: Inputs, image_text: str) -> _Style:
+    """How this checkpoint's template wants content.
+
+    Raises:
+        CheckpointError: it has none, or it shows no text in any way.
+    """
+    source = _source(inputs)
+    if source is None:
+        raise CheckpointError(
+            "the checkpoint has no chat template (chat_template.jinja); is it a chat model?"
+        )
+    variables = variables_of(inputs.tokenizer)
+    as_string = ChatTemplate(source, variables=variables)
+    as_parts = ChatTemplate(source, variables=variables, parts=True)
+    text = Text(_PROBE)
+    string, parts = _shown(as_string, user(text)), _shown(as_parts, user(text))
+    if not string and not parts:
+        as_string.render([user(text)])  # says why, if it fails
+        raise CheckpointError("the chat template doesn't show what users say")
+    if inputs.processor is None:
+        return _Style(as_string if string else as_parts, written=False)
+    pictured = parts and image_text in _rendered(as_parts, user(_blank(), text))
+    if pictured or not string:
+        return _Style(as_string if string else as_parts, written=False)
+    return _Style(as_string, written=True)
+
+
+def _blank() -> Picture:
+    return Picture(Image.new("RGB", (1, 1)))
+
+
+def _shown(template: ChatTemplate, message: Message) -> bool:
+    """Whether the text comes out, and nothing of how it was given."""
+    text = _rendered(template, message)
+    return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+
+def _rendered(template: ChatTemplate, message: Message) -> str:
+    try:
+        return template.render([message])
+    except (CheckpointError, RequestError):
+        return ""
+
+
+def _source(inputs: Inputs) -> str | None:
+    """The template, of the processor or of the tokenizer; the one named "default" of several."""
+    for owner in (inputs.processor, inputs.tokenizer):
+        found = getattr(owner, "chat_template", None)
+        if isinstance(found, Mapping):
+            found = found.get("default")
+        if isinstance(found, str) and found:
+            return found
+    return None
+
+
+def _placeholder_texts(inputs: Inputs) -> frozenset[str]:
+    """What the processor replaces, or puts around pictures."""
+    owners = [owner for owner in (inputs.processor, inputs.tokenizer) if owner is not None]
+    found = (getattr(owner, name, None) for owner in owners for name in _PLACEHOLDERS)
+    return frozenset(str(text) for text in found if text and inputs.processor is not None)
+
+
+def _image_ids(config: Any) -> frozenset[int]:
+    """Ids of placeholders, as a configuration names them."""
+    names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+    found = (getattr(config, name, None) for name in names)
+    return frozenset(token for token in found if isinstance(token, int))
+
+
+def _tensors(ids: Sequence[int]) -> dict[str, torch.Tensor]:
+    tensor = torch.tensor([list(ids)])
+    return {"input_ids": tensor, "attention_mask": torch.ones_like(tensor)}

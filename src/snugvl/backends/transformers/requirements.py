@@ -1,0 +1,112 @@
+"""What transformers needs to load a checkpoint, said before it fails: packages, and trust in foreign code."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from snugvl.checkpoint.section import read_json
+from snugvl.errors import EngineError, RequestError, UnsupportedModel
+
+# Modules that a quantisation method needs, and the packages that bring them. Methods that aren't here need
+# nothing, or say themselves what they need (see `opening.open_model`).
+_PACKAGES: Final[Mapping[str, Mapping[str, str]]] = {
+    "bitsandbytes": {"bitsandbytes": "bitsandbytes"},
+    "torchao": {"torchao": "torchao"},
+    "compressed-tensors": {"compressed_tensors": "compressed-tensors"},
+    "awq": {"gptqmodel": "gptqmodel"},
+    "gptq": {"optimum": "optimum", "gptqmodel": "gptqmodel"},
+    "hqq": {"hqq": "hqq"},
+    "aqlm": {"aqlm": "aqlm"},
+    "quanto": {"optimum.quanto": "optimum-quanto"},
+    "mxfp4": {"kernels": "kernels"},
+    "auto-round": {"auto_round": "auto-round"},
+    "auto_round": {"auto_round": "auto-round"},
+}
+
+
+def check_installed() -> None:
+    """Raise EngineError if the packages of the extra `snugvl[transformers]` are missing."""
+    missing = [name for name in ("transformers", "accelerate") if not _found(name)]
+    if missing:
+        raise EngineError(
+            f"the transformers backend needs {' and '.join(missing)}; install with: "
+            "pip install 'snugvl[transformers]'"
+        )
+
+
+def check_method(model: str, quantization: object) -> None:
+    """Raise UnsupportedModel if a checkpoint's quantisation needs packages that are missing.
+
+    `quantization`: `quantization_config` of its config.json, or None.
+    """
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    needed = _PACKAGES.get(str(method), {})
+    missing = [package for module, package in needed.items() if not _found(module)]
+    if missing:
+        raise UnsupportedModel(
+            f"{model} is quantised by {method}, which needs {' and '.join(missing)}; install with: "
+            f"pip install {' '.join(missing)}"
+        )
+
+
+def check_weights(weights: str, quantization: object) -> None:
+    """Raise RequestError if the wished weight format can't be had.
+
+    int8 and int4 are made by bitsandbytes on the way in, of checkpoints that aren't quantised yet.
+    """
+    if weights in ("auto", "bf16") and not (weights == "bf16" and quantization):
+        return
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise RequestError(
+            f"the checkpoint is quantised already ({method}); it is loaded as it is: use weights 'auto'",
+            field="weights",
+        )
+    if weights not in ("int8", "int4"):
+        raise RequestError(
+            f"the transformers backend makes no {weights!r} weights; use auto, bf16, int8 or int4, or a "
+            "checkpoint that is stored so",
+            field="weights",
+        )
+    if not _found("bitsandbytes"):
+        raise RequestError(
+            f"weights {weights!r} are made by bitsandbytes here, which is not installed; install it with: "
+            "pip install bitsandbytes, or use our own engine (--backend native), which needs nothing",
+            field="weights",
+        )
+
+
+def check_code(model: str, folder: Path, known: bool, *, trusted: bool) -> None:
+    """Raise UnsupportedModel if the checkpoint only runs with Python files of its own, unless trusted.
+
+    `known`: whether transformers has the architecture itself.
+    """
+    if known or trusted:
+        return
+    settings = read_json(folder / "config.json")
+    kind = settings.get("model_type")
+    if _own_code(settings):
+        files = ", ".join(sorted(path.name for path in folder.glob("*.py"))) or "files of another repository"
+        raise UnsupportedModel(
+            f"{model} ({kind!r}) runs only with Python code that it brings itself ({files}), and that code "
+            "could do whatever you can: read your files, open connections. If you have read it and trust it, "
+            "add --trust-remote-code (trust_remote_code=True)"
+        )
+    import transformers
+
+    raise UnsupportedModel(
+        f"{model} is of the kind {kind!r}, which transformers {transformers.__version__} doesn't know; a "
+        "newer one may: pip install -U transformers"
+    )
+
+
+def _own_code(settings: Mapping[str, Any]) -> bool:
+    return bool(settings.get("auto_map"))
+
+
+def _found(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # of a package that isn't there, or half there
+        return False

@@ -1,0 +1,130 @@
+"""How many tokens fit beside the weights, from a configuration of transformers of any family.
+
+Of a family that the planner knows, `snugvl plan` says it before anything is loaded, and passes context and
+placement on. This is for everything else, and to refuse in words what can't work.
+
+    cache       2 · heads · head_dim bytes a value, of every layer with attention; windows count in full
+    workspace   6 · intermediate + 8 · hidden bytes a token of the prompt in 16 bit (transformers computes a
+                prompt at once; see `planner/footprint/decoder.py`), and an eighth of what is free for the
+                vision tower, whose need no configuration tells
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from snugvl.backends.transformers.engine import Limits
+from snugvl.checkpoint.safetensors import read_tensors, weight_files
+from snugvl.errors import CheckpointError, DoesNotFit, RequestError
+from snugvl.hardware.sizes import format_size
+
+CONTEXTS = (8192, 4096, 2048, 1024)  # tokens, tried in this order
+ROWS = {"cpu": 4, "cuda": 8}  # decoded together, where there is room
+_VISION_SHARE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Bytes a token costs: in the cache, and while its prompt is computed."""
+
+    cache_bytes: int
+    workspace_bytes: int
+
+    @classmethod
+    def of(cls, config: Any, dtype: torch.dtype) -> "Costs":
+        """Of a configuration of transformers."""
+        text = config.get_text_config(decoder=True)
+        heads = _number(text, ("num_attention_heads", "n_head", "num_heads"), 1)
+        hidden = _number(text, ("hidden_size", "n_embd", "d_model"), 1)
+        kv_heads = _number(text, ("num_key_value_heads", "n_head_kv"), heads)
+        head_dim = _number(text, ("head_dim",), hidden // heads)
+        inner = _number(text, ("intermediate_size", "n_inner", "ffn_dim", "d_ff"), 4 * hidden)
+        kinds = getattr(text, "layer_types", None) or ["attention"] * _number(
+            text, ("num_hidden_layers", "n_layer", "num_layers"), 1
+        )
+        layers = sum("linear" not in kind and kind not in ("conv", "mamba") for kind in kinds)
+        return cls(
+            2 * layers * kv_heads * head_dim * dtype.itemsize,
+            (6 * inner + 8 * hidden) * dtype.itemsize // 2,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What was decided, and the bytes it comes to."""
+
+    limits: Limits
+    cache_bytes: int
+    workspace_bytes: int
+
+
+def longest(config: Any) -> int:
+    """Tokens that the model's positions reach."""
+    text = config.get_text_config(decoder=True)
+    return _number(text, ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), 1 << 20)
+
+
+def fit(costs: Costs, most: int, wished: int | None, free_bytes: int, device: str, *, sees: bool) -> Fit:
+    """Context and rows for `free_bytes` beside the weights.
+
+    Args:
+        most: tokens that the model's positions reach.
+        wished: tokens of one choice, as asked for.
+
+    Raises:
+        RequestError: more than the model's positions reach.
+        DoesNotFit: not even the least context fits, or not the one asked for.
+    """
+    if wished is not None and not 1 <= wished <= most:
+        raise RequestError(f"context must be 1 to {most:,} tokens, not {wished:,}", field="context")
+    usable = max(free_bytes, 0) * (_VISION_SHARE - sees) // _VISION_SHARE
+    a_token = costs.cache_bytes + costs.workspace_bytes
+    fits = usable // max(a_token, 1)
+    tried = [wished] if wished else [min(context, most) for context in CONTEXTS]
+    context = next((context for context in tried if context <= fits), None)
+    if context is None:
+        raise DoesNotFit(
+            f"a context of {tried[-1]:,} tokens needs {format_size(tried[-1] * a_token)} beside the weights, "
+            f"but {format_size(usable)} are left; {_way_out(int(fits))}"
+        )
+    rows = ROWS[device]
+    spare = usable - context * costs.workspace_bytes
+    cache_tokens = min(spare // max(costs.cache_bytes, 1), rows * context)
+    return Fit(
+        Limits(context, rows, int(cache_tokens)),
+        int(cache_tokens) * costs.cache_bytes,
+        context * costs.workspace_bytes,
+    )
+
+
+def parameters_in(folder: Path) -> int:
+    """Elements of all tensors, or 0 where they are in files of another format."""
+    try:
+        return sum(prod(entry.shape) for entry in read_tensors(folder).values())
+    except CheckpointError:
+        return 0
+
+
+def stored_bytes(folder: Path) -> int:
+    """Bytes of the files that hold weights."""
+    try:
+        files: Iterable[Path] = weight_files(folder)
+    except CheckpointError:
+        files = [*folder.glob("*.bin"), *folder.glob("*.safetensors")]
+    return sum(path.stat().st_size for path in files)
+
+
+def _way_out(fits: int) -> str:
+    if fits > 0:
+        return f"a context of {fits:,} tokens fits"
+    return "free some memory, keep layers in main memory (snugvl plan says how many), or take a smaller model"
+
+
+def _number(config: Any, names: tuple[str, ...], default: int) -> int:
+    """The first of these fields that is a number."""
+    found = (getattr(config, name, None) for name in names)
+    return next((value for value in found if isinstance(value, int) and value > 0), default)
