@@ -65,7 +65,7 @@ def test_contradictions_name_the_file_and_both_values(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "is a LlamaForCausalLM"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "is a GPT2LMHeadModel"),
         ({"architectures": None, "model_type": "bert"}, "model_type 'bert'"),
         ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "'awq'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "weight_block_size None"),

@@ -36,11 +36,12 @@ def new_cache(model: Qwen3VL, blocks: int, block_size: int = 4) -> KVCache:
 def logits(model: Qwen3VL, prompt: Prompt, chunks: Sequence[int] | None = None) -> torch.Tensor:
     """Logits of every position, `[tokens, vocab]`, prefilled in `chunks` (default: in one)."""
     total = len(prompt.ids)
+    vision = model.config.vision
     positions, _ = mrope_positions(
         prompt.ids,
         prompt.grids,
-        placeholders=(IMAGE, VIDEO),
-        merge_size=model.config.vision.spatial_merge_size,
+        placeholders=model.config.placeholders,
+        merge_size=1 if vision is None else vision.spatial_merge_size,
     )
     embeds = model.encode_vision(prompt.patches, prompt.grids) if prompt.grids else None
     rows = prompt.vision_rows

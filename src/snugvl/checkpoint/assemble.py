@@ -63,6 +63,8 @@ def assemble(name: str, material: Material) -> ModelFacts:
     """
     network = network_of(material.config, material.images, material.where)
     packing = read_packing(Section(material.config, f"{material.where}: config.json"))
+    positions = _native_positions(material) if network.native else None
+    limited = positions is not None and positions < network.text.max_position_embeddings
     return ModelFacts(
         name=name,
         revision=material.revision,
@@ -75,7 +77,8 @@ def assemble(name: str, material: Material) -> ModelFacts:
         tied=network.tied,
         quantization=packing.kind if packing else None,
         download_bytes=material.download_bytes,
-        native=network.native and _runs_here(material),
+        native=positions is not None,
+        native_positions=positions if limited else None,
     )
 
 
@@ -110,10 +113,9 @@ def _classified(network: Network, packing: Packing | None, material: Material) -
     return tuple(facts)
 
 
-def _runs_here(material: Material) -> bool:
-    """Whether the native engine's own, stricter reader accepts the configuration."""
+def _native_positions(material: Material) -> int | None:
+    """Tokens that the native engine runs, if its own, stricter reader accepts the configuration."""
     try:
-        parse_config(material.config, material.where)
+        return parse_config(material.config, material.where).text.max_position_embeddings
     except (UnsupportedModel, CheckpointError):
-        return False
-    return True
+        return None

@@ -105,6 +105,8 @@ class ModelFacts:
         quantization: "fp8", "int4", "int8" as stored, or None for plain weights.
         download_bytes: weight files and the small files beside them.
         native: our own engine runs it.
+        native_positions: tokens of a context that our own engine runs, where they are fewer than the
+            checkpoint allows (LongRoPE beyond its original context).
     """
 
     name: str
@@ -119,6 +121,7 @@ class ModelFacts:
     quantization: Literal["fp8", "int8", "int4"] | None
     download_bytes: int
     native: bool
+    native_positions: int | None = None
 
     @property
     def elements(self) -> int:

@@ -10,11 +10,11 @@ from types import ModuleType
 from typing import Any
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.configs import qwen2_5_vl, qwen3_5, qwen3_vl
+from snugvl.checkpoint.configs import qwen2_5_vl, qwen3_5, qwen3_vl, text
 from snugvl.checkpoint.section import Section, read_json
 from snugvl.errors import UnsupportedModel
 
-_MODULES: tuple[ModuleType, ...] = (qwen3_vl, qwen3_5, qwen2_5_vl)
+_MODULES: tuple[ModuleType, ...] = (qwen3_vl, qwen3_5, qwen2_5_vl, text)
 _BY_ARCHITECTURE = {name: module for module in _MODULES for name in module.ARCHITECTURES}
 SUPPORTED = tuple(_BY_ARCHITECTURE)
 

@@ -18,9 +18,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
     Raises:
         CheckpointError: a field is missing or contradicts another one.
     """
-    sizes = read_sizes(root, _DEFAULTS)
-    window = root.count("sliding_window") if root.values.get("sliding_window") is not None else None
-    decoder = Decoder.of(sizes, windows=(window,) * sizes["layers"])
+    decoder = read_decoder(root)
     tied = root.get("tie_word_embeddings", bool, False)
     return Network(
         family="phi3",
@@ -29,7 +27,15 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         vision=None,
         tied=tied,
         tensors=(*_tensors(decoder), *head(tied, decoder.vocab, decoder.hidden)),
+        native=True,
     )
+
+
+def read_decoder(section: Section) -> Decoder:
+    """Sizes, and one window for all layers or none."""
+    sizes = read_sizes(section, _DEFAULTS)
+    window = section.count("sliding_window") if section.values.get("sliding_window") is not None else None
+    return Decoder.of(sizes, windows=(window,) * sizes["layers"])
 
 
 def _tensors(decoder: Decoder) -> Iterator[Expected]:

@@ -54,6 +54,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         vision=None,
         tied=tied,
         tensors=(*decoder.tensors("model"), *head(tied, decoder.vocab, decoder.hidden)),
+        native=True,
     )
 
 
