@@ -1,7 +1,7 @@
 """vLLM's chunks as deltas of ours.
 
     {"choices": [{"index": 0, "delta": {"content": …} or "text": …, "logprobs": …, "finish_reason": …,
-                  "stop_reason": a stop string or a token id}], "usage": …}    … and at last one with the usage
+                  "stop_reason": a stop string or a token id}], "usage": …}   … and last one with the usage
 
 The usage comes after everything, and belongs to the last delta: the last end of a choice waits for it.
 """
