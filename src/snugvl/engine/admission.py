@@ -50,7 +50,11 @@ def check_prompt(request: EngineRequest, model: ModelConfig) -> Prompt:
         )
     try:
         positions, delta = mrope_positions(
-            ids, [item.grid_thw for item in request.vision], placeholders=pads, merge_size=merge
+            ids,
+            [item.grid_thw for item in request.vision],
+            placeholders=pads,
+            merge_size=merge,
+            time_steps=[item.time_step for item in request.vision],
         )
     except ValueError as error:
         raise RequestError(str(error), field="vision") from None

@@ -25,6 +25,8 @@ class VisionItem:
         digest: hash of content and preprocessing; equal digests have equal encodings.
         levels: what bytes mean: `[channels, 256]` float32.
         slots: how often the bytes of a channel are repeated: one frame fills a temporal patch.
+        time_step: of a video whose frames share one run of placeholders, how far apart they are in time, in
+            M-RoPE positions; None where each has a run of its own.
     """
 
     patches: torch.Tensor
@@ -32,6 +34,7 @@ class VisionItem:
     digest: bytes
     levels: torch.Tensor | None = None
     slots: int = 1
+    time_step: float | None = None
 
     def holds(self, count: int, patch_dim: int) -> bool:
         """Whether the patches are so many, of that size, of types that a network can read."""
