@@ -107,23 +107,33 @@ ACTIONS = st.one_of(
 
 
 @cache
-def alone(which: int, count: int, sampling: tuple[tuple[str, object], ...]) -> dict[int, list[int]]:
-    outputs = run(engine(MODEL), request("a", *PROMPTS[which], max_tokens=count, **dict(sampling)))["a"]
+def alone(
+    model: Toy, which: int, count: int, sampling: tuple[tuple[str, object], ...]
+) -> dict[int, list[int]]:
+    outputs = run(engine(model), request("a", *PROMPTS[which], max_tokens=count, **dict(sampling)))["a"]
     return {choice: tokens(outputs, choice) for choice in range(dict(sampling).get("n", 1))}
 
 
+WORLDS = {
+    "actions": st.lists(ACTIONS, min_size=2, max_size=25),
+    "blocks": st.integers(7, 14),
+    "seats": st.integers(2, 5),
+    "budget": st.integers(0, 12),
+}
+
+
 @settings(max_examples=250, deadline=None)
-@given(
-    actions=st.lists(ACTIONS, min_size=2, max_size=25),
-    blocks=st.integers(7, 14),
-    seats=st.integers(2, 5),
-    budget=st.integers(0, 12),
-)
+@given(**WORLDS)
 def test_any_interleaving_gives_the_same_tokens(
     actions: list[tuple[str, object]], blocks: int, seats: int, budget: int
 ) -> None:
+    interleave(MODEL, actions, blocks, seats, budget)
+
+
+def interleave(model: Toy, actions: list[tuple[str, object]], blocks: int, seats: int, budget: int) -> None:
+    """Do all that, and check that every request got the tokens it gets alone, as far as it came."""
     here = engine(
-        MODEL, num_blocks=blocks, block_size=3, max_num_seqs=seats, max_batched_tokens=seats + budget
+        model, num_blocks=blocks, block_size=3, max_num_seqs=seats, max_batched_tokens=seats + budget
     )
     wanted: dict[str, tuple[int, int, dict[str, object]]] = {}
     outputs: list[TokenOutput] = []
@@ -147,7 +157,7 @@ def test_any_interleaving_gives_the_same_tokens(
     assert here.stats.faults == 0
     for name, (which, count, sampling) in wanted.items():
         mine = [output for output in outputs if output.request_id == name]
-        for choice, right in alone(which, count, tuple(sampling.items())).items():
+        for choice, right in alone(model, which, count, tuple(sampling.items())).items():
             ends = [output.finish for output in mine if output.choice == choice and output.finish]
             got = tokens(mine, choice)
             assert len(ends) == 1, "each choice ends exactly once"

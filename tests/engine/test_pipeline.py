@@ -13,7 +13,7 @@ from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models.batch import Batch
 from snugvl.sampling import SamplingParams
-from tests.engine.toy import BOMB, POISON, Toy
+from tests.engine.toy import BOMB, POISON, HybridToy, Toy
 
 
 class Result:
@@ -40,6 +40,7 @@ class EagerGraphs(DecodeGraphs):
         self.lengths = [row.length for row in rows]
         self.deltas = [row.delta for row in rows]
         self.tables = [list(row.table) for row in rows]
+        self.seats = torch.tensor([row.seat for row in rows])
         return self._run()
 
     def again(self, rows: int, tables: Mapping[int, Rows[int]]) -> Result:  # type: ignore[override]
@@ -59,6 +60,7 @@ class EagerGraphs(DecodeGraphs):
             slot_mapping=torch.tensor(slots),
             block_tables=torch.tensor([t + [0] * (width - len(t)) for t in self.tables]),
             block_size=size,
+            seats=self.seats,
         )
         positions = torch.tensor([p + d for p, d in zip(places, self.deltas, strict=True)]).expand(3, -1)
         batch = Batch(self.ids, positions, metadata, torch.arange(len(places)))
@@ -68,9 +70,9 @@ class EagerGraphs(DecodeGraphs):
         return Result(logits)
 
 
-def engine_with(graphs: bool, **config: int) -> tuple[Engine, EagerGraphs | None]:
+def engine_with(graphs: bool, model: Toy | None = None, **config: int) -> tuple[Engine, EagerGraphs | None]:
     sizes = {"num_blocks": 40, "block_size": 4, "max_model_len": 64, "max_num_seqs": 4} | config
-    engine = Engine(Toy(), EngineConfig(max_batched_tokens=16, **sizes))
+    engine = Engine(model or Toy(), EngineConfig(max_batched_tokens=16, **sizes))
     if not graphs:
         return engine, None
     eager = EagerGraphs(engine)
@@ -109,10 +111,11 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("late", [0, 3, 7])
-def test_tokens_are_those_of_steps_that_wait(late: int) -> None:
+@pytest.mark.parametrize("model", [Toy, HybridToy])
+def test_tokens_are_those_of_steps_that_wait(late: int, model: type[Toy]) -> None:
     results = []
     for graphs in (False, True):
-        engine, eager = engine_with(graphs)
+        engine, eager = engine_with(graphs, model())
         outputs: list[TokenOutput] = []
         for index, each in enumerate(REQUESTS):
             engine.add(each)
@@ -181,8 +184,9 @@ def test_a_fault_while_running_ahead_ends_what_it_must(ending: int) -> None:
     assert finish(engine)["b", 0][-1] == "length"
 
 
-def test_few_blocks_preempt_and_nobody_is_lost() -> None:
-    tight, roomy = engine_with(True, num_blocks=12)[0], engine_with(False)[0]
+@pytest.mark.parametrize("model", [Toy, HybridToy])
+def test_few_blocks_preempt_and_nobody_is_lost(model: type[Toy]) -> None:
+    tight, roomy = engine_with(True, model(), num_blocks=12)[0], engine_with(False, model())[0]
     for engine in (tight, roomy):
         for index in range(5):
             engine.add(request(str(index), [index + 1] * 6, max_tokens=22))

@@ -11,13 +11,23 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from snugvl.checkpoint.architecture import ModelConfig, Rope, TextConfig, VisionConfig, VisionTokens
+from snugvl.checkpoint.architecture import (
+    LinearAttention,
+    ModelConfig,
+    Rope,
+    TextConfig,
+    VisionConfig,
+    VisionTokens,
+)
 from snugvl.config import EngineConfig
+from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.layers.attention import AttentionMetadata, paged_attention
+from snugvl.layers.delta_rule import Rule
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, GridTHW, PatchReader
+from snugvl.models.linear_attention import recur_at, runs, scan_at
 from snugvl.models.mrope import mrope_positions
 from snugvl.sampling import SamplingParams
 
@@ -48,9 +58,11 @@ CONFIG = ModelConfig(
 class Toy(nn.Module):
     """`Network` in miniature."""
 
+    plan = CONFIG
+
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
-        self.config = CONFIG
+        self.config = self.plan
         self.encoded: list[GridTHW] = []
         generator = torch.Generator().manual_seed(7)
 
@@ -98,15 +110,51 @@ class Toy(nn.Module):
         turn = torch.sin(batch.positions.to(self.dtype).T @ self.position)
         for layer in range(LAYERS):
             normed = x / x.pow(2).mean(-1, keepdim=True).sqrt() + turn
-            q, k, v = (normed @ self.qkv[layer].T).view(len(x), -1, DIM).split([HEADS, 1, 1], dim=1)
-            cache.write(layer, batch.attention.slot_mapping, k, v)
-            attended = paged_attention(q.contiguous(), cache, layer, batch.attention, DIM**-0.5)
-            x = x + torch.tanh(attended.flatten(1) @ self.out[layer].T)
+            mixed = self.mix(layer, normed @ self.qkv[layer].T, cache, batch.attention)
+            x = x + torch.tanh(mixed.flatten(1) @ self.out[layer].T)
             if layer == 0 and batch.vision_rows is not None:
                 x[batch.vision_rows] += batch.vision_embeds[:, HIDDEN:]
         logits = (x[batch.logit_rows] @ self.head.T).float() / 4
         logits[:, 42:] -= 1000  # never generates an image, a poison or a bomb; NaN stays NaN
         return logits
+
+    def mix(self, layer: int, qkv: torch.Tensor, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
+        """What a layer brings from other tokens, `[tokens, HEADS, DIM]`."""
+        layer = self.config.text.place_of(layer)
+        q, k, v = qkv.view(len(qkv), -1, DIM).split([HEADS, 1, 1], dim=1)
+        cache.write(layer, metadata.slot_mapping, k, v)
+        return paged_attention(q.contiguous(), cache, layer, metadata, DIM**-0.5)
+
+
+class HybridToy(Toy):
+    """Its first layer is linear: a state, and the input before each token."""
+
+    plan = replace(
+        CONFIG,
+        text=replace(
+            CONFIG.text,
+            kinds=("linear", "full"),
+            linear=LinearAttention(key_heads=1, value_heads=HEADS, key_dim=DIM // 2, value_dim=DIM, kernel=2),
+        ),
+    )
+
+    def mix(self, layer: int, qkv: torch.Tensor, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:
+        if self.config.text.kinds[layer] == "full":
+            return super().mix(layer, qkv, cache, metadata)
+        assert cache.states is not None
+        assert metadata.seats is not None
+        inputs, states = cache.states.inputs[0], cache.states.recurrent[0]
+        output = qkv.new_empty(len(qkv), HEADS, DIM)
+        for run in runs(metadata.query_lens):
+            new, seats = qkv[run.rows, : 3 * DIM], metadata.seats[run.sequences]
+            before = inputs[seats, 0] if run.single else torch.cat((inputs[seats, 0], new[:-1]))
+            inputs[seats, 0] = new if run.single else new[-1:]
+            new = new + 0.5 * before
+            query, key, value = new.split([DIM // 2, DIM // 2, 2 * DIM], dim=1)
+            beta = query[:, :HEADS].sigmoid()
+            rule = Rule(query[:, None], key[:, None], value.view(-1, HEADS, DIM), -0.3 * beta, beta)
+            output[run.rows] = (recur_at if run.single else scan_at)(rule, states, seats)
+        return output
 
 
 def picture(seed: int, h: int = 4, w: int = 6, t: int = 1) -> VisionItem:
@@ -181,15 +229,17 @@ def oracle(model: Toy, item: EngineRequest, count: int) -> list[int]:
     for _ in range(count):
         size = len(ids)
         more = torch.arange(len(item.prompt_ids), size) + delta
-        cache = KVCache(
-            num_layers=LAYERS, num_blocks=1, block_size=size, num_kv_heads=1, head_dim=DIM,
-            dtype=model.dtype, device=model.device,
-        )  # fmt: skip
+        cache = allocate(model, EngineConfig(num_blocks=1, block_size=size, max_num_seqs=1))
         batch = Batch(
             torch.tensor(ids),
             torch.cat([positions, more.expand(3, -1)], dim=1),
             AttentionMetadata(
-                (size,), (size,), torch.arange(size), torch.zeros(1, 1, dtype=torch.int64), size
+                (size,),
+                (size,),
+                torch.arange(size),
+                torch.zeros(1, 1, dtype=torch.int64),
+                size,
+                seats=torch.zeros(1, dtype=torch.int64),
             ),
             torch.tensor([size - 1]),
         )
