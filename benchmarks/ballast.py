@@ -1,9 +1,13 @@
-"""A card of another size: a process that holds all of GPU 0 but so many MiB.
+"""Cards of another size, and neighbours that grow.
 
     with Ballast(7200):    # whoever starts now finds 7,200 MiB free, its own CUDA context included
-        …
+        with Neighbour() as game:
+            game.grow(500)
 
-Allocates through the driver alone, so the process needs no torch and costs one plain context.
+A `Ballast` is a process that holds all of the GPU but so many MiB; a `Neighbour` is one that takes more
+while others run, as a game does. Both allocate through the driver alone: no torch, one plain context each. On
+`device="cpu"` a ballast holds nothing (a limit of the server's own stands in), and a neighbour takes main
+memory.
 """
 
 import ctypes
@@ -11,52 +15,86 @@ import subprocess
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 MIB = 1 << 20
+STEP_MIB = 50  # a neighbour grows in pieces
+
+Device = Literal["cuda", "cpu"]
+
+
+class Driver:
+    """What is needed of the CUDA driver, with a context of its own on the first visible GPU."""
+
+    def __init__(self) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        context = ctypes.c_void_p()
+        self._do("cuInit", lambda: self._cuda.cuInit(0))
+        self._do(
+            "cuDevicePrimaryCtxRetain", lambda: self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        )
+        self._do("cuCtxSetCurrent", lambda: self._cuda.cuCtxSetCurrent(context))
+
+    def free_bytes(self) -> int:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._do("cuMemGetInfo", lambda: self._cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+        return free.value
+
+    def take(self, nbytes: int) -> bool:
+        """Allocate for good; whether there was so much."""
+        block = ctypes.c_uint64()
+        return self._cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(nbytes)) == 0  # type: ignore[no-any-return]
+
+    def _do(self, name: str, call: Callable[[], int]) -> None:
+        if code := call():
+            sys.exit(f"{name} failed with CUDA error {code}")
 
 
 def hold(free_mib: int) -> None:
     """Take the memory, say how much is free, and keep it until standard input closes."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    context, block = ctypes.c_void_p(), ctypes.c_uint64()
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-
-    def take() -> ctypes.c_size_t:
-        # At least one page: this process's own context may have taken all that was asked for.
-        return ctypes.c_size_t(max(free.value - free_mib * MIB, 2 * MIB))
-
-    steps: list[tuple[str, Callable[[], int]]] = [
-        ("cuInit", lambda: cuda.cuInit(0)),
-        ("cuDevicePrimaryCtxRetain", lambda: cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)),
-        ("cuCtxSetCurrent", lambda: cuda.cuCtxSetCurrent(context)),
-        ("cuMemGetInfo", lambda: cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))),
-        ("cuMemAlloc", lambda: cuda.cuMemAlloc_v2(ctypes.byref(block), take())),
-        ("cuMemGetInfo", lambda: cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))),
-    ]  # fmt: skip
-    for name, call in steps:
-        if code := call():
-            sys.exit(f"{name} failed with CUDA error {code}")
-    print(free.value, flush=True)
+    driver = Driver()
+    # At least one page: this process's own context may have taken all that was asked for.
+    if not driver.take(max(driver.free_bytes() - free_mib * MIB, 2 * MIB)):
+        sys.exit("the memory can't be had")
+    print(driver.free_bytes(), flush=True)
     sys.stdin.read()
 
 
-class Ballast:
-    """Holds the memory while the block runs. `free_bytes`: exactly what it left, as the driver counts."""
+def grow(device: Device) -> None:
+    """Take so many MiB for every line of standard input, as far as there are so many; say how many."""
+    driver = Driver() if device == "cuda" else None
+    taken: list[bytes] = []
+    print(0, flush=True)
+    for line in sys.stdin:
+        wanted, got = int(line), 0
+        while got < wanted:
+            piece = min(STEP_MIB, wanted - got)
+            if driver is None:
+                taken.append(b"1" * (piece * MIB))
+            elif not driver.take(piece * MIB):
+                break
+            got += piece
+        print(got, flush=True)
 
-    def __init__(self, free_mib: int) -> None:
-        self.free_mib = free_mib
-        self.free_bytes = 0
+
+class _Other:
+    """A process beside the one that is measured, which answers each line with a number."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
 
     def __enter__(self) -> Self:
-        command = [sys.executable, __file__, str(self.free_mib)]
+        command = [sys.executable, __file__, *self._words]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._hello = self._answer()
+        return self
+
+    def _answer(self) -> int:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"no ballast: exit code {self._process.wait()}")
-        self.free_bytes = int(line)
-        return self
+            raise RuntimeError(f"{' '.join(self._words)}: exit code {self._process.wait()}")
+        return int(line)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -65,5 +103,43 @@ class Ballast:
         self._process.wait()
 
 
+class Ballast(_Other):
+    """Holds the memory while the block runs. `free_bytes`: exactly what it left, as the driver counts."""
+
+    def __init__(self, free_mib: int, device: Device = "cuda") -> None:
+        super().__init__("hold", str(free_mib))
+        self._holds = device == "cuda"
+        self.free_bytes = free_mib * MIB
+
+    def __enter__(self) -> Self:
+        if self._holds:
+            super().__enter__()
+            self.free_bytes = self._hello
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._holds:
+            super().__exit__(kind, error, trace)
+
+
+class Neighbour(_Other):
+    """A process with a context from the start, which grows when told to."""
+
+    def __init__(self, device: Device = "cuda") -> None:
+        super().__init__("grow", device)
+
+    def grow(self, mib: int) -> int:
+        """Take so many MiB more, or as many as there are; how many."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{mib}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+
 if __name__ == "__main__":
-    hold(int(sys.argv[1]))
+    if sys.argv[1] == "hold":
+        hold(int(sys.argv[2]))
+    else:
+        grow("cuda" if sys.argv[2] == "cuda" else "cpu")

@@ -1,0 +1,81 @@
+"""`snugvl serve` started, asked and watched, one request at a time, on `snugvl.bench`; for the scripts here."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from snugvl.bench.child import Child
+from snugvl.bench.exchange import read
+from snugvl.bench.load import Level
+from snugvl.bench.memory import GpuWatch
+from snugvl.bench.record import Record
+from snugvl.bench.workload import Manner, Workload, body
+from snugvl.hardware.probe import probe
+
+NAME = "m"  # of every model served here
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A server that takes requests. `ready_s`: seconds since its process was started."""
+
+    url: str
+    began: float
+    ready_s: float
+    stages: tuple[tuple[float, str], ...]
+
+    def ask(self, size: tuple[int, int] | None, max_tokens: int, seed: int = 1) -> Record:
+        """One streamed, greedy answer of `max_tokens` tokens about a picture of `size` pixels."""
+        asked = body(Workload(size, None, max_tokens, False, seed), Manner(NAME), seed)
+        return asyncio.run(self._once(asked))
+
+    async def _once(self, asked: bytes) -> Record:
+        async with httpx.AsyncClient(timeout=120, trust_env=False) as http:
+            level = Level(http, f"{self.url}/v1/chat/completions")
+            await level.run([asked], 1)
+        return read(level.done[0])
+
+    def memory(self) -> dict[str, Any]:
+        """The server's ledger, load and health, as `/memory` tells them."""
+        answer: dict[str, Any] = httpx.get(f"{self.url}/memory", trust_env=False).json()
+        return answer
+
+
+@contextmanager
+def served(model: str, options: Sequence[str], *, patience_s: float = 120.0) -> Iterator[Served]:
+    """A server of ours while the block runs.
+
+    Raises:
+        SnugvlError: it did not start, with its own words.
+    """
+    stages: list[tuple[float, str]] = []
+    with Child(model, [*options, "--served-model-name", NAME]) as child:
+        told = child.wait(lambda stage: stages.append((_since(child), stage)), patience_s)
+        yield Served(child.url, child.began, told, tuple(stages))
+
+
+def _since(child: Child) -> float:
+    return time.perf_counter() - child.began
+
+
+def gpu_peak_bytes(watch: GpuWatch) -> int | None:
+    """The most that all processes held since the last look, above what they held at first; None: no GPU.
+
+    Of the GPU that CUDA calls the first, which need not be NVML's.
+    """
+    peaks = watch.take()
+    if not peaks:
+        return None
+    import pynvml  # type: ignore[import-untyped]
+
+    uuid = probe().gpus[0].uuid
+    assert uuid is not None
+    index: int = pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    peak = peaks[index]
+    return max(peak.peak_bytes - peak.before_bytes, 0)
