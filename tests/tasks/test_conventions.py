@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from snugvl.backends.protocol import Capabilities
+from snugvl.backends.protocol import Capabilities, Text
 from snugvl.checkpoint.resize import smart_resize
 from snugvl.errors import OutputError, RequestError
 from snugvl.model import Model
@@ -330,3 +330,11 @@ def test_a_model_uses_its_convention_from_prompt_to_pixels() -> None:
     (item,) = result.objects  # the model saw 112×112
     assert (item.box.x1, item.box.y1, item.box.x2, item.box.y2) == (28, 56, 112, 168)
     assert backend.requests[0].grammar == grammar.PIXEL_BOXES
+
+
+def test_internvl_marks_are_ours_and_what_a_name_holds_is_not() -> None:
+    part = detect.request(PICTURE, ["cup"], model_of(INTERNVL)).messages[0].content[-1]
+    assert isinstance(part, Text)
+    assert "<ref>cup</ref>" in part.text
+    assert "<" not in part.unmarked
+    assert Text("a <ref> of a user").unmarked == "a <ref> of a user"

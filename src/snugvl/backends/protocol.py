@@ -17,9 +17,23 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text in a message."""
+    """Text in a message.
+
+    Attributes:
+        marks: control tokens of the model that a task of ours wrote into it, such as InternVL's `<ref>`.
+            Any other control token in it is refused; what a user sends never has marks.
+    """
 
     text: str
+    marks: tuple[str, ...] = ()
+
+    @property
+    def unmarked(self) -> str:
+        """The text without the marks: what must hold no control token."""
+        text = self.text
+        for mark in self.marks:
+            text = text.replace(mark, " ")
+        return text
 
 
 @dataclass(frozen=True, slots=True, eq=False)

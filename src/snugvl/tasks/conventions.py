@@ -46,6 +46,7 @@ class Convention:
         architectures: as checkpoints name it.
         named: the prompt that asks for boxes of named objects; None: the family gives no boxes.
         everything: the prompt that asks for boxes of every object; None: it finds named ones only.
+        marks: control tokens of the model in its prompts.
         reserved: characters that a name can't hold, because the prompt or the answer would be misread.
         grammar: what the answer must look like; None where its marks are special tokens, which a grammar
             of text can't spell.
@@ -59,6 +60,7 @@ class Convention:
     architectures: tuple[str, ...]
     named: Callable[[Sequence[str]], str] | None = None
     everything: str | None = None
+    marks: tuple[str, ...] = ()
     reserved: str = ""
     grammar: Grammar | None = None
     read: Callable[[str], boxes.Reading] = boxes.from_json
@@ -176,6 +178,7 @@ CONVENTIONS: Final = (
         ("InternVLForConditionalGeneration", "InternVLChatModel"),
         named=_internvl,
         everything="Please detect and label all objects in the following image and mark their positions.",
+        marks=("<ref>", "</ref>"),
         reserved="<>[]",
         read=boxes.from_tags,
     ),

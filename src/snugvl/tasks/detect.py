@@ -55,6 +55,7 @@ def request(
         capabilities=capabilities,
         max_pixels=max_pixels,
         grammar=convention.grammar,
+        marks=convention.marks,
     )
 
 

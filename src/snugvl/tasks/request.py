@@ -20,8 +20,11 @@ def about(
     capabilities: Capabilities,
     max_pixels: int | None = None,
     grammar: Grammar | None = None,
+    marks: tuple[str, ...] = (),
 ) -> Request:
     """A request that shows `images` and says `prompt`; its answer follows `grammar`.
+
+    `marks`: control tokens that `prompt` holds on purpose.
 
     `max_tokens` is the task's own limit, for a sampling that has none: enough for an honest answer, short
     enough that a model caught in a loop ends. It never takes more than a quarter of the context, so a
@@ -37,7 +40,7 @@ def about(
         fitting = max(64, capabilities.context_tokens // 4)
         sampling = replace(sampling, max_tokens=min(max_tokens, fitting))
     pictures = tuple(Picture(image, max_pixels) for image in images)
-    return Request((Message("user", (*pictures, Text(prompt))),), sampling, grammar=grammar)
+    return Request((Message("user", (*pictures, Text(prompt, marks))),), sampling, grammar=grammar)
 
 
 def collect(deltas: Iterable[Delta]) -> Reply:

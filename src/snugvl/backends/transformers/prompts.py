@@ -262,7 +262,7 @@ class Preparer:
     def _check_text(self, messages: Sequence[Message]) -> None:
         """No text may become a control token, neither alone nor where the template joins two parts."""
         for index, message in enumerate(messages):
-            texts = [part.text for part in message.content if isinstance(part, Text)]
+            texts = [part.unmarked for part in message.content if isinstance(part, Text)]
             for joined in ("".join(texts), "".join(text.strip() for text in texts)):
                 self._refuse(joined, f"messages[{index}].content")
             for number, call in enumerate(message.tool_calls):

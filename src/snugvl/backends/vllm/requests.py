@@ -180,7 +180,8 @@ def _source(grammar: Grammar) -> str:
 def _message(message: Message, index: int, facts: Facts) -> dict[str, Any]:
     where = f"messages[{index}]"
     texts = [part.text for part in message.content if isinstance(part, Text)]
-    for joined in ("".join(texts), "".join(text.strip() for text in texts)):
+    checked = [part.unmarked for part in message.content if isinstance(part, Text)]
+    for joined in ("".join(checked), "".join(text.strip() for text in checked)):
         refuse_control_tokens(joined, facts, f"{where}.content")
     plain = len(texts) == len(message.content)
     fields: dict[str, Any] = {
