@@ -48,11 +48,7 @@ def smart_resize_video(
     Raises:
         ImageError: one side is more than 200 times the other, or fewer frames than `temporal_factor`.
     """
-    if frames < temporal_factor:
-        raise ImageError(
-            f"a video of {frames} frame(s) is too short, at least {temporal_factor} are needed; "
-            "send it as a picture"
-        )
+    check_frames(frames, temporal_factor)
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
@@ -65,6 +61,15 @@ def smart_resize_video(
     if volume < min_pixels:
         return _grow(height, width, math.sqrt(min_pixels / (frames * height * width)), factor)
     return new_height, new_width
+
+
+def check_frames(frames: int, temporal_factor: int) -> None:
+    """Raise ImageError unless a video has frames for one temporal patch."""
+    if frames < temporal_factor:
+        raise ImageError(
+            f"a video of {frames} frame(s) is too short, at least {temporal_factor} are needed; "
+            "send it as a picture"
+        )
 
 
 def _check_aspect(height: int, width: int) -> None:

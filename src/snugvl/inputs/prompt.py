@@ -1,9 +1,10 @@
 """A conversation to what the engine runs: token ids with placeholders expanded, and patches.
 
-Equal to transformers' `Qwen3VLProcessor`, in another order: each placeholder is tokenised once and repeated
+Equal to transformers' `Qwen3VLProcessor` and `Qwen2_5_VLProcessor`, in another order: each placeholder is tokenised once and repeated
 as an id, so a prompt of 16,000 image tokens costs the tokeniser a few hundred characters.
 
-A video becomes, per temporal patch, its time as text and a run of placeholders of its own:
+A video of Qwen3-VL becomes, per temporal patch, its time as text and a run of placeholders of its own (of
+Qwen2.5-VL one run, whose times are positions):
 
     <|vision_start|>  <0.2 seconds><|vision_start|>▪▪▪▪<|vision_end|>  <1.2 seconds>…  <|vision_end|>
 
@@ -23,9 +24,9 @@ from snugvl.engine.request import VisionItem
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
 from snugvl.inputs.chat import ChatTemplate, call_arguments, tool_json
 from snugvl.inputs.pixels import ImagePreprocessor
-from snugvl.inputs.settings import PixelSettings, has_video_settings
+from snugvl.inputs.settings import PixelSettings
 from snugvl.inputs.tokenizer import Tokenizer
-from snugvl.inputs.video import VideoPreprocessor
+from snugvl.inputs.video import VideoPreprocessor, read_video_preprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,13 @@ class Processor:
             UnsupportedModel: a kind of tokenizer this version doesn't read.
         """
         tokenizer = Tokenizer.from_folder(folder)
+        assert config.vision is not None
         return cls(
             config,
             tokenizer,
             ChatTemplate.from_folder(folder, tokenizer.variables),
             ImagePreprocessor.from_folder(folder, max_pixels=max_pixels),
-            VideoPreprocessor.from_folder(folder) if has_video_settings(folder) else None,
+            read_video_preprocessor(folder, config.vision),
         )
 
     def image_size_tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
@@ -192,13 +194,12 @@ class Processor:
                 self.tokenizer.refuse_control_tokens(text, field=f"tools[{index}].{name}")
 
     def _runs(self, part: Picture | Video) -> list[int]:
-        """Tokens of each unbroken run of placeholders: one for an image, one per frame pair of a video."""
+        """Tokens of each unbroken run of placeholders: one for an image, one or many for a video."""
         if isinstance(part, Picture):
             return [self.images.tokens(part.image.width, part.image.height, part.max_pixels)]
         videos = self._videos()
         videos.check(part)
-        depth, rows, columns = videos.grid(len(part.frames), *part.frames[0].size)
-        return [rows * columns // videos.settings.merge_size**2] * depth
+        return videos.runs(len(part.frames), *part.frames[0].size)
 
     def _item(self, part: Picture | Video) -> VisionItem:
         if isinstance(part, Picture):
@@ -211,7 +212,7 @@ class Processor:
         return self.videos
 
     def _marked(self, text: str, parts: Sequence[Picture | Video]) -> str:
-        """The rendered text with each video's placeholder spelled out, one placeholder per frame pair."""
+        """The rendered text. Where times are text, a video's placeholder becomes one per frame pair."""
         pieces = self._placeholder.split(text)  # text, placeholder, text, …, text
         written = pieces[1::2]
         wanted = [self._tokens.image if isinstance(part, Picture) else self._tokens.video for part in parts]
@@ -222,9 +223,10 @@ class Processor:
                 field="messages",
             )
         for index, part in enumerate(parts):
-            if isinstance(part, Video):
+            times = self._videos().timestamps(part) if isinstance(part, Video) else ()
+            if times:
                 one = f"{self._tokens.start}{self._tokens.video}{self._tokens.end}"
-                pieces[2 * index + 1] = "".join(t + one for t in self._videos().timestamps(part))
+                pieces[2 * index + 1] = "".join(time + one for time in times)
         return "".join(pieces)
 
     def _expanded(self, ids: Sequence[int], runs: Sequence[int]) -> list[int]:

@@ -104,8 +104,11 @@ def read_pixel_settings(folder: Path, *, video: bool = False) -> PixelSettings:
     return settings
 
 
-def read_sampling_settings(folder: Path) -> SamplingSettings:
+def read_sampling_settings(folder: Path, *, video_tokens: int = 768) -> SamplingSettings:
     """How a checkpoint's video preprocessor samples frames; defaults are those of `Qwen3VLVideoProcessor`.
+
+    Args:
+        video_tokens: what `max_video_tokens` is by default.
 
     Raises:
         CheckpointError: a file is missing or a value is nonsense.
@@ -116,7 +119,7 @@ def read_sampling_settings(folder: Path) -> SamplingSettings:
         min_frames=_count(values, "min_frames", where, 4),
         max_frames=_count(values, "max_frames", where, 768),
         cap_pixels=values.get("cap_pixels_per_frame") is True,
-        max_frame_tokens=_count(values, "max_video_tokens", where, 768),
+        max_frame_tokens=_count(values, "max_video_tokens", where, video_tokens),
     )
 
 
@@ -128,7 +131,10 @@ def has_video_settings(folder: Path) -> bool:
 
 
 def _section(folder: Path, video: bool) -> tuple[Mapping[str, Any], str]:
-    """The settings and the file they are in. transformers 5 saves both into one processor_config.json."""
+    """The settings and the file they are in. transformers 5 saves both into one processor_config.json.
+
+    Qwen2.5-VL's folders have none for videos; transformers reads the images' then.
+    """
     key, name = (
         ("video_processor", "video_preprocessor_config.json")
         if video
@@ -139,6 +145,8 @@ def _section(folder: Path, video: bool) -> tuple[Mapping[str, Any], str]:
         nested = read_json(joint).get(key)
         if isinstance(nested, dict):
             return nested, f"{joint}: {key}"
+    if video and not (folder / name).exists():
+        return _section(folder, video=False)
     return read_json(folder / name), str(folder / name)
 
 

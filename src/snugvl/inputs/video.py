@@ -1,8 +1,9 @@
-"""From frames with times to patches, and the text that tells the model when each pair of frames was.
+"""From frames with times to patches, and what tells the model when each pair of frames was.
 
-Equal to transformers' `Qwen3VLVideoProcessor` and `Qwen3VLProcessor`. Frames are scaled by torch's uint8
-bicubic filter, the very function torchvision calls, not by Pillow as images are: the two differ by a level
-here and there, and transformers has it so.
+Equal to transformers' `Qwen3VLVideoProcessor` and `Qwen3VLProcessor`, where times are text in the prompt, and
+to `Qwen2VLVideoProcessor` and `Qwen2_5_VLProcessor`, where they are positions. Frames are scaled by torch's
+uint8 bicubic filter, the very function torchvision calls, not by Pillow as images are: the two differ by a
+level here and there, and transformers has it so.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ import torch
 from PIL import Image
 
 from snugvl.backends.protocol import Video
-from snugvl.checkpoint.resize import smart_resize_video
+from snugvl.checkpoint.architecture import VisionConfig
+from snugvl.checkpoint.resize import check_frames, smart_resize, smart_resize_video
 from snugvl.engine.request import VisionItem
 from snugvl.errors import RequestError
 from snugvl.inputs.image import to_rgb
@@ -24,6 +26,7 @@ from snugvl.inputs.pixels import digest, every_byte, normalise, patches_of
 from snugvl.inputs.settings import (
     PixelSettings,
     SamplingSettings,
+    has_video_settings,
     read_pixel_settings,
     read_sampling_settings,
 )
@@ -31,7 +34,7 @@ from snugvl.models.batch import GridTHW
 
 
 class VideoPreprocessor:
-    """Prepares videos as one checkpoint wants them."""
+    """Prepares videos as one checkpoint wants them: a Qwen3-VL, which reads times as text."""
 
     def __init__(self, settings: PixelSettings, sampling: SamplingSettings) -> None:
         self.settings = settings
@@ -69,6 +72,11 @@ class VideoPreprocessor:
         """Prompt tokens of the pixels (not of the timestamps) of a video of that size."""
         depth, rows, columns = self.grid(frames, width, height)
         return depth * rows * columns // self.settings.merge_size**2
+
+    def runs(self, frames: int, width: int, height: int) -> list[int]:
+        """Tokens of each unbroken run of placeholders of a video of that size: one a temporal patch."""
+        depth, rows, columns = self.grid(frames, width, height)
+        return [rows * columns // self.settings.merge_size**2] * depth
 
     def check(self, video: Video) -> None:
         """Raise RequestError unless frames and timestamps make one video."""
@@ -113,7 +121,14 @@ class VideoPreprocessor:
         scale = torch.tensor(1 / settings.rescale_factor)
         mean, std = torch.tensor(settings.mean) * scale, torch.tensor(settings.std) * scale
         levels = normalise(every_byte(), tuple(mean.tolist()), tuple(std.tolist()))
-        return VisionItem(patches, grid, digest(patches, grid, settings, "video"), levels)
+        step = self.time_step(video)
+        # The positions are none of the encoding's, but of the keys and values that the prefix cache keeps.
+        kind = "video" if step is None else f"video {step}"
+        return VisionItem(patches, grid, digest(patches, grid, settings, kind), levels, time_step=step)
+
+    def time_step(self, video: Video) -> float | None:
+        """Positions of time between temporal patches; None where times are text."""
+        return None
 
     def timestamps(self, video: Video) -> tuple[str, ...]:
         """What stands before each temporal patch: the mean of its first and last frame's time."""
@@ -146,6 +161,72 @@ class VideoPreprocessor:
             return limit
         cap = self.sampling.max_frame_tokens * self.settings.factor**2
         return frames * max(min(cap, limit // frames), int(self.settings.min_pixels * 1.05))
+
+
+class PositionedVideoPreprocessor(VideoPreprocessor):
+    """The same for a Qwen2.5-VL: one run of placeholders, limits for each frame, times as positions."""
+
+    def __init__(self, settings: PixelSettings, sampling: SamplingSettings, tokens_per_second: int) -> None:
+        super().__init__(settings, sampling)
+        self.tokens_per_second = tokens_per_second
+
+    def grid(self, frames: int, width: int, height: int) -> GridTHW:
+        """Patches of a video of that many frames of that size, without touching pixels.
+
+        Raises:
+            ImageError: fewer frames than a temporal patch, or an extreme aspect ratio.
+        """
+        settings = self.settings
+        check_frames(frames, settings.temporal_patch_size)
+        new_height, new_width = smart_resize(
+            height,
+            width,
+            factor=settings.factor,
+            min_pixels=settings.min_pixels,
+            max_pixels=self._max_pixels(frames),
+        )
+        side = settings.patch_size
+        return -(-frames // settings.temporal_patch_size), new_height // side, new_width // side
+
+    def runs(self, frames: int, width: int, height: int) -> list[int]:
+        """Tokens of the one run of placeholders of a video of that size."""
+        return [self.tokens(frames, width, height)]
+
+    def timestamps(self, video: Video) -> tuple[str, ...]:
+        """Nothing is written."""
+        return ()
+
+    def time_step(self, video: Video) -> float:
+        """Positions of time between temporal patches, by the mean distance of frames."""
+        times = video.timestamps
+        apart = (times[-1] - times[0]) / (len(times) - 1)
+        # In float32 as transformers': rounded down later, a hair less would be a position less.
+        seconds = torch.tensor(self.settings.temporal_patch_size * apart, dtype=torch.float32)
+        return float(self.tokens_per_second * seconds)
+
+    def _max_pixels(self, frames: int) -> int:
+        """The area of a frame; less where the checkpoint shares out a number of tokens among all of them."""
+        settings, sampling = self.settings, self.sampling
+        if not sampling.cap_pixels:
+            return settings.max_pixels
+        shared = int(sampling.max_frame_tokens * settings.factor**2 * 0.9)
+        share = shared * settings.temporal_patch_size // frames
+        return max(min(settings.max_pixels, share), int(settings.min_pixels * 1.05))
+
+
+def read_video_preprocessor(folder: Path, vision: VisionConfig) -> VideoPreprocessor | None:
+    """What prepares videos for the model in a checkpoint folder, or None if the folder says nothing of them.
+
+    Raises:
+        CheckpointError: a file holds nonsense.
+    """
+    if vision.tokens_per_second is None:
+        return VideoPreprocessor.from_folder(folder) if has_video_settings(folder) else None
+    return PositionedVideoPreprocessor(
+        read_pixel_settings(folder, video=True),
+        read_sampling_settings(folder, video_tokens=128_000),
+        vision.tokens_per_second,
+    )
 
 
 def frame_indices(total: int, fps: float, sampling: SamplingSettings) -> list[int]:

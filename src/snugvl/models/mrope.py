@@ -3,8 +3,8 @@
 Text advances all three together; an image's tokens share one time and count rows and columns from the
 position where it starts; what follows continues after its longer side. Videos come in two ways:
 
-    Qwen3-VL      each frame stands between its own vision_start and vision_end, after its time as text, and is
-                  like an image
+    Qwen3-VL      each frame stands between its own vision_start and vision_end, after its time as text, like
+                  an image
     Qwen2.5-VL    all frames are one run of placeholders, `time_step` positions of time apart, rounded down;
                   height and width begin again. What follows continues after the longer side, whatever time
                   it has become
