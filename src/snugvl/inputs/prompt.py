@@ -1,7 +1,8 @@
 """A conversation to what the engine runs: token ids with placeholders expanded, and patches.
 
-Equal to transformers' `Qwen3VLProcessor` and `Qwen2_5_VLProcessor`, in another order: each placeholder is tokenised once and repeated
-as an id, so a prompt of 16,000 image tokens costs the tokeniser a few hundred characters.
+Equal to transformers' `Qwen3VLProcessor` and `Qwen2_5_VLProcessor`, in another order: each placeholder is
+tokenised once and repeated as an id, so a prompt of 16,000 image tokens costs the tokeniser a few hundred
+characters.
 
 A video of Qwen3-VL becomes, per temporal patch, its time as text and a run of placeholders of its own (of
 Qwen2.5-VL one run, whose times are positions):
