@@ -58,6 +58,7 @@ class Allocation:
     Attributes:
         footprint: with the KV cache of one conversation of the full context.
         kv_bytes: of the KV pool, which takes what is left, up to `POOL_SEQUENCES` conversations.
+        state_bytes: of recurrent states, for all sequences that may run.
         readers: threads that may load at once.
         subject: what measurements of it belong to.
     """
@@ -67,6 +68,7 @@ class Allocation:
     settings: Settings
     footprint: Footprint
     kv_bytes: int
+    state_bytes: int
     readers: int
     subject: str
 
@@ -136,7 +138,7 @@ class _Question:
         config = EngineConfig(
             num_blocks=blocks,
             max_model_len=length,
-            max_num_seqs=self._sequences(settings, left),
+            max_num_seqs=self._sequences(settings, left - needed.named("recurrent state")),
             max_batched_tokens=settings.chunk,
             encoder_cache_bytes=ENCODER_CACHE_BYTES if left >= ROOMY_BYTES else 0,
         )
@@ -146,12 +148,13 @@ class _Question:
             settings,
             needed,
             blocks * block_bytes,
+            needed.named("recurrent state") // (settings.sequences + 1) * (config.max_num_seqs + 1),
             self._readers(settings, needed),
             subject_of(self.facts.name, settings),
         )
 
     def _sequences(self, settings: Settings, left_bytes: int) -> int:
-        """Twice as many at once where their workspace is nothing beside what stays free."""
+        """Twice as many at once where their workspace is nothing beside what stays free, states counted."""
         roomy = self.place.device.type == "cuda" and left_bytes >= ROOMY_BYTES
         return (
             settings.sequences * 2

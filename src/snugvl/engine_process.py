@@ -33,12 +33,12 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
         max_waiting=choice.max_waiting,
         progress=report,
     )
-    kv_bytes = loaded.backend.memory()["kv_cache"]
+    memory = loaded.backend.memory()
     meter = Meter(
         loaded.place.device,
         loaded.planned,
         loaded.weights,
-        kv_bytes,
+        memory["kv_cache"] + memory["recurrent_state"],
         cap_bytes=loaded.cap_bytes,
         keep=keeper(loaded.place, loaded.subject),
     )

@@ -179,6 +179,7 @@ def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
         "text weights": plan.named("weights: ") - vision,
         "vision weights": vision,
         "KV cache": allocation.kv_bytes,
+        **({"recurrent state": allocation.state_bytes} if allocation.state_bytes else {}),
         "encoder outputs": encodings + allocation.engine.encoder_cache_bytes,
     }
     if place.device.type == "cuda":
@@ -186,6 +187,7 @@ def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
         rows[CONTEXT] = max(plan.named(CONTEXT) - place.planned().cublas_bytes, 0) + plan.named(KERNELS)
         rows[GRAPHS] = plan.named(GRAPHS)
     beyond = allocation.kv_bytes - plan.named("KV cache") + allocation.engine.encoder_cache_bytes
+    beyond += allocation.state_bytes - plan.named("recurrent state")
     rows["workspace"] = plan.total_bytes - sum(rows.values()) + beyond
     return rows
 

@@ -96,8 +96,9 @@ def test_qwen3_5_keeps_a_constant_state_and_stores_what_nobody_loads() -> None:
     states = [layer for layer in facts.text.kv_layers if layer.state_bytes]
     assert len(states) == 24
     assert len(facts.text.kv_layers) == 32
-    # 32 heads of 128×128 float32, and 8192 channels × 4 of 16 bits for the convolution.
-    assert states[0].state_bytes == 32 * 128 * 128 * 4 + 8192 * 4 * 2
+    # 32 heads of 128×128 float32, and 3 inputs of 8192 channels for the convolution.
+    assert states[0].state(2) == 32 * 128 * 128 * 4 + 8192 * 3 * 2
+    assert facts.native
     assert states[0].kv_heads == 0
     idle = [tensor for tensor in facts.tensors if not tensor.loaded]
     assert {tensor.name.split(".")[0] for tensor in idle} == {"mtp"}

@@ -133,6 +133,18 @@ def test_recurrent_states_do_not_grow() -> None:
     assert kv_bytes(model, Settings("vllm"), 16) == kv_bytes(model, Settings("vllm"), 100_000) == 1000
 
 
+def test_our_engine_allocates_the_states_of_all_who_may_run() -> None:
+    layers = (KVLayer(2, 64), KVLayer(0, 0, state_bytes=1000, state_values=50))
+    model, device = inventory(with_windows(qwen3_vl("2B"), layers)), Device(0, cpu=True)
+    for wide, itemsize in ((False, 2), (True, 4)):
+        settings = Settings("native", context=8192, sequences=16, float32=wide)
+        found = footprint(model, settings, device)
+        assert found.named("recurrent state") == 17 * (1000 + 50 * itemsize)
+        assert found.named("KV cache") == 8192 * 2 * 2 * 64 * itemsize
+    assert not footprint(model, Settings("transformers"), device).named("recurrent state")
+    assert not footprint(inventory(qwen3_vl("2B")), settings, device).named("recurrent state")
+
+
 def test_phases_do_not_add() -> None:
     found = footprint_of(
         [

@@ -20,7 +20,8 @@ class InProcessEngine:
         self._state: State = "ready"
         memory = backend.memory()
         device = torch.device("cpu" if backend.capabilities.device in ("", "CPU") else "cuda")
-        self._meter = Meter(device, {}, {"weights": memory["weights"]}, memory["kv_cache"])
+        held = memory["kv_cache"] + memory.get("recurrent_state", 0)
+        self._meter = Meter(device, {}, {"weights": memory["weights"]}, held)
 
     @property
     def capabilities(self) -> Capabilities:

@@ -1,9 +1,9 @@
 """The ledger of the process that runs the engine: what was planned beside what is held now.
 
-On a GPU every byte of the process has a row: weights, KV cache, encoder outputs, the pool of the CUDA
-graphs, what else torch holds (workspace), and what torch doesn't know of (the CUDA context and its
-libraries). In main memory the last row is the interpreter with its libraries, as large as it was when nothing
-had run yet.
+On a GPU every byte of the process has a row: weights, KV cache, recurrent state where a model has one,
+encoder outputs, the pool of the CUDA graphs, what else torch holds (workspace), and what torch doesn't know
+of (the CUDA context and its libraries). In main memory the last row is the interpreter with its libraries, as
+large as it was when nothing had run yet.
 """
 
 import os
@@ -34,7 +34,10 @@ class Meter:
         cap_bytes: int | None = None,
         keep: Callable[[Ledger], None] | None = None,
     ) -> None:
-        """`cap_bytes`: what the process never exceeds; `keep` is shown every ledger of a GPU."""
+        """`kv_bytes`: of the KV cache and of recurrent states, which are held from the start.
+
+        `cap_bytes`: what the process never exceeds; `keep` is shown every ledger of a GPU.
+        """
         self._device = device
         self._planned = planned
         self._weights = weights
@@ -50,6 +53,8 @@ class Meter:
         """The ledger now, from what the engine says it holds and does."""
         parts = dict(self._weights)
         parts["KV cache"] = memory["kv_cache"]
+        if memory.get("recurrent_state"):
+            parts["recurrent state"] = memory["recurrent_state"]
         parts["encoder outputs"] = memory["encoder_outputs"]
         held_blocks = load.num_blocks - load.free_blocks
         used = {

@@ -33,13 +33,19 @@ class TensorFact:
 class KVLayer:
     """Keys and values of one decoder layer. `window`: tokens it looks back, or None for all.
 
-    `state_bytes`: constant bytes per sequence of a layer with a recurrent state instead of (or beside) KV.
+    `state_bytes`: constant bytes per sequence of a layer with a recurrent state instead of (or beside) KV;
+    `state_values`: the part of the state that is kept in the cache's own format, in values.
     """
 
     kv_heads: int
     head_dim: int
     window: int | None = None
     state_bytes: int = 0
+    state_values: int = 0
+
+    def state(self, itemsize: int) -> int:
+        """Bytes of one sequence's state."""
+        return self.state_bytes + self.state_values * itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Qwen3.5, dense: three layers of gated delta-rule attention, whose state never grows, to one with KV.
 
-State of a linear layer for one sequence, as transformers keeps it: the recurrent matrix, float32
-[value_heads, key_dim, value_dim], and the last `kernel` inputs of the convolution, 16-bit [channels, kernel].
+State of a linear layer for one sequence: the recurrent matrix, float32 [value_heads, key_dim, value_dim], and
+the last inputs of the convolution, as wide as the cache, [kernel - 1, channels]; transformers keeps one more.
 Source: transformers' models/qwen3_5 (configuration, modelling, torch_chunk_gated_delta_rule).
 """
 
@@ -38,9 +38,10 @@ class _Delta:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of one sequence's state: value_heads · key_dim · value_dim · 4 + channels · kernel · 2."""
-        return self.value_heads * self.key_dim * self.value_dim * 4 + self.channels * self.kernel * 2
+    def layer(self) -> KVLayer:
+        """What is kept of one sequence: nothing per token, so it has no heads and no width."""
+        matrices = self.value_heads * self.key_dim * self.value_dim * 4
+        return KVLayer(0, 0, state_bytes=matrices, state_values=self.channels * (self.kernel - 1))
 
     def tensors(self, name: str, hidden: int) -> Iterator[Expected]:
         """Every tensor of one layer's linear attention."""
@@ -90,6 +91,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
             *head(tied, decoder.vocab, decoder.hidden),
         ),
         unloaded=tuple(_predictor(decoder, text.values.get("mtp_num_hidden_layers") or 0)),
+        native=True,
     )
 
 
@@ -108,9 +110,7 @@ def _linear_layers(text: Section, layers: int) -> tuple[bool, ...]:
 
 def _facts(decoder: Decoder, delta: _Delta, linear_layers: tuple[bool, ...]) -> TextFacts:
     full = KVLayer(decoder.kv_heads, decoder.head_dim)
-    # No keys are kept: zero heads, so that whatever is computed per token is zero.
-    state = KVLayer(0, decoder.head_dim, state_bytes=delta.state_bytes)
-    return replace(decoder.facts(), kv_layers=tuple(state if here else full for here in linear_layers))
+    return replace(decoder.facts(), kv_layers=tuple(delta.layer if here else full for here in linear_layers))
 
 
 def _tensors(

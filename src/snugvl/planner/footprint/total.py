@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.footprint.decoder import decoder_components
-from snugvl.planner.footprint.kv import kv_component
+from snugvl.planner.footprint.kv import kv_component, state_component
 from snugvl.planner.footprint.native import native_components
 from snugvl.planner.footprint.offload import offload_components
 from snugvl.planner.footprint.vision import vision_components
@@ -63,7 +63,7 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
         )
     parts += weight_components(model, settings)
     cache = kv_component(model, settings)
-    parts.append(cache)
+    parts += [cache, state_component(model, settings)]
     if settings.engine == "vllm":
         return footprint_of(parts + vllm_components(model, settings))
     parts += vision_components(model, settings)
