@@ -83,11 +83,14 @@ def test_broken_files(broken: Path) -> None:
         Tokenizer.from_folder(broken)
 
 
-def test_only_byte_level(broken: Path) -> None:
+def test_other_kinds_are_refused_by_name(broken: Path) -> None:
     path = broken / "tokenizer.json"
     values = json.loads(path.read_text()) | {"decoder": None}
     path.write_text(json.dumps(values))
-    with pytest.raises(UnsupportedModel, match="not a byte-level tokenizer"):
+    with pytest.raises(UnsupportedModel, match="neither a byte-level tokenizer nor"):
+        Tokenizer.from_folder(broken)
+    path.write_text(json.dumps(values | {"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}))
+    with pytest.raises(UnsupportedModel, match="decodes by BPEDecoder"):
         Tokenizer.from_folder(broken)
 
 

@@ -11,7 +11,7 @@ from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, GridTHW
 from snugvl.models.mrope import mrope_positions
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.networks import LoadableNetwork
 from tests.checkpoints import IMAGE, VIDEO
 
 
@@ -28,12 +28,12 @@ class Prompt:
         return torch.tensor([row for row, token in enumerate(self.ids) if token in (IMAGE, VIDEO)])
 
 
-def new_cache(model: Qwen3VL, blocks: int, block_size: int = 4) -> KVCache:
+def new_cache(model: LoadableNetwork, blocks: int, block_size: int = 4) -> KVCache:
     sizes = EngineConfig(num_blocks=blocks, block_size=block_size, max_num_seqs=1)
     return allocate(model, sizes)
 
 
-def logits(model: Qwen3VL, prompt: Prompt, chunks: Sequence[int] | None = None) -> torch.Tensor:
+def logits(model: LoadableNetwork, prompt: Prompt, chunks: Sequence[int] | None = None) -> torch.Tensor:
     """Logits of every position, `[tokens, vocab]`, prefilled in `chunks` (default: in one)."""
     total = len(prompt.ids)
     vision = model.config.vision

@@ -17,7 +17,11 @@ from snugvl.inputs.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Tokens in, text out. `shown`: special tokens that are text nevertheless."""
+    """Tokens in, text out.
+
+    `shown`: special tokens that are text nevertheless. `continues`: the text goes on where a prompt ended, so
+    that a space at its beginning is its own.
+    """
 
     def __init__(
         self,
@@ -26,11 +30,13 @@ class Detokenizer:
         *,
         skip_special: bool = True,
         shown: frozenset[int] = frozenset(),
+        continues: bool = False,
     ) -> None:
         if not all(stop):
             raise RequestError("a stop string is empty", field="stop")
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - shown if skip_special else frozenset()
+        self._opening = not continues  # no token with text has come yet
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = [_Matcher(text) for text in dict.fromkeys(stop)]
         self._held = ""
@@ -58,8 +64,7 @@ class Detokenizer:
         """Add a token; returns the text that is certain now, often empty. Nothing after `stopped`."""
         if self.stopped:
             return ""
-        data = b"" if token_id in self._skipped else self._tokenizer.token_bytes(token_id)
-        text = self._decoder.decode(data)
+        text = self._decoder.decode(self._bytes(token_id))
         # A character that is still incomplete belongs to this token too.
         incomplete = bool(self._decoder.getstate()[0])
         self._ends.append(self._decoded + len(text) + incomplete)
@@ -72,6 +77,14 @@ class Detokenizer:
         text = self._emit(self._decoder.decode(b"", final=True))
         rest, self._held = self._held, ""
         return text + self._hand_out(rest)
+
+    def _bytes(self, token_id: int) -> bytes:
+        if token_id in self._skipped:
+            return b""
+        if not self._opening:
+            return self._tokenizer.token_bytes(token_id)
+        self._opening = not self._tokenizer.token_bytes(token_id)
+        return self._tokenizer.opening_bytes(token_id)
 
     def _emit(self, text: str) -> str:
         """Take new text through the stop strings; returns what can be handed out."""

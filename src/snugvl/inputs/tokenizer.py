@@ -1,19 +1,20 @@
 """Text to token ids and back, over `tokenizers.Tokenizer`.
 
-Only byte-level tokenizers (Qwen's, GPT-2's, Llama 3's) are read: there, every token is a run of bytes, so
-bytes of a token, streaming and logprobs are exact.
+Byte-level tokenizers and SentencePiece's are read (`inputs/spelling.py`): there, every token is a run of
+bytes, so bytes of a token, streaming and logprobs are exact.
 """
 
+import json
 import re
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders
 
 from snugvl.checkpoint.section import read_json
-from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
+from snugvl.errors import CheckpointError, RequestError
+from snugvl.inputs.spelling import spelling_of
 
 
 class Tokenizer:
@@ -25,8 +26,10 @@ class Tokenizer:
         *,
         eos_ids: frozenset[int],
         variables: dict[str, str] | None = None,
+        where: str = "the tokenizer",
     ) -> None:
         self._backend = backend
+        self._spelling = spelling_of(backend, where)
         self.eos_ids = eos_ids
         self.variables = variables or {}
         added = backend.get_added_tokens_decoder()
@@ -40,7 +43,7 @@ class Tokenizer:
 
         Raises:
             CheckpointError: a file is missing or corrupt, or no token ends an answer.
-            UnsupportedModel: not a byte-level tokenizer.
+            UnsupportedModel: neither byte-level nor SentencePiece's.
         """
         path = folder / "tokenizer.json"
         if not path.exists():
@@ -49,25 +52,28 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the Rust side raises plain Exception
             raise CheckpointError(f"{path} is not a tokenizer: {str(error).splitlines()[0][:200]}") from None
-        if not isinstance(backend.decoder, decoders.ByteLevel):
-            raise UnsupportedModel(f"{path} is not a byte-level tokenizer, which is all this version reads")
         backend.no_padding()
         backend.no_truncation()
         config = (
             read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
         )
         variables = _special_strings(config)
-        return cls(backend, eos_ids=_eos_ids(folder, backend, variables), variables=variables)
+        eos_ids = _eos_ids(folder, backend, variables)
+        return cls(backend, eos_ids=eos_ids, variables=variables, where=str(path))
 
     @property
     def vocab_size(self) -> int:
         """Tokens, added ones among them. A model's embedding may have more rows."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids; the strings of control tokens become control tokens (see `refuse_control_tokens`)."""
+    def encode(self, text: str, *, framed: bool = False) -> list[int]:
+        """Token ids; the strings of control tokens become control tokens (see `refuse_control_tokens`).
+
+        `framed`: with what the tokenizer puts around a whole text, such as "<s>". Chat templates write that
+        themselves.
+        """
         try:
-            return self._backend.encode(text, add_special_tokens=False).ids
+            return self._backend.encode(text, add_special_tokens=framed).ids
         except Exception as error:  # a lone surrogate is the one way text can't become UTF-8
             raise RequestError(f"text can't be tokenised: {str(error).splitlines()[0][:200]}") from None
 
@@ -79,6 +85,11 @@ class Tokenizer:
         """The bytes a token stands for; empty outside the vocabulary."""
         return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
 
+    def opening_bytes(self, token_id: int) -> bytes:
+        """The bytes it stands for at the beginning of a text, where some tokenizers write one space less."""
+        token = self._backend.id_to_token(token_id) if 0 <= token_id < len(self._bytes) else None
+        return b"" if token is None else self._spelling.opening(token)
+
     def token_text(self, token_id: int) -> str:
         """The text of one token alone, with U+FFFD for bytes that are only part of a character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -88,8 +99,10 @@ class Tokenizer:
         return self._backend.token_to_id(text)
 
     def serialized(self) -> str:
-        """The whole tokenizer in the form of tokenizer.json."""
-        return self._backend.to_str()
+        """The whole tokenizer in the form of tokenizer.json, with a decoder that llguidance knows."""
+        decoder = self._spelling.decoder
+        whole = self._backend.to_str()
+        return whole if decoder is None else json.dumps(json.loads(whole) | {"decoder": decoder})
 
     def refuse_control_tokens(self, text: str, *, field: str | None = None) -> None:
         """Raise RequestError if `text` would become a control token of the model.
@@ -113,21 +126,11 @@ class Tokenizer:
     @cached_property
     def _bytes(self) -> list[bytes]:
         """Bytes of every token by id."""
-        table = [b""] * (max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
-        alphabet = _byte_alphabet()
-        for token, token_id in self._backend.get_vocab(with_added_tokens=True).items():
-            # As the byte-level decoder does it: a token with any foreign character stands for itself.
-            mapped = [alphabet.get(character) for character in token]
-            table[token_id] = token.encode() if None in mapped else bytes(b for b in mapped if b is not None)
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        table = [b""] * (max(vocab.values(), default=-1) + 1)
+        for token, token_id in vocab.items():
+            table[token_id] = self._spelling.inside(token)
         return table
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte: itself where printable, else the next free from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    hidden = (byte for byte in range(256) if byte not in printable)
-    return alphabet | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
 def _special_strings(config: dict[str, Any]) -> dict[str, str]:
