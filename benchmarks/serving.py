@@ -1,4 +1,4 @@
-"""`snugvl serve` started, asked and watched, one request at a time, on `snugvl.bench`; for the scripts here."""
+"""`snugvl serve` started, asked and watched, a request at a time, on `snugvl.bench`; for the scripts here."""
 
 import asyncio
 import time
