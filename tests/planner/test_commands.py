@@ -6,12 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from snugvl.planner.commands import next_command
+from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.plan import Choice
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
 from tests.planner.machines import GIB, MIB, machine, rtx_5060
 from tests.planner.models import qwen3_vl, text_only
+
+
+def plain(choice: Choice) -> str:
+    """vLLM's own command."""
+    command = plain_command(choice)
+    assert command is not None
+    return command
 
 
 def chosen(size: str, wishes: Wishes, fp8: bool = True, **on: object) -> Choice:
@@ -28,7 +35,7 @@ def flags(command: str) -> dict[str, str]:
 def test_vllm_gets_every_flag() -> None:
     wishes = Wishes(backend="vllm", images=2, concurrency=3, context=4096)
     choice = chosen("2B", wishes)
-    command = next_command(choice, wishes)
+    command = plain(choice)
     assert command.startswith("vllm serve Qwen/Qwen3-VL-2B-Instruct-FP8 ")
     found = flags(command)
     assert found["--max-model-len"] == "4096"
@@ -44,7 +51,7 @@ def test_vllm_gets_every_flag() -> None:
 def test_utilisation_is_of_the_total_and_fits_what_is_free() -> None:
     choice = chosen("4B", Wishes(backend="vllm"))
     budget = choice.budget
-    asked = float(flags(next_command(choice, Wishes()))["--gpu-memory-utilization"]) * budget.total_bytes
+    asked = float(flags(plain(choice))["--gpu-memory-utilization"]) * budget.total_bytes
     assert asked + budget.device.context_bytes <= budget.usable_bytes
     # … and it is enough for what was planned.
     assert asked + budget.device.context_bytes >= choice.footprint.total_bytes - budget.total_bytes / 10_000
@@ -54,10 +61,10 @@ def test_fp8_cache_and_several_gpus() -> None:
     wishes = Wishes(backend="vllm")
     choice = chosen("2B", wishes)
     small = replace(choice, settings=replace(choice.settings, kv="fp8", eager=False))
-    assert "--kv-cache-dtype fp8" in next_command(small, wishes)
-    assert "--enforce-eager" not in next_command(small, wishes)
+    assert "--kv-cache-dtype fp8" in plain(small)
+    assert "--enforce-eager" not in plain(small)
     pair = chosen("8B", wishes, fp8=False, total_bytes=12 * GIB, gpus=2)
-    command = next_command(pair, wishes)
+    command = plain(pair)
     assert command.startswith("CUDA_VISIBLE_DEVICES=0,1 vllm serve")
     assert "--tensor-parallel-size 2" in command
 
@@ -66,13 +73,13 @@ def test_text_alone_leaves_the_tower_out() -> None:
     wishes = Wishes(images=0, backend="vllm")
     choice = chosen("2B", wishes)
     assert "weights: vision tower" not in {part.name for part in choice.footprint.components}
-    assert json.loads(flags(next_command(choice, wishes))["--limit-mm-per-prompt"]) == {
+    assert json.loads(flags(plain(choice))["--limit-mm-per-prompt"]) == {
         "image": 0,
         "video": 0,
     }
     model = text_only(qwen3_vl("2B"))
-    plain = require(solve([Candidate(model)], machine(24 * GIB), wishes))
-    assert "--limit-mm-per-prompt" not in next_command(plain, wishes)
+    alone = require(solve([Candidate(model)], machine(24 * GIB), wishes))
+    assert "--limit-mm-per-prompt" not in plain(alone)
 
 
 def test_our_own_command_is_one_that_we_have() -> None:
@@ -99,14 +106,23 @@ def test_without_a_task_it_is_served(images: int) -> None:
     assert not {"--model", "--together"} & set(words)
 
 
-def test_transformers_gets_python_that_compiles() -> None:
+def test_every_engine_is_served_by_our_own_command() -> None:
     wishes = Wishes(backend="transformers")
     choice = chosen("2B", wishes, total_bytes=16 * GIB)
     words = shlex.split(next_command(choice, wishes))
-    assert words[:3] == ["python", "-i", "-c"]
-    compile(words[3], "command", "exec")
-    assert f"'longest_edge': {choice.settings.max_pixels}" in words[3]
-    assert "dequantize=True" in words[3]
+    assert words[:5] == ["snugvl", "serve", "Qwen/Qwen3-VL-2B-Instruct-FP8", "--backend", "transformers"]
+    assert words[words.index("--max-pixels") + 1] == str(choice.settings.max_pixels)
+    assert plain_command(choice) is None
+    one = shlex.split(next_command(choice, Wishes(backend="transformers", task="ask")))
+    assert one[:2] == ["snugvl", "ask"]
+    assert one[one.index("--backend") + 1] == "transformers"
+    many = Wishes(backend="vllm", images=2, concurrency=3, context=4096, task="ask")
+    words = shlex.split(next_command(chosen("2B", many), many))
+    assert words[:5] == ["snugvl", "serve", "Qwen/Qwen3-VL-2B-Instruct-FP8", "--backend", "vllm"]
+    assert words[words.index("--images") + 1] == "2"
+    assert words[words.index("--concurrency") + 1] == "3"
+    blind = Wishes(images=0, language_only=True)
+    assert "--language-only" in next_command(chosen("2B", blind), blind)
 
 
 def test_a_folder_with_spaces_is_quoted() -> None:
@@ -124,4 +140,4 @@ def test_the_gpu_with_most_room_is_used() -> None:
     assert "--device cuda:1" in next_command(choice, Wishes(backend="native"))
     named = replace(choice, gpus=(replace(on.gpus[1], uuid="GPU-abc"),))
     served = replace(named, option=replace(choice.option, engine="vllm"))
-    assert next_command(served, Wishes()).startswith("CUDA_VISIBLE_DEVICES=GPU-abc vllm serve")
+    assert plain(served).startswith("CUDA_VISIBLE_DEVICES=GPU-abc vllm serve")

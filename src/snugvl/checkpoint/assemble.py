@@ -100,7 +100,8 @@ def _classified(network: Network, packing: Packing | None, material: Material) -
         elif known:
             held[known.name] += elements(math.prod(tensor.shape), tensor.nbytes, spot.part, packing)
         loaded = known is not None or role == "lm_head"
-        facts.append(TensorFact(tensor.name, role, tensor.dtype, tensor.shape, tensor.nbytes, loaded))
+        name = known.name if known and packing is None else tensor.name  # older files have other prefixes
+        facts.append(TensorFact(name, role, tensor.dtype, tensor.shape, tensor.nbytes, loaded))
     missing = [name for name in expected if name not in held]
     if missing:
         raise CheckpointError(

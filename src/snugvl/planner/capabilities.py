@@ -13,14 +13,15 @@ from snugvl.planner.footprint.weights import keeps_fp8
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Engine, HeadFormat, KVFormat, WeightFormat
 
-PACKED: Final = "ready-made {} weights need the package that made them (compressed-tensors, gptqmodel, …); loading names it"
-BITS: Final = "{} weights are made by bitsandbytes with transformers: pip install bitsandbytes"
+# What is said of options that need more than their engine.
+PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
+BITS: Final = "bitsandbytes, which makes {} weights with transformers (pip install bitsandbytes)"
 READY_MADE: Final = "issue 5"  # AWQ, GPTQ and compressed-tensors checkpoints
 
 VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on
 VLLM_FP8_CAPABILITY: Final = (8, 0)  # FP8 weights through Marlin; native from 8.9
 VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
-# (--max-num-batched-tokens, --max-num-seqs), fastest first. vLLM pre-empts: only `concurrency` is sure of room.
+# (--max-num-batched-tokens, --max-num-seqs), fastest first. It pre-empts: only `concurrency` is sure of room.
 VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
 # (EngineConfig.max_batched_tokens, max_num_seqs) that allocation tries, fastest first
 NATIVE_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
@@ -52,6 +53,13 @@ class Option:
     def kv_formats(self) -> tuple[KVFormat, ...]:
         """KV formats that this engine can use, best first. Whether the GPU can is `kv_formats_on`."""
         return ("bf16", "fp8") if self.engine == "vllm" else ("bf16",)
+
+    @property
+    def context_limit(self) -> int:
+        """Tokens of the longest context that this engine runs with this model."""
+        most = self.model.facts.text.max_position_embeddings
+        ours = self.model.facts.native_positions if self.engine == "native" else None
+        return most if ours is None else min(most, ours)
 
     @property
     def title(self) -> str:

@@ -15,57 +15,66 @@ TARGETS = {
 
 
 def next_command(choice: Choice, wishes: Wishes) -> str:
-    """One line for a POSIX shell."""
-    if choice.option.engine == "vllm":
-        return _visible(choice) + shlex.join(vllm_arguments(choice))
-    if choice.option.engine == "transformers":
-        return _transformers(choice)
-    return shlex.join(native_arguments(choice, wishes))
+    """One line of ours for a POSIX shell."""
+    return shlex.join(our_arguments(choice, wishes))
+
+
+def plain_command(choice: Choice) -> str | None:
+    """The engine's own command, without us, where it has one; for a POSIX shell."""
+    if choice.option.engine != "vllm":
+        return None
+    return _visible(choice) + shlex.join(vllm_arguments(choice))
+
+
+def visible(choice: Choice) -> str | None:
+    """What CUDA_VISIBLE_DEVICES has to be: NVML's names, as an index counts what is visible already."""
+    if [gpu.index for gpu in choice.gpus] in ([], [0]):
+        return None
+    return ",".join(gpu.uuid or str(gpu.index) for gpu in choice.gpus)
 
 
 def _visible(choice: Choice) -> str:
-    """Which GPUs a child may see: by NVML's name, as an index counts what is visible already."""
-    if [gpu.index for gpu in choice.gpus] in ([], [0]):
-        return ""
-    names = ",".join(gpu.uuid or str(gpu.index) for gpu in choice.gpus)
-    return f"CUDA_VISIBLE_DEVICES={names} "
+    names = visible(choice)
+    return "" if names is None else f"CUDA_VISIBLE_DEVICES={names} "
 
 
-def native_arguments(choice: Choice, wishes: Wishes) -> list[str]:
-    """The words of our own command."""
-    model, device = choice.option.model.name, []
+def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
+    """The words of our own command. vLLM, and layers in main memory, come with the server alone."""
+    model = choice.option.model.name
+    options = [*_engine(choice), *_room(choice), *_device(choice)]
+    if wishes.task == SERVED or choice.option.engine == "vllm" or choice.option.offload:
+        return ["snugvl", "serve", model, *options, *_served(choice, wishes)]
+    if wishes.images <= 1:
+        return ["snugvl", wishes.task, "--model", model, *options, *TARGETS[wishes.task]]
+    images = [f"IMAGE{number}" for number in range(1, wishes.images + 1)]
+    return ["snugvl", "ask", "--together", "--model", model, *options, *images, *TARGETS["ask"][1:]]
+
+
+def _engine(choice: Choice) -> list[str]:
+    engine = choice.option.engine
+    return [] if engine == "native" else ["--backend", engine]
+
+
+def _room(choice: Choice) -> list[str]:
     room = ["--context", str(choice.settings.context)]
     if choice.settings.max_pixels is not None:
         room += ["--max-pixels", str(choice.settings.max_pixels)]
-    if choice.settings.weights in ("int8", "int4"):
+    made = choice.settings.weights != choice.option.model.facts.quantization
+    if choice.settings.weights in ("int8", "int4") and made:  # bf16 and FP8 an engine takes by itself
         room += ["--weights", choice.settings.weights]
-    if choice.gpus and choice.gpus[0].index:
-        device = ["--device", f"cuda:{choice.gpus[0].index}"]
-    if wishes.task == SERVED:
-        return ["snugvl", "serve", model, *room, *device]
-    if wishes.images <= 1:
-        return ["snugvl", wishes.task, "--model", model, *room, *device, *TARGETS[wishes.task]]
-    images = [f"IMAGE{number}" for number in range(1, wishes.images + 1)]
-    return ["snugvl", "ask", "--together", "--model", model, *room, *device, *images, *TARGETS["ask"][1:]]
+    return room
 
 
-def _transformers(choice: Choice) -> str:
-    """Python that loads the model as planned; `generate` is then called with at most the planned context."""
-    model = repr(choice.option.model.name)
-    gpu = choice.gpus[0].index if choice.gpus else 0
-    names = "AutoModelForImageTextToText, AutoProcessor"
-    extra = ""
-    if choice.option.model.facts.quantization == "fp8":
-        names += ", FineGrainedFP8Config"
-        extra = ", quantization_config=FineGrainedFP8Config(dequantize=True)"
-    processor = f"AutoProcessor.from_pretrained({model}"
-    if choice.settings.max_pixels is not None:
-        least = choice.option.model.facts.vision.rule.min_pixels if choice.option.model.facts.vision else 0
-        size = {"shortest_edge": least, "longest_edge": choice.settings.max_pixels}
-        processor += f", size={size!r}"
-    code = (
-        f"from transformers import {names}; processor = {processor}); "
-        f"model = AutoModelForImageTextToText.from_pretrained({model}, dtype='bfloat16', "
-        f"device_map='cuda:{gpu}', attn_implementation='sdpa'{extra})"
-    )
-    return shlex.join(["python", "-i", "-c", code])
+def _device(choice: Choice) -> list[str]:
+    one = len(choice.gpus) == 1 and choice.gpus[0].index
+    return ["--device", f"cuda:{choice.gpus[0].index}"] if one else []
+
+
+def _served(choice: Choice, wishes: Wishes) -> list[str]:
+    """What only the server's command has."""
+    words = ["--language-only"] if choice.settings.language_only else []
+    if choice.option.engine == "vllm" and wishes.images > 1:
+        words += ["--images", str(wishes.images)]
+    if choice.option.engine == "vllm" and wishes.concurrency > 1:
+        words += ["--concurrency", str(wishes.concurrency)]
+    return words

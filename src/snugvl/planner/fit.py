@@ -11,6 +11,7 @@ from snugvl.planner.footprint.offload import host_bytes
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, TOKEN_GRAIN, Goal, goals
 from snugvl.planner.settings import KVFormat, Settings
+from snugvl.planner.sizes import gib
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
 PARALLEL = (2, 4, 8)  # GPUs that vLLM shares a layer among
@@ -46,7 +47,7 @@ class Fitter:
         self.wishes = wishes
         self.budgets = found
         self.host = host
-        self.goals = goals(option.model, wishes)
+        self.goals = goals(option.model, wishes, option.context_limit)
 
     def best(self) -> Fitted | None:
         """The best that fits: KV format first, then the goal, the fewest GPUs, what is left, speed."""
@@ -84,8 +85,26 @@ class Fitter:
             for count in range(layers + 1):
                 settings = replace(base, offloaded=count)
                 if self.fits(settings):
-                    return self.fitted(settings, goal.tokens) if self.fits_host(settings) else None
+                    if self.fits_host(settings):
+                        return self.fitted(settings, goal.tokens)
+                    break  # a smaller goal leaves more layers on the GPU
         return None
+
+    def why_not_offloaded(self) -> str:
+        """What is missing even with layers in main memory, with the numbers."""
+        layers = self.option.model.facts.text.num_layers
+        base = replace(self.base(self.goals[0], "bf16", Spread()), vision="cpu")
+        every = replace(base, offloaded=layers)
+        if not self.fits(every):
+            total, usable = self.footprint(every).total_bytes, self.budget(every).usable_bytes
+            return f"with every layer in main memory it still takes {gib(total)} of the GPU's {gib(usable)}"
+        least = next(n for n in range(layers + 1) if self.fits(replace(base, offloaded=n)))
+        needed = host_bytes(self.option.model, replace(base, offloaded=least))
+        usable = self.host.usable_bytes if self.host else 0
+        return (
+            f"{least} of {layers} layers would have to stay in main memory: {gib(needed)}, of which "
+            f"{gib(usable)} may be used"
+        )
 
     def fits_host(self, settings: Settings) -> bool:
         """Whether main memory has room for what is offloaded."""
@@ -196,7 +215,7 @@ class Fitter:
         """Longest context that fits with these images, or None."""
         image = largest_image(self.option.model, base.max_pixels).tokens * base.images
         low = -(-(image + LEAST_ROOM_TOKENS) // CONTEXT_GRAIN) * CONTEXT_GRAIN
-        limit = self.option.model.facts.text.max_position_embeddings
+        limit = self.option.context_limit
         if low > limit or self.fastest(replace(base, context=low)) is None:
             return None
         return self.most_context(base, low, limit)

@@ -30,19 +30,21 @@ class Goal:
     max_pixels: int | None
 
 
-def goals(model: Inventory, wishes: Wishes) -> list[Goal]:
-    """The steps that make sense for a model under the wishes, ascending; empty where none does."""
+def goals(model: Inventory, wishes: Wishes, limit: int) -> list[Goal]:
+    """The steps that make sense for a model under the wishes, ascending; empty where none does.
+
+    `limit`: tokens of the longest context.
+    """
     found: list[Goal] = []
     for tokens, context in STEPS:
-        goal = goal_of(model, wishes, tokens, context)
+        goal = goal_of(model, wishes, limit, tokens, context)
         if goal is not None and goal not in found:
             found.append(goal)
     return found
 
 
-def goal_of(model: Inventory, wishes: Wishes, tokens: int, context: int) -> Goal | None:
+def goal_of(model: Inventory, wishes: Wishes, limit: int, tokens: int, context: int) -> Goal | None:
     """One step with the wishes put in its place, or None where the image leaves no room for text."""
-    limit = model.facts.text.max_position_embeddings
     tokens, max_pixels = _image(model, wishes, tokens)
     needed = wishes.images * tokens
     room = min(ROOM_TOKENS, limit // 2)

@@ -6,7 +6,7 @@ from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import Option, Refusal
 from snugvl.planner.footprint.component import Footprint
-from snugvl.planner.settings import Settings
+from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.speed import Speed
 from snugvl.planner.wishes import Wishes
 
@@ -35,6 +35,11 @@ class Choice:
     def subject(self) -> str:
         """Names exactly this model and these settings: what a measurement of a component belongs to."""
         return subject_of(self.option.model.name, self.settings)
+
+    @property
+    def quality(self) -> int:
+        """The model's place among its candidates; higher is better."""
+        return self.score[1]
 
     @property
     def spare_bytes(self) -> int:
@@ -71,6 +76,14 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why an engine was not chosen, as a clause, with what it would need."""
+
+    engine: Engine
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to do.
 
@@ -81,6 +94,8 @@ class Plan:
         pending: better ways that are on their way.
         refusals: engines that can't run a model at all on this machine, with the model's name.
         closest: where nothing fits, the way that comes nearest: its footprint shows what is missing.
+        verdicts: the engines that weren't chosen for the chosen model, and why not.
+        instead: where layers stay in main memory, what runs whole on this machine.
     """
 
     wishes: Wishes
@@ -91,3 +106,5 @@ class Plan:
     pending: tuple[Pending, ...]
     refusals: tuple[tuple[str, Refusal], ...]
     closest: Choice | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    instead: Choice | None = None

@@ -8,20 +8,10 @@ from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Settings
+from snugvl.planner.sizes import gib, megapixels
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS
 
-GIB = 1 << 30
-MIB = 1 << 20
-
-
-def gib(count: int) -> str:
-    """Bytes for people: 4.88 GiB, 951 MiB."""
-    return f"{count / GIB:,.2f} GiB" if count >= GIB else f"{count / MIB:,.0f} MiB"
-
-
-def megapixels(pixels: int) -> str:
-    """Pixels for people, 10^6 of them: 2.8 megapixels."""
-    return f"{pixels / 1e6:.1f} megapixels"
+__all__ = ["blame", "gib", "megapixels", "refusal_line", "way_out", "why_not_fitting", "why_not_more"]
 
 
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
@@ -51,7 +41,7 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
         if fitter.fastest(tried) is None:
             what = "embedding and lm_head in bf16, with the same images and context"
             rejections.append(_rejection(what, _leanest(fitter, tried), f"in {base.head} they fit"))
-    limit = fitter.option.model.facts.text.max_position_embeddings
+    limit = fitter.option.context_limit
     if fitter.wishes.context is None and base.context < limit:
         doubled = replace(base, context=min(limit, 2 * base.context))
         if fitter.fastest(doubled) is None:
@@ -80,7 +70,7 @@ def _remedy(fitter: Fitter, least: Fitted) -> str | None:
     """What would fit: a shorter context, fewer requests, memory that others hold."""
     wishes, settings = fitter.wishes, least.settings
     if wishes.max_pixels is not None:
-        smaller = Fitter(fitter.option, replace(wishes, max_pixels=None), fitter.budgets).best()
+        smaller = Fitter(fitter.option, replace(wishes, max_pixels=None), fitter.budgets, fitter.host).best()
         if smaller is not None:
             return f"at {megapixels(smaller.settings.max_pixels or 0)} ({smaller.tokens:,} tokens) it fits"
     if wishes.context is not None:

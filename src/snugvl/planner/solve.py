@@ -6,18 +6,21 @@ Every option (model × format × engine) is brought to its best (`fit.py`), then
     > bf16 before FP8 > bf16 head before int8 head > engine (native first) > images > context > fewer GPUs
     > CUDA graphs > chunk > sequences at once
 
+Where a named model fits nowhere, transformers may keep layers in main memory: up to comfort, as few layers as
+possible. A plan without a model never does: it recommends what runs well.
+
 As the order is fixed and what fits in less memory fits in more, a plan never gets worse with more memory.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
-from snugvl.planner.budget import Budget, budgets
-from snugvl.planner.capabilities import Option, Refusal, options
+from snugvl.planner.budget import Budget, budgets, host_budget
+from snugvl.planner.capabilities import Option, Refusal, offloading, options
 from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.images import scales
 from snugvl.planner.goals import comfort
@@ -26,6 +29,7 @@ from snugvl.planner.plan import Choice, Pending, Plan, Rejection
 from snugvl.planner.settings import Engine, WeightFormat
 from snugvl.planner.shortfall import refusal_line, why_not_fitting, why_not_more
 from snugvl.planner.speed import roofline
+from snugvl.planner.verdicts import verdicts
 from snugvl.planner.wishes import FORMAT_QUALITY, FORMAT_TIER, Wishes
 
 ENGINE_ORDER: Final[dict[Engine, int]] = {"native": 2, "vllm": 1, "transformers": 0}
@@ -40,8 +44,15 @@ class Candidate:
     quality: int = 0
 
 
-def solve(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> Plan:
+def solve(
+    candidates: Sequence[Candidate],
+    machine: Machine,
+    wishes: Wishes,
+    missing: Mapping[Engine, str] | None = None,
+) -> Plan:
     """The best plan; one without a choice where nothing fits (`require` raises then).
+
+    `missing`: engines that are not installed where it will run, each with what to do about it.
 
     Raises:
         RequestError: the wishes exclude every model, with the reason.
@@ -50,20 +61,59 @@ def solve(candidates: Sequence[Candidate], machine: Machine, wishes: Wishes) -> 
     fitters: list[tuple[Fitter, int]] = []
     refusals: list[tuple[str, Refusal]] = []
     for candidate in candidates:
-        model = inventory(candidate.facts)
-        possible, refused = options(model, found[0].device, machine.os, wishes.weights)
-        refusals += [
-            (model.name, refusal) for refusal in refused if wishes.backend in ("auto", refusal.engine)
-        ]
-        for option in possible:
-            if not _allowed(option, wishes):
-                continue
-            fitter = Fitter(option, wishes, found)
-            if fitter.goals:
-                fitters.append((fitter, candidate.quality))
-            else:
-                refusals.append((model.name, Refusal(option.engine, _no_goal(fitter))))
-    return _decide(fitters, refusals, wishes, found)
+        possible, refused = _possible(candidate, machine, wishes, found, missing or {})
+        fitters += [(fitter, candidate.quality) for fitter in possible]
+        refusals += [(candidate.facts.name, refusal) for refusal in refused]
+    plan = _decide(fitters, refusals, wishes, found)
+    if plan.choice is None and len(candidates) == 1 and machine.gpus:
+        return _offloaded(plan, fitters, host_budget(machine))
+    return plan
+
+
+def _possible(
+    candidate: Candidate,
+    machine: Machine,
+    wishes: Wishes,
+    found: list[Budget],
+    missing: Mapping[Engine, str],
+) -> tuple[list[Fitter], list[Refusal]]:
+    """What may be tried with one model, and which engines may not, of those that are asked for."""
+    model = inventory(candidate.facts)
+    possible, refused = options(model, found[0].device, machine.os, wishes.weights)
+    refusals = {refusal.engine: refusal for refusal in refused}
+    fitters: list[Fitter] = []
+    for option in possible:
+        fitter = Fitter(option, wishes, found)
+        if option.engine in missing:
+            refusals[option.engine] = Refusal(option.engine, missing[option.engine])
+        elif why := _excluded(option, wishes):
+            refusals[option.engine] = Refusal(option.engine, why)
+        elif not fitter.goals:
+            refusals[option.engine] = Refusal(option.engine, _no_goal(fitter))
+        elif wishes.backend in ("auto", option.engine):
+            fitters.append(fitter)
+    tried = {fitter.option.engine for fitter in fitters}
+    asked = (each for each in refusals.values() if wishes.backend in ("auto", each.engine))
+    return fitters, [refusal for refusal in asked if refusal.engine not in tried]
+
+
+def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> Plan:
+    """The same plan with layers in main memory, or with why that is no way out either."""
+    for fitter, quality in fitters:
+        if fitter.option.engine != "transformers":
+            continue
+        option = offloading(fitter.option, fitter.budgets[0].device)
+        if isinstance(option, Refusal):
+            return replace(plan, refusals=(*plan.refusals, (fitter.option.model.name, option)))
+        wider = Fitter(option, fitter.wishes, fitter.budgets, host)
+        fitted = wider.best()
+        if fitted is None:
+            refusal = Refusal("transformers", wider.why_not_offloaded())
+            return replace(plan, refusals=(*plan.refusals, (option.model.name, refusal)))
+        choice = _choice(wider, fitted, quality)
+        why = verdicts(choice, (), (each for each, _ in fitters), plan.refusals)
+        return replace(plan, choice=choice, budget=fitted.budget, closest=None, verdicts=why)
+    return plan
 
 
 def require(plan: Plan) -> Choice:
@@ -77,14 +127,22 @@ def require(plan: Plan) -> Choice:
     raise DoesNotFit(refusal_line(plan))
 
 
-def _allowed(option: Option, wishes: Wishes) -> bool:
-    engine = wishes.backend in ("auto", option.engine)
-    return (
-        engine
-        and wishes.weights in (None, option.weights, _narrowed(option.weights))
-        and FORMAT_QUALITY[option.stored_quality] >= wishes.floor
-        and bool(not wishes.images or option.model.facts.vision or wishes.images == 1)
-    )
+def _excluded(option: Option, wishes: Wishes) -> str | None:
+    """Which wish excludes an option, as a clause."""
+    if wishes.weights not in (None, option.weights, _narrowed(option.weights)):
+        return f"{wishes.weights} weights can't be had of it: {_stored_as(option)}"
+    if FORMAT_QUALITY[option.stored_quality] < wishes.floor:
+        return f"{option.stored_quality} is coarser than {wishes.quality}"
+    if wishes.images > 1 and option.model.facts.vision is None:
+        return "the model reads no images"
+    return None
+
+
+def _stored_as(option: Option) -> str:
+    stored = option.model.facts.quantization or "bf16"
+    if option.engine == "vllm":
+        return f"vLLM serves what is stored, {stored}"
+    return f"the checkpoint is stored in {stored}"
 
 
 def _narrowed(weights: WeightFormat) -> WeightFormat:
@@ -93,10 +151,10 @@ def _narrowed(weights: WeightFormat) -> WeightFormat:
 
 
 def _no_goal(fitter: Fitter) -> str:
-    model, wishes = fitter.option.model, fitter.wishes
-    limit = model.facts.text.max_position_embeddings
+    limit, wishes = fitter.option.context_limit, fitter.wishes
     if wishes.context is not None and wishes.context > limit:
-        return f"its context ends at {limit:,} tokens, {wishes.context:,} are wished"
+        here = " here" if limit < fitter.option.model.facts.text.max_position_embeddings else ""
+        return f"its context ends at {limit:,} tokens{here}, {wishes.context:,} are wished"
     return f"{wishes.images} image(s) of at least {wishes.least_image_tokens:,} tokens leave no room for text"
 
 
@@ -135,6 +193,7 @@ def _decide(
         _pending(soon, best),
         tuple(refusals),
         closest,
+        verdicts(best, choices, (fitter for fitter, _ in failed), refusals) if best else (),
     )
 
 
@@ -151,6 +210,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int) -> Choice:
     ]
     step = goal[-1] if goal else fitter.goals[0]
     score = (
+        0 if option.offload else 1,
         quality,
         FORMAT_TIER[option.stored_quality],
         0 if settings.kv == "fp8" else 1,
@@ -161,6 +221,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int) -> Choice:
         step.tokens,
         step.context,
         -settings.gpus,
+        -settings.offloaded,
         fitted.tokens,
         settings.context,
         0 if settings.eager else 1,
@@ -195,7 +256,7 @@ def _rejections(
     nearest: dict[str, tuple[int, Fitter]] = {}
     several = len({fitter.option.model.name for fitter, _ in fitters}) > 1
     for fitter, quality in failed:
-        if best is not None and (fitter.option.pending or quality < best.score[0]):
+        if best is not None and (fitter.option.pending or quality < best.quality):
             continue
         # Of several models, each is refused once, where it comes nearest.
         option = fitter.option
@@ -213,9 +274,9 @@ def _pending(soon: list[tuple[Fitter, Fitted, int]], best: Choice | None) -> tup
     soon = sorted(soon, key=lambda entry: (-entry[2], -FORMAT_QUALITY[entry[0].option.stored_quality]))
     for fitter, fitted, quality in soon:
         option = fitter.option
-        if best is not None and quality < best.score[0]:
+        if best is not None and quality < best.quality:
             continue
-        if best is not None and best.option.engine == "native" and quality == best.score[0]:
+        if best is not None and best.option.engine == "native" and quality == best.quality:
             continue
         if any(entry.option.model.name == option.model.name for entry in kept):
             continue

@@ -5,27 +5,49 @@
 
 Operations: 2 per parameter and patch or token, and 4 · width · length² / 2 (causal) or · length² (vision) per
 layer of attention. Source: Williams et al. 2009, https://doi.org/10.1145/1498765.1498785.
+
+Layers in main memory cross PCI Express for every forward pass, after one another and after what the GPU does:
+
+    decode tokens/s   = 1 / (bytes on the GPU / its bandwidth + bytes that cross / rate of the link)
+
+That is a prediction, no bound. accelerate copies from pageable memory: the driver copies it once more, into a
+pinned buffer of its own, on one thread. So the rate is half of the slot's, and never more than `STAGED_RATE`,
+which is assumed (`benchmarks/offload.py` measures it). An unknown slot counts as PCI Express 4.0 × 8, the
+narrowest of the cards that people have.
 """
 
 from dataclasses import dataclass
 
+from snugvl.hardware.link import LANE_BYTES_PER_S
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_bytes
+from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import sizes
 from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import Inventory, Part
 from snugvl.planner.settings import Settings
 
 PROMPT_TEXT_TOKENS = 64
+ASSUMED_LINK = 8 * LANE_BYTES_PER_S[4]  # bytes per second
+STAGED_RATE = 12e9  # bytes per second that one thread copies
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Upper bounds for one request alone: tokens per second, seconds to the first token of one full image."""
+    """For one request alone: tokens per second, seconds to the first token of one full image.
+
+    Upper bounds; predictions where `crossing_bytes` cross from main memory to the GPU for every token.
+    """
 
     decode_tokens_per_s: float | None
     first_token_s: float | None
+    crossing_bytes: int = 0
+
+
+def copy_rate(gpu: Gpu) -> float:
+    """Bytes per second from pageable main memory to a GPU."""
+    return min((gpu.link_bandwidth or ASSUMED_LINK) / 2, STAGED_RATE)
 
 
 def roofline(model: Inventory, settings: Settings, gpu: Gpu | None) -> Speed:
@@ -34,17 +56,27 @@ def roofline(model: Inventory, settings: Settings, gpu: Gpu | None) -> Speed:
         return Speed(None, None)
     routed = any(tensor.role == "expert" for tensor in model.facts.tensors)
     bandwidth = gpu.bandwidth * settings.tensor_parallel
-    read = _bytes(model, settings, "decoder") + _head_bytes(model, settings)
-    cache = kv_bytes(model, settings, settings.context // 2) * settings.gpus
-    decode = None if routed else bandwidth / (read + cache)
+    crossing = layer_bytes(model, settings) if settings.offloaded else 0
+    read = _bytes(model, settings, "decoder") + _head_bytes(model, settings) - crossing
+    cache = kv_bytes(model, settings, settings.context // 2) * _sharing(settings)
+    across = crossing / copy_rate(gpu)
+    # Experts that cross all do, whichever are chosen; those on the GPU make the rest a guess.
+    decode = None if routed and not crossing else 1 / ((read + cache) / bandwidth + across)
     if gpu.bf16_flops is None or routed:
-        return Speed(decode, None)
+        return Speed(decode, None, crossing)
     peak = gpu.bf16_flops * settings.tensor_parallel
     image = largest_image(model, settings.max_pixels)
     tokens = min(settings.context, settings.images * image.tokens + PROMPT_TEXT_TOKENS)
-    prefill = max(_prefill_flops(model, tokens) / peak, read / bandwidth)
+    prefill = max(_prefill_flops(model, tokens) / peak, read / bandwidth) + across
     vision = settings.images * _vision_seconds(model, settings, image.patches, peak, bandwidth)
-    return Speed(decode, prefill + vision)
+    if settings.images:
+        vision += vision_bytes(model, settings) / copy_rate(gpu)
+    return Speed(decode, prefill + vision, crossing)
+
+
+def _sharing(settings: Settings) -> int:
+    """GPUs that share one copy of the model."""
+    return settings.tensor_parallel * settings.pipeline_parallel
 
 
 def _prefill_flops(model: Inventory, tokens: int) -> float:

@@ -3,10 +3,12 @@
 from typing import Any
 
 from snugvl.hardware.machine import Machine
-from snugvl.planner.commands import next_command
+from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.footprint.component import Component
+from snugvl.planner.placement import placement
 from snugvl.planner.plan import Choice, Pending, Plan, Rejection
 from snugvl.planner.report.sections import Measured, headline
+from snugvl.planner.verdicts import why_engine
 
 SCHEMA_VERSION = 1
 
@@ -29,9 +31,13 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         },
         "choice": _choice(plan.choice, measured) if plan.choice else None,
         "command": next_command(plan.choice, plan.wishes) if plan.choice else None,
+        "plain_command": plain_command(plan.choice) if plan.choice else None,
         "closest": _choice(plan.closest, measured) if plan.closest else None,
         "runners_up": [_choice(choice, measured) for choice in plan.runners_up],
         "rejections": [_rejection(rejection) for rejection in plan.rejections],
+        "engines": [{"engine": each.engine, "reason": each.reason} for each in plan.verdicts],
+        "why": why_engine(plan) if plan.choice else None,
+        "instead": _choice(plan.instead, measured) if plan.instead else None,
         "pending": [_pending(entry) for entry in plan.pending],
         "refusals": [
             {"model": name, "engine": refusal.engine, "reason": refusal.reason}
@@ -51,10 +57,12 @@ def _choice(choice: Choice, measured: Measured | None) -> dict[str, Any]:
         "total_bytes": choice.footprint.total_bytes,
         "spare_bytes": choice.spare_bytes,
         "peak_phase": choice.footprint.peak_phase,
+        "placement": dict(placement(choice)),
         "components": [_component(part, choice, measured) for part in choice.footprint.components],
         "roofline": {
             "decode_tokens_per_s": choice.speed.decode_tokens_per_s,
             "first_token_s": choice.speed.first_token_s,
+            "crossing_bytes": choice.speed.crossing_bytes,
         },
     }
 

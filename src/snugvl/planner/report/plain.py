@@ -27,6 +27,8 @@ def sections(report: Report) -> list[tuple[str, tuple[str, ...]]]:
     """Titles and lines of the parts below the table, those that have something to say."""
     parts = [
         ("Next", (report.command,) if report.command else ()),
+        ("Without snugvl", (report.plain_command,) if report.plain_command else ()),
+        ("Engine", report.engines),
         ("Also fits", report.also),
         ("Why not", report.why_not),
         ("Coming", report.coming),

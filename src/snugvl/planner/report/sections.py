@@ -1,21 +1,26 @@
 """What a report says, as plain lines and rows; how it looks is up to the renderers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from snugvl.hardware.machine import Machine
-from snugvl.planner.commands import next_command
+from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.footprint.images import scales
+from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
+from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.plan import Choice, Plan
+from snugvl.planner.settings import Settings
 from snugvl.planner.shortfall import gib, megapixels, way_out
+from snugvl.planner.speed import Speed
+from snugvl.planner.verdicts import why_engine, why_not_engines
 
 Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "margin"]
 Measured = Callable[[Choice, str], int | None]  # (choice, component) → bytes measured on this machine
 
 ENGINES = {"native": "snugvl's own engine", "transformers": "transformers", "vllm": "vLLM"}
 ENGINE_NAMES = {
-    "native": "native: snugvl's own, in the same process",
+    "native": "native: snugvl's own",
     "transformers": "Hugging Face transformers",
     "vllm": "vLLM, a server of its own (installed separately)",
 }
@@ -49,6 +54,8 @@ class Report:
     why_not: tuple[str, ...]
     coming: tuple[str, ...]
     notes: tuple[str, ...]
+    engines: tuple[str, ...] = ()
+    plain_command: str | None = None
 
 
 def report(plan: Plan, machine: Machine, measured: Measured | None = None) -> Report:
@@ -67,6 +74,8 @@ def report(plan: Plan, machine: Machine, measured: Measured | None = None) -> Re
         why_not=tuple(_why_not(plan)),
         coming=tuple(_coming(plan)),
         notes=tuple(_notes(plan, machine)),
+        plain_command=plain_command(plan.choice) if plan.choice else None,
+        engines=(why_engine(plan), *why_not_engines(plan)) if plan.choice else (),
     )
 
 
@@ -80,7 +89,8 @@ def headline(plan: Plan, machine: Machine) -> str:
         return f"{plan.closest.option.model.name} does not fit {where}: {gib(short)} too much"
     name, engine = plan.choice.option.model.name, ENGINES[plan.choice.option.engine]
     many = f" × {plan.choice.settings.gpus}" if plan.choice.settings.gpus > 1 else ""
-    return f"{name} fits {where}{many}, with {engine}"
+    only = ", only with layers in main memory" if plan.choice.option.offload else ""
+    return f"{name} fits {where}{many}, with {engine}{only}"
 
 
 def settings_facts(choice: Choice) -> list[tuple[str, str]]:
@@ -95,17 +105,46 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     if settings.concurrency > 1:
         facts.append(("requests", f"{settings.concurrency} at the same time, each with its whole context"))
     if settings.gpus > 1:
-        facts.append(
-            ("GPUs", f"{settings.gpus}: tensor parallel {settings.tensor_parallel}, "
-             f"pipeline parallel {settings.pipeline_parallel}")
-        )  # fmt: skip
-    speed = choice.speed
-    if speed.decode_tokens_per_s is not None:
-        bound = f"at most {speed.decode_tokens_per_s:,.0f} tokens/s"
-        if speed.first_token_s is not None:
-            bound += f", first token after at least {speed.first_token_s:.2f} s"
-        facts.append(("speed", f"{bound} (roofline, an upper bound)"))
+        facts.append(("GPUs", _spread(settings)))
+    if choice.option.offload:
+        facts.append(("host", _offloaded(choice)))
+    if speed := _speed(choice.speed):
+        facts.append(("speed", speed))
     return facts
+
+
+def _spread(settings: Settings) -> str:
+    parts = [
+        (settings.data_parallel, "copies (data parallel)"),
+        (settings.tensor_parallel, "share each layer (tensor parallel)"),
+        (settings.pipeline_parallel, "hold groups of layers (pipeline parallel)"),
+    ]
+    return f"{settings.gpus}: " + ", ".join(f"{count} {what}" for count, what in parts if count > 1)
+
+
+def _offloaded(choice: Choice) -> str:
+    settings, model = choice.settings, choice.option.model
+    layers = model.facts.text.num_layers
+    tower = " and the vision tower" if vision_bytes(model, settings) else ""
+    held = layer_bytes(model, settings) + vision_bytes(model, settings)
+    return (
+        f"{settings.offloaded} of {layers} decoder layers{tower} stay in main memory ({gib(held)}) and cross "
+        "PCI Express when they are computed"
+    )
+
+
+def _speed(speed: Speed) -> str | None:
+    """A bound, or a prediction where the link decides."""
+    if speed.decode_tokens_per_s is None:
+        return None
+    if speed.crossing_bytes:
+        crossing = f"because {gib(speed.crossing_bytes)} cross PCI Express for every token"
+        first = "" if speed.first_token_s is None else f"; first token after {speed.first_token_s:.1f} s"
+        return f"about {speed.decode_tokens_per_s:,.1f} tokens/s, {crossing}{first} (predicted)"
+    bound = f"at most {speed.decode_tokens_per_s:,.0f} tokens/s"
+    if speed.first_token_s is not None:
+        bound += f", first token after at least {speed.first_token_s:.2f} s"
+    return f"{bound} (roofline, an upper bound)"
 
 
 def _weights(choice: Choice) -> str:
@@ -176,7 +215,10 @@ def _why_not(plan: Plan) -> list[str]:
         line = f"{rejection.what}: {gib(rejection.short_bytes)} too much ({why})"
         lines.append(f"{line}; {rejection.remedy}" if rejection.remedy else line)
     reasons: dict[str, list[str]] = {}
+    said = plan.choice.option.model.name if plan.choice else None  # of the chosen one it is in `engines`
     for name, refusal in plan.refusals:
+        if name == said:
+            continue
         reasons.setdefault(f"with {refusal.engine}: {refusal.reason}", []).append(name)
     lines += [f"{', '.join(names)} {reason}" for reason, names in reasons.items()]
     return lines
@@ -202,6 +244,27 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
             "On this system what exceeds the card moves to system memory without an error and runs 2 to 10 "
             "times slower; the margin keeps away from that."
         )
+    if plan.choice is not None:
+        notes += _choice_notes(plan, plan.choice)
     if plan.choice is None and plan.closest is not None:
         notes.append(f"Way out: {way_out(plan, plan.budget)}.")
+    return notes
+
+
+def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
+    notes = []
+    if choice.settings.language_only:
+        whole = replace(choice.settings, language_only=False)
+        freed = gib(tower_bytes(choice.option.model, whole))
+        notes.append(
+            f"Language only: without the vision tower {freed} of weights and the room for images are free; "
+            "pictures are refused."
+        )
+    if choice.option.needs:
+        notes.append(f"It needs {choice.option.needs}.")
+    if plan.instead is not None:
+        other = plan.instead
+        speed = other.speed.decode_tokens_per_s
+        rate = f" and runs at up to {speed:,.0f} tokens/s" if speed else ""
+        notes.append(f"{other.option.model.name} in {other.settings.weights_name} fits whole{rate}.")
     return notes
