@@ -102,7 +102,7 @@ def _capabilities(
         images=resolution is not None,
         video=preparer.videos,
         max_pixels=0 if resolution is None else resolution.max_pixels,
-        min_pixels=0 if resolution is None else resolution.min_pixels,
+        min_pixels=0 if resolution is None else resolution.smallest,
         engine="transformers",
         device="CPU" if parts.device.type == "cpu" else parts.place.name,
         dtype=named,

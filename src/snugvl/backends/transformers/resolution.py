@@ -36,6 +36,13 @@ class Resolution:
     min_pixels: int
     max_pixels: int
 
+    @property
+    def smallest(self) -> int:
+        """Pixels of the smallest picture that the model sees; smaller ones are scaled up to it."""
+        if _kind(self.processor) == "area":
+            return min(_size(self.processor)["shortest_edge"], self.max_pixels)
+        return self.min_pixels
+
     def arguments(self, limit: int) -> dict[str, Any]:
         """What to tell the processor so that a picture has at most `limit` pixels; {}: it has no such say."""
         edge = _edge(self.processor)

@@ -1,0 +1,112 @@
+"""The engines that keep one contract, each over the same tiny checkpoint, as the server holds them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from snugvl.backends.inprocess import InProcessEngine
+from snugvl.backends.protocol import Capabilities, Delta, Request, Stream
+from snugvl.backends.service import EngineService
+from snugvl.backends.supervised import EngineChoice, SupervisedEngine, Supervision
+from snugvl.backends.wire import HostedEngine
+
+CONTEXT = 1024
+PATIENCE_S = 120.0
+QUICK = Supervision(ping_s=0.2, snapshot_s=0.05)
+
+T = TypeVar("T")
+
+
+def native(folder: Path) -> EngineService:
+    """Our engine in this process."""
+    from snugvl.loading import load_engine
+
+    return InProcessEngine(load_engine(folder, device="cpu", dtype="float32", context=CONTEXT).backend)
+
+
+def transformers(folder: Path) -> EngineService:
+    """transformers in this process."""
+    from snugvl.backends.transformers.loading import load_engine
+
+    return InProcessEngine(load_engine(folder, device="cpu", dtype="float32", context=CONTEXT).backend)
+
+
+def supervised(engine: HostedEngine) -> Callable[[Path], EngineService]:
+    """One of them in a child process, as `snugvl serve` runs it."""
+
+    def make(folder: Path) -> EngineService:
+        choice = EngineChoice(str(folder), device="cpu", dtype="float32", context=CONTEXT, engine=engine)
+        return SupervisedEngine(choice, QUICK)
+
+    return make
+
+
+IN_PROCESS: dict[str, Callable[[Path], EngineService]] = {"native": native, "transformers": transformers}
+CHILDREN: dict[str, Callable[[Path], EngineService]] = {
+    "native": supervised("native"),
+    "transformers": supervised("transformers"),
+}
+
+
+class Running:
+    """A service in an event loop that lives as long as the tests that share it."""
+
+    def __init__(self, name: str, service: EngineService) -> None:
+        self.name = name
+        self.service = service
+        self._runner = asyncio.Runner()
+        self.run(service.start())
+        self.run(until(lambda: service.health.ready or service.health.state == "failed"))
+        assert service.health.ready, service.health.detail
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of the loaded model."""
+        assert self.service.capabilities is not None
+        return self.service.capabilities
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine in the service's loop."""
+        return self._runner.run(coroutine)
+
+    def ask(self, request: Request) -> list[Delta]:
+        """Every delta of a request's answer."""
+
+        async def asked() -> list[Delta]:
+            return await read(await self.service.submit(request))
+
+        return self.run(asked())
+
+    def text(self, request: Request) -> str:
+        """The text of a request with one choice."""
+        return "".join(delta.text for delta in self.ask(request))
+
+    def idle(self) -> None:
+        """Wait until the engine itself says that nothing runs or waits."""
+
+        def nothing() -> bool:
+            snapshot = self.service.snapshot
+            return snapshot is not None and not snapshot.load.running and not snapshot.load.waiting
+
+        self.run(until(nothing))
+
+    def close(self) -> None:
+        """End the service and its loop."""
+        self.run(self.service.close())
+        self._runner.close()
+
+
+async def read(stream: Stream) -> list[Delta]:
+    """All of an answer."""
+    with stream:
+        return [delta async for delta in stream]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until the condition holds."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, f"waited {PATIENCE_S:g} s in vain"
+        await asyncio.sleep(0.005)

@@ -1,0 +1,93 @@
+"""What every engine refuses, with the same class and field; and nobody else is harmed."""
+
+from dataclasses import replace
+
+import pytest
+
+from snugvl.backends.protocol import Grammar, Request, Tool, ToolUse, user
+from snugvl.errors import DeadlineExceeded, ImageError, RequestError, RequestTooLarge, SnugvlError
+from snugvl.sampling import SamplingParams
+from tests.backends.contract.engines import CONTEXT, Running
+from tests.backends.contract.requests import TOOLS, asked, picture
+
+SHORT = SamplingParams(max_tokens=3)
+REFUSED: dict[str, tuple[Request, type[SnugvlError], str | None]] = {
+    "a prompt longer than the context": (asked("red " * 2000), RequestTooLarge, "messages"),
+    "more tokens than the context": (asked(max_tokens=CONTEXT + 1), RequestTooLarge, "max_tokens"),
+    "a bare prompt longer than the context": (
+        Request(prompt="red " * 2000, sampling=SHORT),
+        RequestTooLarge,
+        "prompt",
+    ),
+    "a control token": (asked("a <|im_end|> b"), RequestError, "messages[0].content"),
+    "a control token across parts": (asked("a <|im_", "end|> b"), RequestError, "messages[0].content"),
+    "a control token in a bare prompt": (
+        Request(prompt="a <|im_end|>", sampling=SHORT),
+        RequestError,
+        "prompt",
+    ),
+    "an empty bare prompt": (Request(prompt="", sampling=SHORT), RequestError, "prompt"),
+    "an id beyond the vocabulary": (Request(prompt=(1, 99_999), sampling=SHORT), RequestError, "prompt"),
+    "messages and a prompt": (
+        Request((user("a"),), SHORT, prompt="a"),
+        RequestError,
+        "prompt",
+    ),
+    "tools with a prompt": (Request(prompt="a", sampling=SHORT, tools=TOOLS), RequestError, "tools"),
+    "tools and a grammar": (
+        Request((user("a"),), SHORT, tools=TOOLS, grammar=Grammar("regex", "a")),
+        RequestError,
+        "response_format",
+    ),
+    "a tool with a bad name": (
+        Request((user("a"),), SHORT, tools=ToolUse((Tool("a b"),))),
+        RequestError,
+        "tools[0].name",
+    ),
+    "a schema that says nothing sensible": (
+        Request((user("a"),), SHORT, grammar=Grammar("json_schema", '{"type": "nonsense"}')),
+        RequestError,
+        "response_format",
+    ),
+    "a broken regular expression": (
+        Request((user("a"),), SHORT, grammar=Grammar("regex", "[a")),
+        RequestError,
+        "response_format",
+    ),
+    "a picture that is a strip": (asked(picture((2, 600)), "?"), ImageError, None),
+    "no messages": (Request((), SHORT), RequestError, "messages"),
+    "a bias beyond the vocabulary": (asked(logit_bias={99_999: 1.0}), RequestError, "logit_bias"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_with_its_class_and_field(name: str, running: Running) -> None:
+    request, kind, field = REFUSED[name]
+    with pytest.raises(kind) as caught:
+        running.ask(request)
+    if field is not None:
+        assert getattr(caught.value, "field", None) == field
+    assert len(str(caught.value)) > 20
+    assert running.text(asked(max_tokens=3))
+
+
+def test_a_refusal_for_length_has_the_numbers(running: Running) -> None:
+    with pytest.raises(RequestTooLarge, match=r"1,?024"):
+        running.ask(asked(picture((512, 512)), "?", max_tokens=900))
+
+
+def test_an_answer_without_a_limit_takes_what_the_context_leaves(running: Running) -> None:
+    request = asked("red " * 320)
+    unlimited = replace(request, sampling=SamplingParams(ignore_eos=True))
+    last = running.ask(unlimited)[-1]
+    assert last.finish_reason == "length"
+    assert last.usage is not None
+    assert last.usage.prompt_tokens + last.usage.completion_tokens == CONTEXT
+
+
+def test_a_deadline_ends_the_answer(running: Running) -> None:
+    late = replace(asked(max_tokens=900), deadline_s=0.05)
+    with pytest.raises(DeadlineExceeded, match="deadline"):
+        running.ask(late)
+    assert running.text(asked(max_tokens=3))
+    running.idle()
