@@ -1,4 +1,4 @@
-"""Tiny random Qwen3.5 checkpoints, written by transformers: three layers of linear attention to a full one."""
+"""Tiny random Qwen3.5 checkpoints, written by transformers: three linear layers and a full one."""
 
 import json
 from copy import deepcopy
@@ -49,7 +49,8 @@ class Options:
     predictor: bool = False  # the mtp.* tensors that published files carry
     vocab: int = VOCAB
     placeholders: tuple[int, int, int, int] = (IMAGE, VIDEO, START, END)
-    seed: int = 0
+    hidden: int = 64
+    value_heads: int = 4
 
 
 def config(options: Options = Options()) -> dict[str, Any]:
@@ -64,8 +65,14 @@ def config(options: Options = Options()) -> dict[str, Any]:
         "video_token_id": video,
         "vision_start_token_id": start,
         "vision_end_token_id": end,
-        "text_config": TEXT | {"dtype": "float32", "vocab_size": options.vocab},
-        "vision_config": vision | {"model_type": "qwen3_5_vision"},
+        "text_config": TEXT
+        | {
+            "dtype": "float32",
+            "vocab_size": options.vocab,
+            "hidden_size": options.hidden,
+            "linear_num_value_heads": options.value_heads,
+        },
+        "vision_config": vision | {"model_type": "qwen3_5_vision", "out_hidden_size": options.hidden},
     }
     return deepcopy(values)  # transformers writes into the dictionaries it is given
 
@@ -73,7 +80,7 @@ def config(options: Options = Options()) -> dict[str, Any]:
 def write(folder: Path, options: Options = Options()) -> Path:
     """Write a checkpoint and return its folder. Weights are large enough that every part matters."""
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(options.seed)
+    torch.manual_seed(0)
     model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(**config(options)))
     state = {name: _random(name, tensor) for name, tensor in model.state_dict().items()}
     if options.tied:

@@ -1,0 +1,186 @@
+"""Qwen3.5 against transformers' generate(), in every company that Qwen3-VL is (`test_oracle.py`), and beyond.
+
+Its states pass from chunk to chunk, from seat to seat, and to the choices of a request.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3_5ForConditionalGeneration
+from transformers.models.auto import image_processing_auto, processing_auto, video_processing_auto
+
+import snugvl
+from snugvl.backends.measure import Meter
+from snugvl.backends.protocol import user
+from snugvl.checkpoint.configs import read_config
+from snugvl.engine.engine import Engine
+from snugvl.engine.request import EngineRequest
+from snugvl.inputs.prompt import PreparedPrompt, Processor
+from snugvl.loading import load_engine
+from snugvl.models.loader import load_model
+from snugvl.models.qwen3_5 import Qwen35
+from snugvl.sampling import SamplingParams
+from snugvl.tasks.parse import answer_text
+from tests import hybrid
+from tests.backends.conftest import CPU
+from tests.backends.test_oracle import (
+    engine,
+    expected,
+    picture,
+    prompts,
+    test_greedy_tokens_after_an_abort,
+    test_greedy_tokens_alone,
+    test_greedy_tokens_among_strangers_who_come_late,
+    test_greedy_tokens_through_preemption,
+    test_greedy_tokens_when_prompts_are_prefilled_in_small_chunks,
+    test_the_whole_path_from_files_gives_the_oracles_text,
+)
+from tests.inputs.conftest import SPECIAL, small_tokenizer, write_checkpoint
+
+__all__ = [
+    "expected",
+    "prompts",
+    "test_greedy_tokens_after_an_abort",
+    "test_greedy_tokens_alone",
+    "test_greedy_tokens_among_strangers_who_come_late",
+    "test_greedy_tokens_through_preemption",
+    "test_greedy_tokens_when_prompts_are_prefilled_in_small_chunks",
+    "test_the_whole_path_from_files_gives_the_oracles_text",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_checkpoint(tmp_path_factory.mktemp("hybrid"))
+    names = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    assert set(names) < set(SPECIAL)
+    image, video, start, end = (small_tokenizer().token_to_id(name) for name in names)
+    return hybrid.write(
+        folder, hybrid.Options(vocab=512, placeholders=(image, video, start, end), predictor=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def network(folder: Path) -> Qwen35:
+    made = load_model(folder, dtype=torch.float32, device=CPU)
+    assert isinstance(made, Qwen35)
+    return made
+
+
+@pytest.fixture(scope="module")
+def processor(folder: Path) -> Processor:
+    return Processor.from_folder(folder, read_config(folder))
+
+
+@pytest.fixture(scope="module")
+def transformers_model(folder: Path) -> Any:
+    return Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+
+
+def sampled(name: str, prompt: PreparedPrompt, **changes: Any) -> EngineRequest:
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True, **changes)
+    return EngineRequest(name, prompt.prompt_ids, sampling, prompt.vision)
+
+
+def choices(engine: Engine, *requests: EngineRequest) -> dict[tuple[str, int], list[int]]:
+    for request in requests:
+        engine.add(request)
+    found: dict[tuple[str, int], list[int]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            if output.token_id is not None:
+                found.setdefault((output.request_id, output.choice), []).append(output.token_id)
+        engine.check_integrity()
+    return found
+
+
+def test_three_choices_draw_what_they_draw_in_any_company(
+    network: Qwen35, prompts: dict[str, PreparedPrompt]
+) -> None:
+    asked = sampled("asked", prompts["one image"], n=3, temperature=1.0, seed=7)
+    alone = choices(engine(network), asked)
+    assert len({tuple(tokens) for tokens in alone.values()}) == 3
+    strangers = [sampled("text", prompts["no image"], n=2), sampled("more", prompts["three images"])]
+    for changes in ({}, {"max_num_seqs": 2}, {"num_blocks": 16}):
+        company = choices(engine(network, **changes), strangers[0], asked, strangers[1])
+        assert {key: tokens for key, tokens in company.items() if key[0] == "asked"} == alone
+
+
+def test_a_seat_is_empty_for_whoever_comes_next(
+    network: Qwen35, prompts: dict[str, PreparedPrompt], expected: dict[str, list[int]]
+) -> None:
+    """One seat: the next request sits where one was aborted in its prompt, and then in its answer."""
+    shared = engine(network, max_num_seqs=1, max_batched_tokens=32)
+    for steps in (1, 9):
+        shared.add(sampled("gone", prompts["one image"]))
+        for _ in range(steps):
+            shared.step()
+        shared.abort("gone")
+        request = sampled("next", prompts["no image"])
+        assert choices(shared, request)["next", 0] == expected["no image"][:20]
+
+
+def test_what_is_planned_for_the_states_is_what_they_take(folder: Path) -> None:
+    loaded = load_engine(folder, device="cpu", dtype="auto", context=512)
+    try:
+        backend = loaded.backend
+        memory = backend.memory()
+        seats = backend._engine.config.max_num_seqs + 1
+        # 3 layers of 4 heads of 16 · 8, and 3 inputs of 2 · 2 · 16 + 4 · 8 channels, in float32
+        assert memory["recurrent_state"] == seats * 3 * (4 * 16 * 8 + 3 * 96) * 4
+        held = memory["kv_cache"] + memory["recurrent_state"]
+        meter = Meter(loaded.place.device, loaded.planned, loaded.weights, held)
+        ledger = meter.read(memory, backend.stats())
+        row = ledger.row("recurrent state")
+        assert row is not None
+        assert row.planned_bytes == row.measured_bytes == memory["recurrent_state"]
+        cache = ledger.row("KV cache")
+        assert cache is not None
+        assert cache.planned_bytes is not None
+        assert (
+            cache.planned_bytes
+            >= memory["kv_cache"]
+            == 1 * 2 * backend._engine.config.cache_tokens * 2 * 32 * 4
+        )
+        for name in ("text weights", "vision weights"):
+            assert loaded.planned[name] == loaded.weights[name]
+    finally:
+        backend.close()
+
+
+def test_tasks_and_chat_work_on_a_folder(folder: Path) -> None:
+    with snugvl.load(folder, device="cpu", context=1024) as model:
+        assert model.caption(picture(64, 64, 1), max_tokens=8).text
+        request = snugvl.Request((user("What is a red circle?"),), SamplingParams(max_tokens=5))
+        assert model.backend.submit(request).prompt_tokens > 5
+        stats = model.backend.stats()
+        assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (0, 0)
+
+
+def test_what_a_thinking_template_opens_the_answer_closes(folder: Path, tmp_path: Path) -> None:
+    """Qwen3.5's template may end with <think>: the reasoning and its end are then the answer's beginning."""
+    thinking = tmp_path / "thinking"
+    thinking.mkdir()
+    for path in folder.iterdir():
+        (thinking / path.name).symlink_to(path)
+    template = thinking / "chat_template.jinja"
+    text = template.read_text()
+    template.unlink()
+    template.write_text(text.replace("<|im_start|>assistant\\n'", "<|im_start|>assistant\\n<think>\\n'"))
+    made = Processor.from_folder(thinking, read_config(thinking))
+    plain = Processor.from_folder(folder, read_config(folder))
+    extra = made.prepare([user("What?")]).prompt_ids[len(plain.prepare([user("What?")]).prompt_ids) :]
+    assert made.tokenizer.decode(list(extra), skip_special=False) == "<think>\n"
+    assert answer_text("It is round and red.\n</think>\n\nA red circle.") == "A red circle."
+
+
+def test_transformers_prepares_prompts_for_it_as_for_qwen3_vl() -> None:
+    """So what `tests/inputs` compares with Qwen3-VL's processor holds for Qwen3.5."""
+    for names in (
+        processing_auto.PROCESSOR_MAPPING_NAMES,
+        image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES,
+        video_processing_auto.VIDEO_PROCESSOR_MAPPING_NAMES,
+    ):
+        assert names["qwen3_5"] == names["qwen3_vl"]
