@@ -4,9 +4,9 @@
     python benchmarks/plan_vs_native.py pocket --weights auto --device cpu --cells 512:256:2:2GiB
 
 A cell is CONTEXT:SIDE:REQUESTS:MEMORY, in a process of its own, held to MEMORY as `snugvl serve --memory`
-holds it: a prompt that fills the context with an image of SIDE×SIDE pixels; so many streams, greedy and drawn,
-and that image encoded beside them; then every size of a batch. Several cells run side by side on one card:
-each is capped, and the driver counts each process by itself. No cell's plan learns from another.
+holds it: a prompt that fills the context with an image of SIDE×SIDE pixels; so many streams, greedy and
+drawn, and that image encoded beside them; then every size of a batch. Several cells run side by side on one
+card: each is capped, and the driver counts each process by itself. No cell's plan learns from another.
 
 Prints planned and measured bytes in all and, over all cells, by row of the ledger. The goal: within 2 % or
 64 MiB, never more than 64 MiB below what is taken.
