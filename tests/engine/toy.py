@@ -24,10 +24,10 @@ from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.layers.attention import AttentionMetadata, paged_attention
-from snugvl.layers.delta_rule import Rule
+from snugvl.layers.delta_rule import Rule, recur_at, scan_at
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, GridTHW, PatchReader
-from snugvl.models.linear_attention import recur_at, runs, scan_at
+from snugvl.models.linear_attention import runs
 from snugvl.models.mrope import mrope_positions
 from snugvl.sampling import SamplingParams
 

@@ -107,6 +107,28 @@ def scan(rule: Rule, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return outputs.flatten(1, 2)[:, :tokens].transpose(0, 1), state
 
 
+def recur_at(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Tensor:
+    """`recur` on the states at `seats` `[sequences]` of `[seats, value_heads, key_dim, value_dim]`, in place.
+
+    Returns `[sequences, value_heads, value_dim]`.
+    """
+    if states.is_cuda:
+        from snugvl.layers.kernels import delta_rule  # needs triton, which only GPUs bring
+
+        parts = (rule.query, rule.key, rule.value, rule.decay, rule.beta)
+        return delta_rule.recur(*parts, states, seats, EPS)
+    output, after = recur(rule, states.index_select(0, seats))
+    states.index_copy_(0, seats, after)
+    return output
+
+
+def scan_at(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Tensor:
+    """`scan` on the state at the one of `seats` `[1]`, in place; `[tokens, value_heads, value_dim]`."""
+    output, after = scan(rule, states.index_select(0, seats)[0])
+    states.index_copy_(0, seats, after[None])
+    return output
+
+
 def _unit(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS)
 

@@ -24,7 +24,7 @@ from torch.nn.functional import silu, softplus
 
 from snugvl.checkpoint.architecture import TextConfig
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.layers.delta_rule import Rule, recur, scan
+from snugvl.layers.delta_rule import Rule, recur_at, scan_at
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
@@ -136,20 +136,3 @@ class GatedDeltaNet(nn.Module):
             total = tap * weight if total is None else torch.addcmul(total, tap, weight)
         assert total is not None
         return silu(total.to(kind))
-
-
-def recur_at(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Tensor:
-    """`recur` on the states at `seats` `[sequences]` of `[seats, value_heads, key_dim, value_dim]`, in place.
-
-    Returns `[sequences, value_heads, value_dim]`.
-    """
-    output, after = recur(rule, states.index_select(0, seats))
-    states.index_copy_(0, seats, after)
-    return output
-
-
-def scan_at(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Tensor:
-    """`scan` on the state at the one of `seats` `[1]`, in place; `[tokens, value_heads, value_dim]`."""
-    output, after = scan(rule, states.index_select(0, seats)[0])
-    states.index_copy_(0, seats, after[None])
-    return output

@@ -5,6 +5,7 @@ import torch
 
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kernels import attention
+from snugvl.layers.kernels.norm import normed
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.rotary import rotate
@@ -119,3 +120,33 @@ def test_norm_rotation_and_cache_write(normed: bool, device: torch.device) -> No
     torch.testing.assert_close(values[slots[:4]], v[:4])
     untouched = [slot for slot in range(32) if slot not in (3, 0, 31, 17)]
     torch.testing.assert_close(store.storage[:, :, untouched], before[:, :, untouched])
+
+
+@pytest.mark.parametrize("rotated", [8, 32])
+def test_gates_and_zero_centred_norms(rotated: int, device: torch.device) -> None:
+    """Qwen3.5: each query is followed by its gate, the norms' weights are distances from 1."""
+    heads, kv_heads, dim, tokens = 4, 2, 32, 3
+    store = cache(device, kv_heads, dim, blocks=1)
+    qkv = torch.randn(tokens, 2 * heads + 2 * kv_heads, dim, device=device)
+    norms = [RMSNorm(dim, 1e-6, 1.0).to(device) for _ in range(2)]
+    for norm in norms:
+        torch.nn.init.normal_(norm.weight)
+    angles = torch.rand(tokens, rotated // 2, device=device) * 6
+    full = (torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin())
+    slots = torch.tensor([3, 0, 7], device=device)
+    q, k, v = qkv.split((2 * heads, kv_heads, kv_heads), dim=1)
+    weights = (norms[0].weight.detach(), norms[1].weight.detach())
+    where = (slots, *store.layer(0))
+    ours = attention.write(qkv, weights, 1e-6, full, *where, heads, offset=1.0, gated=True)
+    torch.testing.assert_close(ours, rotate(norms[0](q[:, ::2]), full), atol=1e-5, rtol=1e-4)
+    keys, values = store.layer(0)
+    torch.testing.assert_close(keys[slots], rotate(norms[1](k), full), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(values[slots], v)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_rms_norm(offset: float, device: torch.device) -> None:
+    x = torch.randn(3, 48, device=device)
+    weight = torch.randn(48, device=device)
+    right = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * (offset + weight)
+    torch.testing.assert_close(normed(x, weight, 1e-6, offset), right, atol=1e-5, rtol=1e-5)

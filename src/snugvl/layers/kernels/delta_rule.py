@@ -1,0 +1,105 @@
+"""One token of the gated delta rule for each of several sequences, states changed where they are.
+
+    grid   (sequence, value head, part of the values): S `[KEY, BLOCK]` is read once, kept in registers, and
+           written back; columns of S don't depend on one another.
+
+Plain torch would gather the states, and hold several of them in float32: see `layers/delta_rule.py`, which
+this computes.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 32  # values of a program: S takes 128 · 32 registers of a block's
+
+
+@triton.jit
+def correct(
+    query,
+    key,
+    value,
+    decay,
+    beta,
+    seats,
+    states,
+    out,
+    query_stride,
+    key_stride,
+    value_stride,
+    decay_stride,
+    beta_stride,
+    scale,
+    eps,
+    HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Strides are those from one sequence to the next; `out` `[sequences, HEADS, VALUE]` float32.
+
+    `states` `[seats, HEADS, KEY, VALUE]`; `SHARED`: value heads that a key head serves; `WIDE`: a power of
+    two that holds a key.
+    """
+    sequence = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    row = tl.arange(0, WIDE)
+    column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    within = row < KEY
+    beside = column < VALUE
+    at = head // SHARED * KEY + row
+    q = tl.load(query + sequence * query_stride + at, mask=within, other=0).to(tl.float32)
+    k = tl.load(key + sequence * key_stride + at, mask=within, other=0).to(tl.float32)
+    q = q * tl.rsqrt(tl.sum(q * q, 0) + eps) * scale
+    k = k * tl.rsqrt(tl.sum(k * k, 0) + eps)
+    v = tl.load(value + sequence * value_stride + head * VALUE + column, mask=beside, other=0).to(tl.float32)
+    kept = tl.exp(tl.load(decay + sequence * decay_stride + head).to(tl.float32))
+    share = tl.load(beta + sequence * beta_stride + head).to(tl.float32)
+    seat = tl.load(seats + sequence).to(tl.int64)
+    place = states + (seat * HEADS + head) * KEY * VALUE + row[:, None] * VALUE + column[None, :]
+    inside = within[:, None] & beside[None, :]
+    s = tl.load(place, mask=inside, other=0) * kept
+    change = (v - tl.sum(s * k[:, None], 0)) * share
+    s += k[:, None] * change[None, :]
+    tl.store(place, s, mask=inside)
+    target = out + (sequence * HEADS + head) * VALUE + column
+    tl.store(target, tl.sum(s * q[:, None], 0), mask=beside)
+
+
+def recur(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    seats: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """The parts of a `Rule`, whose rows may be apart, on float32 `states` at `seats` `[sequences]` int64.
+
+    Returns `[sequences, value_heads, value_dim]` float32. Seats that stand twice are left in any state.
+    """
+    sequences, heads, width = value.shape
+    out = torch.empty(sequences, heads, width, dtype=torch.float32, device=value.device)
+    rows = (query, key, value, decay, beta)
+    assert all(x[0].is_contiguous() for x in rows), "the heads of a token must lie side by side"
+    correct[(sequences, heads, triton.cdiv(width, BLOCK))](
+        *rows,
+        seats,
+        states,
+        out,
+        *(x.stride(0) for x in rows),
+        key.shape[2] ** -0.5,
+        eps,
+        HEADS=heads,
+        SHARED=heads // key.shape[1],
+        KEY=key.shape[2],
+        VALUE=width,
+        WIDE=triton.next_power_of_2(key.shape[2]),
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+    return out
