@@ -86,13 +86,13 @@ class TransformersBackend:
         return self._worker.call(lambda: self._engine.stats)
 
     def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
-        """Token ids of a text as it is, or of a conversation through the chat template.
+        """Token ids of a bare prompt, or of a conversation through the chat template.
 
         Raises:
             RequestError: text that can't be tokenised, or a conversation the template refuses.
         """
         if isinstance(prompt, str):
-            return Tokens(self._preparer.ids_of(prompt))
+            return Tokens(self._preparer.ids_of(prompt, special=True))
         made = self._preparer.prepare(prompt, tools=() if tools is None else tools.tools).prompt
         return Tokens(made.prompt_ids, made.image_tokens)
 

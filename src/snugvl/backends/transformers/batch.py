@@ -81,10 +81,10 @@ class Batch:
     def join(self, other: "Batch") -> None:
         """Put the rows of `other` below these; both are `shared`."""
         columns = max(self.columns, other.columns)
-        mine, theirs = self._columns_of(columns), other._columns_of(columns)
+        names = {"attention_mask", *self._per_token(), *other._per_token()}
+        mine, theirs = self._columns_of(columns, names), other._columns_of(columns, names)
         self._told |= {
-            name: torch.cat([value, theirs[name].to(value.device)], dim=value.dim() - 2)
-            for name, value in mine.items()
+            name: torch.cat([mine[name], theirs[name]], dim=mine[name].dim() - 2) for name in names
         }
         join(self._told["past_key_values"], other._told["past_key_values"], columns - 1)
         self._ids = torch.cat([_left(self._ids, columns), _left(other._ids, columns)])
@@ -131,10 +131,11 @@ class Batch:
     def _per_token(self) -> dict[str, torch.Tensor]:
         return {name: self._told[name] for name in PER_TOKEN if self._told.get(name) is not None}
 
-    def _columns_of(self, columns: int) -> dict[str, torch.Tensor]:
-        """What is told for every token, so many columns wide; the attention mask among it."""
+    def _columns_of(self, columns: int, names: set[str]) -> dict[str, torch.Tensor]:
+        """What is told for every token, so many columns wide; what isn't told is 1 in a mask, 0 as a kind."""
         told = self._per_token()
-        told.setdefault("attention_mask", torch.ones_like(self._ids))
+        for name in names - told.keys():
+            told[name] = torch.full_like(self._ids, int(name == "attention_mask"))
         return {name: _left(value, columns) for name, value in told.items()}
 
     def _pick(self, rows: list[int]) -> None:
