@@ -58,8 +58,7 @@ class Running:
         self.service = service
         self._runner = asyncio.Runner()
         self.run(service.start())
-        self.run(until(lambda: service.health.ready or service.health.state == "failed"))
-        assert service.health.ready, service.health.detail
+        self.run(ready(service))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -110,3 +109,9 @@ async def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end, f"waited {PATIENCE_S:g} s in vain"
         await asyncio.sleep(0.005)
+
+
+async def ready(service: EngineService) -> None:
+    """Wait until it serves. One that dies as it loads would come again and again: it fails here at once."""
+    await until(lambda: service.health.state != "starting")
+    assert service.health.ready, service.health.detail

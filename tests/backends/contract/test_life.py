@@ -9,7 +9,7 @@ import pytest
 from snugvl.backends.protocol import Delta, Stream
 from snugvl.backends.service import EngineService
 from snugvl.errors import EngineError, EngineUnavailable
-from tests.backends.contract.engines import CHILDREN, PATIENCE_S, Running, read, until
+from tests.backends.contract.engines import CHILDREN, PATIENCE_S, Running, read, ready, until
 from tests.backends.contract.requests import QUESTION, asked, picture, texts
 
 LONG = asked(max_tokens=900)
@@ -77,9 +77,7 @@ def test_a_life_from_loading_to_the_last_answer(name: str, checkpoint: Path, ref
         with pytest.raises(EngineUnavailable) as early:
             await child.submit(asked())
         assert early.value.retry_after_s >= 1
-        async with asyncio.timeout(PATIENCE_S):
-            await until(lambda: child.health.state != "starting")
-        assert child.health.ready, child.health.detail
+        await ready(child)
         pids.extend(process.pid for process in psutil.Process().children(recursive=True))
         assert child.capabilities is not None
         await until(lambda: load_is(child, 0))
@@ -126,7 +124,7 @@ def test_closing_ends_every_answer_with_an_error(name: str, checkpoint: Path) ->
     async def test() -> None:
         service = CHILDREN[name](checkpoint)
         await service.start()
-        await until(lambda: service.health.ready)
+        await ready(service)
         streams: list[Stream] = [await service.submit(LONG) for _ in range(3)]
         readers = [asyncio.ensure_future(read(stream)) for stream in streams]
         await until(lambda: load_is(service, 3))
