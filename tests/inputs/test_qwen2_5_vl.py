@@ -16,7 +16,9 @@ from snugvl.backends.protocol import Picture, Video, user
 from snugvl.checkpoint.configs import read_config
 from snugvl.checkpoint.resize import smart_resize
 from snugvl.errors import ImageError, RequestError
+from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.inputs.prompt import Processor
+from snugvl.inputs.video import read_video_preprocessor
 from snugvl.models.mrope import mrope_positions
 from tests import qwen2_5_vl
 from tests.inputs.test_prompt import ANSWER, SYSTEM, ask_oracle, clip, noise
@@ -32,6 +34,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ours(folder: Path) -> Processor:
     return Processor.from_folder(folder, read_config(folder))
+
+
+@pytest.fixture(scope="module")
+def images(folder: Path) -> ImagePreprocessor:
+    return ImagePreprocessor.from_folder(folder)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +74,9 @@ def theirs(folder: Path, video_oracle: Any) -> Any:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_patches_equal_transformers(ours: Processor, theirs: Any, size: tuple[int, int]) -> None:
+def test_patches_equal_transformers(images: ImagePreprocessor, theirs: Any, size: tuple[int, int]) -> None:
     image = noise(*size)
-    item, expected = ours.images.prepare(image), theirs.image_processor(images=[image], return_tensors="pt")
+    item, expected = images.prepare(image), theirs.image_processor(images=[image], return_tensors="pt")
     assert list(item.grid_thw) == expected["image_grid_thw"][0].tolist()
     assert item.patches.dtype == torch.uint8
     assert torch.equal(item.values(), expected["pixel_values"])
@@ -130,7 +137,9 @@ def test_capped_frames_equal_transformers(folder: Path, theirs: Any, tmp_path: P
         (tmp_path / path.name).symlink_to(path)
     values = qwen2_5_vl.IMAGES | {"cap_pixels_per_frame": True, "max_video_tokens": 2000}
     (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(values))
-    capped = Processor.from_folder(tmp_path, read_config(tmp_path)).videos
+    vision = read_config(tmp_path).vision
+    assert vision is not None
+    capped = read_video_preprocessor(tmp_path, vision)
     assert capped is not None
     settings = {key: value for key, value in values.items() if not key.endswith(("type", "class"))}
     oracle = type(theirs.video_processor)(**settings)

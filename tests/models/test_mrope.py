@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Qwen3VLConfig
+from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from snugvl.models.mrope import mrope_positions
-from tests import checkpoints
+from tests import checkpoints, qwen2_5_vl
 from tests.checkpoints import END, IMAGE, START, VIDEO
 
 grids = st.tuples(
@@ -48,6 +49,43 @@ def test_positions_equal_transformers(
         video_grid_thw=torch.tensor(by_kind["video"]) if by_kind["video"] else None,
     )
     positions, ours = mrope_positions(ids, all_grids, placeholders=(IMAGE, VIDEO), merge_size=2)
+    assert torch.equal(positions, expected[:, 0])
+    assert ours == int(delta)
+
+
+@pytest.fixture(scope="module")
+def oracle_of_times() -> Qwen2_5_VLModel:
+    with torch.device("meta"):
+        return Qwen2_5_VLModel(Qwen2_5_VLConfig(**qwen2_5_vl.config()))
+
+
+@given(parts=parts, seconds=st.floats(0, 30, width=32))
+def test_positions_of_one_run_equal_transformers(
+    oracle_of_times: Qwen2_5_VLModel, parts: list[int | tuple[str, int, int, int]], seconds: float
+) -> None:
+    """Qwen2.5-VL: a video is one run, its frames apart in time."""
+    ids: list[int] = []
+    grids, steps, by_kind = [], [], {"image": [], "video": []}
+    per_second = qwen2_5_vl.VISION["tokens_per_second"]
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(part)
+            continue
+        kind, t, h, w = part
+        grid = (t if kind == "video" else 1, 2 * h, 2 * w)
+        grids.append(grid)
+        by_kind[kind].append(grid)
+        steps.append(float(per_second * torch.tensor(seconds)) if kind == "video" else None)
+        ids += [START, *[IMAGE if kind == "image" else VIDEO] * (grid[0] * h * w), END]
+    kinds = [1 if token == IMAGE else 2 if token == VIDEO else 0 for token in ids]
+    expected, delta = oracle_of_times.get_rope_index(
+        torch.tensor([ids]),
+        torch.tensor([kinds]),
+        image_grid_thw=torch.tensor(by_kind["image"]) if by_kind["image"] else None,
+        video_grid_thw=torch.tensor(by_kind["video"]) if by_kind["video"] else None,
+        second_per_grid_ts=torch.tensor([seconds] * len(by_kind["video"])),
+    )
+    positions, ours = mrope_positions(ids, grids, placeholders=(IMAGE, VIDEO), merge_size=2, time_steps=steps)
     assert torch.equal(positions, expected[:, 0])
     assert ours == int(delta)
 
