@@ -44,11 +44,13 @@ class Wish:
         context: tokens of one conversation; as many as fit, up to 8,192.
         max_pixels: limit of one image; what half of the context holds.
         weights: format of the decoder's weights; the best that fits.
+        language_only: leave the vision tower out.
     """
 
     context: int | None = None
     max_pixels: int | None = None
     weights: WeightFormat | None = None
+    language_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,12 @@ class _Question:
     options: tuple[Option, ...]
     dtype: torch.dtype
     place: Place
+    language_only: bool = False
+
+    @property
+    def sees(self) -> bool:
+        """Whether there is a vision tower to place."""
+        return self.facts.vision is not None and not self.language_only
 
     def settings(self, length: int, pixels: int, option: Option) -> Iterator[Settings]:
         """One step in one format: as fast as it can be first."""
@@ -96,7 +104,8 @@ class _Question:
             option.head,
             context=length,
             max_pixels=pixels or None,
-            images=1 if self.facts.vision else 0,
+            images=1 if self.sees else 0,
+            language_only=self.facts.vision is not None and self.language_only,
             float32=wide,
             eager=cpu,
         )
@@ -180,18 +189,36 @@ def allocate(facts: ModelFacts, dtype: torch.dtype, place: Place, wish: Wish | N
         RequestError: a context beyond the model's, or a format that the checkpoint can't have.
     """
     wish = wish or Wish()
-    limit = facts.text.max_position_embeddings
+    limit = _longest(facts)
     if wish.context is not None and not 1 <= wish.context <= limit:
         raise RequestError(
-            f"context must be 1 to {limit:,} tokens for {facts.name}, not {wish.context:,}", field="context"
+            f"context must be 1 to {limit:,} tokens for {facts.name}, not {wish.context:,}"
+            f"{_beyond(facts, wish.context)}",
+            field="context",
         )
     model = inventory(facts)
-    question = _Question(facts, model, _options(model, place, wish), dtype, place)
-    steps = list(_steps(facts, wish.context, wish.max_pixels))
+    options = _options(model, place, wish)
+    question = _Question(facts, model, options, dtype, place, wish.language_only)
+    steps = list(_steps(question, wish.context, wish.max_pixels))
     found = question.first(steps)
     if found is None:
         raise DoesNotFit(_refusal(question, steps))
     return found
+
+
+def _longest(facts: ModelFacts) -> int:
+    """Tokens of the longest context that our engine runs."""
+    return facts.native_positions or facts.text.max_position_embeddings
+
+
+def _beyond(facts: ModelFacts, context: int) -> str:
+    """What a model could do with a context that our engine can't."""
+    if facts.native_positions is None or context > facts.text.max_position_embeddings:
+        return ""
+    return (
+        ": our own engine runs its LongRoPE within the original context; backend='transformers' "
+        f"(--backend transformers) goes up to {facts.text.max_position_embeddings:,}"
+    )
 
 
 def _options(model: Inventory, place: Place, wish: Wish) -> tuple[Option, ...]:
@@ -217,11 +244,11 @@ def _options(model: Inventory, place: Place, wish: Wish) -> tuple[Option, ...]:
     return found
 
 
-def _steps(facts: ModelFacts, context: int | None, max_pixels: int | None) -> Iterator[tuple[int, int]]:
+def _steps(question: _Question, context: int | None, max_pixels: int | None) -> Iterator[tuple[int, int]]:
     """(context, pixels) to try, best first."""
-    limit = facts.text.max_position_embeddings
+    facts, limit = question.facts, _longest(question.facts)
     for length in [context] if context else sorted({min(c, limit) for c in CONTEXTS}, reverse=True):
-        if facts.vision is None:
+        if facts.vision is None or not question.sees:
             yield length, 0
             continue
         rule, token = facts.vision.rule, (facts.vision.patch_size * facts.vision.merge_size) ** 2
@@ -240,14 +267,16 @@ def _refusal(question: _Question, steps: list[tuple[int, int]]) -> str:
     needed = question.footprint(settings)
     large = sorted(needed.counted, key=lambda part: part.nbytes, reverse=True)[:4]
     parts = ", ".join(f"{part.name} {gib(part.nbytes)}" for part in large)
-    fits = question.first(list(_steps(facts, None, None)))
+    fits = question.first(list(_steps(question, None, None)))
     if fits is not None:
-        way_out = f"a context of {fits.engine.max_model_len:,} tokens with max_pixels={fits.max_pixels} fits"
+        pixels = f" with max_pixels={fits.max_pixels}" if question.sees else ""
+        way_out = f"a context of {fits.engine.max_model_len:,} tokens{pixels} fits"
     else:
         way_out = "free some memory, or ask snugvl plan for a model that fits"
     free = f"{place.name} has {gib(place.free_bytes)} free, of which {gib(place.usable_bytes)} may be used"
+    images = f" and images of {settings.max_pixels or 0:,} pixels" if question.sees else ""
     return (
-        f"{facts.name} in {settings.weights_name} with a context of {settings.context:,} tokens "
-        f"and images of {settings.max_pixels or 0:,} pixels needs {gib(needed.total_bytes)} ({parts}), but "
+        f"{facts.name} in {settings.weights_name} with a context of {settings.context:,} tokens"
+        f"{images} needs {gib(needed.total_bytes)} ({parts}), but "
         f"{free}; {way_out}"
     )

@@ -31,6 +31,7 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
         max_pixels=choice.max_pixels,
         memory=choice.memory_bytes,
         max_waiting=choice.max_waiting,
+        language_only=choice.language_only,
         progress=report,
     )
     memory = loaded.backend.memory()

@@ -1,27 +1,33 @@
-"""`snugvl.load`: from a model's name to a running engine. "auto" is resolved here, once."""
+"""`snugvl.load`: from a model's name to a running engine. "auto" is resolved here, once.
+
+A model that sees can be loaded without its vision tower (`language_only`): its tensors are not read, the plan
+doesn't count them, and pictures are refused.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from snugvl.allocation import Allocation, Wish, allocate
 from snugvl.backends.measure import CONTEXT, GRAPHS
 from snugvl.backends.native import NativeBackend
-from snugvl.backends.protocol import Capabilities
+from snugvl.backends.protocol import Backend, Capabilities
+from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.configs import read_config
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.engine.engine import Engine
-from snugvl.errors import RequestError
+from snugvl.errors import RequestError, UnsupportedModel
 from snugvl.hardware.sizes import format_size, parse_size
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.place import Place, cap, device_of, place_on
 from snugvl.planner.capabilities import prefers_fp32
 from snugvl.planner.footprint.native import KERNELS
+from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings, WeightFormat
 
@@ -30,11 +36,13 @@ if TYPE_CHECKING:
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
+BackendName = Literal["auto", "native", "transformers"]
 Progress = Callable[[str, float], None]
 """Told what loading is doing, and how much of it is done, from 0 to 1."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS = ("auto", "bf16", "fp8", "int8", "int4")
+BACKENDS = ("auto", "native", "transformers")
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
 
 
@@ -48,6 +56,7 @@ class Loaded:
         weights: bytes of the weights in place, by row of the ledger.
         subject: what measurements of it belong to.
         cap_bytes: what this process never takes more of, or None on a CPU.
+        left_out_bytes: of the vision tower, where it was left out; in the format it would have had.
     """
 
     backend: NativeBackend
@@ -56,6 +65,7 @@ class Loaded:
     weights: Mapping[str, int]
     subject: str
     cap_bytes: int | None
+    left_out_bytes: int = 0
 
 
 def load(
@@ -67,9 +77,12 @@ def load(
     context: int | None = None,
     max_pixels: int | None = None,
     memory: int | str | None = None,
+    backend: BackendName = "native",
+    language_only: bool = False,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> "Model":
-    """Load a checkpoint into our own engine, in this process.
+    """Load a checkpoint into our own engine, or into Hugging Face transformers, in this process.
 
     Args:
         model: `pocket`, a checkpoint folder, or a Hub id that is in the local cache.
@@ -84,6 +97,9 @@ def load(
             default what half of the context holds.
         memory: most that may be taken, in bytes or as a size such as "7200MiB", a GPU's CUDA context
             included; by default what is free, less a margin. On a GPU torch is held to it.
+        backend: auto takes our own engine where it runs the model, else transformers.
+        language_only: leave the vision tower out; pictures are refused, and its memory is free.
+        trust_remote_code: run Python files that the checkpoint brings (transformers only).
         progress: called with what is being done and how much is done, from 0 to 1.
 
     Raises:
@@ -93,17 +109,42 @@ def load(
     """
     from snugvl.model import Model
 
-    loaded = load_engine(
-        model,
-        device=device,
-        dtype=dtype,
-        weights=weights,
-        context=context,
-        max_pixels=max_pixels,
-        memory=memory,
-        progress=progress,
-    )
-    return Model(loaded.backend)
+    wanted: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "weights": weights,
+        "context": context,
+        "max_pixels": max_pixels,
+        "memory": memory,
+        "language_only": language_only,
+        "progress": progress,
+    }
+    made: Backend
+    if backend_for(model, backend) == "native":
+        made = load_engine(model, **wanted).backend
+    else:
+        from snugvl.backends.transformers.loading import load_engine as load_transformers
+
+        made = load_transformers(model, trust_remote_code=trust_remote_code, **wanted).backend
+    return Model(made)
+
+
+def backend_for(model: str | Path, backend: str) -> str:
+    """ "native" or "transformers" for what was asked for.
+
+    Raises:
+        RequestError: there is no such backend in this process.
+        CheckpointNotFound, CheckpointError: about the checkpoint, where it decides.
+    """
+    if backend not in BACKENDS:
+        raise RequestError(f"backend {backend!r} is unknown; use {', '.join(BACKENDS)}", field="backend")
+    if backend != "auto":
+        return backend
+    try:
+        read_config(locate(str(model)))
+    except UnsupportedModel:
+        return "transformers"
+    return "native"
 
 
 def load_engine(
@@ -116,9 +157,10 @@ def load_engine(
     max_pixels: int | None = None,
     memory: int | str | None = None,
     max_waiting: int | None = None,
+    language_only: bool = False,
     progress: Progress | None = None,
 ) -> Loaded:
-    """`load` without the tasks, for a process that only runs the engine.
+    """`load` of our own engine without the tasks, for a process that only runs the engine.
 
     `max_waiting`: requests that may queue before `QueueFull`; None for the engine's own limit.
     """
@@ -126,16 +168,19 @@ def load_engine(
     report("reading headers", 0.0)
     folder = locate(str(model))
     config = read_config(folder)
+    if language_only:
+        config = replace(config, vision=None)
     target = device_of(device)
     place = place_on(target, parse_size(memory, "memory") if isinstance(memory, str) else memory)
     facts = replace(facts_of(str(folder), offline=True), name=str(model))
     counted = inventory(facts)
     kind = _dtype(dtype, counted, place)
     processor = Processor.from_folder(folder, config, max_pixels=max_pixels)
-    wish = Wish(context, max_pixels, _weights(weights))
+    wish = Wish(context, max_pixels, _weights(weights), language_only)
     allocation = allocate(facts, kind, place, wish)
     cap_bytes = cap(place)
-    processor.images = processor.images.limited(allocation.max_pixels)
+    if processor.pictures is not None:
+        processor.pictures.images = processor.pictures.images.limited(allocation.max_pixels)
     network = load_model(
         folder,
         dtype=kind,
@@ -143,31 +188,50 @@ def load_engine(
         storage=_storage(allocation.settings),
         readers=allocation.readers,
         progress=_of_weights(report),
+        language_only=language_only,
     )
     report("allocating the KV cache", WEIGHTS_TO)
     if target.type == "cuda":
         torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
     sizes = allocation.engine
     engine = Engine(network, sizes if max_waiting is None else replace(sizes, max_waiting=max_waiting))
-    capabilities = Capabilities(
+    vision = 0 if network.tower is None else tensor_bytes(network.tower)
+    held = {"text weights": tensor_bytes(network) - vision, "vision weights": vision}
+    left_out = _tower_bytes(counted, allocation.settings) if allocation.settings.language_only else 0
+    capabilities = replace(
+        _capabilities(config, processor, allocation, kind, parameters=counted.parameters),
         model=str(model),
-        context_tokens=allocation.engine.max_model_len,
-        images=True,
-        video=processor.videos is not None,
-        max_pixels=processor.images.settings.max_pixels,
-        min_pixels=processor.images.settings.min_pixels,
         device="CPU" if target.type == "cpu" else place.name,
+        language_only=left_out > 0,
+    )
+    backend = NativeBackend(engine, processor, capabilities)
+    planned = planned_rows(allocation, place)
+    return Loaded(backend, place, planned, held, allocation.subject, cap_bytes, left_out)
+
+
+def _capabilities(
+    config: ModelConfig, processor: Processor, allocation: Allocation, kind: torch.dtype, *, parameters: int
+) -> Capabilities:
+    """What the model can do, but for its name and place."""
+    pictures = processor.pictures
+    return Capabilities(
+        model="",
+        context_tokens=allocation.engine.max_model_len,
+        images=pictures is not None,
+        video=pictures is not None and pictures.videos is not None,
+        max_pixels=0 if pictures is None else pictures.images.settings.max_pixels,
+        min_pixels=0 if pictures is None else pictures.images.settings.min_pixels,
         dtype=str(kind).removeprefix("torch."),
         weights=allocation.settings.weights_name,
         architecture=config.architecture,
-        parameters=counted.parameters,
+        parameters=parameters,
         tools=processor.template.shows_tools,
     )
-    vision = tensor_bytes(network.model["visual"])
-    held = {"text weights": tensor_bytes(network) - vision, "vision weights": vision}
-    backend = NativeBackend(engine, processor, capabilities)
-    planned = planned_rows(allocation, place)
-    return Loaded(backend, place, planned, held, allocation.subject, cap_bytes)
+
+
+def _tower_bytes(model: Inventory, settings: Settings) -> int:
+    """Of the vision tower, with it and without it."""
+    return weight_bytes(model, replace(settings, language_only=False)) - weight_bytes(model, settings)
 
 
 def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:

@@ -13,6 +13,7 @@ from snugvl.backends.protocol import Grammar
 from snugvl.errors import RequestError
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.grammar import GrammarCompiler
+from snugvl.inputs.spelling import spelling_of
 from snugvl.inputs.tokenizer import Tokenizer
 from tests.inputs.pieces import STYLES, pieces, write
 
@@ -23,7 +24,8 @@ text = st.text(
 
 @cache
 def ours(style: str) -> Tokenizer:
-    return Tokenizer(pieces(style), eos_ids=frozenset({2}))
+    backend = pieces(style)
+    return Tokenizer(backend, eos_ids=frozenset({2}), spelling=spelling_of(backend, style))
 
 
 @cache

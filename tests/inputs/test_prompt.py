@@ -164,7 +164,7 @@ def test_unknown_role_and_empty_conversation(processor: Processor) -> None:
 
 
 def test_too_long_is_refused_before_pixels(processor: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor.images, "prepare", lambda *_: pytest.fail("touched pixels"))
+    monkeypatch.setattr(processor.pictures.images, "prepare", lambda *_: pytest.fail("touched pixels"))
     with pytest.raises(
         RequestTooLarge, match=r"prompt has \d+ tokens \(400 of them for pictures\), at most 300"
     ):

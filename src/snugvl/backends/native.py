@@ -9,7 +9,7 @@ from time import monotonic
 from snugvl.backends.protocol import Capabilities, Message, Request, ToolUse
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.service import Load, Tokens
-from snugvl.backends.streams import ReceiverStream, check_combination, deliver, fail_all
+from snugvl.backends.streams import ReceiverStream, check_combination, check_pictures, deliver, fail_all
 from snugvl.backends.worker import EngineWorker
 from snugvl.engine.engine import Engine
 from snugvl.engine.grammar import TokenGrammar
@@ -48,6 +48,7 @@ class NativeBackend:
             EngineError: the backend is closed, or its queue is full.
         """
         check_combination(request)
+        check_pictures(request, self._capabilities)
         grammar = self._grammar(request)  # before the pictures, which cost more
         prompt = self._prompt(request)
         tokenizer = self._processor.tokenizer
@@ -88,13 +89,13 @@ class NativeBackend:
         )
 
     def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
-        """Token ids of a text as it is, or of a conversation through the chat template.
+        """Token ids of a bare prompt, or of a conversation through the chat template.
 
         Raises:
             RequestError: text that can't be tokenised, or a conversation the template refuses.
         """
         if isinstance(prompt, str):
-            return Tokens(tuple(self._processor.tokenizer.encode(prompt)))
+            return Tokens(tuple(self._processor.tokenizer.encode(prompt, framed=True)))
         prepared = self._processor.prepare(prompt, tools=() if tools is None else tools.tools)
         return Tokens(prepared.prompt_ids, prepared.image_tokens)
 

@@ -10,9 +10,12 @@ from typing import Any, Literal, Protocol, Self
 
 from PIL.Image import Image
 
+from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
 
 Role = Literal["system", "user", "assistant", "tool"]
+SEES = "Qwen/Qwen3-VL-2B-Instruct-FP8"
+"""A small model that sees, for whoever sends a picture to one that doesn't."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +214,7 @@ class Capabilities:
         architecture: of the network, as the checkpoint names it; empty where the engine doesn't tell.
         parameters: number of weights; 0 where the engine doesn't tell.
         tools: whether the chat template shows tools to the model.
+        language_only: whether the model could see, and was loaded without its vision tower.
     """
 
     model: str
@@ -226,6 +230,7 @@ class Capabilities:
     architecture: str = ""
     parameters: int = 0
     tools: bool = True
+    language_only: bool = False
 
 
 class Backend(Protocol):
@@ -249,6 +254,23 @@ class Backend(Protocol):
     def close(self) -> None:
         """Abort everything and free the model."""
         ...
+
+
+def check_sight(capabilities: Capabilities, field: str = "messages") -> None:
+    """Raise RequestError, with a way out, if this model takes no pictures; `field` is where one was sent."""
+    if capabilities.images:
+        return
+    if capabilities.language_only:
+        raise RequestError(
+            f"{capabilities.model} runs without its vision tower (--language-only) and reads text alone; "
+            "start it without that option to send pictures",
+            field=field,
+        )
+    raise RequestError(
+        f"{capabilities.model} reads text alone and takes no pictures; load a model that sees, such as "
+        f"{SEES}",
+        field=field,
+    )
 
 
 def user(*parts: Part | str | Image) -> Message:

@@ -34,7 +34,8 @@ class Receiver:
         ids = [tokenizer.token_id(text) for text in (OPENING, CLOSING)] if markers else []
         shown = frozenset(token for token in ids if token is not None)
         self._detokenizers = {
-            choice: Detokenizer(tokenizer, stop=sampling.stop, shown=shown) for choice in range(sampling.n)
+            choice: Detokenizer(tokenizer, stop=sampling.stop, shown=shown, continues=prompt.bare)
+            for choice in range(sampling.n)
         }
         # Log-probabilities by choice, and how many of them went out with their text.
         self._logprobs: dict[int, list[Logprob]] = {choice: [] for choice in range(sampling.n)}

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Self
 
-from snugvl.backends.protocol import Delta, Request
+from snugvl.backends.protocol import Capabilities, Delta, Request, Text, check_sight
 from snugvl.backends.receiver import Receiver
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import EngineError, RequestError
@@ -19,6 +19,13 @@ def check_combination(request: Request) -> None:
         raise RequestError(
             "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
         )
+
+
+def check_pictures(request: Request, capabilities: Capabilities) -> None:
+    """Refuse pictures and videos before any work where the model doesn't see."""
+    for index, message in enumerate(request.messages):
+        if not all(isinstance(part, Text) for part in message.content):
+            check_sight(capabilities, f"messages[{index}].content")
 
 
 def fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:

@@ -56,7 +56,7 @@ class ByteLevel:
         return token.encode() if None in mapped else bytes(b for b in mapped if b is not None)
 
     def opening(self, token: str) -> bytes:
-        """The same."""
+        """The same: a space is its own."""
         return self.inside(token)
 
 

@@ -14,7 +14,7 @@ import tokenizers
 
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError, RequestError
-from snugvl.inputs.spelling import spelling_of
+from snugvl.inputs.spelling import ByteLevel, Spelling, spelling_of
 
 
 class Tokenizer:
@@ -26,10 +26,11 @@ class Tokenizer:
         *,
         eos_ids: frozenset[int],
         variables: dict[str, str] | None = None,
-        where: str = "the tokenizer",
+        spelling: Spelling | None = None,
     ) -> None:
+        """`spelling`: how its tokens are written; byte-level by default."""
         self._backend = backend
-        self._spelling = spelling_of(backend, where)
+        self._spelling = spelling or ByteLevel()
         self.eos_ids = eos_ids
         self.variables = variables or {}
         added = backend.get_added_tokens_decoder()
@@ -52,6 +53,7 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the Rust side raises plain Exception
             raise CheckpointError(f"{path} is not a tokenizer: {str(error).splitlines()[0][:200]}") from None
+        spelling = spelling_of(backend, str(path))
         backend.no_padding()
         backend.no_truncation()
         config = (
@@ -59,7 +61,7 @@ class Tokenizer:
         )
         variables = _special_strings(config)
         eos_ids = _eos_ids(folder, backend, variables)
-        return cls(backend, eos_ids=eos_ids, variables=variables, where=str(path))
+        return cls(backend, eos_ids=eos_ids, variables=variables, spelling=spelling)
 
     @property
     def vocab_size(self) -> int:
@@ -87,7 +89,9 @@ class Tokenizer:
 
     def opening_bytes(self, token_id: int) -> bytes:
         """The bytes it stands for at the beginning of a text, where some tokenizers write one space less."""
-        token = self._backend.id_to_token(token_id) if 0 <= token_id < len(self._bytes) else None
+        if isinstance(self._spelling, ByteLevel):
+            return self.token_bytes(token_id)
+        token = self._backend.id_to_token(token_id) if token_id >= 0 else None
         return b"" if token is None else self._spelling.opening(token)
 
     def token_text(self, token_id: int) -> str:
