@@ -1,5 +1,6 @@
-"""Run `snugvl serve` from a program, and wait until it is ready: python examples/start_server.py [MODEL]"""
+"""Run `snugvl serve` from a program: python examples/start_server.py [--backend NAME] [MODEL]"""
 
+import argparse
 import socket
 import subprocess
 import sys
@@ -11,12 +12,12 @@ import snugvl
 
 
 @contextmanager
-def served(model: str = "pocket") -> Iterator[str]:
-    """The address of a server that runs until the block ends."""
+def served(model: str = "pocket", backend: str = "auto") -> Iterator[str]:
+    """The address of a server that is ready, and runs until the block ends."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "snugvl.cli", "serve", model, "--port", str(port), "--quiet"]
-    server = subprocess.Popen(command)  # noqa: S603
+    command = [sys.executable, "-m", "snugvl.cli", "serve", model, "--backend", backend]
+    server = subprocess.Popen([*command, "--port", str(port), "--quiet"])  # noqa: S603
     try:
         with snugvl.Client(f"http://127.0.0.1:{port}", max_retries=0) as client:
             while not ready(client):
@@ -38,7 +39,11 @@ def ready(client: snugvl.Client) -> bool:
 
 
 if __name__ == "__main__":
-    with served(*sys.argv[1:2]) as address, snugvl.Client(address) as client:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", choices=["auto", "native", "transformers", "vllm"], default="auto")
+    parser.add_argument("model", nargs="?", default="pocket", help="pocket, a folder, or a downloaded Hub id")
+    options = parser.parse_args()
+    with served(options.model, options.backend) as address, snugvl.Client(address) as client:
         print(f"ready: {address} serves {', '.join(client.models())}")
         held = client.memory()
         for row in held.ledger.rows if held.ledger else ():

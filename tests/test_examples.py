@@ -146,7 +146,17 @@ def test_the_openai_sdk_on_a_server(tmp_path: Path, url: str) -> None:
 
 @pytest.mark.slow
 def test_a_server_is_started_from_a_program(tmp_path: Path) -> None:
-    text = ran("start_server", cwd=tmp_path)
+    text = ran("start_server", "--backend", "native", cwd=tmp_path)
     assert text.startswith("ready: http://127.0.0.1:")
     assert "serves pocket" in text
     assert "KV cache: " in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["native", "transformers"])
+def test_a_model_runs_in_a_program(tmp_path: Path, backend: str) -> None:
+    assert len((EXAMPLES / "inference_direct.py").read_text().splitlines()) <= 30
+    first, caption, answer = ran("inference_direct", "--backend", backend, cwd=tmp_path).splitlines()
+    assert first == f"pocket on {backend}"
+    assert all(fact in caption.lower() for fact in CAPTIONS["shapes"])
+    assert "2" in answer
