@@ -156,7 +156,7 @@ def _device_map(
     from snugvl.backends.transformers.placement import checked, without_tower
 
     if placement:
-        return checked(placement, device)
+        return checked(placement, skeleton_of(checkpoint, kind), device)
     if device.type == "cpu":
         return None
     if language_only and checkpoint.sees:

@@ -23,6 +23,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING, processor_class_from_name
 from transformers.models.auto.video_processing_auto import AutoVideoProcessor
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from snugvl.backends.transformers.requirements import check_code, check_method
 from snugvl.checkpoint.section import read_json
@@ -91,7 +92,7 @@ def open_checkpoint(name: str, folder: Path, *, trusted: bool) -> Checkpoint:
     settings = read_json(path)
     known = settings.get("model_type") in CONFIG_MAPPING
     check_code(name, folder, known, trusted=trusted)
-    check_method(name, settings.get("quantization_config"))
+    check_method(name, settings.get("quantization_config"), AUTO_QUANTIZATION_CONFIG_MAPPING.keys())
     with _explained(name):
         config = _auto.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
     found = Checkpoint(name, folder, config, not type(config).__module__.startswith("transformers."))

@@ -12,19 +12,29 @@ _TOWERS = frozenset(
 )
 
 
-def checked(placement: tuple[tuple[str, str], ...], device: torch.device) -> dict[str, str]:
-    """The plan's placement as transformers takes it.
+def checked(
+    placement: tuple[tuple[str, str], ...], skeleton: torch.nn.Module, device: torch.device
+) -> dict[str, str]:
+    """The plan's placement as transformers takes it. `skeleton`: the network without memory ("meta").
 
     Raises:
-        RequestError: a device that is none, or another GPU than the one that was asked for.
+        RequestError: a device that is none, or another GPU than the one that was asked for; a module that the
+            network doesn't have, or weights that nobody placed.
     """
+    placed = dict(placement)
+    names = {name for name, _ in skeleton.named_modules()} | {name for name, _ in skeleton.named_parameters()}
     for module, where in placement:
         if where not in ("cpu", "disk", str(device)):
             raise RequestError(
                 f"module {module!r} is placed on {where!r}; it can be on {device}, cpu or disk",
                 field="placement",
             )
-    return dict(placement)
+        if module not in names:
+            raise RequestError(f"the placement names {module!r}, which is no module here", field="placement")
+    for name, _ in skeleton.named_parameters():
+        if not any(_holds(module, name) for module in placed):
+            raise RequestError(f"the placement says nothing of {name!r}", field="placement")
+    return placed
 
 
 def without_tower(skeleton: torch.nn.Module, device: torch.device) -> dict[str, str]:
@@ -75,5 +85,10 @@ def split_bytes(model: Any, placed: Mapping[str, str] | None, device: torch.devi
 
 def _where(name: str, placed: Mapping[str, str]) -> str:
     """The place of the longest module that holds a parameter."""
-    holding = [module for module in placed if not module or name == module or name.startswith(module + ".")]
+    holding = [module for module in placed if _holds(module, name)]
     return placed[max(holding, key=len)] if holding else "cpu"
+
+
+def _holds(module: str, name: str) -> bool:
+    """Whether a parameter belongs to a module; everything belongs to ""."""
+    return not module or name == module or name.startswith(module + ".")

@@ -1,6 +1,6 @@
 """What transformers needs to load a checkpoint, said before it fails: packages, and trust in foreign code."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -35,14 +35,19 @@ def check_installed() -> None:
         )
 
 
-def check_method(model: str, quantization: object) -> None:
-    """Raise UnsupportedModel if a checkpoint's quantisation needs packages that are missing.
+def check_method(model: str, quantization: object, known: Collection[str]) -> None:
+    """Raise UnsupportedModel if a checkpoint's quantisation can't be read here.
 
-    `quantization`: `quantization_config` of its config.json, or None.
+    Args:
+        quantization: `quantization_config` of its config.json, or None.
+        known: methods of this version of transformers, which would leave any other out without a word.
     """
-    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    needed = _PACKAGES.get(str(method), {})
-    missing = [package for module, package in needed.items() if not _found(module)]
+    if quantization is None:
+        return
+    method = str(quantization.get("quant_method")) if isinstance(quantization, Mapping) else "no method"
+    if method not in known and not any(name.startswith(f"{method}_") for name in known):
+        raise UnsupportedModel(f"{model} is quantised by {method!r}, which transformers doesn't know")
+    missing = [package for module, package in _PACKAGES.get(method, {}).items() if not _found(module)]
     if missing:
         raise UnsupportedModel(
             f"{model} is quantised by {method}, which needs {' and '.join(missing)}; install with: "
