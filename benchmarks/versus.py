@@ -1,0 +1,161 @@
+"""Our server and another one, in one run on one machine: first token, decode, throughput, and the ratios.
+
+    python benchmarks/versus.py FOLDER --weights fp8 --peer-path /tmp/vllm --out-folder results/
+    python benchmarks/versus.py pocket --device cpu --levels 1:3,2:4 --image 256x256 --max-tokens 16 \\
+        --peer 'python -m snugvl.cli serve pocket --device cpu --quiet --port {port}'        # without a GPU
+
+Each server is started, asked at every level once to warm up, then measured `--repeat` times, by the machinery of
+`snugvl bench`: the same pictures and texts for both, streamed, greedy, answers of equal length. The peer is vLLM
+with CUDA graphs unless `--peer` says otherwise; `--peer-path` is where its packages are. Prints both tables,
+the ratios (ours to the peer's) and the goals; saves both results as `snugvl bench --json` does.
+"""
+
+import argparse
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from peer import Peer, PeerDied
+from serving import served
+from snugvl.bench import show
+from snugvl.bench.child import free_port
+from snugvl.bench.compare import compare
+from snugvl.bench.measure import Measurement, Settings
+from snugvl.bench.metrics import ALL, EACH, FIRST_TOKEN, Metric
+from snugvl.bench.report import report
+from snugvl.bench.result import Result, Start, to_json
+from snugvl.bench.workload import Workload
+
+SEED = 1000
+VLLM = (
+    "{python} -m vllm.entrypoints.cli.main serve {model} --served-model-name m --host 127.0.0.1 --port {port} "
+    '--max-model-len 4096 --limit-mm-per-prompt \'{{"image":1,"video":0}}\' --gpu-memory-utilization 0.30 '
+    "--disable-uvicorn-access-log"
+)
+# (clients, figure, least or most of ours to the peer's) of issue 5.
+GOALS: tuple[tuple[int, Metric, float], ...] = (
+    (1, EACH, 2.0),
+    (1, FIRST_TOKEN[0], 0.67),
+    (8, ALL, 1.2),
+    (8, FIRST_TOKEN[0], 1.0),
+    (32, ALL, 1.1),
+    (32, FIRST_TOKEN[0], 1.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What both are asked."""
+
+    workload: Workload
+    levels: tuple[tuple[int, int], ...]
+    repeat: int
+
+    def ask(self, url: str, ready_s: float) -> Result:
+        """Warm up, then measure; `ready_s` is kept with the result."""
+        warm = tuple((clients, clients) for clients, _ in self.levels)
+        Measurement(self._settings(url, warm, 1, self.workload.seed + 500_000), _quiet).run()
+        measurement = Measurement(self._settings(url, self.levels, self.repeat, self.workload.seed), print)
+        measurement.run()
+        assert measurement.result is not None
+        return replace(measurement.result, start=Start(ready_s, None))
+
+    def _settings(self, url: str, levels: tuple[tuple[int, int], ...], repeat: int, seed: int) -> Settings:
+        workload = replace(self.workload, seed=seed)
+        return Settings(url, None, None, (), levels, workload, repeat, 1, 180.0)
+
+
+def _quiet(text: str) -> None:
+    del text
+
+
+def ours(model: str, options: list[str], question: Question) -> Result:
+    """Of `snugvl serve`."""
+    with served(model, options) as server:
+        return question.ask(server.url, server.ready_s)
+
+
+def theirs(command: str, model: str, path: str | None, log: Path, question: Question) -> Result:
+    """Of the peer."""
+    port = free_port()
+    words = shlex.split(command.format(python=sys.executable, model=model, port=port))
+    environment = {} if path is None else {"PYTHONPATH": path}
+    with Peer(words, f"http://127.0.0.1:{port}", log, environment) as peer:
+        ready_s = peer.wait(400)
+        return question.ask(peer.url, ready_s)
+
+
+def goals(mine: Result, other: Result) -> list[str]:
+    """Each goal with its ratio, where both have the level."""
+    lines = []
+    levels = {level.clients: level for level in other.levels}
+    for level in mine.levels:
+        for clients, metric, bound in GOALS:
+            if clients != level.clients or clients not in levels:
+                continue
+            own, their = metric.of(level), metric.of(levels[clients])
+            if not own or not their:
+                continue
+            ratio = own / their
+            met = ratio >= bound if metric.higher_is_better else ratio <= bound
+            sign = "≥" if metric.higher_is_better else "≤"
+            lines.append(
+                f"{clients:>3} clients  {metric.name:<28}{metric.shown(level):>8} : "
+                f"{metric.shown(levels[clients]):<8} = {ratio:.2f} ({sign} {bound})  {'met' if met else 'MISSED'}"
+            )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--name", default="model", help="of the result files")
+    parser.add_argument("--weights", default="auto")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--levels", default="1:8,8:32,32:96")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--image", default="1024x1024")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument(
+        "--peer", default=VLLM, help="Its command; {python}, {model} and {port} are filled in."
+    )
+    parser.add_argument("--peer-path", help="PYTHONPATH of the peer.")
+    parser.add_argument("--no-peer", action="store_true", help="Only ours.")
+    parser.add_argument("--out-folder", type=Path, default=Path("benchmarks/results"))
+    arguments = parser.parse_args()
+    width, height = map(int, arguments.image.split("x"))
+    levels = [tuple(map(int, level.split(":"))) for level in arguments.levels.split(",")]
+    workload = Workload((width, height), None, arguments.max_tokens, False, SEED)
+    question = Question(workload, tuple((clients, count) for clients, count in levels), arguments.repeat)
+    folder: Path = arguments.out_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    options = [
+        "--weights",
+        arguments.weights,
+        "--device",
+        arguments.device,
+        "--context",
+        str(arguments.context),
+    ]
+    mine = ours(arguments.model, options, question)
+    print(show.plain(report(mine)), flush=True)
+    (folder / f"versus_{arguments.name}_ours.json").write_text(to_json(mine))
+    if arguments.no_peer:
+        return
+    try:
+        log = folder / f"versus_{arguments.name}_peer.log"
+        other = theirs(arguments.peer, arguments.model, arguments.peer_path, log, question)
+    except PeerDied as error:
+        sys.exit(f"the peer did not start: {error}")
+    (folder / f"versus_{arguments.name}_peer.json").write_text(to_json(other))
+    print(show.plain(report(other)))
+    print(show.plain(compare(other, mine, ("peer", "snugvl"))))
+    print("\n".join(goals(mine, other)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
