@@ -180,10 +180,10 @@ def test_one_sequence_needs_no_library_in_its_graph() -> None:
     model = inventory(qwen3_vl("2B"))
     alone, pair = Settings("native", "int4", sequences=1), Settings("native", "int4", sequences=2)
     assert native.graph_bytes(model, alone, 30) < 12 * MIB < native.graph_bytes(model, pair, 30)
-    assert native.library_bytes(alone, 32 * MIB) == 0
-    assert native.library_bytes(pair, 32 * MIB) == 32 * MIB
-    assert native.library_bytes(replace(pair, head="int8"), 32 * MIB) == 0
-    assert native.library_bytes(replace(pair, weights="bf16", head="int8"), 32 * MIB) == 32 * MIB
+    assert native.library_bytes(model, alone, 32 * MIB) == 0
+    assert native.library_bytes(model, pair, 32 * MIB) == 32 * MIB
+    assert native.library_bytes(model, replace(pair, head="int8"), 32 * MIB) == 0
+    assert native.library_bytes(model, replace(pair, weights="bf16", head="int8"), 32 * MIB) == 32 * MIB
 
 
 @pytest.mark.parametrize(("sequences", "largest"), [(1, 1), (3, 4), (16, 16), (17, 32), (99, 32)])

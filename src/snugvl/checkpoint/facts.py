@@ -34,7 +34,9 @@ class KVLayer:
     """Keys and values of one decoder layer. `window`: tokens it looks back, or None for all.
 
     `state_bytes`: constant bytes per sequence of a layer with a recurrent state instead of (or beside) KV;
-    `state_values`: the part of the state that is kept in the cache's own format, in values.
+    `state_values`: the part of the state that is kept in the cache's own format, in values. `projected`,
+    `values`: columns that a linear or gated layer makes of a token at once, and those that attention gives;
+    0 for plain attention, where they follow from the heads.
     """
 
     kv_heads: int
@@ -42,6 +44,8 @@ class KVLayer:
     window: int | None = None
     state_bytes: int = 0
     state_values: int = 0
+    projected: int = 0
+    values: int = 0
 
     def state(self, itemsize: int) -> int:
         """Bytes of one sequence's state."""

@@ -52,10 +52,16 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """`x` `[tokens, hidden]` plus attention over its `norm`; the new keys and values are cached first."""
         qkv = self.qkv_proj(x, norm=norm).view(x.shape[0], -1, self.head_dim)
-        q = self._queries(qkv, rotation, cache, metadata)
-        output = paged_attention(q, cache, self.layer, metadata, self.head_dim**-0.5, self.window)
+        output = paged_attention(
+            self._queries(qkv, rotation, cache, metadata),
+            cache,
+            self.layer,
+            metadata,
+            self.head_dim**-0.5,
+            self.window,
+        )
         if self.gated:
-            output = output * qkv[:, 1 : 2 * self.heads : 2].sigmoid()
+            output.mul_(qkv[:, 1 : 2 * self.heads : 2].sigmoid())
         result: torch.Tensor = self.o_proj(output.flatten(1), residual=x)
         return result
 

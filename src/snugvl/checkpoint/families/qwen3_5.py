@@ -41,7 +41,15 @@ class _Delta:
     def layer(self) -> KVLayer:
         """What is kept of one sequence: nothing per token, so it has no heads and no width."""
         matrices = self.value_heads * self.key_dim * self.value_dim * 4
-        return KVLayer(0, 0, state_bytes=matrices, state_values=self.channels * (self.kernel - 1))
+        values = self.value_heads * self.value_dim
+        return KVLayer(
+            0,
+            0,
+            state_bytes=matrices,
+            state_values=self.channels * (self.kernel - 1),
+            projected=self.channels + values,
+            values=values,
+        )
 
     def tensors(self, name: str, hidden: int) -> Iterator[Expected]:
         """Every tensor of one layer's linear attention."""
@@ -109,7 +117,9 @@ def _linear_layers(text: Section, layers: int) -> tuple[bool, ...]:
 
 
 def _facts(decoder: Decoder, delta: _Delta, linear_layers: tuple[bool, ...]) -> TextFacts:
-    full = KVLayer(decoder.kv_heads, decoder.head_dim)
+    queries = decoder.heads * decoder.head_dim
+    projected = 2 * queries + 2 * decoder.kv_heads * decoder.head_dim  # each query with its gate
+    full = KVLayer(decoder.kv_heads, decoder.head_dim, projected=projected, values=queries)
     return replace(decoder.facts(), kv_layers=tuple(delta.layer if here else full for here in linear_layers))
 
 

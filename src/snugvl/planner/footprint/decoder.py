@@ -15,6 +15,7 @@ Where SDPA has no fused kernel for grouped heads (GPUs before Ampere) it compute
 
 from typing import Final
 
+from snugvl.planner.footprint import hybrid
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_component
@@ -111,7 +112,8 @@ def _native(model: Inventory, settings: Settings) -> list[Component]:
     itemsize = settings.itemsize
     chunk = min(settings.chunk, settings.context * settings.concurrency)
     wide = widened(model, settings)
-    prefill, why = native_prefill(model, chunk, itemsize) + wide, f"{chunk:,} tokens of a chunk"
+    layer = max(native_prefill(model, chunk, itemsize), hybrid.attention_bytes(model, itemsize, chunk))
+    prefill, why = layer + wide, f"{chunk:,} tokens of a chunk"
     if model.facts.vision is not None and settings.images:
         prefill += chunk * (1 + model.facts.vision.deepstack_levels) * widths(model).h * itemsize
     rows = settings.concurrency

@@ -24,6 +24,7 @@ Sampling takes 56 bytes a score where filters sort a whole row (traced: `tests/p
 from dataclasses import dataclass
 from typing import Final
 
+from snugvl.planner.footprint import hybrid
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.weights import GROUP
@@ -96,7 +97,9 @@ def logits_bytes(model: Inventory, settings: Settings, rows: int) -> int:
 def prefill_bytes(model: Inventory, settings: Settings) -> int:
     """Workspace of the largest chunk."""
     tokens = min(settings.chunk, settings.context * settings.sequences)
-    layer = tokens * prefill_per_token(model, settings) + slice_bytes(model, settings)
+    per_token = tokens * prefill_per_token(model, settings)
+    attention = hybrid.attention_bytes(model, settings.itemsize, tokens)
+    layer = max(per_token, attention) + slice_bytes(model, settings)
     logits = tokens * settings.itemsize * widths(model).h + logits_bytes(model, settings, settings.sequences)
     return max(layer, logits) + tokens * _image_bytes(model, settings)
 
@@ -141,7 +144,8 @@ def split_workspace(model: Inventory, settings: Settings, tokens: int, multiproc
         products = (
             Product(w.q + 2 * w.k, w.h), Product(w.h, w.q), Product(w.i, w.h, swiglu=True), Product(w.h, w.i)
         )  # fmt: skip
-        found += [split_bytes(product, tokens, multiprocessors) for product in products]
+        others = (Product(rows, columns) for rows, columns in hybrid.products(model))
+        found += [split_bytes(product, tokens, multiprocessors) for product in (*products, *others)]
     if settings.head == "int8":
         found.append(split_bytes(Product(model.facts.text.vocab_size, w.h), tokens, multiprocessors))
     return max(found)
@@ -164,7 +168,9 @@ def graph_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> i
     largest, vocab = sizes[-1], model.facts.text.vocab_size
     logits = [(size * vocab * 4, 1) for size in sizes]
     layer = [(attention_bytes(widths(model), largest), 1)]
-    layer.append((largest * prefill_per_token(model, settings), 1))
+    attention = hybrid.attention_bytes(model, settings.itemsize, largest)
+    attention += hybrid.window_bytes(model, settings.itemsize, largest)
+    layer.append((max(largest * prefill_per_token(model, settings), attention), 1))
     if largest > 1:
         layer.append((split_workspace(model, settings, largest, multiprocessors), 1))
     head = [(logits_bytes(model, settings, largest) - largest * vocab * 4, 1)]
@@ -173,10 +179,13 @@ def graph_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> i
     return pool + up(tables, LARGE_ROUND_BYTES)
 
 
-def library_bytes(settings: Settings, cublas_bytes: int) -> int:
-    """cuBLAS' workspace on the graphs' stream; products of one row or of low-bit weights need none."""
+def library_bytes(model: Inventory, settings: Settings, cublas_bytes: int) -> int:
+    """cuBLAS' workspace on the graphs' stream; products of one row or of low-bit weights need none.
+
+    Linear attention always does: what decides how much is forgotten is never quantised.
+    """
     used = settings.weights not in LOW_BIT or settings.head == "bf16"
-    return cublas_bytes if used and settings.sequences > 1 else 0
+    return cublas_bytes if (used and settings.sequences > 1) or hybrid.has_states(model) else 0
 
 
 def loading_bytes(model: Inventory, settings: Settings, readers: int) -> int:
@@ -202,7 +211,7 @@ def native_components(
     """Decoder, sampler, graphs and loading on a GPU."""
     prefill = prefill_bytes(model, settings)
     graphs = graph_bytes(model, settings, multiprocessors)
-    library = library_bytes(settings, cublas_bytes)
+    library = library_bytes(model, settings, cublas_bytes)
     sampling = sampling_bytes(model, settings)
     few = split_workspace(model, settings, SMALL_ROWS, multiprocessors)
     # The cache and the graphs come when the weights are there: their place is free while loading.

@@ -1,0 +1,88 @@
+"""The workspace of Qwen3.5's attention, traced on our network, and its place in the plan."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+
+from snugvl.checkpoint.catalogue import catalogue_facts, find
+from snugvl.checkpoint.configs import parse_config
+from snugvl.config import EngineConfig
+from snugvl.engine.caches import allocate
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.models import linear_attention
+from snugvl.models.qwen3_5 import Qwen35
+from snugvl.planner.footprint import hybrid, native
+from snugvl.planner.footprint.kv import state_bytes, state_component
+from snugvl.planner.inventory import Inventory, inventory
+from snugvl.planner.settings import Settings
+from tests.planner.trace import Trace
+
+SIZES = ("0.8B", "4B")
+META = torch.device("meta")
+
+
+def model_of(size: str) -> Inventory:
+    facts = catalogue_facts(f"Qwen/Qwen3.5-{size}")
+    assert facts is not None
+    return inventory(facts)
+
+
+def network(size: str) -> Qwen35:
+    """A linear and a full layer, without memory."""
+    found = find(f"Qwen/Qwen3.5-{size}")
+    assert found is not None
+    values: dict[str, Any] = deepcopy(dict(found[0].config))
+    values["text_config"] |= {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": 512}
+    with META:
+        return Qwen35(parse_config(values, size)).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("tokens", [512, 2048])
+def test_a_linear_layers_workspace(size: str, tokens: int) -> None:
+    model = network(size)
+    cache = allocate(model, EngineConfig(num_blocks=1, max_num_seqs=1))
+    ints = torch.zeros(tokens, dtype=torch.int64, device=META)
+    metadata = AttentionMetadata((tokens,), (tokens,), ints, ints[None], 16, seats=ints[:1])
+    x = torch.empty(tokens, model.config.text.hidden_size, dtype=torch.bfloat16, device=META)
+    layer, trace = model.decoder.layers[0], Trace()
+    assert cache.states is not None
+    for tensor in (*model.parameters(), cache.states.recurrent, cache.states.inputs, ints):
+        trace.keep(tensor)
+    with torch.inference_mode(), trace:
+        trace.keep(x)
+        layer.linear_attn(x, layer.input_layernorm, cache, metadata)
+    peak = trace.peak + x.nbytes
+    assert peak <= hybrid.attention_bytes(model_of(size), 2, tokens) <= peak * 1.2
+    assert hybrid.PIECE == linear_attention.PIECE
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_states_are_planned_to_the_byte(size: str, dtype: torch.dtype) -> None:
+    model, planned = network(size).to(dtype), model_of(size)
+    settings = Settings("native", sequences=16, float32=dtype == torch.float32)
+    cache = allocate(model, EngineConfig(num_blocks=1, max_num_seqs=16))
+    linear_layers = sum(count for layer, count in planned.kv_layers if layer.state_bytes)
+    assert cache.states is not None
+    assert state_component(planned, settings).nbytes == cache.states.nbytes * linear_layers
+    assert state_bytes(planned, settings) * 17 == state_component(planned, settings).nbytes
+
+
+def test_plain_attention_needs_none_of_it() -> None:
+    facts = catalogue_facts("Qwen/Qwen3-VL-2B-Instruct")
+    assert facts is not None
+    plain, settings = inventory(facts), Settings("native", "int4", head="int8", sequences=1)
+    assert (hybrid.attention_bytes(plain, 2, 2048), hybrid.window_bytes(plain, 2, 32)) == (0, 0)
+    assert hybrid.products(plain) == []
+    assert native.library_bytes(plain, settings, 8) == 0
+    assert native.library_bytes(model_of("0.8B"), settings, 8) == 8
+
+
+def test_the_small_models_run_on_our_engine() -> None:
+    for size in ("0.8B", "2B", "4B"):
+        facts = catalogue_facts(f"Qwen/Qwen3.5-{size}")
+        assert facts is not None
+        assert facts.native
