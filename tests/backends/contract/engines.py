@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,18 +20,20 @@ QUICK = Supervision(ping_s=0.2, snapshot_s=0.05)
 T = TypeVar("T")
 
 
-def native(folder: Path) -> EngineService:
+def native(folder: Path, *, language_only: bool = False) -> EngineService:
     """Our engine in this process."""
     from snugvl.loading import load_engine
 
-    return InProcessEngine(load_engine(folder, device="cpu", dtype="float32", context=CONTEXT).backend)
+    loaded = load_engine(folder, device="cpu", dtype="float32", context=CONTEXT, language_only=language_only)
+    return InProcessEngine(loaded.backend)
 
 
-def transformers(folder: Path) -> EngineService:
+def transformers(folder: Path, *, language_only: bool = False) -> EngineService:
     """transformers in this process."""
     from snugvl.backends.transformers.loading import load_engine
 
-    return InProcessEngine(load_engine(folder, device="cpu", dtype="float32", context=CONTEXT).backend)
+    loaded = load_engine(folder, device="cpu", dtype="float32", context=CONTEXT, language_only=language_only)
+    return InProcessEngine(loaded.backend)
 
 
 def supervised(engine: HostedEngine) -> Callable[[Path], EngineService]:
@@ -44,6 +47,10 @@ def supervised(engine: HostedEngine) -> Callable[[Path], EngineService]:
 
 
 IN_PROCESS: dict[str, Callable[[Path], EngineService]] = {"native": native, "transformers": transformers}
+BLIND: dict[str, Callable[[Path], EngineService]] = {
+    "native": partial(native, language_only=True),
+    "transformers": partial(transformers, language_only=True),
+}
 CHILDREN: dict[str, Callable[[Path], EngineService]] = {
     "native": supervised("native"),
     "transformers": supervised("transformers"),
