@@ -18,7 +18,7 @@ from typing import Any
 
 import machine
 from ballast import MIB, Ballast, Device
-from serving import gpu_peak_bytes, served
+from serving import gpu_peak_bytes, question, served
 from snugvl.bench.memory import GpuWatch
 from snugvl.errors import SnugvlError
 
@@ -37,7 +37,7 @@ def attempt(model: str, weights: str, free_mib: int, device: Device, *, roomy: b
         row: dict[str, Any] = {"free_mib": free_mib, "free_bytes": ballast.free_bytes, "served": False}
         try:
             with served(model, options) as server:
-                record = server.ask(size, TOKENS)
+                record = server.ask(question(size, TOKENS))
                 answer = asdict(record) | {"first_token_s": record.first_token_s}
                 answer["tokens_per_s"] = record.decode_tokens_per_s
                 row |= {"ready_s": server.ready_s, "answer": answer, "memory": server.memory()}

@@ -21,19 +21,36 @@ NAME = "m"  # of every model served here
 MIB = 1 << 20
 
 
+def question(size: tuple[int, int] | None, max_tokens: int, seed: int = 1) -> bytes:
+    """A request for a streamed, greedy answer of `max_tokens` tokens about a picture of `size` pixels."""
+    return body(Workload(size, None, max_tokens, False, seed), Manner(NAME), seed)
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that takes requests. `ready_s`: seconds since its process was started."""
+    """A server that takes requests.
+
+    Attributes:
+        began: `time.perf_counter()` of the start of its process.
+        ready_s: seconds from there.
+        stages: what it was doing on the way, each with the seconds when that was first seen.
+    """
 
     url: str
     began: float
     ready_s: float
     stages: tuple[tuple[float, str], ...]
 
-    def ask(self, size: tuple[int, int] | None, max_tokens: int, seed: int = 1) -> Record:
-        """One streamed, greedy answer of `max_tokens` tokens about a picture of `size` pixels."""
-        asked = body(Workload(size, None, max_tokens, False, seed), Manner(NAME), seed)
+    def ask(self, asked: bytes) -> Record:
+        """What came of a request."""
         return asyncio.run(self._once(asked))
+
+    def first_token_s(self, asked: bytes) -> float:
+        """Seconds from the start of the process to the first token of an answer that is asked for now."""
+        sent = time.perf_counter() - self.began
+        record = self.ask(asked)
+        assert record.first_token_s is not None, record.message
+        return sent + record.sent_s + record.first_token_s
 
     async def _once(self, asked: bytes) -> Record:
         async with httpx.AsyncClient(timeout=120, trust_env=False) as http:

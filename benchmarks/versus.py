@@ -4,10 +4,10 @@
     python benchmarks/versus.py pocket --device cpu --levels 1:3,2:4 --image 256x256 --max-tokens 16 \\
         --peer 'python -m snugvl.cli serve pocket --device cpu --quiet --port {port}'        # without a GPU
 
-Each server is started, asked at every level once to warm up, then measured `--repeat` times, by the machinery of
-`snugvl bench`: the same pictures and texts for both, streamed, greedy, answers of equal length. The peer is vLLM
-with CUDA graphs unless `--peer` says otherwise; `--peer-path` is where its packages are. Prints both tables,
-the ratios (ours to the peer's) and the goals; saves both results as `snugvl bench --json` does.
+Each server is started, asked at every level once to warm up, then measured `--repeat` times, by the machinery
+of `snugvl bench`: the same pictures and texts for both, streamed, greedy, answers of equal length. The peer is
+vLLM with CUDA graphs unless `--peer` says otherwise; `--peer-path` is where its packages are. Prints both
+tables, the ratios (ours to the peer's) and the goals; saves both results as `snugvl bench --json` does.
 """
 
 import argparse
@@ -29,7 +29,8 @@ from snugvl.bench.workload import Workload
 
 SEED = 1000
 VLLM = (
-    "{python} -m vllm.entrypoints.cli.main serve {model} --served-model-name m --host 127.0.0.1 --port {port} "
+    "{python} -m vllm.entrypoints.cli.main serve {model} --served-model-name m --host 127.0.0.1 "
+    "--port {port} "
     '--max-model-len 4096 --limit-mm-per-prompt \'{{"image":1,"video":0}}\' --gpu-memory-utilization 0.30 '
     "--disable-uvicorn-access-log"
 )
@@ -102,7 +103,8 @@ def goals(mine: Result, other: Result) -> list[str]:
             sign = "≥" if metric.higher_is_better else "≤"
             lines.append(
                 f"{clients:>3} clients  {metric.name:<28}{metric.shown(level):>8} : "
-                f"{metric.shown(levels[clients]):<8} = {ratio:.2f} ({sign} {bound})  {'met' if met else 'MISSED'}"
+                f"{metric.shown(levels[clients]):<8} = {ratio:.2f} ({sign} {bound})  "
+                f"{'met' if met else 'MISSED'}"
             )
     return lines
 

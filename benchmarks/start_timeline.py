@@ -1,0 +1,67 @@
+"""From the start of `snugvl serve` to the first token over HTTP, and where the time goes.
+
+    python benchmarks/start_timeline.py FOLDER [--weights fp8] [--runs 5] [--out FILE]
+    python benchmarks/start_timeline.py pocket --device cpu                   # without a GPU
+
+The server's own stages (`/health`) with the moment each was first seen, then ready, then the first token of
+an answer about a 1024×1024 picture, in seconds since the process was started. Weights are in the page cache:
+the first start is not counted.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import machine
+from serving import question, served
+
+
+def once(model: str, options: list[str], asked: bytes) -> dict[str, float]:
+    """One start: seconds at which each thing was reached."""
+    with served(model, options) as server:
+        first = server.first_token_s(asked)
+        stages = {stage: at for at, stage in reversed(server.stages)}
+        return stages | {"ready": server.ready_s, "first token": first}
+
+
+def timeline(runs: list[dict[str, float]]) -> list[dict[str, Any]]:
+    """Median, least and most of every stage, in order; `seen`: runs that were not too fast for it."""
+    names = dict.fromkeys(name for run in runs for name in run)
+    rows = []
+    for name in names:
+        values = [run[name] for run in runs if name in run]
+        rows.append(
+            {"stage": name, "median_s": median(values), "least_s": min(values), "most_s": max(values)}
+            | {"seen": len(values)}
+        )
+    return sorted(rows, key=lambda row: float(row["median_s"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--weights", default="auto")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--side", type=int, default=1024)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    options = ["--weights", arguments.weights, "--device", arguments.device, "--context", "4096"]
+    asked = question((arguments.side, arguments.side), 2)
+    runs = [once(arguments.model, options, asked) for _ in range(arguments.runs + 1)]
+    rows = timeline(runs[1:])
+    first = runs[0]["first token"]
+    print(
+        f"{arguments.model} {arguments.weights}, {arguments.runs} starts; the one before took {first:.1f} s"
+    )
+    print(f"{'s since the process started':<44}{'median':>8}{'least':>8}{'most':>8}")
+    for row in rows:
+        print(f"{row['stage']:<44}{row['median_s']:>8.2f}{row['least_s']:>8.2f}{row['most_s']:>8.2f}")
+    machine.save("start_timeline", {"model": arguments.model, "stages": rows, "runs": runs}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
