@@ -131,11 +131,11 @@ def test_a_video_at_another_speed_is_another_one_to_the_prefix_cache(ours: Proce
     assert fast.digest == ours.prepare([user(clip(4))]).vision[0].digest
 
 
-@pytest.mark.parametrize("frames", [4, 500, 2000])
+@pytest.mark.parametrize("frames", [4, 40, 250])
 def test_capped_frames_equal_transformers(folder: Path, theirs: Any, tmp_path: Path, frames: int) -> None:
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
-    values = qwen2_5_vl.IMAGES | {"cap_pixels_per_frame": True, "max_video_tokens": 2000}
+    values = qwen2_5_vl.IMAGES | {"cap_pixels_per_frame": True, "max_video_tokens": 500}
     (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(values))
     vision = read_config(tmp_path).vision
     assert vision is not None
@@ -143,9 +143,9 @@ def test_capped_frames_equal_transformers(folder: Path, theirs: Any, tmp_path: P
     assert capped is not None
     settings = {key: value for key, value in values.items() if not key.endswith(("type", "class"))}
     oracle = type(theirs.video_processor)(**settings)
-    array = torch.zeros(frames, 3, 40, 100, dtype=torch.uint8)
+    array = torch.zeros(frames, 3, 199, 201, dtype=torch.uint8)
     grid = oracle([array], do_sample_frames=False, return_tensors="pt")["video_grid_thw"][0].tolist()
-    assert list(capped.grid(frames, 100, 40)) == grid
+    assert list(capped.grid(frames, 201, 199)) == grid
 
 
 def test_bad_videos(ours: Processor) -> None:
