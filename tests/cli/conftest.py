@@ -1,16 +1,20 @@
 """The command line in this process, on a scripted model, and pictures to give it."""
 
 import io
+import logging
+import socket
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from snugvl.cli import session
 from snugvl.cli.app import run
+from snugvl.server.settings import ServerSettings
 from tests.tasks.fake import FakeBackend
 
 
@@ -101,3 +105,36 @@ class _Terminal:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
+
+
+@dataclass
+class Served:
+    """What the command would have served."""
+
+    settings: list[ServerSettings] = field(default_factory=list)
+    services: list[Any] = field(default_factory=list)
+    code: int = 0
+    error: Exception | None = None
+
+    def __call__(self, service: Any, settings: ServerSettings, listener: socket.socket, watch: Any) -> int:
+        assert listener.getsockname()[1] == settings.port
+        self.services.append(service)
+        self.settings.append(settings)
+        if self.error is not None:
+            raise self.error
+        return self.code
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Served]:
+    """Nothing is loaded; no key and no model of this machine's user is in the way."""
+    for name in ("SNUGVL_API_KEY", "SNUGVL_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    served = Served()
+    monkeypatch.setattr("snugvl.server.run.run", served)
+    ours = logging.getLogger("snugvl")
+    before = ours.handlers, ours.propagate, ours.level
+    yield served
+    (ours.handlers, ours.propagate), level = before[:2], before[2]
+    ours.setLevel(level)

@@ -1,15 +1,11 @@
 """`snugvl serve`: what it refuses before it loads anything, what it prints, what it serves."""
 
 import json
-import logging
 import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -21,42 +17,13 @@ from snugvl.cli.app import run
 from snugvl.cli.serve_show import Loading, base_url, curl_line
 from snugvl.errors import CheckpointError
 from snugvl.server.settings import ServerSettings
+from tests.cli.conftest import Served
 from tests.server.fake import FakeService
 
 MIB = 1024 * 1024
 
 
-@dataclass
-class Served:
-    """What the command would have served."""
-
-    settings: list[ServerSettings] = field(default_factory=list)
-    services: list[Any] = field(default_factory=list)
-    code: int = 0
-    error: Exception | None = None
-
-    def __call__(self, service: Any, settings: ServerSettings, listener: socket.socket, watch: Any) -> int:
-        assert listener.getsockname()[1] == settings.port
-        self.services.append(service)
-        self.settings.append(settings)
-        if self.error is not None:
-            raise self.error
-        return self.code
-
-
-@pytest.fixture(autouse=True)
-def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Served]:
-    """Nothing is loaded; no key and no model of this machine's user is in the way."""
-    for name in ("SNUGVL_API_KEY", "SNUGVL_MODEL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    served = Served()
-    monkeypatch.setattr("snugvl.server.run.run", served)
-    ours = logging.getLogger("snugvl")
-    before = ours.handlers, ours.propagate, ours.level
-    yield served
-    (ours.handlers, ours.propagate), level = before[:2], before[2]
-    ours.setLevel(level)
+pytestmark = pytest.mark.usefixtures("served")
 
 
 def serve(*words: str) -> int:
@@ -219,7 +186,7 @@ def test_without_a_model_the_best_that_is_downloaded(
     assert serve() == 0
     assert f"{name} is the best that is downloaded" in capsys.readouterr().err
     assert served.settings[0].names == (name,)
-    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(2 * GIB))
+    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(3 * GIB // 2))
     assert serve() == 0
     assert served.settings[1].names == ("pocket",)
     assert serve(name) == 5

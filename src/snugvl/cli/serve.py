@@ -6,16 +6,18 @@ import logging
 import os
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snugvl.cli import options
+from snugvl.cli import options, serve_options
+from snugvl.cli.serve_options import BackendChoice, LoadChoice
 from snugvl.cli.stderr import say
 
 if TYPE_CHECKING:
+    from snugvl.backends.service import EngineService
     from snugvl.server.settings import ServerSettings
 
 MIB = 1024 * 1024
@@ -43,20 +45,6 @@ KeyFile = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What to load. Without a model: the best that is here."""
-
-    model: str | None
-    device: str
-    dtype: options.DtypeName
-    context: int | None
-    max_pixels: int | None
-    weights: options.WeightsName = "auto"
-    memory_bytes: int | None = None
-    max_queue: int | None = None
-
-
 def serve(
     model: Model = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
@@ -73,6 +61,16 @@ def serve(
     context: options.Context = None,
     max_pixels: options.MaxPixels = None,
     memory: options.Memory = None,
+    backend: serve_options.BackendOption = "auto",
+    language_only: serve_options.LanguageOnly = False,
+    trust_remote_code: serve_options.TrustRemoteCode = False,
+    vllm_command: serve_options.VllmCommand = None,
+    images: serve_options.ImagesPlanned = None,
+    concurrency: serve_options.Concurrency = None,
+    no_retry: serve_options.NoRetry = False,
+    sleep_after: serve_options.SleepAfter = None,
+    attach: serve_options.Attach = None,
+    attach_api_key: serve_options.AttachKey = None,
     max_concurrent: Annotated[
         int,
         typer.Option("--max-concurrent", min=1, help="Requests at once, waiting ones included; then 429."),
@@ -134,52 +132,60 @@ def serve(
         log_prompts=log_prompts,
     )
     limit = None if memory is None else parse_size(memory, "--memory")
-    choice = Choice(model, device, dtype, context, max_pixels, weights, limit, max_queue)
-    code = start(choice, settings, quiet=quiet, started=started)
+    load = LoadChoice(model, device, dtype, context, max_pixels, weights, limit, max_queue)
+    engine = BackendChoice(
+        backend, vllm_command, attach, attach_api_key, not no_retry, sleep_after, images, concurrency,
+        language_only, trust_remote_code,
+    )  # fmt: skip
+    code = start(load, engine, settings, quiet=quiet, started=started)
     if code:
         raise typer.Exit(code)
 
 
-def start(choice: Choice, settings: ServerSettings, *, quiet: bool, started: float) -> int:
+def start(
+    load: LoadChoice, backend: BackendChoice, settings: ServerSettings, *, quiet: bool, started: float
+) -> int:
     """Plan, print, load, serve; the exit code."""
-    from snugvl.backends.supervised import EngineChoice, SupervisedEngine
-    from snugvl.cli.serve_plan import plan_for
-    from snugvl.cli.serve_show import Loading, show_banner, show_plan
+    from snugvl.cli.serve_show import Loading
     from snugvl.server.run import run
     from snugvl.server.sockets import address_of, listen
 
     with listen(settings) as listener:  # before anything is loaded: a port that is taken is known at once
-        planned = plan_for(
-            choice.model,
-            device=choice.device,
-            context=choice.context,
-            max_pixels=choice.max_pixels,
-            weights=choice.weights,
-            memory_bytes=choice.memory_bytes,
-        )
-        names = settings.names or (_public_name(planned.name),)
-        settings = replace(settings, port=address_of(listener)[1], names=names)
-        if not quiet:
-            show_plan(planned)
-            show_banner(planned, settings)
+        settings = replace(settings, port=address_of(listener)[1])
+        service, settings = _service(load, backend, settings, quiet=quiet)
         _log(quiet=quiet)
-        service = SupervisedEngine(
-            EngineChoice(
-                planned.name,
-                choice.device,
-                choice.dtype,
-                choice.context,
-                choice.max_pixels,
-                choice.weights,
-                choice.memory_bytes,
-                choice.max_queue,
-            )
-        )
         loading = Loading(service, quiet=quiet, started=started)
         try:
             return run(service, settings, listener, loading)
         finally:
             loading.close()
+
+
+def _service(
+    load: LoadChoice, backend: BackendChoice, settings: ServerSettings, *, quiet: bool
+) -> tuple[EngineService, ServerSettings]:
+    """The engine that was asked for or planned, announced; and the settings with the model's names."""
+    from snugvl.cli.serve_engine import attached, engine_for
+    from snugvl.cli.serve_plan import plan_for
+    from snugvl.cli.serve_show import show_attached, show_banner, show_plan
+
+    if backend.attach is not None:
+        load.check_attach()
+        settings = replace(settings, names=settings.names or ((load.model,) if load.model else ("default",)))
+        service = attached(load.model, backend)
+        if not quiet:
+            show_attached(backend.attach, load.model, settings)
+        return service, settings
+    planned = plan_for(load, backend)
+    backend.check(planned.engine, planned.why)
+    if planned.engine == "vllm":
+        load.check_vllm(planned.why)
+    settings = replace(settings, names=settings.names or (_public_name(planned.name),))
+    service = engine_for(planned, load, backend)
+    if not quiet:
+        show_plan(planned)
+        show_banner(planned, settings)
+    return service, settings
 
 
 def _keys(given: list[str], file: Path | None, *, no_auth: bool, host: str) -> tuple[str, ...]:

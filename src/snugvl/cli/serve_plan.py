@@ -1,17 +1,21 @@
-"""What `snugvl serve` is going to load: the model, and its plan. Nothing is downloaded, no torch imported."""
+"""What `snugvl serve` is going to load: model, engine, plan. Nothing is downloaded, no torch imported."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from snugvl.errors import CheckpointNotFound, RequestError
+from snugvl.errors import CheckpointNotFound, RequestError, UnsupportedModel
 
 if TYPE_CHECKING:
-    from snugvl.cli.options import WeightsName
+    from snugvl.cli.serve_options import BackendChoice, LoadChoice
     from snugvl.hardware.machine import Machine
     from snugvl.planner.plan import Choice, Plan
+    from snugvl.planner.settings import Engine
     from snugvl.planner.solve import Candidate
+    from snugvl.planner.wishes import Wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,45 +26,93 @@ class Planned:
     choice: Choice
     plan: Plan
     machine: Machine
-    reason: str | None
+    candidates: tuple[Candidate, ...]
+    reason: str | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs it."""
+        return self.choice.option.engine
+
+    @property
+    def why(self) -> str:
+        """The engine with the reason for it."""
+        from snugvl.planner.verdicts import why_engine
+
+        return why_engine(self.plan)
 
 
-def plan_for(
-    model: str | None,
-    *,
-    device: str,
-    context: int | None,
-    max_pixels: int | None,
-    weights: WeightsName = "auto",
-    memory_bytes: int | None = None,
-) -> Planned:
-    """The plan of `model`, or of the best one that is on this machine already.
+@dataclass(frozen=True, slots=True)
+class Unplanned:
+    """A model whose memory nobody can tell beforehand. `why`: the engine with the reason."""
+
+    name: str
+    engine: Engine
+    why: str
+    reason: str | None = None
+
+
+def plan_for(load: LoadChoice, backend: BackendChoice) -> Planned | Unplanned:
+    """The plan of the model that was named, or of the best one that is on this machine already.
 
     Raises:
         CheckpointNotFound: it is not on this machine; says how to get it.
+        UnsupportedModel: of a kind that can't be planned, and transformers wasn't asked for.
         DoesNotFit: it needs more memory than there is, with the numbers.
         RequestError: a wish that no plan can meet; a device that is not there.
     """
     from snugvl.cli.machine_options import MachineChoice, machine_from
     from snugvl.planner.solve import require, solve
-    from snugvl.planner.wishes import Wishes
 
-    machine = _on(device, machine_from(MachineChoice()))
-    candidates = _downloaded() if model is None else [_named(model)]
+    machine = on_device(load.device, machine_from(MachineChoice()))
+    try:
+        candidates = _downloaded() if load.model is None else [_named(load.model)]
+    except UnsupportedModel as error:
+        return _unplanned(load, backend, error)
     sees = any(candidate.facts.vision for candidate in candidates)
-    wished = None if weights == "auto" else weights
-    wishes = Wishes(
-        context,
-        1 if sees else 0,
-        max_pixels=max_pixels,
-        backend="native",
-        weights=wished,
-        memory_bytes=memory_bytes,
-    )
-    plan = solve(candidates, machine, wishes)
+    wishes = _wishes(load, backend, sees=sees)
+    plan = solve(candidates, machine, wishes, _missing(backend))
     choice = require(plan)
     name = choice.option.model.name
-    return Planned(name, choice, plan, machine, _reason(name) if model is None else None)
+    reason = _reason(name) if load.model is None else None
+    return Planned(name, choice, plan, machine, tuple(candidates), reason)
+
+
+def _wishes(load: LoadChoice, backend: BackendChoice, *, sees: bool) -> Wishes:
+    from snugvl.planner.wishes import Wishes
+
+    images = 0 if backend.language_only or not sees else 1 if backend.images is None else backend.images
+    return Wishes(
+        load.context,
+        images,
+        max_pixels=load.max_pixels,
+        backend=backend.backend,
+        concurrency=backend.concurrency or 1,
+        weights=None if load.weights == "auto" else load.weights,
+        memory_bytes=load.memory_bytes,
+        language_only=backend.language_only,
+    )
+
+
+def _missing(backend: BackendChoice) -> dict[Engine, str]:
+    """What isn't installed and nobody asked for by name. (Who asked for it is told by the engine itself.)"""
+    missing: dict[Engine, str] = {}
+    if backend.backend != "auto":
+        return missing
+    if not (backend.vllm_command or find_spec("vllm") or shutil.which("vllm")):
+        missing["vllm"] = "it is not installed: pip install 'snugvl[vllm]', or name it with --vllm-command"
+    if not (find_spec("transformers") and find_spec("accelerate")):
+        missing["transformers"] = "it is not installed: pip install 'snugvl[transformers]'"
+    return missing
+
+
+def _unplanned(load: LoadChoice, backend: BackendChoice, error: UnsupportedModel) -> Unplanned:
+    assert load.model is not None, "what is downloaded is of the catalogue"
+    if backend.backend == "transformers":
+        return Unplanned(load.model, "transformers", f"transformers, without a plan: {error}")
+    if backend.backend == "auto":
+        raise UnsupportedModel(f"{error}; --backend transformers may run it, without a plan") from None
+    raise error
 
 
 def _named(model: str) -> Candidate:
@@ -101,8 +153,12 @@ def _reason(name: str) -> str:
     return f"no model was named: {name} is the best that is downloaded and fits"
 
 
-def _on(device: str, machine: Machine) -> Machine:
-    """`machine` as an engine on `device` sees it."""
+def on_device(device: str, machine: Machine) -> Machine:
+    """`machine` as an engine on `device` sees it.
+
+    Raises:
+        RequestError: the device is unknown or not there.
+    """
     if device == "cpu":
         return replace(machine, gpus=())
     kind, _, index = device.partition(":")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from snugvl.backends.service import EngineService, Health
-    from snugvl.cli.serve_plan import Planned
+    from snugvl.cli.serve_plan import Planned, Unplanned
     from snugvl.server.settings import ServerSettings
 
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is typed to reach it from here
@@ -26,35 +26,65 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-def show_plan(planned: Planned) -> None:
-    """The plan in short: the answer and the memory bar."""
+def show_plan(planned: Planned | Unplanned) -> None:
+    """The plan in short: the answer, the engine and why, the memory bar."""
+    from snugvl.cli.serve_plan import Unplanned
+
+    if isinstance(planned, Unplanned):
+        return
     from snugvl.planner.report.plain import memory
     from snugvl.planner.report.sections import report
 
     found = report(planned.plan, planned.machine)
     if planned.reason is not None:
         say(planned.reason)
-    lines = [found.headline, *memory(found)]
+    facts = [f"  {label:<9}{value}" for label, value in found.facts if label in ("GPUs", "host", "speed")]
+    lines = [found.headline, *facts, *memory(found), *found.notes]
     write(printable("\n".join(lines) + "\n\n"))
 
 
-def show_banner(planned: Planned, settings: ServerSettings) -> None:
+def show_banner(planned: Planned | Unplanned, settings: ServerSettings) -> None:
     """Where it will be, and a first request to paste."""
-    base = base_url(settings.host, settings.port)
-    chosen = planned.choice.settings
     names = ", ".join(settings.names)
+    title = f"{planned.name}, served as {names}" if names != planned.name else names
+    _banner([("Model", title), ("Engine", _engine(planned)), *_room(planned)], settings)
+
+
+def show_attached(url: str, model: str | None, settings: ServerSettings) -> None:
+    """The same for a vLLM that runs already."""
+    title = f"{model}, as {url} serves it" if model else f"what {url} serves first"
+    engine = f"vllm at {url}, which is neither started nor ended"
+    _banner([("Model", title), ("Engine", engine)], settings)
+
+
+def _engine(planned: Planned | Unplanned) -> str:
+    from snugvl.cli.serve_plan import Unplanned
+
+    if isinstance(planned, Unplanned):
+        return planned.why
+    return f"{planned.why}; {planned.choice.settings.weights_name}, in a process of its own"
+
+
+def _room(planned: Planned | Unplanned) -> list[tuple[str, str]]:
+    from snugvl.cli.serve_plan import Unplanned
+
+    if isinstance(planned, Unplanned):
+        return []
+    chosen = planned.choice.settings
     pixels = f", images up to {chosen.max_pixels:,} pixels" if chosen.max_pixels else ""
-    lines = [
-        f"Model    {planned.name}, served as {names}" if names != planned.name else f"Model    {names}",
-        f"Engine   {chosen.engine}, {chosen.weights_name}, in a process of its own",
-        f"Room     {chosen.context:,} tokens of prompt, images and answer{pixels}, by the plan",
-        f"API      {base}/v1 (OpenAI), {base} (Ollama, Anthropic)",
-        f"Page     {base}/",
-        f"Keys     {_keys(settings)}",
-        "",
-        curl_line(base, settings),
+    whole = "prompt, images and answer" if chosen.images else "prompt and answer"
+    return [("Room", f"{chosen.context:,} tokens of {whole}{pixels}, by the plan")]
+
+
+def _banner(facts: list[tuple[str, str]], settings: ServerSettings) -> None:
+    base = base_url(settings.host, settings.port)
+    facts += [
+        ("API", f"{base}/v1 (OpenAI), {base} (Ollama, Anthropic)"),
+        ("Page", f"{base}/"),
+        ("Keys", _keys(settings)),
     ]
-    write(printable("\n".join(lines) + "\n\n"))
+    lines = [f"{label:<9}{value}" for label, value in facts]
+    write(printable("\n".join([*lines, "", curl_line(base, settings)]) + "\n\n"))
 
 
 def curl_line(base: str, settings: ServerSettings) -> str:

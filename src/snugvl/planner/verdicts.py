@@ -51,7 +51,7 @@ def _behind(best: Choice, rival: Choice) -> str:
         return f"it fits with a shorter context, {rival.settings.context:,} tokens"
     if rival.settings.gpus > best.settings.gpus:
         return f"it fits on {rival.settings.gpus} GPUs"
-    return "it fits as well, and comes after"
+    return "it fits as well; the chosen one is preferred"
 
 
 def why_engine(plan: Plan) -> str:
@@ -65,7 +65,7 @@ def why_engine(plan: Plan) -> str:
     elif plan.wishes.backend == engine:
         reason = "as asked for"
     elif engine == "native":
-        reason = f"our own engine runs the {family} family, and comes first where it does"
+        reason = f"our own engine runs the {family} family, and is preferred"
     elif settings.data_parallel > 1:
         reason = f"{settings.data_parallel} GPUs with a copy each for {settings.concurrency} requests at once"
     elif settings.gpus > 1:

@@ -1,0 +1,294 @@
+"""`snugvl serve --backend`: which engine it starts with what, what it says, what it refuses by name."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from snugvl.backends.supervised import SupervisedEngine
+from snugvl.backends.vllm.service import VllmEngine
+from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.cli import serve_plan
+from snugvl.cli.app import run
+from snugvl.diagnose.result import Cause, Change, Diagnosis
+from snugvl.errors import EngineError, UnsupportedModel
+from snugvl.hardware.machine import Machine
+from snugvl.planner.solve import Candidate
+from tests.cli.conftest import Served
+from tests.planner.machines import GIB, machine
+from tests.planner.models import qwen3_vl
+
+pytestmark = pytest.mark.usefixtures("served")
+
+
+def serve(*words: str) -> int:
+    return run(["serve", "--port", "0", *words])
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a machine and a model in the place of this one's, with every engine installed."""
+
+    def put(facts: ModelFacts, place: Machine) -> None:
+        monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: place)
+        monkeypatch.setattr(serve_plan, "_named", lambda model: Candidate(facts))
+        monkeypatch.setattr(serve_plan, "find_spec", lambda name: object())
+
+    return put
+
+
+def test_ours_is_named_with_the_reason(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--backend", "native"]):
+        assert serve("pocket", *words) == 0
+        assert served.services[-1]._start.choice.engine == "native"
+    out = capsys.readouterr().out
+    assert "Engine   native: our own engine runs the qwen3_vl family" in out
+    assert "Engine   native: as asked for" in out
+
+
+def test_transformers_gets_the_plan(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("pocket", "--backend", "transformers", "--trust-remote-code", "--max-queue", "7") == 0
+    choice = served.services[0]._start.choice
+    assert (choice.engine, choice.trust_remote_code, choice.max_waiting) == ("transformers", True, 7)
+    assert (choice.context, choice.placement) == (4096, ())
+    assert "Engine   transformers: as asked for" in capsys.readouterr().out
+
+
+def test_language_only_reaches_the_engine_and_frees_memory(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve("pocket", "--language-only") == 0
+    assert served.services[0]._start.choice.language_only
+    out = capsys.readouterr().out
+    assert "weights: vision tower" not in out
+    assert "Language only: without the vision tower" in out
+    assert "tokens of prompt and answer" in out
+
+
+def test_layers_in_main_memory_are_placed_by_the_plan(
+    served: Served, on: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on(qwen3_vl("8B"), machine(8 * GIB))
+    assert serve("Qwen/Qwen3-VL-8B-Instruct", "--weights", "bf16") == 0
+    choice = served.services[0]._start.choice
+    places = dict(choice.placement)
+    assert choice.engine == "transformers"
+    assert places["model.visual"] == places["model.language_model.layers.35"] == "cpu"
+    assert places["model.language_model.layers.0"] == places["lm_head"] == "cuda:0"
+    out = capsys.readouterr().out
+    assert "cross PCI Express for every token" in out
+    assert "nothing here holds the model whole" in out
+
+
+def vllm_of(served: Served) -> VllmChoice:
+    engine = served.services[-1]
+    assert isinstance(engine, VllmEngine)
+    return engine.choice
+
+
+def test_vllm_gets_flags_rows_and_options(
+    served: Served, on: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on(qwen3_vl("2B", fp8=True), machine(8 * GIB))
+    words = [
+        "--vllm-command",
+        "/opt/my\\ env/bin/vllm --x",
+        "--no-retry",
+        "--sleep-after",
+        "90",
+        "--images",
+        "2",
+    ]
+    words += ["--concurrency", "3", "--context", "4096", "--trust-remote-code"]
+    assert serve("Qwen/Qwen3-VL-2B-Instruct-FP8", "--backend", "vllm", *words) == 0
+    choice = vllm_of(served)
+    assert choice.model == "Qwen/Qwen3-VL-2B-Instruct-FP8"
+    assert choice.command == ("/opt/my env/bin/vllm", "--x")
+    assert (choice.retry, choice.sleep_after_s, choice.environment) == (False, 90, ())
+    flags = dict(zip(choice.arguments, choice.arguments[1:], strict=False))
+    assert flags["--max-model-len"] == "4096"
+    assert json.loads(flags["--limit-mm-per-prompt"]) == {"image": 2, "video": 0}
+    assert "--trust-remote-code" in choice.arguments
+    rows = {row.name: row.planned_bytes or 0 for row in choice.planned}
+    assert rows["weights: decoder"] > GIB
+    asked = float(flags["--gpu-memory-utilization"]) * 8 * GIB
+    planned = sum(rows.values()) - rows["CUDA context and libraries"]
+    assert planned == pytest.approx(asked, rel=0.01)  # what is spare becomes KV cache
+    assert choice.facts is not None
+    assert (choice.facts.device, choice.facts.weights) == ("Test GPU", "fp8")
+    assert "Engine   vllm: as asked for; fp8" in capsys.readouterr().out
+
+
+def test_two_gpus_go_to_vllm_by_themselves(
+    served: Served, on: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = machine(12 * GIB, gpus=3)
+    cards = tuple(replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in pair.gpus[1:])
+    on(qwen3_vl("8B"), replace(pair, gpus=cards))
+    assert serve("Qwen/Qwen3-VL-8B-Instruct") == 0
+    choice = vllm_of(served)
+    assert choice.arguments[choice.arguments.index("--tensor-parallel-size") + 1] == "2"
+    assert choice.environment == (("CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2"),)
+    assert choice.facts is not None
+    assert choice.facts.gpu_uuids == ("GPU-1", "GPU-2")
+    assert "vllm: 2 GPUs share what one can't hold" in capsys.readouterr().out
+
+
+def test_what_is_not_installed_is_passed_over(
+    served: Served, on: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on(replace(qwen3_vl("2B"), native=False, family="gemma3"), machine(16 * GIB))
+    monkeypatch.setattr(serve_plan, "find_spec", lambda name: None if name == "vllm" else object())
+    monkeypatch.setattr(serve_plan.shutil, "which", lambda name: None)
+    assert serve("google/gemma-3-4b-it") == 0
+    assert isinstance(served.services[-1], SupervisedEngine)
+    assert "our engine does not run the gemma3 family" in capsys.readouterr().out
+    assert serve("google/gemma-3-4b-it", "--vllm-command", "vllm") == 0
+    assert vllm_of(served).command == ("vllm",)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--backend", "sglang"], "--backend"),
+        (["--backend", "native", "--sleep-after", "5"], "--sleep-after is vLLM's alone (--backend native)"),
+        (["--backend", "transformers", "--no-retry", "--vllm-command", "v"], "--vllm-command and --no-retry"),
+        (["--sleep-after", "5"], "say --backend vllm"),
+        (["--images", "2"], "--images is vLLM's alone (native: our own engine"),
+        (["--backend", "native", "--trust-remote-code"], "runs no checkpoint's code"),
+        (["--trust-remote-code"], "runs no checkpoint's code"),
+        (["--backend", "vllm", "--language-only", "--images", "2"], "leave one out"),
+        (["--backend", "vllm", "--vllm-command", " "], "--vllm-command is empty"),
+        (["--backend", "vllm", "--vllm-command", "'open"], "No closing quotation"),
+        (["--attach", "http://127.0.0.1:1", "--backend", "native"], "--attach takes a vLLM server"),
+        (["--attach", "http://127.0.0.1:1", "--context", "2048"], "--context can't be chosen for a vLLM"),
+        (["--attach", "http://h:1", "--language-only", "--no-retry"], "--no-retry and --language-only"),
+        (["--attach-api-key", "k"], "name it with --attach"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together(
+    served: Served, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve("pocket", *words) == 2
+    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not served.settings
+
+
+def test_options_that_vllm_does_not_have(served: Served, on: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    on(qwen3_vl("2B"), machine(16 * GIB))
+    assert serve("m", "--backend", "vllm", "--dtype", "float16", "--max-queue", "3") == 2
+    assert "--dtype and --max-queue are not for vLLM" in " ".join(
+        capsys.readouterr().err.replace("│", " ").split()
+    )
+    assert serve("m", "--backend", "vllm", "--weights", "int4") == 5
+    assert "vLLM serves what is stored, bf16" in capsys.readouterr().err
+    assert serve("m", "--backend", "vllm", "--sleep-after", "0") == 3
+    assert "more than 0" in capsys.readouterr().err
+
+
+def test_vllm_on_a_machine_without_a_gpu(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("pocket", "--backend", "vllm", "--device", "cpu") == 5
+    assert "there is no GPU" in capsys.readouterr().err
+
+
+def test_a_kind_of_model_that_nobody_can_plan(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(model: str) -> Candidate:
+        raise UnsupportedModel(f"{model} is a Strange4Causal")
+
+    monkeypatch.setattr(serve_plan, "_named", unknown)
+    assert serve("strange") == 4
+    assert "--backend transformers may run it" in capsys.readouterr().err
+    assert serve("strange", "--backend", "vllm") == 4
+    assert serve("strange", "--backend", "transformers") == 0
+    assert "transformers, without a plan: strange is a Strange4Causal" in capsys.readouterr().out
+    assert served.services[0]._start.choice.engine == "transformers"
+
+
+def test_attach_needs_no_plan_and_no_model(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("--attach", "http://127.0.0.1:8001", "--attach-api-key", "secret-key") == 0
+    choice = vllm_of(served)
+    assert (choice.attach, choice.api_key, choice.model) == ("http://127.0.0.1:8001", "secret-key", "")
+    out = capsys.readouterr().out
+    assert "vllm at http://127.0.0.1:8001, which is neither started nor ended" in out
+    assert "secret-key" not in out
+    assert serve("my-model", "--attach", "http://127.0.0.1:8001") == 0
+    assert served.settings[1].names == ("my-model",)
+    assert serve("--attach", "ftp://127.0.0.1") == 3
+    assert "--attach takes a vLLM server's URL" in capsys.readouterr().err
+
+
+def test_attach_to_garbage_is_one_line_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import http.server
+    import threading
+
+    from snugvl.server import run as runner
+
+    monkeypatch.undo()
+    assert runner.run is not None
+
+    class Garbage(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>not a vLLM")
+
+        def log_message(self, *words: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Garbage) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        code = serve("--attach", url)
+        server.shutdown()
+    err = capsys.readouterr().err
+    assert code == EngineError.exit_code == 1
+    assert url in err
+    assert "Traceback" not in err
+
+
+def diagnosis(kind: str, *changes: Change) -> Diagnosis:
+    cause = Cause(kind, "certain", "because", ())  # type: ignore[arg-type]
+    return Diagnosis(True, False, "vllm", "0.33", None, None, False, 1, 1, (cause,), changes=changes)
+
+
+@pytest.mark.parametrize("kind", ["out_of_memory", "context", "tenants", "cuda_graphs"])
+def test_a_failed_start_is_planned_again_with_less(served: Served, on: Any, kind: str) -> None:
+    on(qwen3_vl("2B", fp8=True), machine(8 * GIB))
+    assert serve("m", "--backend", "vllm") == 0
+    before = vllm_of(served)
+    assert before.replan is not None
+    after = before.replan(diagnosis(kind), before)
+    assert after is not None
+    assert after.arguments != before.arguments
+    old, new = (dict(zip(each.arguments, each.arguments[1:], strict=False)) for each in (before, after))
+    share = (float(new["--gpu-memory-utilization"]), float(old["--gpu-memory-utilization"]))
+    assert share[0] == share[1] if kind == "context" else share[0] < share[1]
+    if kind in ("out_of_memory", "cuda_graphs"):
+        assert "--enforce-eager" in after.arguments
+        assert int(new["--max-num-batched-tokens"]) == 512
+    if kind == "context":
+        assert int(new["--max-model-len"]) < int(old["--max-model-len"])
+    assert {row.name for row in after.planned} >= {"KV cache", "weights: decoder"}
+
+
+def test_what_is_not_memory_gets_the_diagnosis_own_changes(served: Served, on: Any) -> None:
+    on(qwen3_vl("2B", fp8=True), machine(8 * GIB))
+    assert serve("m", "--backend", "vllm") == 0
+    before = vllm_of(served)
+    assert before.replan is not None
+    after = before.replan(diagnosis("dtype", Change("--dtype", None, "float16", "")), before)
+    assert after is not None
+    assert after.arguments == (*before.arguments, "--dtype", "float16")
+
+
+def test_where_less_does_not_fit_there_is_no_second_try(served: Served, on: Any) -> None:
+    on(qwen3_vl("4B"), machine(11 * GIB))
+    assert serve("m", "--backend", "vllm") == 0
+    before = vllm_of(served)
+    assert before.replan is not None
+    assert before.replan(diagnosis("out_of_memory"), before) is None
