@@ -17,6 +17,7 @@ from snugvl.backends.protocol import user
 from snugvl.checkpoint.configs import read_config
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
+from snugvl.errors import RequestError
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.loading import load_engine
 from snugvl.models.loader import load_model
@@ -26,6 +27,8 @@ from snugvl.tasks.parse import answer_text
 from tests import hybrid
 from tests.backends.conftest import CPU
 from tests.backends.test_oracle import (
+    SAMPLING,
+    conversations,
     engine,
     expected,
     picture,
@@ -152,11 +155,24 @@ def test_what_is_planned_for_the_states_is_what_they_take(folder: Path) -> None:
 
 def test_tasks_and_chat_work_on_a_folder(folder: Path) -> None:
     with snugvl.load(folder, device="cpu", context=1024) as model:
-        assert model.caption(picture(64, 64, 1), max_tokens=8).text
+        few = SamplingParams(max_tokens=8, ignore_eos=True)
+        assert model.caption(picture(64, 64, 1), sampling=few).text
+        assert model.ask(picture(64, 64, 1), "What is red?", sampling=few).usage.completion_tokens == 8
         request = snugvl.Request((user("What is a red circle?"),), SamplingParams(max_tokens=5))
         assert model.backend.submit(request).prompt_tokens > 5
         stats = model.backend.stats()
         assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (0, 0)
+
+
+def test_without_its_tower_it_answers_text_the_same(
+    folder: Path, expected: dict[str, list[int]], processor: Processor
+) -> None:
+    with snugvl.load(folder, device="cpu", context=1024, language_only=True) as model:
+        request = snugvl.Request(tuple(conversations()["no image"]), SAMPLING)
+        text = "".join(delta.text for delta in model.backend.submit(request))
+        with pytest.raises(RequestError, match="reads text"):
+            model.caption(picture(64, 64, 1))
+    assert text == processor.tokenizer.decode(expected["no image"])
 
 
 def test_what_a_thinking_template_opens_the_answer_closes(folder: Path, tmp_path: Path) -> None:
