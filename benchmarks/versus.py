@@ -4,10 +4,10 @@
     python benchmarks/versus.py pocket --device cpu --levels 1:3,2:4 --image 256x256 --max-tokens 16 \\
         --peer 'python -m snugvl.cli serve pocket --device cpu --quiet --port {port}'        # without a GPU
 
-Each server is started, asked at every level once to warm up, then measured `--repeat` times, by the machinery
-of `snugvl bench`: the same pictures and texts for both, streamed, greedy, answers of equal length. The peer is
-vLLM with CUDA graphs unless `--peer` says otherwise; `--peer-path` is where its packages are. Prints both
-tables, the ratios (ours to the peer's) and the goals; saves both results as `snugvl bench --json` does.
+Each server is started, asked at every level once to warm up, then measured `--repeat` times, by the
+machinery of `snugvl bench`: the same pictures and texts for both, streamed, greedy, answers of equal length.
+The peer is vLLM with CUDA graphs unless `--peer` says otherwise; `--peer-path` is where its packages are.
+Prints both tables, the ratios (ours to the peer's) and the goals; saves both results as `snugvl bench --json`.
 """
 
 import argparse
