@@ -24,7 +24,7 @@ def mrope_axes(section: tuple[int, int, int], device: torch.device, *, interleav
     else 0 … 0 1 … 1 2 … 2.
     """
     if not interleaved:
-        return torch.arange(3, device=device).repeat_interleave(torch.tensor(section, device=device))
+        return torch.cat([torch.full((count,), axis, device=device) for axis, count in enumerate(section)])
     axes = torch.zeros(sum(section), dtype=torch.int64, device=device)
     for axis in (1, 2):
         axes[axis : 3 * section[axis] : 3] = axis
