@@ -48,6 +48,13 @@ VISION = {
 }
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+FP8 = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [32, 32],
+}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -89,13 +96,8 @@ def write(folder: Path, options: Options = Options()) -> Path:
     if options.tied:
         state.pop("lm_head.weight")
     if options.fp8:
-        values["quantization_config"] = {
-            "quant_method": "fp8",
-            "fmt": "e4m3",
-            "activation_scheme": "dynamic",
-            "weight_block_size": [32, 32],
-        }
-        state = _quantised(state)
+        values["quantization_config"] = dict(FP8)
+        state = quantised(state)
         if options.tied:  # the published FP8 files store the head all the same
             state["lm_head.weight"] = state["model.language_model.embed_tokens.weight"].clone()
     (folder / "config.json").write_text(json.dumps(values))
@@ -112,10 +114,11 @@ def _random(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return values * 0.15
 
 
-def _quantised(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def quantised(state: dict[str, torch.Tensor], linears: tuple[str, ...] = LINEARS) -> dict[str, torch.Tensor]:
+    """The official FP8 layout, in blocks of 32 × 32."""
     result = {}
     for name, tensor in state.items():
-        if name.split(".")[-2] not in LINEARS:
+        if name.split(".")[-2] not in linears:
             result[name] = tensor
             continue
         rows, columns = tensor.shape

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from tests.checkpoints import END, IMAGE, START, VIDEO, VISION, VOCAB
+from tests.checkpoints import END, FP8, IMAGE, LINEARS, START, VIDEO, VISION, VOCAB, quantised
 
 TEXT = {
     "model_type": "qwen3_5_text",
@@ -51,6 +51,7 @@ class Options:
     placeholders: tuple[int, int, int, int] = (IMAGE, VIDEO, START, END)
     hidden: int = 64
     value_heads: int = 4
+    fp8: bool = False  # all linears but those that decide how much is forgotten
 
 
 def config(options: Options = Options()) -> dict[str, Any]:
@@ -85,10 +86,14 @@ def write(folder: Path, options: Options = Options()) -> Path:
     state = {name: _random(name, tensor) for name, tensor in model.state_dict().items()}
     if options.tied:
         state.pop("lm_head.weight")
+    values = config(options)
+    if options.fp8:
+        values["quantization_config"] = FP8
+        state = quantised(state, (*LINEARS, "in_proj_qkv", "in_proj_z", "out_proj"))
     if options.predictor:
         state["mtp.fc.weight"] = torch.zeros(64, 128)
         state["mtp.layers.0.input_layernorm.weight"] = torch.zeros(64)
-    (folder / "config.json").write_text(json.dumps(config(options)))
+    (folder / "config.json").write_text(json.dumps(values))
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
     return folder
 

@@ -65,8 +65,11 @@ def test_scan_equals_recurrence_cut_anywhere(tokens: int, cut: float, seed: int,
 @pytest.mark.parametrize("theirs", [torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule])
 def test_it_is_transformers(tokens: int, theirs: object) -> None:
     whole, before = rule(tokens, dtype=torch.float32), state().float()
+    query, key = (x.repeat_interleave(2, dim=1)[None] for x in (whole.query, whole.key))
     right, after = theirs(  # type: ignore[operator]
-        *(x[None] for x in (whole.query, whole.key, whole.value)),
+        query,
+        key,
+        whole.value[None],
         g=whole.decay[None],
         beta=whole.beta[None],
         initial_state=before[None],

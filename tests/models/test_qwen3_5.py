@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3_5ForConditionalGeneration
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from snugvl.checkpoint.configs import parse_config
 from snugvl.errors import CheckpointError, UnsupportedModel
@@ -14,7 +14,7 @@ from snugvl.layers.weights import Format
 from snugvl.models.linear_attention import PIECE, runs
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.qwen3_5 import Qwen35
-from tests import hybrid
+from tests import checkpoints, hybrid
 from tests.checkpoints import IMAGE, VIDEO
 from tests.models.forward import Prompt, logits
 from tests.models.test_qwen3_vl import CASES, image, prompt
@@ -83,6 +83,16 @@ def test_chunks_of_a_prefill_equal_the_whole(chunks: list[int], model: Qwen35) -
 def test_an_untied_head_and_value_heads_of_their_own(tmp_path: Path) -> None:
     folder = hybrid.write(tmp_path, hybrid.Options(tied=False, value_heads=2))
     theirs = Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    ours = load_model(folder, dtype=torch.float32, device=CPU)
+    case = CASES["one image"]
+    torch.testing.assert_close(logits(ours, case), oracle(theirs, case), atol=1e-4, rtol=0)
+
+
+def test_fp8_blocks_equal_transformers_on_dequantised_weights(tmp_path: Path) -> None:
+    folder = hybrid.write(tmp_path, hybrid.Options(fp8=True))
+    theirs = Qwen3_5ForConditionalGeneration(Qwen3_5Config(**hybrid.config())).eval()
+    theirs.load_state_dict(checkpoints.dequantised(folder), strict=False)
+    theirs.tie_weights()
     ours = load_model(folder, dtype=torch.float32, device=CPU)
     case = CASES["one image"]
     torch.testing.assert_close(logits(ours, case), oracle(theirs, case), atol=1e-4, rtol=0)

@@ -26,6 +26,7 @@ LOOKS: Final = (
     ("weights", "W", "blue"),
     ("in use", "K", "green"),
     ("KV cache", "k", "dark_sea_green4"),
+    ("recurrent state", "s", "dark_sea_green4"),
     ("workspace", "w", "yellow"),
     ("encoder", "e", "dark_orange"),
     ("image inputs", "i", "orange3"),

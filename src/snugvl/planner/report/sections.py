@@ -184,7 +184,13 @@ def _kind(name: str) -> Kind:
         return "weights"
     if name.startswith("CUDA context"):
         return "context"
-    if name in ("KV cache", "encoder cache", "encoder outputs", "encoder outputs of other images"):
+    if name in (
+        "KV cache",
+        "recurrent state",
+        "encoder cache",
+        "encoder outputs",
+        "encoder outputs of other images",
+    ):
         return "kv"
     return "work" if "workspace" in name or name == "logits" else "other"
 
