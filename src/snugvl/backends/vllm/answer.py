@@ -15,20 +15,20 @@ import httpx
 from snugvl.backends.remote import Inbox, RemoteStream
 from snugvl.backends.vllm.api import VllmApi, error_of
 from snugvl.backends.vllm.chunks import Chunks
+from snugvl.backends.vllm.watch import Watchdog
 from snugvl.errors import DeadlineExceeded, EngineError, RequestError, SnugvlError
 from snugvl.sampling import SamplingParams
 
-DROPPED_S = 3.0  # until it is known that vLLM died, where a connection broke
-FAILED_S = 1.0  # the same, where vLLM itself reports that it failed
+DYING_S = 20.0  # until it is known why vLLM died; whoever watches it ends the answer with that
 
 
 class Answer:
-    """The answer to one request. `alive` is called with every piece that comes."""
+    """The answer to one request. `dog` is told of every piece that comes, and asked when none does."""
 
-    def __init__(self, api: VllmApi, sampling: SamplingParams, alive: Callable[[], None]) -> None:
+    def __init__(self, api: VllmApi, sampling: SamplingParams, dog: Watchdog) -> None:
         self._api = api
         self._chunks = Chunks(sampling)
-        self._alive = alive
+        self._dog = dog
         self._inbox = Inbox()
         self._began: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -55,6 +55,11 @@ class Answer:
             self.end()
             raise
 
+    @property
+    def began(self) -> bool:
+        """Whether a piece of it came."""
+        return self._began.done()
+
     def end(self, error: SnugvlError | None = None) -> None:
         """End it now, with an error or without."""
         if self._deadline is not None:
@@ -79,10 +84,10 @@ class Answer:
         except RequestError as error:
             self._fail(error)
         except SnugvlError as error:
-            await asyncio.sleep(FAILED_S)  # whoever watches vLLM knows more, and ends this with it
+            await self._dying()
             self._fail(error)
         except httpx.HTTPError as error:
-            await asyncio.sleep(DROPPED_S)
+            await self._dying()
             self._fail(EngineError(f"the connection to vLLM broke ({type(error).__name__})"))
         except Exception as error:  # a bug of ours: no reader may wait for ever
             self._fail(EngineError(f"the answer could not be read: {type(error).__name__}: {error}"))
@@ -91,11 +96,16 @@ class Answer:
             if self._deadline is not None:
                 self._deadline.cancel()
 
+    async def _dying(self) -> None:
+        """Return at once if vLLM is well; otherwise this answer is about to be ended with the reason."""
+        if not await self._dog.doubted():
+            await asyncio.sleep(DYING_S)
+
     async def _stream(self, response: httpx.Response) -> None:
         async for line in response.aiter_lines():
             if not line.startswith("data:"):
                 continue
-            self._alive()
+            self._dog.alive()
             data = line[5:].strip()
             if data == "[DONE]":
                 break

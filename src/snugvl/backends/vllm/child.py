@@ -44,12 +44,10 @@ class VllmProcess:
         self.log = Log()
 
     @classmethod
-    def spawn(
-        cls, words: Sequence[str], own: Mapping[str, str], *, grace_s: float = GRACE_S
-    ) -> "VllmProcess":
+    def spawn(cls, words: Sequence[str], own: Mapping[str, str]) -> "VllmProcess":
         """Start it behind a nanny (see `nanny.py`)."""
         popen = subprocess.Popen(  # noqa: S603 (what the user asked for)
-            [sys.executable, "-I", "-S", str(NANNY), str(grace_s), *words],
+            [sys.executable, "-I", "-S", str(NANNY), str(GRACE_S), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -112,7 +110,7 @@ class VllmProcess:
 
     def _describe(self) -> str:
         # An error may be followed by a page of what else ended because of it.
-        lines = [plain(line) for line in self.log.lines]
+        lines = [plain(line) for line in self.log.fresh]
         errors = [line for line in lines if is_error(line)]
         text = postmortem.describe(self._popen.poll(), tuple(errors or lines)[-postmortem.KEPT_LINES :])
         return text.replace("the engine process", "vLLM")

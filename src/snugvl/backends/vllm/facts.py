@@ -34,6 +34,7 @@ def read_facts(model: str) -> Facts:
         architecture=str(names[0]) if isinstance(names, list) and names else "",
         dtype=str(config.get("dtype") or text.get("dtype") or config.get("torch_dtype") or ""),
         tools=_shows_tools(folder),
+        image_token=_token(config.get("image_token_id", config.get("image_token_index"))),
         control_tokens=_control_tokens(folder),
     )
     if not facts.images:
@@ -55,6 +56,10 @@ def limited(facts: Facts, arguments: tuple[str, ...]) -> Facts:
     if limit is None or (facts.max_pixels and limit >= facts.max_pixels):
         return facts
     return replace(facts, max_pixels=limit, min_pixels=min(facts.min_pixels, limit))
+
+
+def _token(value: object) -> int:
+    return value if isinstance(value, int) else -1
 
 
 def _shows_tools(folder: Path) -> bool:

@@ -6,7 +6,6 @@ begin ──► ready ──► end       a `Life` tells of the first two (`Ears
 import asyncio
 import secrets
 import socket
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -42,6 +41,10 @@ class Ears(Protocol):
         """It serves."""
         ...
 
+    def lost(self, reason: str) -> None:
+        """It no longer does; `reason`: half a sentence. Its `Ending` may say more."""
+        ...
+
 
 class Life(Protocol):
     """One life."""
@@ -54,8 +57,9 @@ class Life(Protocol):
         """What it has written so far, where that can be read."""
         ...
 
-    def alive(self) -> None:
-        """A piece of an answer came."""
+    @property
+    def dog(self) -> watch.Watchdog:
+        """Watches it, and is told what answers show."""
         ...
 
     def family(self) -> list[psutil.Process]:
@@ -85,7 +89,7 @@ class Launched:
         self._choice = choice
         self._supervision = supervision
         self._ears = ears
-        self._dog = watch.Watchdog(self.api, supervision, lambda: ears.running)
+        self.dog = watch.Watchdog(self.api, supervision, lambda: ears.running, self._well)
         self._process: VllmProcess | None = None
         sleeps = choice.sleep_after_s is not None
         added = flags.common(choice.name, HOST, port, sleeps)
@@ -103,10 +107,6 @@ class Launched:
     def pid(self) -> int | None:
         """The process that holds all others together."""
         return None if self._process is None else self._process.pid
-
-    def alive(self) -> None:
-        """A piece of an answer came."""
-        self._dog.alive()
 
     def family(self) -> list[psutil.Process]:
         """Its processes."""
@@ -132,6 +132,10 @@ class Launched:
             await process.stop()
             await asyncio.wait([serving, gone])
             await self.api.close()
+
+    def _well(self) -> None:
+        if self._process is not None:
+            self._process.log.all_is_well()
 
     def _heard(self) -> None:
         assert self._process is not None
@@ -163,11 +167,10 @@ class Launched:
             return failed
         self._progress.ready = True
         await self._ears.ready(self, served, markers)
-        reason = await self._dog.bark()
-        if "died" in reason or "gone" in reason:  # its own last words say more
-            with suppress(TimeoutError):
-                async with asyncio.timeout(DEATH_S):
-                    await asyncio.Future()  # until `live` sees the end, and cancels this
+        reason = await self.dog.bark()
+        self._ears.lost(reason)
+        if not reason.startswith(watch.HUNG):
+            await asyncio.sleep(DEATH_S)  # it ends by itself, with last words that say more
         process.kill(reason)
         return None
 
@@ -182,16 +185,12 @@ class Attached:
         self._supervision = supervision
         self._ears = ears
         self._again = again
-        self._dog = watch.Watchdog(self.api, supervision, lambda: ears.running)
+        self.dog = watch.Watchdog(self.api, supervision, lambda: ears.running)
 
     @property
     def log(self) -> tuple[str, ...]:
         """Nothing: it writes elsewhere."""
         return ()
-
-    def alive(self) -> None:
-        """A piece of an answer came."""
-        self._dog.alive()
 
     def family(self) -> list[psutil.Process]:
         """None of ours."""
@@ -208,7 +207,7 @@ class Attached:
         where = self.api.where
         try:
             if not self._again:
-                await self.api.healthy(watch.LOOK_S)
+                await self.api.healthy(min(watch.LOOK_S, self._supervision.watchdog_s))
             async with asyncio.timeout(None if self._again else self._choice.startup_s):
                 served = await watch.until_ready(self.api, self._choice.model, self._supervision.watchdog_s)
                 markers = await watch.has_marker_tokens(self.api)
@@ -225,7 +224,9 @@ class Attached:
         except SnugvlError as error:
             return Ending(str(error), error=error)
         await self._ears.ready(self, served, markers)
-        return Ending(await self._dog.bark(), was_ready=True)
+        reason = await self.dog.bark()
+        self._ears.lost(reason)
+        return Ending(reason, was_ready=True)
 
 
 def free_port() -> int:

@@ -40,7 +40,7 @@ _STAGES: Final[tuple[tuple[str, str, float, float], ...]] = (
     (r"Loading safetensors .*?(\d{1,3})% Completed", "loading the weights", 0.20, 0.60),
     (r"odel loading took", "measuring what a step needs", 0.60, 0.60),
     (r"Encoder cache will be initialized", "measuring what an image needs", 0.63, 0.63),
-    (r"torch\.compile|Dynamo bytecode|Compiling a graph|Directly load the compiled", "compiling", 0.66, 0.66),
+    (r"Dynamo bytecode|ompiling a graph|Directly load the compiled", "compiling", 0.66, 0.66),
     (r"Available KV cache memory|KV cache size:", "the KV cache is there", 0.80, 0.80),
     (r"Capturing CUDA graphs?.*?(\d{1,3})%", "capturing CUDA graphs", 0.82, 0.94),
     (r"raph capturing finished", "CUDA graphs are captured", 0.94, 0.94),
@@ -48,7 +48,8 @@ _STAGES: Final[tuple[tuple[str, str, float, float], ...]] = (
     (r"Starting vLLM (?:API )?server", "the server starts", 0.98, 0.98),
 )  # fmt: skip
 _PATTERNS: Final = tuple((re.compile(stage[0]), *stage[1:]) for stage in _STAGES)
-_FAILED: Final = re.compile(r"\b(?:ERROR|Error:|Exception:|error:)|^Traceback ")
+# What was raised, not the traceback before it.
+_FAILED: Final = re.compile(r"[\w.]*(?:Error|Exception)\b|terminate called|Segmentation fault|.*\berror: ")
 
 
 class Log:
@@ -58,6 +59,8 @@ class Log:
         self._head: list[str] = []
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._partial = ""
+        self._count = 0
+        self._marks = (0, 0)  # lines at the last two times when all was well
         self.stage: Stage | None = None
 
     def feed(self, text: str) -> list[str]:
@@ -76,11 +79,21 @@ class Log:
         return (*self._head, *self._tail, *rest)
 
     @property
+    def fresh(self) -> tuple[str, ...]:
+        """The lines since all was well: since the start, before `all_is_well` was called twice."""
+        return self.lines[-max(self._count - self._marks[0], 1) :] if self._count else self.lines
+
+    def all_is_well(self) -> None:
+        """What was written before the last time this was said has nothing to do with a death now."""
+        self._marks = (self._marks[1], self._count)
+
+    @property
     def last(self) -> str:
         """The last line, without its prefix."""
         return plain(self.lines[-1]) if self.lines else ""
 
     def _keep(self, line: str) -> None:
+        self._count += 1
         if len(self._head) < HEAD_LINES:
             self._head.append(line)
         else:
@@ -108,8 +121,8 @@ def plain(line: str) -> str:
 
 
 def is_error(line: str) -> bool:
-    """Whether a line reports something that failed."""
-    return _FAILED.search(line) is not None
+    """Whether a line says what failed."""
+    return _FAILED.match(plain(line)) is not None
 
 
 @dataclass(frozen=True, slots=True)

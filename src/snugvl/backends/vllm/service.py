@@ -135,7 +135,7 @@ class VllmEngine:
             session = await self._awake(session)
             if request.prompt is not None and request.sampling.max_tokens is None:
                 body.fields["max_tokens"] = await self._room(request.prompt, session)
-            answer = Answer(session.life.api, request.sampling, session.life.alive)
+            answer = Answer(session.life.api, request.sampling, session.life.dog)
             session.answers.add(answer)
         finally:
             self._waking -= 1
@@ -153,7 +153,8 @@ class VllmEngine:
             return Tokens(await self._ids(body | {"prompt": prompt}, session))
         messages = await asyncio.to_thread(messages_json, prompt, session.model.facts)
         shown = {} if tools is None else tools_json(tools)
-        return Tokens(await self._ids({**body, **shown, "messages": messages}, session))
+        ids = await self._ids({**body, **shown, "messages": messages}, session)
+        return Tokens(ids, ids.count(session.model.facts.image_token))
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
         """The text of token ids, control tokens included."""
@@ -232,6 +233,11 @@ class VllmEngine:
         if self._state in ("starting", "restarting"):
             self._state, self._progress = "ready", None
             self._detail = f"{self._capabilities.model} is ready (vLLM {served.version})"
+
+    def lost(self, reason: str) -> None:
+        """It no longer serves; what runs ends when it is known why."""
+        if self._state == "ready":
+            self._expect_ready("restarting", f"{reason}; {self._again}", 0.0)
 
     def _serving(self) -> _Session:
         if self._state != "ready" or self._session is None:
@@ -331,7 +337,8 @@ class VllmEngine:
             self._expect_ready("restarting", told, 0.0)
             return 0.0
         if not self._lives:
-            self._fail(failure.error)
+            tried = f" (A second start, with {' '.join(self._choice.arguments)}, failed too.)"
+            self._fail(type(failure.error)(f"{failure.error}{tried}") if self._retried else failure.error)
             return None
         return self._count_death(failure.cause)
 
@@ -356,11 +363,11 @@ class VllmEngine:
     def _end_requests(self, reason: str) -> None:
         if self._session is None:
             return
-        if self._state == "ready":
+        if self._state in ("ready", "restarting"):
             self._expect_ready("restarting", f"{reason}; {self._again}", 0.0)
         text = self._detail if self._state != "draining" else f"{reason}; {self._detail}"
         for answer in tuple(self._session.answers):
-            answer.end(EngineError(text))
+            answer.end(EngineError(text) if answer.began else self._unavailable())
 
     async def _while_ready(self) -> None:
         """What goes on beside the requests: a snapshot now and then, and sleep."""

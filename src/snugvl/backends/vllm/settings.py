@@ -24,6 +24,7 @@ class Facts:
         min_pixels, max_pixels: of an image as the model reads it; 0 for unknown or no images.
         pixel_factor: sides of an image as the model reads it are multiples of this; 0 for unknown.
         device, dtype, weights, architecture, parameters, tools: see `Capabilities`.
+        image_token: id of the placeholder of pictures in a prompt; -1 for unknown.
         control_tokens: strings that no text of a request may contain; longest first.
         gpu_uuids: NVML's names of the GPUs it runs on, for what is free there now.
     """
@@ -38,6 +39,7 @@ class Facts:
     architecture: str = ""
     parameters: int = 0
     tools: bool = True
+    image_token: int = -1
     control_tokens: tuple[str, ...] = ()
     gpu_uuids: tuple[str, ...] = ()
 

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from snugvl.backends.supervised import Supervision
 from snugvl.backends.vllm.api import NobodyThere, NotVllm, Served, Unreachable, VllmApi
+from snugvl.errors import SnugvlError
 from snugvl.inputs.tools import CLOSING, OPENING
 
 POLL_S = 0.25  # between two looks at a server that is starting
+HUNG = "vLLM hung"
 LOOK_S = 5.0  # a look at a server that is starting may take
 
 
@@ -46,25 +49,46 @@ async def has_marker_tokens(api: VllmApi) -> bool:
 class Watchdog:
     """Looks at a server that is ready, until it isn't. Silence is counted in looks, not by the clock."""
 
-    def __init__(self, api: VllmApi, supervision: Supervision, running: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        api: VllmApi,
+        supervision: Supervision,
+        running: Callable[[], int],
+        well: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`running`: requests under way; `well` is called whenever it said that it is."""
         self._api = api
         self._supervision = supervision
         self._running = running
+        self._well = well
+        self._roused = asyncio.Event()
         self._silent_s = self._stalled_s = 0.0
 
     def alive(self) -> None:
         """A piece of an answer came."""
         self._stalled_s = 0.0
 
+    async def doubted(self) -> bool:
+        """An answer failed: whether the server itself is well. If it isn't, `bark` knows at once."""
+        with suppress(SnugvlError):
+            if await self._api.healthy(LOOK_S):
+                return True
+        self._roused.set()
+        return False
+
     async def bark(self) -> str:
         """Wait until it hangs, is dead or gone; why, as half a sentence."""
         limit_s, ping_s = self._supervision.watchdog_s, self._supervision.ping_s
         while True:
-            await asyncio.sleep(ping_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ping_s):
+                    await self._roused.wait()
+            self._roused.clear()
             try:
                 if not await self._api.healthy(min(LOOK_S, limit_s)):
                     return "vLLM's engine died"
                 self._silent_s = 0.0
+                self._well()
             except NotVllm as error:
                 return str(error)
             except NobodyThere as error:
@@ -72,7 +96,7 @@ class Watchdog:
             except Unreachable:
                 self._silent_s += ping_s + min(LOOK_S, limit_s)
                 if self._silent_s > limit_s:
-                    return f"vLLM hung: it has not answered for {self._silent_s:.1f} s"
+                    return f"{HUNG}: it has not answered for {self._silent_s:.1f} s"
             self._stalled_s = self._stalled_s + ping_s if self._running() else 0.0
             if self._stalled_s > limit_s:
-                return f"vLLM hung: nothing came of {self._running()} running requests for {limit_s:g} s"
+                return f"{HUNG}: nothing came of {self._running()} running requests for {limit_s:g} s"

@@ -1,0 +1,108 @@
+"""What the tests of the vLLM backend share."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from snugvl.backends.protocol import Delta, Request, Stream, user
+from snugvl.backends.supervised import Supervision
+from snugvl.backends.vllm.life import free_port
+from snugvl.backends.vllm.service import VllmEngine
+from snugvl.backends.vllm.settings import Facts, VllmChoice
+from snugvl.sampling import SamplingParams
+
+HERE = Path(__file__).parent
+FAKE = (sys.executable, "-S", str(HERE / "fake_vllm.py"))
+GARBAGE = (sys.executable, "-S", str(HERE / "garbage.py"))
+QUICK = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=30.0)
+PATIENCE_S = 60.0
+
+
+def fake(behaviour: str = "echo", model: str = "echo", **changes: Any) -> VllmChoice:
+    """A choice that launches the fake, which behaves in one of its ways."""
+    return VllmChoice(model, **({"command": (*FAKE, behaviour), "facts": Facts()} | changes))
+
+
+@asynccontextmanager
+async def engine(choice: VllmChoice, supervision: Supervision = QUICK) -> AsyncIterator[VllmEngine]:
+    """Started; closed at the end, and nothing is left of it."""
+    service = VllmEngine(choice, supervision)
+    family: set[psutil.Process] = set()
+    await service.start()
+    try:
+        yield service
+        family |= processes(service)
+    finally:
+        family |= processes(service)
+        await service.close()
+        assert not [process for process in family if process.is_running()]
+
+
+def processes(service: VllmEngine) -> set[psutil.Process]:
+    """Everything that belongs to the engine now."""
+    if service.pid is None:
+        return set()
+    try:
+        nanny = psutil.Process(service.pid)
+        return {nanny, *nanny.children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def ready(service: VllmEngine) -> None:
+    """Wait until it serves; a failure is an error at once."""
+    await until(lambda: service.health.state in ("ready", "failed"))
+    assert service.health.ready, service.health.detail
+
+
+def say(text: str, **sampling: Any) -> Request:
+    """A request that the fake answers with its own words."""
+    return Request((user(text),), SamplingParams(**sampling))
+
+
+async def read(stream: Stream) -> list[Delta]:
+    """All of it."""
+    return [delta async for delta in stream]
+
+
+async def answer(service: VllmEngine, text: str) -> str:
+    """The text of an answer."""
+    return "".join(delta.text for delta in await read(await service.submit(say(text))))
+
+
+@contextmanager
+def listening(command: Sequence[str], *words: str, port: int = 0, key: str = "") -> Iterator[str]:
+    """The address of a server that somebody else started; ended at the end."""
+    port = port or free_port()
+    flags = ["serve", "echo", "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "echo"]
+    environment = {**os.environ, "VLLM_API_KEY": key}
+    with subprocess.Popen(
+        [*command, *words, *flags], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                except OSError:
+                    assert server.poll() is None, "it has ended"
+                    time.sleep(0.01)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.kill()

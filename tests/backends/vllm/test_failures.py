@@ -1,0 +1,333 @@
+"""Every way in which a vLLM fails: told with a cause and a way out, and nothing is left of it."""
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from snugvl.backends.supervised import Supervision
+from snugvl.backends.vllm.life import free_port
+from snugvl.backends.vllm.service import VllmEngine
+from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.diagnose.result import Diagnosis
+from snugvl.errors import DoesNotFit, EngineError, EngineUnavailable, RequestError
+from tests.backends.vllm.helpers import (
+    FAKE,
+    GARBAGE,
+    HERE,
+    QUICK,
+    answer,
+    engine,
+    fake,
+    listening,
+    processes,
+    read,
+    ready,
+    say,
+    until,
+)
+
+pytestmark = pytest.mark.anyio
+LOGS = HERE.parents[1] / "diagnose" / "logs"
+SHORT = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=0.3)
+
+
+async def failure(choice: VllmChoice, supervision: Supervision = QUICK) -> Exception:
+    """How a start fails."""
+    async with engine(choice, supervision) as service:
+        await until(lambda: service.health.state == "failed")
+        assert service.failure is not None
+        assert service.health.detail == str(service.failure)
+        with pytest.raises(EngineUnavailable):
+            await service.submit(say("anybody?"))
+        assert not processes(service)
+        return service.failure
+
+
+async def ready_again(service: VllmEngine) -> None:
+    """Ready, whatever it was in between."""
+    await until(lambda: service.health.ready)
+
+
+async def test_there_is_no_such_command() -> None:
+    error = await failure(fake(command=("/nowhere/vllm",)))
+    assert "'/nowhere/vllm'" in str(error)
+    assert "--vllm-command" in str(error)
+
+
+async def test_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    error = await failure(VllmChoice("some/model"))
+    assert "not installed" in str(error)
+    assert "pip install 'snugvl[vllm]'" in str(error)
+
+
+async def test_the_command_ends_at_once() -> None:
+    error = await failure(fake(command=(sys.executable, "-c", "raise SystemExit('sorry, not today')")))
+    assert "exit code 1" in str(error)
+    assert "sorry, not today" in str(error)
+
+
+async def test_the_command_is_no_program(tmp_path: Path) -> None:
+    script = tmp_path / "vllm"
+    script.write_text("#!/nowhere/python\n")
+    script.chmod(0o755)
+    error = await failure(fake(command=(str(script),)))
+    assert "can't be started" in str(error)
+
+
+# What a start's log says → the kind of error, a word of its cause, the flag that is changed.
+CAUSES = {
+    "vllm033_q4bfp8_5060_wsl2.log": (DoesNotFit, "largest image", "--mm-processor-kwargs"),
+    "vllm033_q2b_context_4060.log": (DoesNotFit, "context is too long", "--max-model-len"),
+    "vllm033_q4bfp8_overfree_5060_wsl2.log": (DoesNotFit, "more than is free", "--gpu-memory-utilization"),
+    "vllm0191_cudagraph_4060.log": (DoesNotFit, "CUDA graphs", "--max-num-seqs"),
+    "vllm08_sampler_warmup_3060.log": (DoesNotFit, "warm-up", "--max-num-seqs"),
+    "vllm033_unknown_flags.log": (EngineError, "does not know", "--disable-v1-engine"),
+}
+
+
+@pytest.mark.parametrize("log", CAUSES)
+async def test_a_cause_is_found_and_the_flags_are_changed_once(
+    log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind, words, flag = CAUSES[log]
+    caplog.set_level(logging.WARNING, "snugvl.vllm")
+    named = re.search(r"Qwen/[\w.-]+", (LOGS / log).read_text())
+    model = named[0] if named else "m"
+    arguments = ("--disable-v1-engine",) if "unknown" in log else ()
+    async with engine(fake(f"log:{log}", model, arguments=arguments)) as service:
+        await until(lambda: service.health.state == "failed")
+        assert isinstance(service.failure, kind)
+        assert words in str(service.failure)
+        assert "second start" in str(service.failure)
+        assert (flag in service.choice.arguments) == (flag != "--disable-v1-engine")
+    (told,) = (text for text in caplog.messages if "trying once more" in text)
+    assert flag in told
+
+
+async def test_what_no_flag_cures_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    error = await failure(fake("log:vllm033_q8b_weights_oom_5060.log", "Qwen/Qwen3-VL-8B-Instruct"))
+    assert isinstance(error, DoesNotFit)
+    assert "weights alone are too big" in str(error)
+    assert "snugvl plan" in str(error)
+    assert not any("trying once more" in text for text in caplog.messages)
+
+
+async def test_the_changed_flags_help() -> None:
+    async with engine(fake("log:vllm033_q2b_context_4060.log!--max-model-len")) as service:
+        await ready(service)
+        assert "--max-model-len" in service.choice.arguments
+        assert service.health.restarts == 0
+        assert await answer(service, "it works") == "it works"
+
+
+async def test_without_retry_it_fails_at_once() -> None:
+    async with engine(fake("log:vllm033_q2b_context_4060.log!--max-model-len", retry=False)) as service:
+        await until(lambda: service.health.state == "failed")
+        assert "--max-model-len" in str(service.failure)
+        assert service.choice.arguments == ()
+
+
+async def test_the_plan_makes_the_changes() -> None:
+    asked: list[Diagnosis] = []
+
+    def replan(diagnosis: Diagnosis, choice: VllmChoice) -> VllmChoice:
+        asked.append(diagnosis)
+        return replace(choice, arguments=("--max-model-len", "99"))
+
+    async with engine(fake("log:vllm033_q2b_context_4060.log!99", replan=replan)) as service:
+        await ready(service)
+        assert service.choice.arguments == ("--max-model-len", "99")
+    assert [diagnosis.causes[0].kind for diagnosis in asked] == ["context"]
+
+
+async def test_a_plan_without_changes_gives_up() -> None:
+    error = await failure(fake("log:vllm033_q2b_context_4060.log", replan=lambda *_: None))
+    assert "context is too long" in str(error)
+
+
+async def test_a_crash_at_the_start() -> None:
+    error = await failure(fake("crash"))
+    assert "no such thing as a model" in str(error)
+    assert "vllm serve echo" in str(error)
+
+
+async def test_a_port_that_is_taken_is_left(tmp_path: Path) -> None:
+    notes = tmp_path / "port"
+    async with engine(fake("port", environment=(("FAKE_NOTES", str(notes)),))) as service:
+        await ready(service)
+        assert await answer(service, "elsewhere") == "elsewhere"
+        assert service.health.restarts == 0
+
+
+async def test_a_start_that_hangs() -> None:
+    error = await failure(fake("hang", startup_s=1.0))
+    assert "not ready after 1 s" in str(error)
+    assert "Resolved architecture" in str(error)  # its last line
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("web", "GET /v1/models"),
+        ("files", "GET /health gave 404"),
+        ("openai", "GET /v1/models"),
+        ("noise", "no HTTP"),
+        ("mute", "hung at its start"),
+    ],
+)
+async def test_garbage_on_its_port(kind: str, words: str) -> None:
+    error = await failure(fake(command=(*GARBAGE, kind)), SHORT)
+    assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [("crash", "the GPU's memory ran out"), ("segfault", "SIGSEGV")],
+)
+async def test_a_crash_while_it_answers(word: str, words: str) -> None:
+    async with engine(fake()) as service:
+        await ready(service)
+        first = await service.submit(say(f"before {word}"))
+        with pytest.raises(EngineError, match=words):
+            await read(first)
+        await ready_again(service)
+        assert service.health.restarts == 1
+        assert await answer(service, "back") == "back"
+
+
+async def test_it_is_killed_from_outside() -> None:
+    async with engine(fake("family")) as service:
+        await ready(service)
+        before = processes(service)
+        vllm = next(process for process in before if "fake_vllm.py" in " ".join(process.cmdline()[:3]))
+        stream = await service.submit(say("begin stall"))
+        vllm.kill()
+        with pytest.raises(EngineError, match="signal 9"):
+            await read(stream)
+        await ready_again(service)
+        assert not [process for process in before if process.is_running()]  # its children are gone, too
+
+
+async def test_a_second_start_that_fails_is_tried_again(tmp_path: Path) -> None:
+    """What served once may serve again: the pauses grow, and the cause stays visible."""
+    notes = tmp_path / "seen"
+    async with engine(fake("twice", environment=(("FAKE_NOTES", str(notes)),))) as service:
+        await ready(service)
+        with pytest.raises(EngineError):
+            await answer(service, "crash")
+        await until(lambda: "in a row" in service.health.detail)
+        assert "not again" in service.health.detail
+        notes.unlink()
+        await ready_again(service)
+
+
+@pytest.mark.parametrize(
+    ("word", "words"), [("hang", "has not answered"), ("stall", "nothing came of 1 running")]
+)
+async def test_it_hangs(word: str, words: str) -> None:
+    async with engine(fake(), SHORT) as service:
+        await ready(service)
+        with pytest.raises(EngineError, match=f"vLLM hung.*{words}"):
+            await answer(service, f"begin {word}")
+        await ready_again(service)
+
+
+async def test_a_child_that_ignores_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snugvl.backends.vllm.child.GRACE_S", 0.1)
+    async with engine(fake("stubborn")) as service:
+        await ready(service)
+        assert len(processes(service)) == 4
+    # `engine` sees to it that nobody is left.
+
+
+async def test_our_own_death_takes_it_along(tmp_path: Path) -> None:
+    code = (
+        "import asyncio\n"
+        "from tests.backends.vllm.helpers import engine, fake, ready\n"
+        "async def main():\n"
+        "    async with engine(fake('family')) as service:\n"
+        "        await ready(service)\n"
+        "        print(service.pid, flush=True)\n"
+        "        await asyncio.sleep(1000)\n"
+        "asyncio.run(main())\n"
+    )
+    root = HERE.parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    ) as server:
+        assert server.stdout is not None
+        nanny = psutil.Process(int(await asyncio.to_thread(server.stdout.readline)))
+        family = [nanny, *nanny.children(recursive=True)]
+        assert len(family) == 4
+        server.send_signal(signal.SIGKILL)
+    await until(lambda: not any(process.is_running() for process in family))
+
+
+async def test_attached_to_nothing() -> None:
+    error = await failure(VllmChoice(attach="http://127.0.0.1:9"))
+    assert "nothing answers at http://127.0.0.1:9" in str(error)
+    assert "vllm serve" in str(error)
+
+
+@pytest.mark.parametrize("kind", ["web", "files", "openai", "noise", "mute"])
+async def test_attached_to_garbage(kind: str) -> None:
+    with listening(GARBAGE, kind) as url:
+        error = await failure(VllmChoice(attach=url), SHORT)
+    assert url in str(error)
+    assert "--attach" in str(error)
+
+
+async def test_attached_to_a_vllm_that_goes_and_comes_back() -> None:
+    port = free_port()
+    choice = VllmChoice(attach=f"http://127.0.0.1:{port}/v1")
+    with listening(FAKE, "echo", port=port):
+        async with engine(choice) as service:
+            await ready(service)
+            assert service.capabilities is not None
+            assert service.capabilities.model == "echo"
+            assert service.pid is None
+            assert await answer(service, "attached") == "attached"
+    # Closing ended nothing: the block above left it running until here.
+    with listening(FAKE, "echo", port=port):
+        async with engine(choice) as service:
+            await ready(service)
+            with pytest.raises(EngineError):
+                await answer(service, "crash")
+            await until(lambda: "waiting for it" in service.health.detail)
+            with listening(FAKE, "echo", port=port):
+                await ready_again(service)
+                assert await answer(service, "again") == "again"
+
+
+async def test_attached_with_a_wrong_key_or_model() -> None:
+    with listening(FAKE, "echo", key="secret") as url:
+        assert "API key" in str(await failure(VllmChoice(attach=url, api_key="wrong")))
+        assert "serves echo, not other" in str(
+            await failure(VllmChoice("other", attach=url, api_key="secret"))
+        )
+        async with engine(VllmChoice("echo", attach=url, api_key="secret")) as service:
+            await ready(service)
+
+
+def test_settings_that_contradict_each_other() -> None:
+    for match, wrong in {
+        "which model": {},
+        "goes neither with": {"attach": "http://x", "command": ("vllm",)},
+        "URL, such as": {"attach": "localhost:8000"},
+        "more than 0, not -1": {"model": "x", "sleep_after_s": -1.0},
+    }.items():
+        with pytest.raises(RequestError, match=match):
+            VllmChoice(**wrong)  # type: ignore[arg-type]
