@@ -149,7 +149,7 @@ class _Question:
             max_model_len=length,
             max_num_seqs=self._sequences(settings, left - needed.named("recurrent state")),
             max_batched_tokens=settings.chunk,
-            encoder_cache_bytes=ENCODER_CACHE_BYTES if left >= ROOMY_BYTES else 0,
+            encoder_cache_bytes=ENCODER_CACHE_BYTES if self.sees and left >= ROOMY_BYTES else 0,
         )
         return Allocation(
             config,

@@ -27,7 +27,7 @@ from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.place import Place, cap, device_of, place_on
 from snugvl.planner.capabilities import prefers_fp32
 from snugvl.planner.footprint.native import KERNELS
-from snugvl.planner.footprint.weights import weight_bytes
+from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings, WeightFormat
 
@@ -130,7 +130,7 @@ def load(
 
 
 def backend_for(model: str | Path, backend: str) -> str:
-    """ "native" or "transformers" for what was asked for.
+    """The backend that runs a model in this process: "native" or "transformers".
 
     Raises:
         RequestError: there is no such backend in this process.
@@ -179,6 +179,9 @@ def load_engine(
     wish = Wish(context, max_pixels, _weights(weights), language_only)
     allocation = allocate(facts, kind, place, wish)
     cap_bytes = cap(place)
+    left_out = tower_bytes(counted, allocation.settings) if allocation.settings.language_only else 0
+    if left_out:
+        report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
     if processor.pictures is not None:
         processor.pictures.images = processor.pictures.images.limited(allocation.max_pixels)
     network = load_model(
@@ -197,7 +200,6 @@ def load_engine(
     engine = Engine(network, sizes if max_waiting is None else replace(sizes, max_waiting=max_waiting))
     vision = 0 if network.tower is None else tensor_bytes(network.tower)
     held = {"text weights": tensor_bytes(network) - vision, "vision weights": vision}
-    left_out = _tower_bytes(counted, allocation.settings) if allocation.settings.language_only else 0
     capabilities = replace(
         _capabilities(config, processor, allocation, kind, parameters=counted.parameters),
         model=str(model),
@@ -227,11 +229,6 @@ def _capabilities(
         parameters=parameters,
         tools=processor.template.shows_tools,
     )
-
-
-def _tower_bytes(model: Inventory, settings: Settings) -> int:
-    """Of the vision tower, with it and without it."""
-    return weight_bytes(model, replace(settings, language_only=False)) - weight_bytes(model, settings)
 
 
 def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
-from snugvl.backends.protocol import Capabilities
+from snugvl.backends.protocol import Capabilities, check_sight
 from snugvl.backends.service import EngineService
 from snugvl.errors import EngineUnavailable, ModelNotServed
 from snugvl.server.intake.intake import Intake
@@ -23,6 +23,7 @@ class Context:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", Metrics(self.service))
+        self.intake.before = self._check_sight
 
     @property
     def capabilities(self) -> Capabilities:
@@ -36,6 +37,11 @@ class Context:
             health = self.service.health
             raise EngineUnavailable(health.detail, retry_after_s=health.retry_after_s or 2.0)
         return capabilities
+
+    def _check_sight(self, field: str) -> None:
+        """Refuse a picture before it is fetched where the model is known not to see."""
+        if self.service.capabilities is not None:
+            check_sight(self.service.capabilities, field)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with, for the one a request gave (none: the first).

@@ -11,7 +11,7 @@ decoder. What begins as anything else is refused, whatever its media type or end
 import asyncio
 import math
 import weakref
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -33,7 +33,11 @@ _VIDEOS = "video/*, image/*"
 
 
 class Intake:
-    """Fetches, checks and decodes. One instance a server; `close` stops its workers."""
+    """Fetches, checks and decodes. One instance a server; `close` stops its workers.
+
+    Attributes:
+        before: called with the field of every picture and video before it is fetched; may refuse it.
+    """
 
     def __init__(self, settings: IntakeSettings | None = None, *, fetcher: Fetcher | None = None) -> None:
         """`fetcher`: in place of the one that the settings describe.
@@ -49,6 +53,7 @@ class Intake:
         self._pictures = Decoders("pictures", settings.workers, memory_for_pictures(settings.image))
         self._videos = Decoders("videos", 1, memory_for_videos(settings.video))
         self._live = _Live(settings.max_live_bytes)
+        self.before: Callable[[str], None] = lambda _field: None
 
     @classmethod
     def from_settings(cls, settings: ServerSettings) -> Self:
@@ -79,6 +84,7 @@ class Intake:
             ImageError, ImageTooLarge: it could not be fetched, or isn't a picture we decode.
             QueueFull: requests hold too many pictures right now.
         """
+        self.before(field)
         max_pixels = _pixels_of(detail, field)
         self._live.check()
         name = f"the image at {field}"
@@ -88,6 +94,7 @@ class Intake:
 
     async def picture_bytes(self, data: bytes, *, detail: str | None = "auto", field: str) -> Picture:
         """The same for a file's bytes (a multipart upload)."""
+        self.before(field)
         max_pixels = _pixels_of(detail, field)
         with _blaming(field):
             return Picture(await self._image(data, f"the image at {field}"), max_pixels)
@@ -102,6 +109,7 @@ class Intake:
         Raises:
             RequestError, ImageError, ImageTooLarge, QueueFull: as for pictures.
         """
+        self.before(field)
         _check_fps(fps, field)
         self._live.check()
         name = f"the video at {field}"
@@ -113,6 +121,7 @@ class Intake:
 
     async def video_bytes(self, data: bytes, *, fps: float | None = None, field: str) -> Video:
         """The same for a file's bytes (a multipart upload)."""
+        self.before(field)
         _check_fps(fps, field)
         with _blaming(field):
             return await self._video(data, fps, f"the video at {field}")

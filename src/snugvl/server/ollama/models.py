@@ -140,6 +140,7 @@ def shown(context: Context) -> Shown:
     """What the engine tells about its model."""
     capabilities = context.capabilities
     family = _family(capabilities)
+    pixels = {f"{family}.vision.max_pixels": capabilities.max_pixels} if capabilities.images else {}
     can = {"completion": True, "tools": capabilities.tools, "vision": capabilities.images}
     return Shown(
         details=_details(capabilities),
@@ -148,7 +149,7 @@ def shown(context: Context) -> Shown:
             "general.basename": capabilities.model,
             "general.parameter_count": capabilities.parameters,
             f"{family}.context_length": capabilities.context_tokens,
-            f"{family}.vision.max_pixels": capabilities.max_pixels,
+            **pixels,
         },
         capabilities=[name for name, able in can.items() if able],
         modified_at=_since(),
