@@ -54,15 +54,21 @@ __all__ = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_checkpoint(tmp_path_factory.mktemp("hybrid"))
+def write(folder: Path, **options: Any) -> Path:
+    """A whole checkpoint: tokenizer, template, settings and weights."""
+    write_checkpoint(folder)
     names = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     assert set(names) < set(SPECIAL)
     image, video, start, end = (small_tokenizer().token_to_id(name) for name in names)
+    placeholders = (image, video, start, end)
     return hybrid.write(
-        folder, hybrid.Options(vocab=512, placeholders=(image, video, start, end), predictor=True)
+        folder, hybrid.Options(vocab=512, placeholders=placeholders, predictor=True, **options)
     )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("hybrid"))
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +157,19 @@ def test_what_is_planned_for_the_states_is_what_they_take(folder: Path) -> None:
             assert loaded.planned[name] == loaded.weights[name]
     finally:
         backend.close()
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_weights_of_few_bits_are_planned_to_the_byte(weights: Any, tmp_path: Path) -> None:
+    loaded = load_engine(
+        write(tmp_path, hidden=128), device="cpu", dtype="auto", weights=weights, context=512
+    )
+    try:
+        assert loaded.backend.capabilities.weights == weights
+        for name in ("text weights", "vision weights"):
+            assert loaded.planned[name] == loaded.weights[name]
+    finally:
+        loaded.backend.close()
 
 
 def test_tasks_and_chat_work_on_a_folder(folder: Path) -> None:

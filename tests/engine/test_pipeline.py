@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from snugvl.config import EngineConfig
+from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs import DecodeGraphs, Row
+from snugvl.engine.graphs import DecodeGraphs, Row, _Graph
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch
 from snugvl.sampling import SamplingParams
 from tests.engine.toy import BOMB, POISON, HybridToy, Toy
@@ -203,3 +205,31 @@ def test_a_step_under_way_is_forgotten_by_a_reset() -> None:
     assert engine._flight is None
     engine.add(request("b", [1, 2], max_tokens=5))
     assert finish(engine)["b", 0][-1] == "length"
+
+
+class Seen:
+    """A network that keeps the batches it is given."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        self.batches.append(batch)
+        return torch.zeros(len(batch.input_ids), 5)
+
+
+def test_rows_that_fill_up_a_graph_sit_on_nobodys_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while it is recorded, when no row is anybody's."""
+    monkeypatch.setattr(_Graph, "_pinned", staticmethod(lambda r, c, dtype: torch.zeros(r, c, dtype=dtype)))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(_Graph, "_replay", lambda graph, rows: graph._step())
+    cache = allocate(HybridToy(), EngineConfig(num_blocks=8, block_size=4, max_num_seqs=5))
+    network = Seen()
+    graph = _Graph(network, cache, 4, 8)  # type: ignore[arg-type]
+    graph._step()
+    graph.start([Row(token=3, length=2, delta=0, table=[1], seat=4), Row(3, 6, 0, [2, 3], seat=0)])
+    graph.again(2, {})
+    seats = [batch.attention.seats for batch in network.batches]
+    assert [each.tolist() for each in seats if each is not None] == [[5] * 4, [4, 0, 5, 5], [4, 0, 5, 5]]
