@@ -16,6 +16,7 @@ from snugvl.backends.transformers.loading import load_engine
 from snugvl.backends.transformers.row import ModelPrompt, ModelRequest
 from snugvl.sampling import SamplingParams
 from tests.backends.transformers import families
+from tests.inputs.conftest import checkpoint, video_oracle  # noqa: F401 - fixtures
 
 CPU = torch.device("cpu")
 NEW_TOKENS = 24

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from snugvl.backends.protocol import Message, Text, user
+from snugvl.backends.protocol import Message, Request, Text, user
 from snugvl.backends.transformers import cache
 from snugvl.backends.transformers.row import ModelPrompt
 from snugvl.errors import RequestError
@@ -140,5 +140,8 @@ def test_text_never_becomes_a_control_token(opened: Opened, text: str) -> None:
 
 
 def test_a_text_model_refuses_pictures_and_names_one_that_sees(family: Callable[[str], Opened]) -> None:
-    with pytest.raises(RequestError, match=r"text-only model.*a model that sees"):
-        family("llama").prompt(user(picture(8, 8, 1), "?"))
+    opened = family("llama")
+    with pytest.raises(RequestError, match=r"reads text alone.*load a model that sees"):
+        opened.backend.submit(Request((user(picture(8, 8, 1), "?"),)))
+    with pytest.raises(RequestError, match="takes no pictures"):
+        opened.backend.tokenize((user(picture(8, 8, 1), "?"),))

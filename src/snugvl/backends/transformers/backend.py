@@ -9,7 +9,7 @@ from time import monotonic
 from snugvl.backends.protocol import Capabilities, Message, Request, ToolUse
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.service import Load, Tokens
-from snugvl.backends.streams import ReceiverStream, check_combination, deliver, fail_all
+from snugvl.backends.streams import ReceiverStream, check_combination, check_pictures, deliver, fail_all
 from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.prompts import Preparer
 from snugvl.backends.transformers.row import ModelPrompt, ModelRequest
@@ -56,6 +56,7 @@ class TransformersBackend:
             EngineError: the backend is closed, or its queue is full.
         """
         check_combination(request)
+        check_pictures(request, self._capabilities)
         self._check_ids(request)
         grammar = self._grammar(request)  # before the pictures, which cost more
         prompt = self._prompt(request)

@@ -55,7 +55,6 @@ class Preparer:
         self.vocab_size = vocab_size
         self.resolution = resolution
         self._name = checkpoint.name
-        self._sees = checkpoint.sees
         self._inputs = inputs
         self._lock = Lock()  # tokenizers keep settings between calls
         self._texts = _placeholder_texts(inputs)
@@ -110,7 +109,7 @@ class Preparer:
             self._check_ids(ids)
         if not ids:
             raise RequestError("the prompt is empty; it needs at least one token", field="prompt")
-        made = ModelPrompt(PreparedPrompt(ids, (), 0), _tensors(ids))
+        made = ModelPrompt(PreparedPrompt(ids, (), 0, bare=True), _tensors(ids))
         self._check_length(made.prompt, max_tokens, "prompt")
         return made
 
@@ -213,16 +212,7 @@ class Preparer:
         if not parts:
             return
         if self.resolution is None:
-            why = (
-                "was loaded without its vision tower (language only)"
-                if self._sees
-                else "is a text-only model"
-            )
-            raise RequestError(
-                f"{self._name} {why}: it takes no pictures; ask a model that sees, such as "
-                "Qwen/Qwen3-VL-2B-Instruct-FP8",
-                field="messages",
-            )
+            raise RequestError(f"{self._name} takes no pictures here", field="messages")
         if any(isinstance(part, Video) for part in parts):
             if not self.videos:
                 raise RequestError(

@@ -33,6 +33,10 @@ class DecodedTokenizer(Tokenizer):
         """The bytes a token stands for; empty outside the vocabulary."""
         return self._decoded(token_id)
 
+    def opening_bytes(self, token_id: int) -> bytes:
+        """The bytes it stands for at the beginning of a text."""
+        return self.decode([token_id], skip_special=False).encode()
+
     def _decode_one(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id].encode()

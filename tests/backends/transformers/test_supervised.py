@@ -1,0 +1,85 @@
+"""transformers in a supervised child: the same answers, and back by itself after it was killed."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+
+from snugvl.backends.protocol import Request, user
+from snugvl.backends.supervised import SupervisedEngine, Supervision
+from snugvl.backends.wire import EngineChoice
+from snugvl.errors import EngineError
+from snugvl.sampling import SamplingParams
+from tests.backends.transformers.conftest import Opened
+
+pytestmark = pytest.mark.slow
+ASKED = Request(
+    (user(Image.new("RGB", (64, 64), "red"), "What is this?"),),
+    SamplingParams(max_tokens=16, ignore_eos=True),
+)
+LONG = Request((user("Hi"),), SamplingParams(max_tokens=900, ignore_eos=True))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_killed_child_comes_back_with_the_same_answers(qwen: Opened) -> None:
+    expected = "".join(delta.text for delta in qwen.backend.submit(ASKED))
+    choice = EngineChoice(
+        str(qwen.folder), device="cpu", dtype="float32", context=1024, engine="transformers"
+    )
+
+    async def test() -> None:
+        service = SupervisedEngine(choice, Supervision(ping_s=0.2, snapshot_s=0.05))
+        await service.start()
+        await until(lambda: service.health.state != "starting")
+        assert service.health.ready, service.health.detail
+        assert service.capabilities is not None
+        assert service.capabilities.engine == "transformers"
+
+        async def answer() -> str:
+            return "".join([delta.text async for delta in await service.submit(ASKED)])
+
+        assert await answer() == expected
+        running = aiter(await service.submit(LONG))
+        await anext(running)
+        first = service.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(EngineError):
+            async for _ in running:
+                pass
+        await until(lambda: service.health.ready and service.pid not in (None, first))
+        assert service.health.restarts == 1
+        assert await answer() == expected
+        snapshot = service.snapshot
+        assert snapshot is not None
+        assert {"weights", "KV cache"} <= {row.name for row in snapshot.ledger.rows}
+        second = service.pid
+        assert second is not None
+        await service.close()
+        assert not psutil.pid_exists(second)
+
+    asyncio.run(test())
+
+
+def test_what_can_not_be_loaded_is_said_and_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "martian"}')
+
+    async def test() -> None:
+        service = SupervisedEngine(EngineChoice(str(tmp_path), device="cpu", engine="transformers"))
+        await service.start()
+        await until(lambda: service.health.state != "starting")
+        assert service.health.state == "failed"
+        assert "'martian'" in service.health.detail
+        await service.close()
+
+    asyncio.run(test())
