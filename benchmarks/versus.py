@@ -7,7 +7,7 @@
 Each server is started, asked at every level once to warm up, then measured `--repeat` times, by the
 machinery of `snugvl bench`: the same pictures and texts for both, streamed, greedy, answers of equal length.
 The peer is vLLM with CUDA graphs unless `--peer` says otherwise; `--peer-path` is where its packages are.
-Prints both tables, the ratios (ours to the peer's) and the goals; saves both results as `snugvl bench --json`.
+Prints both tables, the ratios (ours to the peer's) and the goals; saves both as `snugvl bench --json`.
 """
 
 import argparse
