@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,13 @@ def test_the_model_is_loaded_as_asked(
     monkeypatch.setenv("SNUGVL_MODEL", "from/environment")
     snugvl("caption", pictures / "a.png")
     args = ("-m", "x/y", "--device", "cuda:1", "--dtype", "float16", "--context", 512, "--max-pixels", 4096)
-    args += ("--weights", "int8", "--memory", "7200MiB")
+    args += ("--weights", "int8", "--memory", "7200MiB", "--backend", "transformers", "--trust-remote-code")
     snugvl("scene", pictures / "a.png", *args)
     assert chosen == [
         options.ModelChoice("from/environment", "auto", "auto", None, None),
-        options.ModelChoice("x/y", "cuda:1", "float16", 512, 4096, None, None, "int8", "7200MiB"),
+        options.ModelChoice(
+            "x/y", "cuda:1", "float16", 512, 4096, None, None, "int8", "7200MiB", "transformers", True
+        ),
     ]
     assert backend.closed == 2
 
@@ -61,7 +64,8 @@ def test_load_model_passes_everything_to_load(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         snugvl, "load", lambda model, **options: seen.update(options, model=model), raising=False
     )
-    session.load_model(options.ModelChoice("m", "cpu", "float32", 1, 2, weights="int4", memory="2GiB"))
+    choice = options.ModelChoice("m", "cpu", "float32", 1, 2, weights="int4", memory="2GiB")
+    session.load_model(replace(choice, backend="transformers", trust_remote_code=True))
     assert seen == {
         "model": "m",
         "device": "cpu",
@@ -70,7 +74,16 @@ def test_load_model_passes_everything_to_load(monkeypatch: pytest.MonkeyPatch) -
         "context": 1,
         "max_pixels": 2,
         "memory": "2GiB",
+        "backend": "transformers",
+        "trust_remote_code": True,
     }
+
+
+def test_an_engine_that_is_none_and_code_that_none_runs(snugvl: Run, pictures: Path) -> None:
+    assert snugvl("caption", pictures / "a.png", "--backend", "vllm").code == 2
+    ran = snugvl("ask", pictures / "a.png", "What?", "--backend", "native", "--trust-remote-code")
+    assert ran.code == 2
+    assert "runs no checkpoint's code" in " ".join(ran.err.replace("│", " ").split())
 
 
 def test_a_question_is_last_or_an_option(snugvl: Run, pictures: Path) -> None:

@@ -79,3 +79,36 @@ def test_no_torch_and_nothing_slow_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "LOADED []"
+
+
+def test_language_only_says_what_it_frees(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", MODEL, *CARD, "--language-only"]) == 0
+    out = capsys.readouterr().out
+    assert "Language only: without the vision tower 792 MiB of weights" in out
+    assert "vision tower  " not in out
+    assert f"snugvl serve {MODEL} --context" in out
+    assert "--language-only" in out
+    assert run(["plan", MODEL, *CARD, "--language-only", "--images", "2"]) == 3
+    assert "takes no images; 2 a request are wished" in capsys.readouterr().err
+    assert run(["plan", *CARD, "--language-only", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["wishes"]["language_only"]
+
+
+def test_layers_in_main_memory_have_a_price_and_an_alternative(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "Qwen/Qwen3-VL-8B-Instruct", *CARD, "--ram", "32GiB", "--backend", "transformers"]
+    assert run(words) == 0
+    out = capsys.readouterr().out
+    assert "tokens/s, because" in out
+    assert f"{MODEL} in fp8 fits whole and runs at up to" in out
+    assert run([*words[:-4], "--ram", "6GiB", *words[-2:]]) == 5
+    assert "may be used" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("backend", ["native", "transformers", "vllm"])
+def test_an_engine_that_is_asked_for(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "Qwen/Qwen3-VL-2B-Instruct-FP8"
+    assert run(["plan", small, *CARD, "--backend", backend]) == 0
+    out = capsys.readouterr().out
+    assert f"  {backend}: as asked for" in out
+    assert ("Without snugvl\n  vllm serve" in out) == (backend == "vllm")
+    assert run(["plan", small, *CARD, "--backend", "sglang"]) == 2

@@ -161,6 +161,7 @@ def test_the_environment_says_which_server_and_key(
         (["--dtype", "float16"], "--dtype"),
         (["--context", "512"], "--context"),
         (["--device", "cuda", "--context", "512"], "--device and --context"),
+        (["--backend", "transformers", "--trust-remote-code"], "--backend and --trust-remote-code"),
     ],
 )
 @pytest.mark.parametrize("command", ["caption", "ask", "scene", "detect"])

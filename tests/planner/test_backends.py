@@ -30,9 +30,7 @@ def planned(facts: object, on: object, wishes: Wishes | None = None, **rest: obj
 
 def test_our_own_engine_comes_first_and_says_so() -> None:
     plan = planned(qwen3_vl("2B"), machine(16 * GIB))
-    assert (
-        why_engine(plan) == "native: our own engine runs the qwen3_vl family, and is preferred"
-    )
+    assert why_engine(plan) == "native: our own engine runs the qwen3_vl family, and is preferred"
     assert {verdict.engine for verdict in plan.verdicts} == {"transformers", "vllm"}
     text = plain(report(plan, machine(16 * GIB)))
     assert "not vllm: it fits as well; the chosen one is preferred" in text

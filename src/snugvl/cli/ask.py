@@ -34,6 +34,8 @@ def ask(
     context: options.Context = None,
     max_pixels: options.MaxPixels = None,
     memory: options.Memory = None,
+    backend: options.Backend = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = None,
@@ -59,7 +61,19 @@ def ask(
     batch.do(
         task,
         [Job(tuple(names), together=True)] if together else each(names),
-        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key, weights, memory),
+        options.ModelChoice(
+            model,
+            device,
+            dtype,
+            context,
+            max_pixels,
+            server,
+            api_key,
+            weights,
+            memory,
+            backend,
+            trust_remote_code,
+        ),
         options.OutputChoice(json, output, resume, quiet),
     )
 

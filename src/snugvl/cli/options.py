@@ -53,6 +53,14 @@ Memory = Annotated[
     str | None,
     typer.Option("--memory", metavar="SIZE", help="Take at most this much memory, such as 7200MiB."),
 ]
+BackendName = Literal["auto", "native", "transformers"]
+Backend = Annotated[
+    BackendName,
+    typer.Option("--backend", help="Which engine; auto: ours where it runs the model, else transformers."),
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python files that the checkpoint brings.")
+]
 Context = Annotated[
     int | None, typer.Option("--context", min=1, help="Tokens of prompt, images and answer together.")
 ]
@@ -92,8 +100,15 @@ class ModelChoice:
     api_key: str | None = None
     weights: WeightsName = "auto"
     memory: str | None = None
+    backend: BackendName = "auto"
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
+        if self.backend == "native" and self.trust_remote_code:
+            raise typer.BadParameter(
+                "--trust-remote-code is not for our own engine, which runs no checkpoint's code; say "
+                "--backend transformers, or leave it out"
+            )
         if self.server is None:
             return
         local = {
@@ -102,6 +117,8 @@ class ModelChoice:
             "--context": self.context,
             "--weights": self.weights != "auto",
             "--memory": self.memory,
+            "--backend": self.backend != "auto",
+            "--trust-remote-code": self.trust_remote_code,
         }
         if said := [name for name, given in local.items() if given]:
             raise typer.BadParameter(

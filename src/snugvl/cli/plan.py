@@ -30,7 +30,12 @@ def plan(
     context: Annotated[
         int | None, typer.Option("--context", help="Tokens of prompt, images and answer together.")
     ] = None,
-    images: Annotated[int, typer.Option("--images", help="Images of one request; 0 for text alone.")] = 1,
+    images: Annotated[
+        int | None, typer.Option("--images", help="Images of one request (1); 0 for text alone.")
+    ] = None,
+    language_only: Annotated[
+        bool, typer.Option("--language-only", help="Leave the vision tower of a model that sees out.")
+    ] = False,
     min_image_tokens: Annotated[
         int | None,
         typer.Option("--min-image-tokens", help="Detail a large image must keep; 1024 for --task detect."),
@@ -68,14 +73,19 @@ def plan(
     ] = False,
 ) -> None:
     """Say what fits, before anything is downloaded: the best settings, the memory, and why not more."""
+    from snugvl.planner.recommend import with_instead
     from snugvl.planner.solve import solve
     from snugvl.planner.wishes import Wishes
 
-    wishes = Wishes(context, images, min_image_tokens, max_pixels, quality, backend, concurrency, task)
+    wished = (0 if language_only else 1) if images is None else images
+    wishes = Wishes(
+        context, wished, min_image_tokens, max_pixels, quality, backend, concurrency, task,
+        language_only=language_only,
+    )  # fmt: skip
     choice = machine_options.MachineChoice(gpu, os, held, vram, gpus, ram, machine)
     candidates = _candidates(model, offline, wishes.images > 0)
     found = machine_options.machine_from(choice)
-    result = solve(candidates, found, wishes)
+    result = with_instead(solve(candidates, found, wishes), found)
     _put(result, found, json=json, svg=svg)
     if result.choice is None:
         raise typer.Exit(DoesNotFit.exit_code)

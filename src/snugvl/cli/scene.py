@@ -16,6 +16,8 @@ def scene(
     context: options.Context = None,
     max_pixels: options.MaxPixels = None,
     memory: options.Memory = None,
+    backend: options.Backend = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = None,
@@ -36,6 +38,18 @@ def scene(
     batch.do(
         task,
         each(sources.expand(images, recursive=recursive)),
-        options.ModelChoice(model, device, dtype, context, max_pixels, server, api_key, weights, memory),
+        options.ModelChoice(
+            model,
+            device,
+            dtype,
+            context,
+            max_pixels,
+            server,
+            api_key,
+            weights,
+            memory,
+            backend,
+            trust_remote_code,
+        ),
         options.OutputChoice(json, output, resume, quiet),
     )

@@ -63,7 +63,7 @@ def serve(
     memory: options.Memory = None,
     backend: serve_options.BackendOption = "auto",
     language_only: serve_options.LanguageOnly = False,
-    trust_remote_code: serve_options.TrustRemoteCode = False,
+    trust_remote_code: options.TrustRemoteCode = False,
     vllm_command: serve_options.VllmCommand = None,
     images: serve_options.ImagesPlanned = None,
     concurrency: serve_options.Concurrency = None,

@@ -52,6 +52,8 @@ def engine_for(planned: Planned | Unplanned, load: LoadChoice, backend: BackendC
         planned.name, load.device, load.dtype, load.context, load.max_pixels, load.weights, load.memory_bytes,
         load.max_queue, planned.engine, backend.language_only, backend.trust_remote_code, places,
     )  # fmt: skip
+    if isinstance(planned, Planned) and load.device == "auto" and planned.choice.gpus:
+        choice = replace(choice, device=f"cuda:{planned.choice.gpus[0].index}")
     if isinstance(planned, Planned) and planned.engine == "transformers":
         # Its process doesn't plan by itself: it is told what was planned.
         settings = planned.choice.settings

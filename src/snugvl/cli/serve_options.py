@@ -51,9 +51,6 @@ Concurrency = Annotated[
 LanguageOnly = Annotated[
     bool, typer.Option("--language-only", help="Leave the vision tower out: less memory, no pictures.")
 ]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run Python files that the checkpoint brings.")
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ def plan_for(load: LoadChoice, backend: BackendChoice) -> Planned | Unplanned:
         RequestError: a wish that no plan can meet; a device that is not there.
     """
     from snugvl.cli.machine_options import MachineChoice, machine_from
+    from snugvl.planner.recommend import with_instead
     from snugvl.planner.solve import require, solve
 
     machine = on_device(load.device, machine_from(MachineChoice()))
@@ -71,7 +72,7 @@ def plan_for(load: LoadChoice, backend: BackendChoice) -> Planned | Unplanned:
         return _unplanned(load, backend, error)
     sees = any(candidate.facts.vision for candidate in candidates)
     wishes = _wishes(load, backend, sees=sees)
-    plan = solve(candidates, machine, wishes, _missing(backend))
+    plan = with_instead(solve(candidates, machine, wishes, _missing(backend)), machine)
     choice = require(plan)
     name = choice.option.model.name
     reason = _reason(name) if load.model is None else None

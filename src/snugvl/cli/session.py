@@ -57,6 +57,8 @@ def load_model(choice: ModelChoice) -> Model | Client:
         memory=choice.memory,
         context=choice.context,
         max_pixels=choice.max_pixels,
+        backend=choice.backend,
+        trust_remote_code=choice.trust_remote_code,
     )
 
 
