@@ -121,7 +121,8 @@ def step(model: Qwen3VL, config: ModelConfig, new: tuple[int, ...], contexts: tu
     metadata = AttentionMetadata(new, contexts, zeros(total), zeros(len(new), blocks), 16)
     batch = Batch(zeros(total), zeros(3, total), metadata, zeros(len(new)), None, None)
     kept = (cache.storage, batch.input_ids, batch.positions, metadata.slot_mapping, metadata.block_tables)
-    with sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model(batch, cache)  # makes the tables of the rotation, once and for all
         return traced(lambda: model(batch, cache), *model.parameters(), *kept)
 
 
