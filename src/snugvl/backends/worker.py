@@ -49,6 +49,10 @@ class EngineWorker:
         Raises:
             EngineError: the worker is closed.
         """
+        return self.ask(function).result()
+
+    def ask(self, function: Callable[[], T]) -> "Future[T]":
+        """`call` without waiting for it."""
         if self._closed:
             raise EngineError("the model is closed")
         future: Future[T] = Future()
@@ -60,7 +64,7 @@ class EngineWorker:
                 future.set_exception(error)
 
         self._jobs.put(job)
-        return future.result()
+        return future
 
     def post(self, function: Callable[[], None]) -> None:
         """Run `function` between two steps, without waiting for it."""

@@ -31,7 +31,7 @@ class Opened:
         self.loaded = load_engine(folder, **{"device": "cpu", "context": 1024, **options})
         self.backend: TransformersBackend = self.loaded.backend
         self.preparer = self.backend._preparer
-        self.model: Any = self.backend._engine._model
+        self.model: Any = self.backend._engine.model
 
     def engine(self, **limits: int) -> TransformersEngine:
         """An engine of its own over the shared network, stepped by the test."""

@@ -1,13 +1,15 @@
 """What happens to rows when a forward fails, memory runs out, the queue is full, or somebody leaves."""
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from snugvl.backends.protocol import user
+from snugvl.backends.protocol import Request, user
 from snugvl.backends.transformers.batch import Batch
 from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.row import ModelPrompt, ModelRequest
@@ -238,3 +240,31 @@ def test_a_deadline_ends_a_request_and_says_how_far_it_came(qwen: Opened, words:
     assert isinstance(ends["a"].error, DeadlineExceeded)
     assert "0 tokens generated" in str(ends["a"].error)
     assert ends["b"].finish == "length"
+
+
+def test_a_long_step_that_gets_on_is_no_hang_and_one_that_does_not_is(
+    qwen: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who watches asks for figures; the answer is late only where no layer begins."""
+    backend, going = qwen.backend, threading.Event()
+    layer = qwen.model.model.language_model.layers[0]
+    own = Batch.prefill
+
+    def slow(batch: Batch) -> torch.Tensor:
+        logits = own(batch)
+        going.set()
+        while going.is_set():
+            time.sleep(0.01)
+        return logits
+
+    monkeypatch.setattr(Batch, "prefill", slow)
+    stream = backend.submit(Request((user("Hi"),), SamplingParams(max_tokens=2, ignore_eos=True)))
+    assert going.wait(10)
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(backend.stats)
+        with pytest.raises(TimeoutError):
+            asked.result(0.4)
+        next(iter(layer._forward_pre_hooks.values()))(layer, ())  # as when it begins
+        assert asked.result(10).generated_tokens >= 0
+    going.clear()
+    assert list(stream)

@@ -12,6 +12,7 @@ from snugvl.backends.service import Load, Tokens
 from snugvl.backends.streams import ReceiverStream, check_combination, check_pictures, deliver, fail_all
 from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.prompts import Preparer
+from snugvl.backends.transformers.pulse import Pulse, Reading
 from snugvl.backends.transformers.row import ModelPrompt, ModelRequest
 from snugvl.backends.worker import EngineWorker
 from snugvl.engine.grammar import TokenGrammar
@@ -37,6 +38,9 @@ class TransformersBackend:
         self._grammars = GrammarCompiler(preparer.tokenizer, preparer.vocab_size)
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
         self._ids = count()
+        pulse = Pulse(engine.model)
+        self._memory = Reading(engine.memory, pulse)
+        self._stats = Reading(lambda: engine.stats, pulse)
         # The worker must not hold this backend: dropped without `close`, it stops its thread, also at exit.
         self._worker = EngineWorker(
             engine, partial(deliver, engine.abort, self._receivers), partial(fail_all, self._receivers)
@@ -79,12 +83,12 @@ class TransformersBackend:
 
     def memory(self) -> Mapping[str, int]:
         """Bytes held, by component."""
-        held = self._worker.call(self._engine.memory)
+        held = self._memory.now(self._worker.ask)
         return {"weights": sum(self._weights.values()), **held}
 
     def stats(self) -> Load:
-        """What the engine is doing."""
-        return self._worker.call(lambda: self._engine.stats)
+        """What the engine is doing; as it was before the present step, where that lasts."""
+        return self._stats.now(self._worker.ask)
 
     def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
         """Token ids of a bare prompt, or of a conversation through the chat template.

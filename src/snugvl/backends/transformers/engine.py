@@ -69,7 +69,7 @@ class TransformersEngine:
     def __init__(self, model: Any, limits: Limits, device: torch.device, dtype: torch.dtype) -> None:
         """`device` and `dtype`: of the inputs."""
         self.limits = limits
-        self._model = model
+        self.model = model
         self._device = device
         self._dtype = dtype
         self._waiting: deque[Row] = deque()
@@ -214,7 +214,7 @@ class TransformersEngine:
         """Compute a prompt, sample its first token, and let its rows join those that run."""
         first, prompt = rows[0], rows[0].request.prompt
         inputs = {name: self._placed(value) for name, value in prompt.inputs.items()}
-        batch = prepared(self._model, inputs, first)
+        batch = prepared(self.model, inputs, first)
         logits = batch.prefill()
         if not batch.shared:
             self._shares, rows = False, rows[:1]
