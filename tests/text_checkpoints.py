@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.checkpoints import _quantised, _random, _save
+from tests.checkpoints import quantised, _random, _save
 
 VOCAB = 320
 SIZES = {
@@ -111,7 +111,7 @@ def write(folder: Path, text: Text, **changes: Any) -> Path:
         values["quantization_config"] = {
             "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32],
         }  # fmt: skip
-        state = _quantised(state)
+        state = quantised(state)
     (folder / "config.json").write_text(json.dumps(values))
     _save(folder, state, text.shards)
     return folder
