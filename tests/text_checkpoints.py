@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.checkpoints import quantised, _random, _save
+from tests.checkpoints import _random, _save, quantised
 
 VOCAB = 320
 SIZES = {
