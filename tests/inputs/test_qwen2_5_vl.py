@@ -46,8 +46,8 @@ def theirs(folder: Path, video_oracle: Any) -> Any:
     """transformers' own Qwen2_5_VLProcessor; `video_oracle` put the functions of torchvision in place."""
     from transformers import PreTrainedTokenizerFast
     from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+    pictures = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
     # The module names torchvision in type hints alone; its base class calls what `video_oracle` put in place.
     parts = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
     names = (*parts, "torchvision.transforms.v2.functional")
@@ -66,7 +66,7 @@ def theirs(folder: Path, video_oracle: Any) -> Any:
             return type(argument)
 
     return Unchecked(
-        Qwen2VLImageProcessorPil(**values),
+        pictures.Qwen2VLImageProcessorPil(**values),
         tokenizer,
         videos.Qwen2VLVideoProcessor(**values, cap_pixels_per_frame=False),
         chat_template=template,
