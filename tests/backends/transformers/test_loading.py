@@ -230,6 +230,7 @@ def test_dtype_auto_takes_float32_where_it_leaves_half_of_the_memory(
 
 PLACEMENTS = {
     "main memory": (("", "cpu"),),
+    "the tower on disk": (("model.visual", "disk"), ("model.language_model", "cpu"), ("lm_head", "cpu")),
     "layers on disk": (
         ("model.visual", "cpu"),
         ("model.language_model.embed_tokens", "cpu"),
@@ -252,11 +253,14 @@ def test_a_placement_is_followed_and_changes_no_answer(name: str, folder: Path) 
         key.split(".")[3]: value.device.type for key, value in model.named_parameters() if "layers" in key
     }
     away = {"1", "2"} if name == "layers on disk" else set()
+    tower = {value.device.type for key, value in model.named_parameters() if "visual" in key}
+    assert tower == {"meta" if name == "the tower on disk" else "cpu"}
     assert {layer for layer, device in devices.items() if device == "meta"} == away
     loaded.backend.close()
     assert answer(folder, dtype="float32", placement=PLACEMENTS[name]) == answer(folder, dtype="float32")
 
 
+@pytest.mark.filterwarnings("ignore:You are calling .generate:UserWarning")  # of versions before 5.23
 def test_weights_that_wait_elsewhere_answer_the_same(qwen: Opened) -> None:
     """accelerate's hooks move a module's weights in for its forward: here from "meta" to the CPU."""
     from accelerate import cpu_offload

@@ -1,6 +1,7 @@
 """From an `EngineChoice` to a model on transformers. "auto" is resolved here, once."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,6 +119,8 @@ def load_engine(
     cap_bytes = cap(place)
     inputs = open_inputs(checkpoint)
     report(f"loading weights ({format_size(estimate)})", 0.05)
+    if placed is not None:  # where the first module is elsewhere, older versions warn of every prompt
+        warnings.filterwarnings("ignore", "You are calling .generate", UserWarning)
     with _quietly():
         network = open_model(checkpoint, dtype=kind, device_map=placed, weights=weights)
     report("making room for the KV cache", 0.9)
