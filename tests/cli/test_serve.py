@@ -265,6 +265,17 @@ def test_the_process_does_it_all() -> None:
             process.kill()
 
 
+def test_a_failed_start_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command's own last line has it."""
+    tell = Loading(FakeService(), quiet=False, started=0.0)
+    tell(Health("starting", "loading", progress=0.5))
+    tell(Health("failed", "out of memory"))
+    assert capsys.readouterr().err == "snugvl: loading\n"
+    tell(Health("ready", "pocket is ready"))
+    tell(Health("failed", "it died for good"))
+    assert "it died for good" in capsys.readouterr().err
+
+
 def test_loading_is_a_bar_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -126,6 +126,8 @@ class Loading:
             self._ready()
         elif not self._was_ready and health.state == "starting":
             self._progress(health)
+        elif health.state == "failed" and not self._was_ready:
+            self.close()  # the command ends with the reason, which is told then
         elif health.state != "starting":
             self.close()
             self._say(health.detail)
