@@ -18,20 +18,21 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor
 
 import machine
 from snugvl.backends.protocol import user
 from snugvl.checkpoint.configs import read_config
 from snugvl.config import EngineConfig
+from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch
 from snugvl.models.loader import load_model
 from snugvl.models.mrope import mrope_positions
+from snugvl.models.networks import LoadableNetwork
 from snugvl.models.qwen3_vl import Qwen3VL
 from snugvl.sampling import SamplingParams
 
@@ -59,17 +60,21 @@ def pictures(sizes: list[tuple[int, int]]) -> list[Image.Image]:
 
 def prepare(folder: Path) -> list[Case]:
     """Every case through both processors. transformers' needs torchvision; without it ours feeds both."""
-    processor = Processor.from_folder(folder, read_config(folder))
-    try:
-        oracle = AutoProcessor.from_pretrained(folder)
-    except ImportError:
-        print("no torchvision: transformers gets our inputs, so preprocessing is not compared")
-        oracle = None
+    config = read_config(folder)
+    processor = Processor.from_folder(folder, config)
+    oracle = None
+    if config.vision is not None:
+        try:
+            oracle = AutoProcessor.from_pretrained(folder)
+        except ImportError:
+            print("no torchvision: transformers gets our inputs, so preprocessing is not compared")
     cases = []
     for name, sizes in SIZES.items():
+        if sizes and config.vision is None:
+            continue
         images, text = pictures(sizes), f"Describe what you see: {name}."
         ours = processor.prepare([user(*images, text)])
-        theirs = as_tensors(ours, processor.config.placeholders[0])
+        theirs = as_tensors(ours, config.placeholders[:1])
         if oracle is not None:
             content = [{"type": "image", "image": image} for image in images] + [
                 {"type": "text", "text": text}
@@ -82,10 +87,12 @@ def prepare(folder: Path) -> list[Case]:
     return cases
 
 
-def as_tensors(prompt: PreparedPrompt, image_token: int) -> dict[str, torch.Tensor]:
+def as_tensors(prompt: PreparedPrompt, image_tokens: tuple[int, ...]) -> dict[str, torch.Tensor]:
     """Our prompt in the form of transformers' processors."""
     ids = torch.tensor([prompt.prompt_ids])
-    inputs = {"input_ids": ids, "mm_token_type_ids": (ids == image_token).long()}
+    inputs = {"input_ids": ids}
+    if image_tokens:
+        inputs["mm_token_type_ids"] = (ids == image_tokens[0]).long()
     if prompt.vision:
         inputs["pixel_values"] = torch.cat([item.values() for item in prompt.vision])
         inputs["image_grid_thw"] = torch.tensor([item.grid_thw for item in prompt.vision])
@@ -109,41 +116,34 @@ def compare_inputs(cases: list[Case]) -> list[dict[str, Any]]:
     return rows
 
 
-def our_logits(model: Qwen3VL, prompt: PreparedPrompt) -> torch.Tensor:
+def our_logits(model: LoadableNetwork, prompt: PreparedPrompt) -> torch.Tensor:
     """Logits of every prompt position, `[tokens, vocab]`, in one prefill."""
     config, ids, device = model.config, list(prompt.prompt_ids), model.device
-    text, total, pads = config.text, len(ids), config.placeholders
+    total, pads = len(ids), config.placeholders
     grids = [item.grid_thw for item in prompt.vision]
-    assert config.vision is not None
-    positions, _ = mrope_positions(ids, grids, placeholders=pads, merge_size=config.vision.spatial_merge_size)
+    merge = 1 if config.vision is None else config.vision.spatial_merge_size
+    positions, _ = mrope_positions(ids, grids, placeholders=pads, merge_size=merge)
     blocks = -(-total // 16)
-    cache = KVCache(
-        num_layers=text.num_layers,
-        num_blocks=blocks,
-        block_size=16,
-        num_kv_heads=text.num_kv_heads,
-        head_dim=text.head_dim,
-        dtype=model.dtype,
-        device=device,
-    )
+    cache = allocate(model, EngineConfig(num_blocks=blocks, max_num_seqs=1))
     everything = torch.arange(total, device=device)
     table = torch.arange(blocks, device=device)[None]
     rows = torch.tensor([i for i, token in enumerate(ids) if token in pads], device=device)
     embeds = None
     if grids:
+        assert isinstance(model, Qwen3VL)
         embeds = model.encode_vision(torch.cat([item.values() for item in prompt.vision]), grids)
     batch = Batch(
         input_ids=torch.tensor(ids, device=device),
         positions=positions.to(device),
-        attention=AttentionMetadata((total,), (total,), everything, table, 16),
+        attention=AttentionMetadata((total,), (total,), everything, table, 16, seats=everything[:1] * 0),
         logit_rows=everything,
         vision_rows=rows if grids else None,
         vision_embeds=embeds,
     )
-    return model(batch, cache)
+    return model.forward(batch, cache)
 
 
-def our_tokens(model: Qwen3VL, prompt: PreparedPrompt) -> tuple[list[int], float]:
+def our_tokens(model: LoadableNetwork, prompt: PreparedPrompt) -> tuple[list[int], float]:
     """Greedy tokens through the whole engine, and the seconds of a decode step."""
     config = EngineConfig(num_blocks=512, max_model_len=8192, max_batched_tokens=512)
     engine = Engine(model, config)
@@ -212,8 +212,9 @@ def compare(
 ) -> dict[str, Any]:
     """Both engines in one dtype; fills `truth` with the float32 oracle's logits."""
     name = str(dtype).removeprefix("torch.")
+    kind = AutoModelForCausalLM if read_config(folder).vision is None else AutoModelForImageTextToText
     oracle, their_load = measured(
-        lambda: Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=dtype, device_map=device),
+        lambda: kind.from_pretrained(folder, dtype=dtype, device_map=device),
         f"transformers {name}",
     )
     logits, tokens = {}, {}
