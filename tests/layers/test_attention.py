@@ -14,18 +14,24 @@ HEADS, KV_HEADS, DIM, BLOCK = 4, 2, 8, 4
 lengths = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=5)
 
 
-def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def plain(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None = None
+) -> torch.Tensor:
     """The definition, in float64: `query` are the last positions of `key`. `[tokens, heads, dim]`."""
     query, key, value = query.double(), key.double(), value.double()
     key, value = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query, key) * DIM**-0.5
     new, context = query.shape[0], key.shape[0]
     future = torch.arange(context)[None] > torch.arange(context - new, context)[:, None]
+    if window is not None:
+        future |= torch.arange(context)[None] <= torch.arange(context - new, context)[:, None] - window
     weights = scores.masked_fill(future, float("-inf")).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
-def run(sequences: Sequence[tuple[int, int]], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def run(
+    sequences: Sequence[tuple[int, int]], seed: int, window: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(cached, new) tokens of each sequence → our output and the plain one, `[new tokens, heads, dim]`."""
     generator = torch.Generator().manual_seed(seed)
     needed = [-(-(cached + new) // BLOCK) for cached, new in sequences]
@@ -53,11 +59,12 @@ def run(sequences: Sequence[tuple[int, int]], seed: int) -> tuple[torch.Tensor, 
         cache.write(1, places, key, value)
         slots.append(places[cached:])
         queries.append(query)
-        expected.append(plain(query, key, value))
+        expected.append(plain(query, key, value, window))
     metadata = AttentionMetadata(
         tuple(new for _, new in sequences), tuple(sum(s) for s in sequences), torch.cat(slots), tables, BLOCK
     )
-    return paged_attention(torch.cat(queries), cache, 1, metadata, DIM**-0.5), torch.cat(expected)
+    ours = paged_attention(torch.cat(queries), cache, 1, metadata, DIM**-0.5, window)
+    return ours, torch.cat(expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,6 +78,15 @@ def test_any_mix_of_prefills_chunks_and_decodes(sequences: list[tuple[int, int]]
 @given(cached=st.lists(st.integers(0, 30), min_size=1, max_size=6), seed=st.integers(0, 1000))
 def test_a_batch_of_decodes(cached: list[int], seed: int) -> None:
     ours, expected = run([(count, 1) for count in cached], seed)
+    torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sequences=lengths, seed=st.integers(0, 1000), window=st.integers(1, 30))
+def test_a_window_over_any_mix(sequences: list[tuple[int, int]], seed: int, window: int) -> None:
+    ours, expected = run(sequences, seed, window)
+    torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
+    ours, expected = run([(cached, 1) for cached, _ in sequences], seed, window)
     torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
 
 

@@ -95,6 +95,8 @@ def attend_chunk(
         total = total * decay + tl.sum(weight, 1)
         acc = tl.dot(weight.to(q.dtype), v, acc * decay[:, None])
         best = new_best
+    if WINDOW > 0:  # rows beyond the chunk may have seen nothing at all
+        total = tl.where(live_row, total, 1.0)
     tl.store(
         out + at_q[:, None] + dim[None, :],
         (acc / total[:, None]).to(out.dtype.element_ty),
