@@ -195,6 +195,8 @@ def test_what_does_not_fit_is_refused_before_it_is_loaded(llama: Path) -> None:
         load_engine(llama, device="cpu", memory=100_000)
     with pytest.raises(DoesNotFit, match=r"a context of 2,048 tokens needs .* a context of .* tokens fits"):
         load_engine(llama, device="cpu", dtype="float32", memory=400_000, context=2048)
+    with pytest.raises(DoesNotFit, match=r"a context of 1,024 tokens needs"):
+        load_engine(llama, device="cpu", dtype="float32", memory=400_000)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def test_dtype_auto_takes_float32_where_it_leaves_half_of_the_memory(
         return loaded.backend.capabilities.dtype  # type: ignore[no-any-return]
 
     assert kind(8 << 30) == "float32"
-    monkeypatch.setattr("snugvl.backends.transformers.sizes.parameters_in", lambda _: 1 << 29)
+    monkeypatch.setattr("snugvl.backends.transformers.sizes.parameters_in", lambda *_: 1 << 29)
     assert kind(3 << 30) == "bfloat16"
 
 

@@ -136,7 +136,8 @@ def _estimate(checkpoint: Any, dtype: str, weights: str, place: Place) -> tuple[
     """Parameters, bytes of the weights once loaded, and the type of what isn't quantised."""
     from snugvl.backends.transformers.sizes import parameters_in, stored_bytes
 
-    parameters, stored = parameters_in(checkpoint.folder), stored_bytes(checkpoint.folder)
+    parameters = parameters_in(checkpoint.folder, checkpoint.config)
+    stored = stored_bytes(checkpoint.folder)
     kind = _dtype(dtype, parameters or stored // 2, place)
     if checkpoint.widened:
         return parameters, parameters * kind.itemsize, kind

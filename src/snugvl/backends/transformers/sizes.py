@@ -75,6 +75,9 @@ def fit(costs: Costs, most: int, wished: int | None, free_bytes: int, device: st
         most: tokens that the model's positions reach.
         wished: tokens of one choice, as asked for.
 
+    One that was asked for, as a plan does, only has to fit into the cache: who asked may know better what the
+    rest needs, and a prompt that doesn't fit is refused when it comes.
+
     Raises:
         RequestError: more than the model's positions reach.
         DoesNotFit: not even the least context fits, or not the one asked for.
@@ -82,7 +85,7 @@ def fit(costs: Costs, most: int, wished: int | None, free_bytes: int, device: st
     if wished is not None and not 1 <= wished <= most:
         raise RequestError(f"context must be 1 to {most:,} tokens, not {wished:,}", field="context")
     usable = max(free_bytes, 0) * (_VISION_SHARE - sees) // _VISION_SHARE
-    a_token = costs.cache_bytes + costs.workspace_bytes
+    a_token = costs.cache_bytes if wished else costs.cache_bytes + costs.workspace_bytes
     fits = usable // max(a_token, 1)
     tried = [wished] if wished else [min(context, most) for context in CONTEXTS]
     context = next((context for context in tried if context <= fits), None)
@@ -92,8 +95,8 @@ def fit(costs: Costs, most: int, wished: int | None, free_bytes: int, device: st
             f"but {format_size(usable)} are left; {_way_out(int(fits))}"
         )
     rows = ROWS[device]
-    spare = usable - context * costs.workspace_bytes
-    cache_tokens = min(spare // max(costs.cache_bytes, 1), rows * context)
+    spare = (usable - context * costs.workspace_bytes) // max(costs.cache_bytes, 1)
+    cache_tokens = max(min(spare, rows * context), context)
     return Fit(
         Limits(context, rows, int(cache_tokens)),
         int(cache_tokens) * costs.cache_bytes,
@@ -101,12 +104,21 @@ def fit(costs: Costs, most: int, wished: int | None, free_bytes: int, device: st
     )
 
 
-def parameters_in(folder: Path) -> int:
-    """Elements of all tensors, or 0 where they are in files of another format."""
+def parameters_in(folder: Path, config: Any) -> int:
+    """Weights that are loaded, or 0 where they are in files of another format.
+
+    Scales aren't weights, and a head that the model ties to its embedding is left out where files store it.
+    """
+    tied = getattr(config, "tie_word_embeddings", False)
     try:
-        return sum(prod(entry.shape) for entry in read_tensors(folder).values())
+        tensors = read_tensors(folder)
     except CheckpointError:
         return 0
+    return sum(
+        prod(entry.shape)
+        for name, entry in tensors.items()
+        if not name.endswith("_scale_inv") and not (tied and name == "lm_head.weight")
+    )
 
 
 def stored_bytes(folder: Path) -> int:
