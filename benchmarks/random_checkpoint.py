@@ -1,0 +1,117 @@
+"""A checkpoint of a model of the catalogue with random weights: memory and speed don't depend on the values.
+
+    python benchmarks/random_checkpoint.py Qwen/Qwen3.5-0.8B TOKENIZER OUT [--layers 8]
+
+TOKENIZER is a folder of a model of the same kind, with its tokenizer, chat template and preprocessor
+settings; its control tokens are written into the configuration. Names, shapes and bf16 are those of the
+published files, a few GB a file. Weights are drawn so that activations keep their size and a state neither
+explodes nor forgets everything.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from snugvl.checkpoint.assemble import network_of
+from snugvl.checkpoint.catalogue import find
+from snugvl.checkpoint.families.network import Expected
+from snugvl.inputs.tokenizer import Tokenizer
+
+SHARD_BYTES = 2 << 30
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"),
+    *("preprocessor_config.json", "video_preprocessor_config.json", "vocab.json", "merges.txt"),
+)
+CONTROLS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+
+
+def values(tensor: Expected, generator: torch.Generator, offset: bool) -> torch.Tensor:
+    """Random weights. `offset`: the text's norms are stored as their distance from 1 (Qwen3.5)."""
+    name, made = tensor.name, torch.randn(tensor.shape, generator=generator)
+    if name.endswith("A_log"):
+        return (made * 0.5 - 1.0).bfloat16()
+    if name.endswith(("bias", "norm.weight", "norm1.weight", "norm2.weight", "layernorm.weight")):
+        from_one = offset and ".visual." not in name and ".linear_attn.norm" not in name
+        return (made * 0.05 + (0.0 if from_one or name.endswith("bias") else 1.0)).bfloat16()
+    if "embed" in name:
+        return (made * 0.5).bfloat16()
+    columns = made[0].numel() if made.dim() > 1 else 1
+    return (made * columns**-0.5).bfloat16()
+
+
+def shards(tensors: tuple[Expected, ...]) -> Iterator[list[Expected]]:
+    """Tensors of one file after the other."""
+    shard: list[Expected] = []
+    size = 0
+    for tensor in tensors:
+        shard.append(tensor)
+        size += 2 * torch.Size(tensor.shape).numel()
+        if size >= SHARD_BYTES:
+            yield shard
+            shard, size = [], 0
+    if shard:
+        yield shard
+
+
+def configuration(config: dict[str, Any], tokenizer: Tokenizer, layers: int | None) -> dict[str, Any]:
+    """The catalogue's, with this tokenizer's ids, and the rotary settings that it leaves out."""
+    config = deepcopy(config)
+    for key, token in CONTROLS.items():
+        config[key] = tokenizer.encode(token)[0]
+    text = config["text_config"]
+    if layers is not None:
+        text["num_hidden_layers"] = layers
+    if config["model_type"] == "qwen3_5":
+        text.setdefault(
+            "rope_parameters",
+            {"rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25,
+             "mrope_section": [11, 11, 10], "mrope_interleaved": True},
+        )  # fmt: skip
+    return config
+
+
+def main() -> None:
+    """Write it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--layers", type=int)
+    arguments = parser.parse_args()
+    found = find(arguments.model)
+    if found is None:
+        parser.error(f"{arguments.model} is not in the catalogue")
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        if (arguments.tokenizer / name).exists():
+            shutil.copy(arguments.tokenizer / name, out / name)
+    config = configuration(dict(found[0].config), Tokenizer.from_folder(out), arguments.layers)
+    (out / "config.json").write_text(json.dumps(config, indent=1))
+    network = network_of(config, found[0].images, arguments.model)
+    generator, weight_map = torch.Generator().manual_seed(0), {}
+    parts = list(shards(network.tensors))
+    for index, shard in enumerate(parts, 1):
+        file = f"model-{index:05}-of-{len(parts):05}.safetensors"
+        save_file({t.name: values(t, generator, network.family == "qwen3_5") for t in shard}, out / file)
+        weight_map |= {tensor.name: file for tensor in shard}
+        print(f"{file}: {len(shard)} tensors")
+    (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+if __name__ == "__main__":
+    main()
