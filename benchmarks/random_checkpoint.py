@@ -46,7 +46,7 @@ def values(tensor: Expected, generator: torch.Generator, offset: bool) -> torch.
         from_one = offset and ".visual." not in name and ".linear_attn.norm" not in name
         return (made * 0.05 + (0.0 if from_one or name.endswith("bias") else 1.0)).bfloat16()
     if "embed" in name:
-        return (made * 0.5).bfloat16()
+        return (made * 0.03).bfloat16()  # a tied head must not only repeat its input
     columns = made[0].numel() if made.dim() > 1 else 1
     return (made * columns**-0.5).bfloat16()
 
