@@ -4,13 +4,14 @@
         with Neighbour() as game:
             game.grow(500)
 
-A `Ballast` is a process that holds all of the GPU but so many MiB; a `Neighbour` is one that takes more
+A `Ballast` is a process that holds all of a GPU but so many MiB; a `Neighbour` is one that takes more
 while others run, as a game does. Both allocate through the driver alone: no torch, one plain context each. On
 `device="cpu"` a ballast holds nothing (a limit of the server's own stands in), and a neighbour takes main
 memory.
 """
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,12 +81,17 @@ def grow(device: Device) -> None:
 class _Other:
     """A process beside the one that is measured, which answers each line with a number."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, gpu: int = 0) -> None:
         self._words = words
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._gpu = visible.split(",")[gpu] if visible else str(gpu)
 
     def __enter__(self) -> Self:
         command = [sys.executable, __file__, *self._words]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self._gpu}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self._hello = self._answer()
         return self
 
@@ -106,8 +112,8 @@ class _Other:
 class Ballast(_Other):
     """Holds the memory while the block runs. `free_bytes`: exactly what it left, as the driver counts."""
 
-    def __init__(self, free_mib: int, device: Device = "cuda") -> None:
-        super().__init__("hold", str(free_mib))
+    def __init__(self, free_mib: int, device: Device = "cuda", *, gpu: int = 0) -> None:
+        super().__init__("hold", str(free_mib), gpu=gpu)
         self._holds = device == "cuda"
         self.free_bytes = free_mib * MIB
 
