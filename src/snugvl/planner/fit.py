@@ -37,7 +37,7 @@ class Fitted:
 
 
 class Fitter:
-    """Tries settings of one option. Footprints are pure, so nothing is remembered."""
+    """Tries settings of one option."""
 
     def __init__(
         self, option: Option, wishes: Wishes, found: Sequence[Budget], host: Budget | None = None
@@ -48,11 +48,14 @@ class Fitter:
         self.budgets = found
         self.host = host
         self.goals = goals(option.model, wishes, option.context_limit)
+        self._least: Fitted | None = None
 
     def best(self) -> Fitted | None:
         """The best that fits: KV format first, then the goal, the fewest GPUs, what is left, speed."""
         if self.option.offload:
             return self._least_offloaded()
+        if not _within(self.least()):  # nor does anything larger fit, and most models are too large
+            return None
         for kv in kv_formats_on(self.option, self.budgets[0].device):
             for goal in reversed(self.goals):
                 for spread in self._spreads():
@@ -61,9 +64,14 @@ class Fitter:
                         return self._refined(base, goal)
         return None
 
-    def least(self, goal: Goal | None = None) -> Fitted:
-        """The smallest way to reach a goal (the lowest one by default), whether it fits or not."""
-        goal = goal or self.goals[0]
+    def least(self) -> Fitted:
+        """The smallest way to reach the lowest goal, whether it fits or not."""
+        if self._least is None:
+            self._least = self._smallest()
+        return self._least
+
+    def _smallest(self) -> Fitted:
+        goal = self.goals[0]
         kv = kv_formats_on(self.option, self.budgets[0].device)[-1]
         tried = [
             self.fitted(settings, goal.tokens)
@@ -219,6 +227,10 @@ class Fitter:
         if low > limit or self.fastest(replace(base, context=low)) is None:
             return None
         return self.most_context(base, low, limit)
+
+
+def _within(fitted: Fitted) -> bool:
+    return fitted.footprint.total_bytes <= fitted.budget.usable_bytes
 
 
 def _highest(low: int, high: int, grain: int, fits: Callable[[int], bool]) -> int:

@@ -97,7 +97,8 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     """Label and value of each setting."""
     settings, model = choice.settings, choice.option.model
     facts = [("engine", ENGINE_NAMES[settings.engine]), ("weights", _weights(choice))]
-    context = f"{settings.context:,} tokens for prompt, images and answer, {settings.kv_name} cache"
+    parts = "prompt, images and answer" if settings.images else "prompt and answer"
+    context = f"{settings.context:,} tokens for {parts}, {settings.kv_name} cache"
     facts.append(("context", context))
     if settings.images and model.facts.vision is not None:
         size = f", up to {megapixels(settings.max_pixels)}" if scales(model) and settings.max_pixels else ""
