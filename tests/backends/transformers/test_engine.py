@@ -268,3 +268,15 @@ def test_a_long_step_that_gets_on_is_no_hang_and_one_that_does_not_is(
         assert asked.result(10).generated_tokens >= 0
     going.clear()
     assert list(stream)
+
+
+def test_tokens_that_the_checkpoint_suppresses_never_come(
+    qwen: Opened, words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unwanted = qwen.expected(words["b"])[0]
+    monkeypatch.setattr(qwen.model.generation_config, "suppress_tokens", [unwanted])
+    engine = qwen.engine()
+    added(engine, words)
+    tokens, _ = drive(engine)
+    assert tokens["b"] == qwen.expected(words["b"])
+    assert not any(unwanted in each for each in tokens.values())

@@ -343,6 +343,7 @@ def test_the_ledger_has_what_was_planned_beside_what_is_held(folder: Path) -> No
         lambda detail, done: told.append((detail, done)),
     )
     assert [done for _, done in told] == sorted(done for _, done in told)
+    assert len([detail for detail, _ in told if detail.startswith("loading weights (1")]) > 10
     hosted.backend.warm_up()
     stream = hosted.backend.submit(Request((user("Hi"),), SamplingParams(max_tokens=400, ignore_eos=True)))
     next(iter(stream))

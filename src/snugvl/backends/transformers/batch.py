@@ -36,8 +36,12 @@ _PIXELS = frozenset(generation.MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL) | {"mm
 class Batch:
     """Rows with their ids, their cache, and what else the model's `forward` is told."""
 
-    def __init__(self, model: Any, ids: torch.Tensor, told: dict[str, Any], rows: list[Row]) -> None:
+    def __init__(
+        self, model: Any, ids: torch.Tensor, told: dict[str, Any], rows: list[Row], always: Any = None
+    ) -> None:
+        """`always`: processors of logits that the checkpoint's generation settings ask for."""
         self.model = model
+        self._always = always
         self.rows = rows
         self._ids = ids  # [rows, columns]; the last column is not in the cache yet
         self._told = told
@@ -126,7 +130,8 @@ class Batch:
             outputs, self._told, is_encoder_decoder=self.model.config.is_encoder_decoder
         )
         # Copied: a view would keep the logits of the whole prompt where a model computes them all.
-        return outputs.logits[:, -1].clone()  # type: ignore[no-any-return]
+        logits: torch.Tensor = outputs.logits[:, -1].clone()
+        return self._always(self._ids, logits) if self._always else logits
 
     def _per_token(self) -> dict[str, torch.Tensor]:
         return {name: self._told[name] for name in PER_TOKEN if self._told.get(name) is not None}
@@ -177,7 +182,7 @@ class _Take:
         streamer: Any = None,
         **told: Any,
     ) -> Batch:
-        return Batch(model, input_ids, told, [self._row])
+        return Batch(model, input_ids, told, [self._row], logits_processor)
 
 
 def _continued(inputs: Mapping[str, torch.Tensor], generated: list[int]) -> dict[str, torch.Tensor]:

@@ -2,8 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from snugvl.place import Place, cap, device_of, place_on
 
 Progress = Callable[[str, float], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MIB = 1 << 20
+WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +105,7 @@ def load_engine(
     report("starting transformers", 0.01)
     from snugvl.backends.transformers.assembly import Parts, assemble
     from snugvl.backends.transformers.opening import open_checkpoint, open_inputs, open_model
+    from snugvl.backends.transformers.progress import told
 
     report("reading headers", 0.03)
     checkpoint = open_checkpoint(str(model), locate(str(model)), trusted=trust_remote_code)
@@ -118,12 +118,13 @@ def load_engine(
         raise DoesNotFit(_too_large(str(model), estimate, place))
     cap_bytes = cap(place)
     inputs = open_inputs(checkpoint)
-    report(f"loading weights ({format_size(estimate)})", 0.05)
+    text = f"loading weights ({format_size(estimate)})"
+    report(text, WEIGHTS_FROM)
     if placed is not None:  # where the first module is elsewhere, older versions warn of every prompt
         warnings.filterwarnings("ignore", "You are calling .generate", UserWarning)
-    with _quietly():
+    with told(lambda done: report(text, WEIGHTS_FROM + (WEIGHTS_TO - WEIGHTS_FROM) * done)):
         network = open_model(checkpoint, dtype=kind, device_map=placed, weights=weights)
-    report("making room for the KV cache", 0.9)
+    report("making room for the KV cache", WEIGHTS_TO)
     parts = Parts(checkpoint, inputs, network, place, kind, placed, language_only, parameters)
     made = assemble(parts, context=context, max_pixels=max_pixels, max_waiting=max_waiting, weights=weights)
     planned = made.planned if placement else {"weights": estimate, **made.planned}
@@ -185,17 +186,3 @@ def _too_large(model: str, estimate: int, place: Place) -> str:
         "keep layers in main memory (snugvl plan says how many and what that costs), take int8 or int4 "
         "weights, or a smaller model"
     )
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without transformers' own progress bars: progress is told by ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
