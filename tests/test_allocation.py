@@ -162,3 +162,48 @@ def test_load_obeys_it() -> None:
         snugvl.load("pocket", dtype="int3")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="weights 'int3'"):
         snugvl.load("pocket", device="cpu", weights="int3")  # type: ignore[arg-type]
+
+
+TEXT_MODELS = (
+    "Qwen/Qwen2.5-3B-Instruct",
+    "Qwen/Qwen3-8B",
+    "microsoft/Phi-3-mini-4k-instruct",
+    "microsoft/Phi-4-mini-instruct",
+    "meta-llama/Llama-2-7b-chat-hf",
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "mistralai/Mistral-7B-Instruct-v0.3",
+)
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_text_models_leave_no_room_for_pictures(name: str) -> None:
+    facts, place = facts_of(name, offline=True), gpu(7 * GIB)
+    allocation = allocate(facts, BF16, place)
+    rows = planned_rows(allocation, place)
+    assert (allocation.settings.images, allocation.max_pixels, allocation.engine.encoder_cache_bytes) == (
+        0,
+        0,
+        0,
+    )
+    assert (rows["vision weights"], rows["encoder outputs"]) == (0, 0)
+    assert sum(rows.values()) <= place.usable_bytes + allocation.kv_bytes // allocation.engine.num_blocks
+    assert allocation.engine.max_model_len <= (facts.native_positions or facts.text.max_position_embeddings)
+    with pytest.raises(DoesNotFit) as refused:
+        allocate(facts, BF16, gpu(1 * GIB))
+    assert "pixels" not in str(refused.value)
+
+
+def test_a_tower_left_out_makes_room(fp8: ModelFacts) -> None:
+    place = gpu(6 * GIB)
+    whole, blind = (allocate(fp8, BF16, place, Wish(language_only=only)) for only in (False, True))
+    assert (whole.settings.images, blind.settings.images, blind.max_pixels) == (1, 0, 0)
+    assert planned_rows(blind, place)["vision weights"] == 0
+    assert blind.kv_bytes > whole.kv_bytes
+    assert blind.subject != whole.subject
+
+
+def test_a_context_beyond_long_ropes_first_one_names_who_runs_it() -> None:
+    facts = facts_of("microsoft/Phi-3.5-mini-instruct", offline=True)
+    with pytest.raises(RequestError, match=r"1 to 4,096 tokens .* up to 131,072"):
+        allocate(facts, BF16, gpu(40 * GIB), Wish(context=8192))
+    assert allocate(facts, BF16, gpu(40 * GIB)).engine.max_model_len == 4096

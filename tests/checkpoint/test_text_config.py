@@ -56,6 +56,8 @@ def test_long_rope_is_run_within_its_original_context(tmp_path: Path) -> None:
     assert parsed("phi-3 long", rope_scaling=PHI["rope_scaling"] | {"type": "su"}) == config
     facts = facts_of(str(text_checkpoints.write(tmp_path / "long", MODELS["phi-3 long"])))
     assert (facts.native, facts.native_positions, facts.text.max_position_embeddings) == (True, 128, 512)
+    listed = facts_of("microsoft/Phi-3.5-mini-instruct", offline=True)
+    assert (listed.native_positions, listed.text.max_position_embeddings) == (4096, 131_072)
     plain = facts_of(str(text_checkpoints.write(tmp_path / "plain", MODELS["phi-3"])))
     assert (plain.native, plain.native_positions) == (True, None)
 

@@ -51,8 +51,13 @@ def read_rope(section: Section, head_dim: int, *, partial: bool = False) -> Rope
 
 
 def read_limit(section: Section, rope: Rope, positions: int) -> int:
-    """Tokens that our engine runs: `positions`, but for LongRoPE those it was trained with first."""
-    return min(positions, _original(section)) if isinstance(rope.scaling, LongRope) else positions
+    """Tokens that our engine runs: `positions`, but for LongRoPE those it was trained with first.
+
+    The catalogue's configurations have no rotary settings; there the number of Phi-3's own field says it.
+    """
+    named = section.values.get("original_max_position_embeddings") is not None
+    long = isinstance(rope.scaling, LongRope) or (rope.scaling is None and named)
+    return min(positions, _original(section)) if long else positions
 
 
 def kind_of(section: Section) -> str:
