@@ -103,6 +103,12 @@ class VllmProcess:
         if self._popen.stdout is not None:
             self._popen.stdout.close()
 
+    def _level(self, line: str) -> int:
+        """Errors always; what is usual only until it serves."""
+        if is_error(line):
+            return logging.WARNING
+        return logging.DEBUG if self.log.was_well else logging.INFO
+
     def _hang_up(self) -> None:
         assert self._popen.stdin is not None
         with suppress(OSError):
@@ -128,7 +134,7 @@ class VllmProcess:
         try:
             while text := await reader.read(1 << 16):
                 for line in self.log.feed(text.decode("utf-8", "replace")):
-                    logger.log(logging.WARNING if is_error(line) else logging.DEBUG, "%s", line)
+                    logger.log(self._level(line), "%s", line)
                 seen()
         finally:
             transport.close()

@@ -20,6 +20,7 @@ def common(model: str, host: str, port: int, sleep: bool) -> Words:
     """
     words: Words = ("--host", host, "--port", str(port), "--served-model-name", model)
     words += ("--generation-config", "vllm", "--enable-prompt-tokens-details")
+    words += ("--disable-uvicorn-access-log",)  # it is asked for its health every second
     words += ("--structured-outputs-config", '{"backend":"guidance"}')
     return (*words, "--enable-sleep-mode") if sleep else words
 

@@ -61,6 +61,7 @@ class Log:
         self._partial = ""
         self._count = 0
         self._marks = (0, 0)  # lines at the last two times when all was well
+        self.was_well = False
         self.stage: Stage | None = None
 
     def feed(self, text: str) -> list[str]:
@@ -84,7 +85,8 @@ class Log:
         return self.lines[-max(self._count - self._marks[0], 1) :] if self._count else self.lines
 
     def all_is_well(self) -> None:
-        """What was written before the last time this was said has nothing to do with a death now."""
+        """Told while it serves: what was written before the last time but one is no reason of a death now."""
+        self.was_well = True
         self._marks = (self._marks[1], self._count)
 
     @property

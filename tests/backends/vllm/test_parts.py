@@ -1,0 +1,296 @@
+"""The parts of the vLLM backend that compute: bodies, chunks, flags, logs, facts, pictures."""
+
+import base64
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from snugvl.backends.protocol import (
+    Delta,
+    Grammar,
+    Message,
+    Picture,
+    Request,
+    Text,
+    Tool,
+    ToolCall,
+    ToolUse,
+    Usage,
+    user,
+)
+from snugvl.backends.vllm import flags
+from snugvl.backends.vllm.api import error_of, refusal
+from snugvl.backends.vllm.child import environment
+from snugvl.backends.vllm.chunks import Chunks
+from snugvl.backends.vllm.facts import limited, read_facts
+from snugvl.backends.vllm.log import Log, measured, stage_of
+from snugvl.backends.vllm.metrics import read
+from snugvl.backends.vllm.pictures import target_size
+from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, Model, body_of
+from snugvl.backends.vllm.settings import Facts
+from snugvl.diagnose.result import Change
+from snugvl.errors import EngineError, ImageError, RequestError, RequestTooLarge
+from snugvl.sampling import SamplingParams
+from tests.test_layering import modules_after
+
+LOGS = Path(__file__).parents[2] / "diagnose" / "logs"
+MODEL = Model("m", 100, Facts(max_pixels=65536, min_pixels=1024, pixel_factor=32))
+GIB = 1 << 30
+
+
+def body(request: Request, model: Model = MODEL) -> dict[str, Any]:
+    """The fields of a request's body."""
+    return body_of(request, model).fields
+
+
+def test_the_server_stays_without_torch() -> None:
+    loaded = modules_after("import snugvl.backends.vllm.service")
+    assert not {"torch", "transformers", "tokenizers", "vllm"} & loaded
+
+
+def test_every_sampling_parameter_is_written_out() -> None:
+    params = SamplingParams(
+        max_tokens=5, temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.1,
+        presence_penalty=0.2, frequency_penalty=0.3, logit_bias={3: -5.0}, stop=("x",), stop_token_ids=(9,),
+        seed=2**63, logprobs=2, n=3, ignore_eos=True,
+    )  # fmt: skip
+    fields = body(Request((user("hi"),), params))
+    expected = {
+        "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1,
+        "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.3,
+        "logit_bias": {"3": -5.0}, "stop": ["x"], "stop_token_ids": [9], "seed": -(2**63), "logprobs": True,
+        "top_logprobs": 2, "n": 3, "ignore_eos": True,
+    }  # fmt: skip
+    assert {name: fields[name] for name in expected} == expected
+    defaults = body(Request((user("hi"),)))
+    assert (defaults["temperature"], defaults["top_p"], defaults["top_k"]) == (0.0, 1.0, 0)
+    assert "max_tokens" not in defaults
+
+
+def test_a_bare_prompt_is_a_completion() -> None:
+    made = body_of(Request(prompt=(1, 2), sampling=SamplingParams(logprobs=0)), MODEL)
+    assert made.path == COMPLETIONS
+    assert (made.fields["prompt"], made.fields["logprobs"]) == ([1, 2], 0)
+    assert made.fields["add_special_tokens"] is False
+
+
+def test_a_conversation_with_calls_and_pictures() -> None:
+    call = ToolCall("c1", "f", '{"x":1}')
+    picture = Picture(Image.new("RGB", (640, 320), "red"), max_pixels=20000)
+    messages = (
+        Message("system", (Text("be "), Text("brief"))),
+        user("look", picture),
+        Message("assistant", tool_calls=(call,)),
+        Message("tool", (Text("42"),), tool_call_id="c1"),
+    )
+    made = body_of(Request(messages), MODEL)
+    assert made.path == CHAT
+    system, question, assistant, tool = made.fields["messages"]
+    assert system == {"role": "system", "content": "be brief"}
+    assert question["content"][0] == {"type": "text", "text": "look"}
+    url = question["content"][1]["image_url"]["url"]
+    image = Image.open(BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
+    assert image.size == (192, 96)  # sides are whole tokens, the area below 20,000 pixels
+    assert image.getpixel((9, 9)) == (255, 0, 0)
+    function = {"name": "f", "arguments": '{"x": 1}'}
+    assert assistant["tool_calls"] == [{"id": "c1", "type": "function", "function": function}]
+    assert (tool["role"], tool["tool_call_id"], tool["content"]) == ("tool", "c1", "42")
+
+
+def test_grammars_in_their_dialects() -> None:
+    schema = body(Request((user("x"),), grammar=Grammar("json_schema", '{"type":"object"}')))
+    made = json.loads(schema["structured_outputs"]["json"])
+    assert made["x-guidance"]["whitespace_flexible"] is False
+    assert body(Request((user("x"),), grammar=Grammar("regex", "a+")))["structured_outputs"] == {
+        "regex": "a+"
+    }
+    lark = body(Request((user("x"),), grammar=Grammar("lark", "start: /a/")))
+    assert lark["structured_outputs"] == {"grammar": "start: /a/"}
+    with pytest.raises(RequestError, match="JSON"):
+        body(Request((user("x"),), grammar=Grammar("json_schema", "{")))
+
+
+@pytest.mark.parametrize("marker_tokens", [False, True])
+def test_tools_are_shown_and_calls_constrained(marker_tokens: bool) -> None:
+    use = ToolUse((Tool("f", "does f", {"properties": {"x": {"type": "integer"}}}),), "required")
+    fields = body(Request((user("x"),), tools=use), Model("m", 9, Facts(), marker_tokens))
+    assert fields["tools"][0]["function"]["name"] == "f"
+    assert fields["tool_choice"] == "none"  # nobody but us reads the calls
+    assert fields["skip_special_tokens"] is False
+    opening = "<tool_call>" if marker_tokens else '"<tool_call>"'
+    assert fields["structured_outputs"]["grammar"].startswith(f"start: {opening} call")
+
+
+def chunk(index: int = 0, text: str = "", **choice: Any) -> dict[str, Any]:
+    """A chat's chunk with one choice."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 1}
+    return {"choices": [{"index": index, "delta": {"content": text}, **choice}], "usage": usage}
+
+
+def test_the_last_end_waits_for_the_usage() -> None:
+    chunks = Chunks(SamplingParams(n=2, temperature=1.0))
+    assert chunks.read(chunk(0, "a")) == [Delta("a")]
+    assert chunks.read(chunk(1, "b", finish_reason="stop")) == []
+    assert not chunks.complete
+    assert chunks.read(chunk(0, "c", finish_reason="length")) == [Delta("b", 1, finish_reason="stop")]
+    assert chunks.complete
+    assert chunks.read({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 3}}) == []
+    assert chunks.end() == [Delta("c", 0, finish_reason="length", usage=Usage(3, 3))]
+
+
+def test_what_stopped_it() -> None:
+    chunks = Chunks(SamplingParams(stop=("x",), stop_token_ids=(7,)))
+    chunks.read(chunk(0, "a", finish_reason="stop", stop_reason="x"))
+    assert chunks.end()[0].stop == "x"
+    chunks = Chunks(SamplingParams(stop_token_ids=(7,)))
+    chunks.read(chunk(0, "a", finish_reason="stop", stop_reason=7))
+    assert chunks.stop_token == 7
+    chunks.named("seven")
+    assert chunks.end()[0].stop == "seven"
+    chunks = Chunks(SamplingParams())
+    chunks.read(chunk(0, "a", finish_reason="stop", stop_reason=2))  # the end of the sequence
+    assert chunks.stop_token is None
+    assert chunks.end()[0].stop is None
+
+
+def test_logprobs_of_both_apis() -> None:
+    top = [{"token": token, "logprob": -1.0, "bytes": None} for token in "abc"]
+    item = {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": top}
+    end = {"token": "<end>", "logprob": 0.0, "bytes": None, "top_logprobs": []}
+    chunks = Chunks(SamplingParams(logprobs=2))
+    (delta,) = chunks.read(chunk(0, "é", logprobs={"content": [item]}))
+    (logprob,) = delta.logprobs
+    assert (logprob.token, logprob.bytes, logprob.logprob) == ("é", "é".encode(), -0.5)
+    assert [token.token for token in logprob.top] == ["a", "b"]
+    # The token that ends an answer is no text and has no log-probability.
+    chunks.read(chunk(0, "", finish_reason="stop", logprobs={"content": [end]}))
+    assert chunks.end()[0].logprobs == ()
+    chunks = Chunks(SamplingParams(logprobs=1))
+    value = {"tokens": ["x"], "token_logprobs": [-2.0], "top_logprobs": [{"x": -2.0, "y": -1.0}]}
+    (delta,) = chunks.read({"choices": [{"index": 0, "text": "x", "logprobs": value}]})
+    assert [token.token for token in delta.logprobs[0].top] == ["y"]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"choices": [{}]}, {"choices": [{"index": "x"}]}, {"usage": {}}, {"choices": 3}]
+)
+def test_a_chunk_of_another_form_is_an_error(bad: dict[str, Any]) -> None:
+    with pytest.raises(EngineError, match="don't understand"):
+        Chunks(SamplingParams()).read(bad)
+
+
+def test_vllms_errors_are_ours() -> None:
+    def made(message: str, code: int) -> object:
+        return error_of({"error": {"message": message, "code": code, "param": "p"}}, 200)
+
+    assert isinstance(made("bad", 400), RequestError)
+    assert made("bad", 400).field == "p"  # type: ignore[attr-defined]
+    assert isinstance(made("maximum context length is 4", 400), RequestTooLarge)
+    assert isinstance(made("oh", 500), EngineError)
+    assert "API key" in str(refusal(401, b'{"error": "Unauthorized"}'))
+    assert "<html>" in str(refusal(502, b"<html>"))
+
+
+def test_flags_are_looked_up_and_changed() -> None:
+    words = ("--max-model-len", "8", "--enforce-eager", "--seed=-3", "--max-model-len=9")
+    assert flags.value(words, "--max-model-len") == "9"
+    changes = (
+        Change("--max-model-len", None, "4", ""),
+        Change("--enforce-eager", "", None, ""),
+        Change("--cudagraph-capture-sizes", None, "1 2", ""),
+        Change("VLLM_X", None, "1", ""),
+    )
+    changed = flags.apply(words, changes)
+    assert changed == ("--seed=-3", "--max-model-len", "4", "--cudagraph-capture-sizes", "1", "2")
+    assert flags.variables(changes) == (("VLLM_X", "1"),)
+    assert flags.most_images(("--limit-mm-per-prompt", '{"image":{"count":3}}')) == 3
+    assert flags.max_pixels(("--mm-processor-kwargs", "no json")) is None
+
+
+def test_sleeping_needs_a_flag() -> None:
+    assert "--enable-sleep-mode" in flags.common("m", "h", 1, sleep=True)
+    assert "--enable-sleep-mode" not in flags.common("m", "h", 1, sleep=False)
+
+
+def test_stages_of_a_start() -> None:
+    line = "Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:00<?]"
+    stage = stage_of(line)
+    assert stage is not None
+    assert (stage.detail, round(stage.progress, 2)) == ("loading the weights (50 %)", 0.4)
+    log = Log()
+    assert log.feed("Starting to load model m\rLoading saf") == ["Starting to load model m"]
+    assert log.feed("etensors checkpoint shards: 100% Completed\nStarting to load model m\n")[-1].endswith(
+        "m"
+    )
+    assert log.stage is not None
+    assert round(log.stage.progress, 2) == 0.6  # a second rank doesn't turn it back
+
+
+def test_a_log_keeps_its_ends_and_what_is_new() -> None:
+    log = Log()
+    log.feed("".join(f"line {number}\n" for number in range(5000)))
+    assert log.lines[0] == "line 0"
+    assert log.last == "line 4999"
+    assert len(log.lines) < 1000
+    log.all_is_well()
+    log.all_is_well()
+    log.feed("(APIServer pid=1) ERROR 11-21 10:12:43 [a.py:1] new\n")
+    assert log.fresh[-1].endswith("new")
+    assert len(log.fresh) <= 2
+    assert log.last == "new"
+
+
+def test_figures_of_a_real_log() -> None:
+    lines = (LOGS / "healthy_vllm033_q2bfp8_4060_wsl2.log").read_text().splitlines()
+    found = measured(tuple(lines))
+    assert found.loaded is not None
+    assert found.kv is not None
+    assert 2 * GIB < found.loaded < 5 * GIB
+    assert found.kv_tokens is not None
+    assert measured(()).loaded is None
+
+
+def test_counters_of_several_engines_are_added() -> None:
+    text = "\n".join(
+        f'vllm:num_requests_running{{engine="{engine}"}} 2.0\n'
+        f'vllm:kv_cache_usage_perc{{engine="{engine}"}} 0.5\n'
+        f'vllm:cache_config_info{{engine="{engine}",num_gpu_blocks="100",block_size="16"}} 1.0'
+        for engine in (0, 1)
+    )
+    found = read(text)
+    assert (found.load.running, found.load.num_blocks, found.load.free_blocks) == (4, 200, 100)
+    assert found.load.block_size == 16
+    assert read("").load.num_blocks == 0
+
+
+def test_facts_of_a_checkpoint() -> None:
+    facts = read_facts("pocket")
+    assert facts.images
+    assert (facts.pixel_factor, facts.max_pixels) == (32, 73728)
+    assert "<|im_end|>" in facts.control_tokens
+    assert facts.image_token == 3596
+    assert read_facts("nobody/knows-this") == Facts() == read_facts("")
+    assert limited(facts, ("--language-model-only",)).images is False
+
+
+def test_sizes_of_pictures() -> None:
+    rule = Facts(pixel_factor=32, min_pixels=4096, max_pixels=65536)
+    assert target_size((1000, 500), None, rule) == (352, 160)
+    assert target_size((352, 160), None, rule) == (352, 160)
+    assert target_size((10, 10), None, rule) == (64, 64)
+    with pytest.raises(RequestError, match="one token"):
+        target_size((100, 100), 1000, rule)
+    with pytest.raises(ImageError, match="200 times"):
+        target_size((1000, 2), None, rule)
+    assert target_size((1000, 500), 5000, Facts()) == (100, 50)
+    assert target_size((1000, 500), None, Facts()) == (1000, 500)
+
+
+def test_no_secret_reaches_the_child() -> None:
+    seen = environment({"OPENAI_API_KEY": "s", "HF_TOKEN": "h", "HOME": "/"}, {"VLLM_API_KEY": "ours"})
+    assert "OPENAI_API_KEY" not in seen
+    assert (seen["HF_TOKEN"], seen["HOME"], seen["VLLM_API_KEY"]) == ("h", "/", "ours")
