@@ -5,6 +5,7 @@ Peaks are what torch allocates beyond the weights, output included: those are th
 prefilled: the times between its tokens, with the image encoded in slices and in one go.
 
     python benchmarks/vision_encode.py CHECKPOINT [--out FILE]
+    python benchmarks/vision_encode.py TINY --device cpu --sides 128 256
 """
 
 import argparse
@@ -63,17 +64,39 @@ def planned_bytes(model: Qwen3VL, item: VisionItem) -> int:
     return kept + work + output // config.spatial_merge_size**2
 
 
+def wait(model: Qwen3VL) -> None:
+    """Until the GPU has done what it was told."""
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def allocated(model: Qwen3VL) -> int:
+    """Bytes torch holds now; 0 on a CPU, where nobody counts."""
+    return torch.cuda.memory_allocated() if model.device.type == "cuda" else 0
+
+
+def peak_allocated(model: Qwen3VL) -> int:
+    """The most since `reset_peak`."""
+    return torch.cuda.max_memory_allocated() if model.device.type == "cuda" else 0
+
+
+def reset_peak(model: Qwen3VL) -> None:
+    """Forget the peak of before."""
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
 def measure(model: Qwen3VL, side: int) -> dict[str, Any]:
     """Milliseconds and bytes of one size, copying the patches included."""
     item = picture(side)
     encode(model, item)
-    times, before = [], torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
+    times, before = [], allocated(model)
+    reset_peak(model)
     for _ in range(REPEATS):
-        torch.cuda.synchronize()
+        wait(model)
         start = time.perf_counter()
         encode(model, item)
-        torch.cuda.synchronize()
+        wait(model)
         times.append(1e3 * (time.perf_counter() - start))
     return {
         "side": side,
@@ -81,12 +104,12 @@ def measure(model: Qwen3VL, side: int) -> dict[str, Any]:
         "median_ms": round(statistics.median(times), 2),
         "least_ms": round(min(times), 2),
         "most_ms": round(max(times), 2),
-        "peak_bytes": torch.cuda.max_memory_allocated() - before,
+        "peak_bytes": peak_allocated(model) - before,
         "planned_bytes": planned_bytes(model, item),
     }
 
 
-def stream(model: Qwen3VL, *, sliced: bool) -> dict[str, Any]:
+def stream(model: Qwen3VL, side: int, *, sliced: bool) -> dict[str, Any]:
     """Times between the tokens of a stream while a large image comes in."""
     engine = Engine(model, EngineConfig(num_blocks=1400, max_model_len=20_000, max_num_seqs=4))
     engine._scheduler.prefill_beside_decodes = 512  # as beside streams on a small card
@@ -94,7 +117,7 @@ def stream(model: Qwen3VL, *, sliced: bool) -> dict[str, Any]:
         engine._encoder.slice = math.inf
     greedy = SamplingParams(max_tokens=TEXT_TOKENS, ignore_eos=True)
     engine.add(EngineRequest("text", tuple(range(100, 164)), greedy))
-    config, item = model.config, picture(4096)
+    config, item = model.config, picture(side)
     tokens = config.vision_tokens
     assert tokens is not None
     prompt = (tokens.start, *[tokens.image] * (len(item.patches) // 4), tokens.end, 100)
@@ -126,15 +149,19 @@ def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    parser.add_argument("--sides", type=int, nargs="+", default=list(SIDES))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    model = load_model(arguments.checkpoint, dtype=torch.bfloat16, device=torch.device("cuda"))
-    sizes = [measure(model, side) for side in SIDES]
+    model = load_model(arguments.checkpoint, dtype=torch.bfloat16, device=arguments.device)
+    assert isinstance(model, Qwen3VL)
+    sides = arguments.sides
+    sizes = [measure(model, side) for side in sides]
     for row in sizes:
         print("{side}²: {median_ms} ms ({least_ms} … {most_ms}),".format(**row), end=" ")
         print(f"peak {row['peak_bytes'] / 2**20:.0f} MiB, planned {row['planned_bytes'] / 2**20:.0f} MiB")
-    stream(model, sliced=True)  # captures graphs and compiles kernels
-    streams = [stream(model, sliced=sliced) for sliced in (False, True)]
+    stream(model, sides[-1], sliced=True)  # captures graphs and compiles kernels
+    streams = [stream(model, sides[-1], sliced=sliced) for sliced in (False, True)]
     for values in streams:
         print(values)
     machine.save("vision_encode", {"rows": ROWS, "sizes": sizes, "streams": streams}, arguments.out)
