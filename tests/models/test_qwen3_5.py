@@ -10,7 +10,10 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from snugvl.checkpoint.configs import parse_config
 from snugvl.errors import CheckpointError, UnsupportedModel
+from snugvl.layers.delta_rule import EPS, Rule
+from snugvl.layers.kernels import delta_rule as kernel
 from snugvl.layers.weights import Format
+from snugvl.models import linear_attention
 from snugvl.models.linear_attention import PIECE, runs
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.qwen3_5 import Qwen35
@@ -182,3 +185,16 @@ def test_foreign_tensors_are_refused_though_the_predictors_are_not(tmp_path: Pat
     save_file(load_file(file) | {"mpt.fc.weight": torch.zeros(2)}, file)
     with pytest.raises(CheckpointError, match=r"'mpt.fc.weight' does not belong"):
         load_model(folder, dtype=torch.float32, device=CPU)
+
+
+def test_the_decode_kernel_in_its_place(model: Qwen35, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU runs for single tokens, on the layers' own views; elsewhere in Triton's interpreter."""
+
+    def with_kernel(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Tensor:
+        parts = (rule.query, rule.key, rule.value, rule.decay, rule.beta)
+        return kernel.recur(*parts, states, seats, EPS)
+
+    case = Prompt(list(range(40, 52)))
+    right = logits(model, case)
+    monkeypatch.setattr(linear_attention, "recur_at", with_kernel)
+    torch.testing.assert_close(logits(model, case, [8, 1, 1, 1, 1]), right, atol=1e-4, rtol=0)
