@@ -30,7 +30,7 @@ from snugvl.planner.settings import Settings
 
 PROMPT_TEXT_TOKENS = 64
 ASSUMED_LINK = 8 * LANE_BYTES_PER_S[4]  # bytes per second
-STAGED_RATE = 12e9  # bytes per second that one thread copies
+STAGED_RATE = 10e9  # bytes per second that one thread copies
 
 
 @dataclass(frozen=True, slots=True)
