@@ -115,11 +115,16 @@ def model_table(candidates: Sequence[Candidate]) -> list[str]:
         row = [short(candidate.facts.name)]
         for _, machine in cards:
             choice = solve([candidate], machine, Wishes()).choice
-            row.append(
-                f"{choice.settings.engine}, {choice.settings.context:,}, {choice.tokens:,}" if choice else "–"
-            )
+            row.append(cell(choice) if choice else "–")
         lines.append("| " + " | ".join(row) + " |")
-    return [*lines, "", "Under WSL2, which leaves the least."]
+    note = "Under WSL2, which leaves the least. *: the last layers stay in main memory (16 GiB are assumed), slowly."
+    return [*lines, "", note]
+
+
+def cell(choice: Choice) -> str:
+    """Engine, context and tokens of an image."""
+    engine = choice.settings.engine + ("*" if choice.option.offload else "")
+    return f"{engine}, {choice.settings.context:,}, {choice.tokens:,}"
 
 
 def short(name: str) -> str:
