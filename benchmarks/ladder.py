@@ -117,7 +117,7 @@ def model_table(candidates: Sequence[Candidate]) -> list[str]:
             choice = solve([candidate], machine, Wishes()).choice
             row.append(cell(choice) if choice else "–")
         lines.append("| " + " | ".join(row) + " |")
-    note = "Under WSL2, which leaves the least. *: the last layers stay in main memory (16 GiB are assumed), slowly."
+    note = "Under WSL2, which leaves the least. *: slowly, with layers in main memory (16 GiB are assumed)."
     return [*lines, "", note]
 
 
