@@ -250,6 +250,16 @@ async def test_a_child_that_ignores_sigterm(monkeypatch: pytest.MonkeyPatch) -> 
     # `engine` sees to it that nobody is left.
 
 
+async def test_a_nanny_that_is_told_to_end_takes_it_along() -> None:
+    async with engine(fake("family")) as service:
+        await ready(service)
+        before = processes(service)
+        assert service.pid is not None
+        os.kill(service.pid, signal.SIGTERM)
+        await until(lambda: not any(process.is_running() for process in before))
+        await until(lambda: service.health.restarts == 1)
+
+
 async def test_our_own_death_takes_it_along(tmp_path: Path) -> None:
     code = (
         "import asyncio\n"

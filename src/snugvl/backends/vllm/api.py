@@ -120,6 +120,13 @@ class VllmApi:
             raise refusal(response.status_code, response.content)
         return _object(response)
 
+    async def tokens(self, body: Mapping[str, Any]) -> tuple[int, ...]:
+        """Token ids of a prompt or a conversation, by `POST /tokenize`."""
+        found = (await self.call("/tokenize", body)).get("tokens")
+        if not isinstance(found, list):
+            raise EngineError("vLLM's answer to /tokenize has no tokens")
+        return tuple(int(token) for token in found)
+
     async def open(self, path: str, body: bytes, until: AsyncExitStack) -> httpx.Response:
         """POST and the response as it begins to stream. The connection belongs to `until`.
 

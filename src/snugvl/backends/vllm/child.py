@@ -113,6 +113,8 @@ class VllmProcess:
         assert self._popen.stdin is not None
         with suppress(OSError):
             self._popen.stdin.close()
+        if self._popen.poll() is None:  # a process that was forked meanwhile may hold the pipe, too
+            self._popen.terminate()
 
     def _describe(self) -> str:
         # An error may be followed by a page of what else ended because of it.

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from snugvl.backends.protocol import Capabilities
 from snugvl.backends.vllm import flags
-from snugvl.backends.vllm.settings import Facts
+from snugvl.backends.vllm.api import Served
+from snugvl.backends.vllm.settings import Facts, VllmChoice
 from snugvl.checkpoint.locate import near
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import SnugvlError
@@ -56,6 +58,25 @@ def limited(facts: Facts, arguments: tuple[str, ...]) -> Facts:
     if limit is None or (facts.max_pixels and limit >= facts.max_pixels):
         return facts
     return replace(facts, max_pixels=limit, min_pixels=min(facts.min_pixels, limit))
+
+
+def capabilities_of(choice: VllmChoice, served: Served, facts: Facts) -> Capabilities:
+    """What a served model can do. What nobody knows of images is left to vLLM to refuse."""
+    return Capabilities(
+        model=choice.model or served.model,
+        context_tokens=served.context_tokens,
+        images=facts.images is not False,
+        video=False,
+        max_pixels=facts.max_pixels,
+        min_pixels=facts.min_pixels,
+        engine="vllm",
+        device=facts.device,
+        dtype=flags.value(choice.arguments, "--dtype") or facts.dtype,
+        weights=facts.weights,
+        architecture=facts.architecture,
+        parameters=facts.parameters,
+        tools=facts.tools,
+    )
 
 
 def _token(value: object) -> int:

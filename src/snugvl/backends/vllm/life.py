@@ -30,7 +30,7 @@ class Ears(Protocol):
 
     @property
     def running(self) -> int:
-        """Requests under way."""
+        """Requests that it has."""
         ...
 
     def loading(self, stage: Stage) -> None:

@@ -4,8 +4,8 @@
 
 vLLM's processes have processes of their own. When one of them is killed the others may stay, with the GPU's
 memory. The nanny adopts every orphan among its descendants (PR_SET_CHILD_SUBREAPER), so it can end them all:
-when vLLM's server has ended, when it is told to, and when the server that started it is gone, however it
-went. It ends as vLLM's server did: with its exit code, or by its signal.
+when vLLM's server has ended, when it is told to (by the pipe or by SIGTERM), and when the server that started
+it is gone, however it went. It ends as vLLM's server did: with its exit code, or by its signal.
 
     nanny.py GRACE_SECONDS COMMAND…      standard input: the pipe
 """
@@ -30,8 +30,9 @@ GIVE_UP_S = 10.0  # a process in the middle of a driver call may not die
 
 def main(grace_s: float, command: list[str]) -> NoReturn:
     """Run the command until it ends, or until the pipe does."""
-    ctypes.CDLL(None).prctl(SUBREAPER, 1)
     wake = _waker()
+    for option, value in ((SUBREAPER, 1), (PARENT_DEATH_SIGNAL, signal.SIGTERM)):
+        ctypes.CDLL(None).prctl(option, value)
     try:
         child = subprocess.Popen(  # noqa: S603 (what the user asked for)
             command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_the_nanny
@@ -55,7 +56,12 @@ def _waker() -> int:
     signal.set_wakeup_fd(writing)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the server, which decides
+    signal.signal(signal.SIGTERM, lambda *_: _end_the_pipe())
     return reading
+
+
+def _end_the_pipe() -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 
 def _die_with_the_nanny() -> None:

@@ -11,7 +11,7 @@ The server's process talks HTTP with it and imports neither torch nor transforme
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
 from snugvl.backends.service import Health, Snapshot, State, Tokens
@@ -19,7 +19,7 @@ from snugvl.backends.supervised import FIRST_LOAD_S, GIVEN_UP_S, Supervision
 from snugvl.backends.vllm import command, flags, log, metrics
 from snugvl.backends.vllm.answer import Answer
 from snugvl.backends.vllm.api import Served
-from snugvl.backends.vllm.facts import limited, read_facts
+from snugvl.backends.vllm.facts import capabilities_of, limited, read_facts
 from snugvl.backends.vllm.failure import Ending, understand
 from snugvl.backends.vllm.life import Attached, Launched, Life
 from snugvl.backends.vllm.log import Stage
@@ -56,7 +56,7 @@ class VllmEngine:
         self._session: _Session | None = None
         self._life: Life | None = None
         self._task: asyncio.Task[None] | None = None
-        self._waking = 0  # requests that wait for vLLM to wake up, or for their pictures
+        self._waking = 0  # requests that wait for their pictures, or for vLLM to wake up
         self._state: State = "starting"
         self._detail = "vLLM has not been started"
         self._progress: float | None = None
@@ -97,8 +97,13 @@ class VllmEngine:
 
     @property
     def running(self) -> int:
-        """Requests under way."""
-        return self._waking + (0 if self._session is None else len(self._session.answers))
+        """Requests that vLLM has."""
+        return 0 if self._session is None else len(self._session.answers)
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are under way, those that are made ready for vLLM among them."""
+        return bool(self._waking or self.running)
 
     @property
     def health(self) -> Health:
@@ -135,14 +140,14 @@ class VllmEngine:
             session = await self._awake(session)
             if request.prompt is not None and request.sampling.max_tokens is None:
                 body.fields["max_tokens"] = await self._room(request.prompt, session)
-            answer = Answer(session.life.api, request.sampling, session.life.dog)
-            session.answers.add(answer)
+            data = await asyncio.to_thread(body.encoded)
         finally:
             self._waking -= 1
+        answer = Answer(session.life.api, request.sampling, session.life.dog)
+        session.answers.add(answer)
         left_s = request.deadline_s
         if left_s is not None:
             left_s = max(left_s - (time.monotonic() - began), 0.0)
-        data = await asyncio.to_thread(body.encoded)
         return await answer.open(body.path, data, left_s, lambda: session.answers.discard(answer))
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
@@ -150,10 +155,10 @@ class VllmEngine:
         session = self._serving()
         body: dict[str, object] = {"model": session.model.name, "add_special_tokens": False}
         if isinstance(prompt, str):
-            return Tokens(await self._ids(body | {"prompt": prompt}, session))
+            return Tokens(await session.life.api.tokens(body | {"prompt": prompt}))
         messages = await asyncio.to_thread(messages_json, prompt, session.model.facts)
         shown = {} if tools is None else tools_json(tools)
-        ids = await self._ids({**body, **shown, "messages": messages}, session)
+        ids = await session.life.api.tokens({**body, **shown, "messages": messages})
         return Tokens(ids, ids.count(session.model.facts.image_token))
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
@@ -170,7 +175,7 @@ class VllmEngine:
             self._state, self._progress = "draining", None
             self._detail = "the server is shutting down and takes no new requests"
         end = time.monotonic() + timeout_s
-        while self.running:
+        while self.busy:
             if time.monotonic() >= end:
                 return False
             await asyncio.sleep(DRAIN_POLL_S)
@@ -201,7 +206,7 @@ class VllmEngine:
         facts = limited(facts, choice.arguments)
         sleeper = None
         if choice.sleep_after_s is not None:
-            sleeper = Sleeper(life.api, choice.sleep_after_s, choice.sleep_level, lambda: self.running)
+            sleeper = Sleeper(life.api, choice.sleep_after_s, choice.sleep_level, lambda: self.busy)
         session = _Session(
             life,
             Model(served.model, served.context_tokens, facts, marker_tokens),
@@ -213,21 +218,8 @@ class VllmEngine:
         self._session = session
         self._ready_at = time.monotonic()
         self._load_s = self._ready_at - self._started_at
-        self._capabilities = Capabilities(
-            model=choice.model or served.model,
-            context_tokens=served.context_tokens,
-            images=facts.images is not False,
-            video=False,
-            max_pixels=facts.max_pixels,
-            min_pixels=facts.min_pixels,
-            engine="vllm",
-            device=facts.device or (self._snapshot.ledger.device if self._snapshot else ""),
-            dtype=flags.value(choice.arguments, "--dtype") or facts.dtype,
-            weights=facts.weights,
-            architecture=facts.architecture,
-            parameters=facts.parameters,
-            tools=facts.tools,
-        )
+        device = facts.device or (self._snapshot.ledger.device if self._snapshot else "")
+        self._capabilities = capabilities_of(choice, served, replace(facts, device=device))
         self._lives += 1
         self._retried = self._moved = False
         if self._state in ("starting", "restarting"):
@@ -256,14 +248,8 @@ class VllmEngine:
         if isinstance(prompt, str):
             refuse_control_tokens(prompt, session.model.facts, "prompt")
             body = {"model": session.model.name, "add_special_tokens": False, "prompt": prompt}
-            length = len(await self._ids(body, session))
+            length = len(await session.life.api.tokens(body))
         return max(session.model.context_tokens - length, 1)
-
-    async def _ids(self, body: dict[str, object], session: _Session) -> tuple[int, ...]:
-        found = (await session.life.api.call("/tokenize", body)).get("tokens")
-        if not isinstance(found, list):
-            raise EngineError("vLLM's answer to /tokenize has no tokens")
-        return tuple(int(token) for token in found)
 
     def _unavailable(self) -> EngineUnavailable:
         return EngineUnavailable(self._detail, retry_after_s=self.health.retry_after_s or GIVEN_UP_S)
@@ -388,10 +374,9 @@ class VllmEngine:
     async def _measure(self, session: _Session) -> None:
         """A snapshot; where vLLM doesn't answer, the last one stays."""
         try:
-            text = await session.life.api.metrics()
-        except SnugvlError:
+            counters = metrics.read(await session.life.api.metrics())
+        except (SnugvlError, ValueError):
             return
-        counters = metrics.read(text)
         ledger = await asyncio.to_thread(
             lambda: session.gauge.read(session.measured, counters, session.life.family())
         )

@@ -20,13 +20,13 @@ MOVE_S = 600.0  # moving or reading all weights may take
 
 
 class Sleeper:
-    """Puts one server to sleep. `running`: requests under way, those that wait for it to wake among them."""
+    """Puts one server to sleep. `busy`: whether requests are under way or wait for it to wake."""
 
-    def __init__(self, api: VllmApi, after_s: float, level: int, running: Callable[[], int]) -> None:
+    def __init__(self, api: VllmApi, after_s: float, level: int, busy: Callable[[], bool]) -> None:
         self._api = api
         self._after_s = after_s
         self._level = level
-        self._running = running
+        self._busy = busy
         self._lock = asyncio.Lock()
         self.asleep = False
 
@@ -36,7 +36,7 @@ class Sleeper:
         pause_s = min(POLL_S, self._after_s / 4)
         while True:
             await asyncio.sleep(pause_s)
-            if self._running() or self.asleep:
+            if self._busy() or self.asleep:
                 busy_at = time.monotonic()
             elif time.monotonic() - busy_at >= self._after_s:
                 try:
@@ -64,7 +64,7 @@ class Sleeper:
 
     async def _sleep(self) -> None:
         async with self._lock:
-            if self._running():  # one came meanwhile
+            if self._busy():  # one came meanwhile
                 return
             await self._api.call(f"/sleep?level={self._level}", timeout_s=MOVE_S)
             self.asleep = True

@@ -40,8 +40,7 @@ async def until_ready(api: VllmApi, wanted: str, watchdog_s: float) -> Served:
 async def has_marker_tokens(api: VllmApi) -> bool:
     """Whether the markers of tool calls are tokens of their own."""
     for text in (OPENING, CLOSING):
-        tokens = (await api.call("/tokenize", {"prompt": text, "add_special_tokens": False})).get("tokens")
-        if not isinstance(tokens, list) or len(tokens) != 1:
+        if len(await api.tokens({"prompt": text, "add_special_tokens": False})) != 1:
             return False
     return True
 

@@ -19,7 +19,7 @@ from snugvl.sampling import SamplingParams
 from tests.backends.vllm.helpers import engine, processes, read
 from tests.backends.vllm.real.install import pocket
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]  # the first run installs vLLM
 START_S = 240.0
 QUESTION = "Describe this picture."
 TOOL = Tool("move", "Moves", {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]})
