@@ -83,10 +83,32 @@ def scan(rule: Rule, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         Outputs `[tokens, value_heads, value_dim]` and the state after the last, as wide as `state`.
     """
     tokens = rule.value.shape[0]
-    size = min(CHUNK, tokens)
-    # [tokens, heads, …] → [heads, chunks, size, …]; filled up with tokens that neither forget nor correct.
+    query, key, since, left, new, old = _solved(rule, min(CHUNK, tokens))
+    within = query @ key.transpose(-1, -2) * left
+    query = query * since.exp()[..., None]
+    key = key * (since[..., -1:] - since).exp()[..., None]
+    kept = since[..., -1].exp()[..., None, None]
+    before, changes = [], []  # of each chunk; only this loop goes in order, so little is done in it
+    for chunk in range(new.shape[1]):
+        change = torch.baddbmm(new[:, chunk], old[:, chunk], state, alpha=-1)
+        before.append(state)
+        changes.append(change)
+        state = torch.baddbmm(state * kept[:, chunk], key[:, chunk].transpose(-1, -2), change)
+    del key, new, old, left  # before the outputs, which take as much
+    outputs = query @ torch.stack(before, 1)
+    outputs += within @ torch.stack(changes, 1)
+    return outputs.flatten(1, 2)[:, :tokens].transpose(0, 1), state
+
+
+def _solved(rule: Rule, size: int) -> tuple[torch.Tensor, ...]:
+    """What the chunks need that doesn't depend on the state, each `[heads, chunks, size, …]`.
+
+    Queries and keys; the logarithm of what is left of the state before the chunk; what is left of token j at
+    token i; what the tokens would add to an empty state, and what they take from each row of a full one.
+    """
+    # Filled up with tokens that neither forget nor correct.
     query, key, value, decay, beta = (_cut(x, size) for x in rule.wide())
-    since = decay.cumsum(-1)  # logarithm of what is left of the state before the chunk
+    since = decay.cumsum(-1)
     later = torch.ones(size, size, dtype=torch.bool, device=key.device).triu(1)
     left = (since[..., :, None] - since[..., None, :]).masked_fill(later, -torch.inf).exp()
     corrected = key * beta[..., None]
@@ -94,17 +116,8 @@ def scan(rule: Rule, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     system = corrected @ key.transpose(-1, -2) * left
     wanted = torch.cat((value * beta[..., None], corrected * since.exp()[..., None]), -1)
     solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-    new, old = solved.split([value.shape[-1], key.shape[-1]], -1)
-    within = query @ key.transpose(-1, -2) * left
-    query = query * since.exp()[..., None]
-    key = key * (since[..., -1:] - since).exp()[..., None]
-    kept = since[..., -1].exp()[..., None, None]
-    outputs = torch.empty_like(new)
-    for chunk in range(new.shape[1]):
-        change = new[:, chunk] - old[:, chunk] @ state
-        outputs[:, chunk] = query[:, chunk] @ state + within[:, chunk] @ change
-        state = state * kept[:, chunk] + key[:, chunk].transpose(-1, -2) @ change
-    return outputs.flatten(1, 2)[:, :tokens].transpose(0, 1), state
+    new, old = torch.split(solved, [value.shape[-1], key.shape[-1]], -1)
+    return query, key, since, left, new, old
 
 
 def recur_at(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 Values of s bytes; h hidden, p columns of the layer's projection (queries, keys, values, gates), v width of
 all value heads (or of all queries), c channels of the convolution.
 
-    linear   s (2h + p + v) a token, and 64 v for each of 256 tokens that are in float32 at a time
+    linear   s (2h + p + v) a token, and 56 v for each of 256 tokens that are in float32 at a time
     gated    s (2h + p + 2v) a token
     decode   s · taps · c + 12 c a sequence more: the convolution's window, as stored and in float32
 
@@ -15,7 +15,7 @@ from typing import Final
 from snugvl.planner.inventory import Inventory
 
 PIECE: Final = 256  # of `models/linear_attention.py`
-PIECE_BYTES: Final = 64  # of float32 a value, at most: 16 tensors as wide as the values
+PIECE_BYTES: Final = 56  # of float32 a value, at most: 14 tensors as wide as the values
 HEAD_BYTES: Final = 16  # of each value head of a token: beta, decay and what they are made of
 HEAD_DIM: Final = 64  # at least
 
