@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from snugvl.backends.protocol import Request, user
 from snugvl.backends.transformers.batch import Batch
-from snugvl.backends.transformers.engine import TransformersEngine
+from snugvl.backends.transformers.engine import Limits, TransformersEngine
+from snugvl.backends.transformers.opening import plain_generation
 from snugvl.backends.transformers.row import ModelPrompt, ModelRequest
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import DeadlineExceeded, DoesNotFit, EngineError, QueueFull, RequestTooLarge
+from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.sampling import SamplingParams
 from tests.backends.transformers.conftest import GREEDY, Opened, request
 
+hf: Any = transformers
 Words = dict[str, ModelPrompt]
 
 
@@ -280,3 +284,62 @@ def test_tokens_that_the_checkpoint_suppresses_never_come(
     tokens, _ = drive(engine)
     assert tokens["b"] == qwen.expected(words["b"])
     assert not any(unwanted in each for each in tokens.values())
+
+
+def encoder_and_decoder() -> tuple[Any, dict[str, torch.Tensor]]:
+    config = hf.T5Config(
+        vocab_size=64, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=2, decoder_start_token_id=0
+    )
+    return hf.T5ForConditionalGeneration(config), {"input_ids": torch.tensor([[5, 6, 7, 8]])}
+
+
+def recurrent() -> tuple[Any, dict[str, torch.Tensor]]:
+    config = hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
+    return hf.MambaForCausalLM(config), {"input_ids": torch.tensor([[5, 6, 7, 8]])}
+
+
+def cross_attention() -> tuple[Any, dict[str, torch.Tensor]]:
+    vision = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_global_layers": 1,
+        "num_attention_heads": 2, "attention_heads": 2, "image_size": 32, "patch_size": 8,
+        "max_num_tiles": 4, "supported_aspect_ratios": [[1, 1], [1, 2]],
+        "intermediate_layers_indices": [0], "vision_output_dim": 64,
+    }  # fmt: skip
+    text = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "cross_attention_layers": [1], "pad_token_id": 0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    }  # fmt: skip
+    config = hf.MllamaConfig(vision_config=vision, text_config=text, image_token_index=60)
+    inputs = {
+        "input_ids": torch.tensor([[60, 5, 6, 7]]),
+        "pixel_values": torch.randn(1, 1, 4, 3, 32, 32),
+        "aspect_ratio_ids": torch.tensor([[1]]),
+        "aspect_ratio_mask": torch.tensor([[[1, 0, 0, 0]]]),
+        "cross_attention_mask": torch.ones(1, 4, 1, 4, dtype=torch.long),
+    }
+    return hf.MllamaForConditionalGeneration(config), inputs
+
+
+@pytest.mark.parametrize("make", [encoder_and_decoder, recurrent, cross_attention])
+def test_models_whose_rows_bring_more_run_one_row_after_the_other(
+    make: Callable[[], tuple[Any, dict[str, torch.Tensor]]],
+) -> None:
+    torch.manual_seed(2)
+    model, inputs = make()
+    with torch.no_grad():
+        for name, values in model.eval().named_parameters():
+            values.add_(torch.randn(values.shape) * (0.1 if "norm" in name else 0.3))
+    model.generation_config.eos_token_id = 2
+    plain_generation(model)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    output = model.generate(**inputs, max_new_tokens=10, do_sample=False, eos_token_id=None, pad_token_id=0)
+    ids = tuple(inputs["input_ids"][0].tolist())
+    prompt = ModelPrompt(PreparedPrompt(ids, (), 0), inputs)
+    engine = TransformersEngine(model, Limits(256), torch.device("cpu"), torch.float32)
+    for name in "ab":
+        engine.add(request(name, prompt, SamplingParams(max_tokens=10, ignore_eos=True)))
+    tokens, _ = drive(engine)
+    assert tokens == dict.fromkeys("ab", output[0, -10:].tolist())
+    assert not engine._shares
+    assert engine.stats.faults == 0

@@ -161,7 +161,7 @@ def open_model(
     if not callable(getattr(model, "generate", None)):
         raise UnsupportedModel(f"{checkpoint.name} ({type(model).__name__}) can't generate text")
     _check_report(checkpoint.name, report)
-    _plain_generation(model)
+    plain_generation(model)
     return model.eval()
 
 
@@ -184,10 +184,11 @@ def _check_report(name: str, report: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{len(missing or mismatched)} weights of {name} {what}: {few}")
 
 
-def _plain_generation(model: Any) -> None:
+def plain_generation(model: Any) -> None:
     """Leave of the generation settings only tokens: sampling is ours, and so are the limits."""
     own = model.generation_config
-    kept = {name: getattr(own, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    kept = {name: getattr(own, name, None) for name in names}
     if kept["pad_token_id"] is None:  # else a warning at every prompt; nothing is ever padded with it
         eos = kept["eos_token_id"]
         kept["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
