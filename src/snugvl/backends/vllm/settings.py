@@ -59,7 +59,8 @@ class VllmChoice:
         api_key: of that server.
         facts: of the checkpoint and the device; None: what the checkpoint's files tell (see `facts.py`).
         planned: rows of the ledger as the plan has them.
-        sleep_after_s: seconds without a request after which the GPU's memory is given back; None: never.
+        sleep_after_s: seconds without a request after which the GPU's memory is given back; None: never. For
+            that vLLM opens doors of development, without a key, to every user of this machine.
         sleep_level: 1 keeps the weights in main memory; 2 drops them, and waking reads them again.
         retry: whether a start that failed is tried once more with changed flags.
         replan: makes the choice to retry with; None: this one, with the changes that `diagnose` computes.
