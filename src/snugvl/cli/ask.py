@@ -58,22 +58,14 @@ def ask(
             images, asked, sampling=sampling, max_pixels=max_pixels
         ),
     )
+    loaded = options.ModelChoice(
+        model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
+        trust_remote_code,
+    )  # fmt: skip
     batch.do(
         task,
         [Job(tuple(names), together=True)] if together else each(names),
-        options.ModelChoice(
-            model,
-            device,
-            dtype,
-            context,
-            max_pixels,
-            server,
-            api_key,
-            weights,
-            memory,
-            backend,
-            trust_remote_code,
-        ),
+        loaded,
         options.OutputChoice(json, output, resume, quiet),
     )
 

@@ -47,21 +47,13 @@ def caption(
             images[0], detail=detail, sampling=sampling, max_pixels=max_pixels
         ),
     )
+    loaded = options.ModelChoice(
+        model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
+        trust_remote_code,
+    )  # fmt: skip
     batch.do(
         task,
         each(sources.expand(images, recursive=recursive)),
-        options.ModelChoice(
-            model,
-            device,
-            dtype,
-            context,
-            max_pixels,
-            server,
-            api_key,
-            weights,
-            memory,
-            backend,
-            trust_remote_code,
-        ),
+        loaded,
         options.OutputChoice(json, output, resume, quiet),
     )

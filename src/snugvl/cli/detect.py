@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 Format = Literal["json", "coco", "yolo", "csv"]
 
 
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")
+]
+
+
 def detect(
     images: options.Images,
     objects: Annotated[
@@ -58,17 +63,14 @@ def detect(
     temperature: options.Temperature = 0.0,
     seed: options.Seed = None,
     json: options.Json = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of printing.")
-    ] = None,
+    output: Output = None,
     resume: options.Resume = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Find objects: boxes in pixels of the original image."""
     from snugvl.tasks.detect import check_names
 
-    names = check_names(objects or [])
-    jobs = each(sources.expand(images, recursive=recursive))
+    names, jobs = check_names(objects or []), each(sources.expand(images, recursive=recursive))
     generation = options.Generation(max_tokens, temperature, seed)
     pictures = targets(draw, [job.names[0] for job in jobs]) if draw else {}
     chosen = _format(format_, json, resume)
@@ -79,22 +81,14 @@ def detect(
         run=_runner(names, generation.sampling(), max_pixels, pictures),
         text=render.detections,
     )
+    loaded = options.ModelChoice(
+        model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
+        trust_remote_code,
+    )  # fmt: skip
     batch.do(
         task,
         jobs,
-        options.ModelChoice(
-            model,
-            device,
-            dtype,
-            context,
-            max_pixels,
-            server,
-            api_key,
-            weights,
-            memory,
-            backend,
-            trust_remote_code,
-        ),
+        loaded,
         options.OutputChoice(chosen == "json", None if sink else output, resume and not sink, quiet),
         sink,
     )

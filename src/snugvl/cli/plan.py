@@ -19,44 +19,57 @@ if TYPE_CHECKING:
     from snugvl.planner.solve import Candidate
 
 
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A folder, a Hub id or pocket; without one the best of the catalogue is recommended.",
+    ),
+]
+Context = Annotated[
+    int | None, typer.Option("--context", help="Tokens of prompt, images and answer together.")
+]
+Images = Annotated[int | None, typer.Option("--images", help="Images of one request (1); 0 for text alone.")]
+LanguageOnly = Annotated[
+    bool, typer.Option("--language-only", help="Leave the vision tower of a model that sees out.")
+]
+MinImageTokens = Annotated[
+    int | None,
+    typer.Option("--min-image-tokens", help="Detail a large image must keep; 1024 for --task detect."),
+]
+MaxPixels = Annotated[
+    int | None,
+    typer.Option("--max-pixels", help="The pixel budget itself: larger images are scaled down."),
+]
+Task = Annotated[Literal["caption", "ask", "scene", "detect"], typer.Option("--task", help="What it is for.")]
+Quality = Annotated[
+    Literal["any", "int4", "int8", "fp8", "bf16"],
+    typer.Option("--quality", help="Coarsest weights that are acceptable."),
+]
+Backend = Annotated[
+    Literal["auto", "native", "transformers", "vllm"], typer.Option("--backend", help="Which engine.")
+]
+Concurrency = Annotated[
+    int, typer.Option("--concurrency", help="Requests at the same time, each with its whole context.")
+]
+Json = Annotated[bool, typer.Option("--json", help="The whole plan as JSON (docs/plan.md).")]
+Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the plan as a picture, too.")]
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Use what is on this machine and the built-in catalogue.")
+]
+
+
 def plan(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A folder, a Hub id or pocket; without one the best of the catalogue is recommended.",
-        ),
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option("--context", help="Tokens of prompt, images and answer together.")
-    ] = None,
-    images: Annotated[
-        int | None, typer.Option("--images", help="Images of one request (1); 0 for text alone.")
-    ] = None,
-    language_only: Annotated[
-        bool, typer.Option("--language-only", help="Leave the vision tower of a model that sees out.")
-    ] = False,
-    min_image_tokens: Annotated[
-        int | None,
-        typer.Option("--min-image-tokens", help="Detail a large image must keep; 1024 for --task detect."),
-    ] = None,
-    max_pixels: Annotated[
-        int | None,
-        typer.Option("--max-pixels", help="The pixel budget itself: larger images are scaled down."),
-    ] = None,
-    task: Annotated[
-        Literal["caption", "ask", "scene", "detect"], typer.Option("--task", help="What it is for.")
-    ] = "caption",
-    quality: Annotated[
-        Literal["any", "int4", "int8", "fp8", "bf16"],
-        typer.Option("--quality", help="Coarsest weights that are acceptable."),
-    ] = "any",
-    backend: Annotated[
-        Literal["auto", "native", "transformers", "vllm"], typer.Option("--backend", help="Which engine.")
-    ] = "auto",
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", help="Requests at the same time, each with its whole context.")
-    ] = 1,
+    model: Model = None,
+    context: Context = None,
+    images: Images = None,
+    language_only: LanguageOnly = False,
+    min_image_tokens: MinImageTokens = None,
+    max_pixels: MaxPixels = None,
+    task: Task = "caption",
+    quality: Quality = "any",
+    backend: Backend = "auto",
+    concurrency: Concurrency = 1,
     gpu: machine_options.Gpu = None,
     os: machine_options.Os = None,
     held: machine_options.Held = None,
@@ -64,13 +77,9 @@ def plan(
     gpus: machine_options.Gpus = None,
     ram: machine_options.Ram = None,
     machine: machine_options.MachineFile = None,
-    json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON (docs/plan.md).")] = False,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Draw the plan as a picture, too.")
-    ] = None,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Use what is on this machine and the built-in catalogue.")
-    ] = False,
+    json: Json = False,
+    svg: Svg = None,
+    offline: Offline = False,
 ) -> None:
     """Say what fits, before anything is downloaded: the best settings, the memory, and why not more."""
     from snugvl.planner.recommend import with_instead

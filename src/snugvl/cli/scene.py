@@ -35,21 +35,13 @@ def scene(
         run=lambda model, _, images: model.scene(images[0], sampling=sampling, max_pixels=max_pixels),
         text=render.scene,
     )
+    loaded = options.ModelChoice(
+        model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
+        trust_remote_code,
+    )  # fmt: skip
     batch.do(
         task,
         each(sources.expand(images, recursive=recursive)),
-        options.ModelChoice(
-            model,
-            device,
-            dtype,
-            context,
-            max_pixels,
-            server,
-            api_key,
-            weights,
-            memory,
-            backend,
-            trust_remote_code,
-        ),
+        loaded,
         options.OutputChoice(json, output, resume, quiet),
     )

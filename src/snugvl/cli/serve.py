@@ -8,11 +8,11 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from snugvl.cli import options, serve_options
+from snugvl.cli import options, serve_options, server_options
 from snugvl.cli.serve_options import BackendChoice, LoadChoice
 from snugvl.cli.stderr import say
 
@@ -22,39 +22,15 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[MODEL]",
-        envvar="SNUGVL_MODEL",
-        help="A folder, a Hub id or pocket; without one the best that is downloaded and fits.",
-    ),
-]
-Names = Annotated[
-    list[str] | None,
-    typer.Option("--served-model-name", metavar="NAME", help="What requests call the model; repeatable."),
-]
-Keys = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--api-key", metavar="KEY", help="A key that opens the door; repeatable. Also SNUGVL_API_KEY."
-    ),
-]
-KeyFile = Annotated[
-    Path | None, typer.Option("--api-key-file", metavar="FILE", help="More keys, one a line; # comments.")
-]
-
 
 def serve(
-    model: Model = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8000,
-    api_key: Keys = None,
-    api_key_file: KeyFile = None,
-    no_auth: Annotated[
-        bool, typer.Option("--no-auth", help="Let everybody in who reaches an address beyond this machine.")
-    ] = False,
-    served_model_name: Names = None,
+    model: server_options.Model = None,
+    host: server_options.Host = "127.0.0.1",
+    port: server_options.Port = 8000,
+    api_key: server_options.Keys = None,
+    api_key_file: server_options.KeyFile = None,
+    no_auth: server_options.NoAuth = False,
+    served_model_name: server_options.Names = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     weights: options.Weights = "auto",
@@ -71,39 +47,16 @@ def serve(
     sleep_after: serve_options.SleepAfter = None,
     attach: serve_options.Attach = None,
     attach_api_key: serve_options.AttachKey = None,
-    max_concurrent: Annotated[
-        int,
-        typer.Option("--max-concurrent", min=1, help="Requests at once, waiting ones included; then 429."),
-    ] = 256,
-    max_queue: Annotated[
-        int | None,
-        typer.Option(
-            "--max-queue", min=1, help="Requests that may wait for the engine (256 without); then 429."
-        ),
-    ] = None,
-    deadline: Annotated[
-        float, typer.Option("--deadline", min=0, help="Seconds a request may take in all; 0 for no limit.")
-    ] = 600.0,
-    drain: Annotated[
-        float, typer.Option("--drain", min=0, help="Seconds that running requests get at the end.")
-    ] = 30.0,
-    max_body: Annotated[int, typer.Option("--max-body", min=1, help="MiB of one request.")] = 64,
-    allow_local_media: Annotated[
-        Path | None,
-        typer.Option("--allow-local-media", metavar="DIR", help="Let file: URLs read below this folder."),
-    ] = None,
-    allow_private_media: Annotated[
-        bool, typer.Option("--allow-private-media", help="Let picture URLs point to private addresses.")
-    ] = False,
-    log_prompts: Annotated[
-        bool, typer.Option("--log-prompts", help="Log what people ask and what they get.")
-    ] = False,
-    key_requests_per_minute: Annotated[
-        int | None, typer.Option("--key-requests-per-minute", min=1, help="Of each API key.")
-    ] = None,
-    key_concurrent: Annotated[
-        int | None, typer.Option("--key-concurrent", min=1, help="Requests at once of each API key.")
-    ] = None,
+    max_concurrent: server_options.MaxConcurrent = 256,
+    max_queue: server_options.MaxQueue = None,
+    deadline: server_options.Deadline = 600.0,
+    drain: server_options.Drain = 30.0,
+    max_body: server_options.MaxBody = 64,
+    allow_local_media: server_options.AllowLocalMedia = None,
+    allow_private_media: server_options.AllowPrivateMedia = False,
+    log_prompts: server_options.LogPrompts = False,
+    key_requests_per_minute: server_options.KeyRequestsPerMinute = None,
+    key_concurrent: server_options.KeyConcurrent = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a model behind the APIs of OpenAI, Ollama and Anthropic, with a page at /.
@@ -117,29 +70,19 @@ def serve(
     from snugvl.server.settings import ServerSettings
 
     settings = ServerSettings(
-        host=host,
-        port=port,
-        names=tuple(served_model_name or ()),
-        api_keys=_keys(api_key or [], api_key_file, no_auth=no_auth, host=host),
-        max_body_bytes=max_body * MIB,
-        max_concurrent=max_concurrent,
-        deadline_s=deadline or None,
-        drain_s=drain,
-        key_requests_per_minute=key_requests_per_minute,
-        key_concurrent=key_concurrent,
-        allow_local_media=_folder(allow_local_media),
-        allow_private_media=allow_private_media,
-        log_prompts=log_prompts,
-    )
+        host=host, port=port, names=tuple(served_model_name or ()), log_prompts=log_prompts,
+        api_keys=_keys(api_key or [], api_key_file, no_auth=no_auth, host=host), drain_s=drain,
+        max_body_bytes=max_body * MIB, max_concurrent=max_concurrent, deadline_s=deadline or None,
+        key_requests_per_minute=key_requests_per_minute, key_concurrent=key_concurrent,
+        allow_local_media=_folder(allow_local_media), allow_private_media=allow_private_media,
+    )  # fmt: skip
     limit = None if memory is None else parse_size(memory, "--memory")
     load = LoadChoice(model, device, dtype, context, max_pixels, weights, limit, max_queue)
     engine = BackendChoice(
         backend, vllm_command, attach, attach_api_key, not no_retry, sleep_after, images, concurrency,
         language_only, trust_remote_code,
     )  # fmt: skip
-    code = start(load, engine, settings, quiet=quiet, started=started)
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(start(load, engine, settings, quiet=quiet, started=started))
 
 
 def start(

@@ -1,0 +1,60 @@
+"""The options of `snugvl serve` that are about the server, whatever runs behind it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        envvar="SNUGVL_MODEL",
+        help="A folder, a Hub id or pocket; without one the best that is downloaded and fits.",
+    ),
+]
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--served-model-name", metavar="NAME", help="What requests call the model; repeatable."),
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key", metavar="KEY", help="A key that opens the door; repeatable. Also SNUGVL_API_KEY."
+    ),
+]
+KeyFile = Annotated[
+    Path | None, typer.Option("--api-key-file", metavar="FILE", help="More keys, one a line; # comments.")
+]
+Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")]
+NoAuth = Annotated[
+    bool, typer.Option("--no-auth", help="Let everybody in who reaches an address beyond this machine.")
+]
+MaxConcurrent = Annotated[
+    int,
+    typer.Option("--max-concurrent", min=1, help="Requests at once, waiting ones included; then 429."),
+]
+MaxQueue = Annotated[
+    int | None,
+    typer.Option("--max-queue", min=1, help="Requests that may wait for the engine (256 without); then 429."),
+]
+Deadline = Annotated[
+    float, typer.Option("--deadline", min=0, help="Seconds a request may take in all; 0 for no limit.")
+]
+Drain = Annotated[float, typer.Option("--drain", min=0, help="Seconds that running requests get at the end.")]
+MaxBody = Annotated[int, typer.Option("--max-body", min=1, help="MiB of one request.")]
+AllowLocalMedia = Annotated[
+    Path | None,
+    typer.Option("--allow-local-media", metavar="DIR", help="Let file: URLs read below this folder."),
+]
+AllowPrivateMedia = Annotated[
+    bool, typer.Option("--allow-private-media", help="Let picture URLs point to private addresses.")
+]
+LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log what people ask and what they get.")]
+KeyRequestsPerMinute = Annotated[
+    int | None, typer.Option("--key-requests-per-minute", min=1, help="Of each API key.")
+]
+KeyConcurrent = Annotated[
+    int | None, typer.Option("--key-concurrent", min=1, help="Requests at once of each API key.")
+]
