@@ -213,20 +213,6 @@ def llava(folder: Path) -> Path:
     return finish(folder, hf.LlavaForConditionalGeneration(config), words, strings, "", processor)
 
 
-def florence2(folder: Path) -> Path:
-    """An encoder and a decoder, whose rows can't be joined."""
-    words = tokenizer(image_token="<image>")
-    text = {
-        "model_type": "bart", "vocab_size": VOCAB, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48, "max_position_embeddings": 2048,
-        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
-        "forced_bos_token_id": None, "forced_eos_token_id": None,
-    }  # fmt: skip
-    config = hf.BartConfig(**{k: v for k, v in text.items() if k != "model_type"})
-    return finish(folder, hf.BartForCausalLM(config), words, TEMPLATE, "")
-
-
 SEEING: dict[str, Callable[[Path], Path]] = {
     "gemma3": gemma3,
     "smolvlm": smolvlm,

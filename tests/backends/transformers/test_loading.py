@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from snugvl.backends.protocol import Picture, Request, user
-from snugvl.backends.transformers import loading, requirements
+from snugvl.backends.transformers import requirements
 from snugvl.backends.transformers.loading import load_engine, load_hosted
 from snugvl.backends.transformers.opening import open_checkpoint, skeleton_of
 from snugvl.backends.transformers.placement import checked, without_tower
@@ -373,6 +373,3 @@ def test_a_folder_with_an_image_processor_missing_is_refused(folder: Path, tmp_p
     (broken / "preprocessor_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"transformers can't load|image processor"):
         load_engine(broken, device="cpu")
-
-
-assert loading.DTYPES.keys() == {"float32", "bfloat16", "float16"}
