@@ -1,0 +1,80 @@
+"""What the benchmarks conclude from what they saw; the measuring itself needs a machine."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+MIB = 1 << 20
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a script as running it does."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    yield importlib.import_module
+    for name in [n for n, m in sys.modules.items() if str(getattr(m, "__file__", "")).startswith(BENCHMARKS)]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("needed", [65, 320, 640, 1000, 1024])
+def test_the_smallest_card_is_found_to_a_step(script: Any, needed: int) -> None:
+    fits = script("fits")
+    tried: list[int] = []
+    found = fits.smallest(64, 1024, lambda mib: tried.append(mib) or mib >= needed)
+    assert found == -(-needed // fits.STEP) * fits.STEP
+    assert len(tried) == len(set(tried)) <= 6
+
+
+def test_a_card_on_which_nothing_serves_is_no_result(script: Any) -> None:
+    assert script("fits").smallest(64, 1024, lambda _: False) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "good"),
+    [
+        ({}, True),
+        ({"cap_bytes": None}, True),
+        ({"wrong": ["500: oops"]}, False),
+        ({"restarts": 1}, False),
+        ({"process_peak_bytes": 101}, False),
+        ({"outcomes": {"refused: 413": 9}}, False),
+    ],
+)
+def test_the_soak_passes_only_without_a_failure(script: Any, changed: dict[str, Any], good: bool) -> None:
+    clean = {
+        "wrong": [],
+        "restarts": 0,
+        "cap_bytes": 100,
+        "process_peak_bytes": 99,
+        "outcomes": {"answered": 1},
+    }
+    assert script("never_oom").passed(clean | changed) is good
+
+
+@pytest.mark.parametrize(
+    ("planned", "taken", "good"),
+    [
+        (1000, 1000, True),
+        (1000, 1064, True),
+        (1000, 1065, False),
+        (1064, 1000, True),
+        (1065, 1000, False),
+        (10200, 10000, True),
+        (10201, 10000, False),
+    ],
+)
+def test_a_plan_is_held_to_two_percent_or_64_mib(script: Any, planned: int, taken: int, good: bool) -> None:
+    row = {"planned_bytes": planned * MIB, "process_bytes": taken * MIB}
+    assert script("plan_vs_native").within(row) is good
+
+
+def test_stages_of_a_start_are_in_the_order_of_time(script: Any) -> None:
+    runs = [{"ready": 3.0, "starting": 1.0}, {"ready": 5.0, "starting": 2.0, "warming up": 4.5}]
+    rows = script("start_timeline").timeline(runs)
+    assert [(row["stage"], row["median_s"], row["seen"]) for row in rows] == [
+        ("starting", 1.5, 2), ("ready", 4.0, 2), ("warming up", 4.5, 1),
+    ]  # fmt: skip
