@@ -292,3 +292,30 @@ def test_where_less_does_not_fit_there_is_no_second_try(served: Served, on: Any)
     before = vllm_of(served)
     assert before.replan is not None
     assert before.replan(diagnosis("out_of_memory"), before) is None
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, on: Any, log: str, *words: str) -> int:
+    """The whole command over a vLLM that fails as a log did. No retry ever helps it."""
+    from tests.backends.vllm.helpers import FAKE
+
+    monkeypatch.undo()
+    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(8 * GIB))
+    facts = replace(qwen3_vl("2B", fp8=True), name="m")
+    monkeypatch.setattr(serve_plan, "_named", lambda model: Candidate(facts))
+    fake = " ".join((*FAKE, f"log:{log}"))
+    return serve("m", "--backend", "vllm", "--vllm-command", fake, *words)
+
+
+@pytest.mark.parametrize("words", [[], ["--no-retry"]])
+def test_a_start_that_fails_is_told_with_its_cause_and_a_way_out(
+    monkeypatch: pytest.MonkeyPatch, on: Any, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert launched(monkeypatch, on, "vllm0191_cudagraph_4060.log", *words) == 5
+    captured = capsys.readouterr()
+    assert "Engine   vllm: as asked for" in captured.out
+    assert "snugvl: vLLM is starting" in captured.err
+    last = captured.err.splitlines()[-1]
+    assert "CUDA graphs" in last
+    assert "Change:" in last
+    assert "Traceback" not in last
+    assert ("starting again" in captured.err or "once more" in captured.err) == (not words)
