@@ -66,13 +66,14 @@ class Served:
 
 @contextmanager
 def served(model: str, options: Sequence[str], *, patience_s: float = 120.0) -> Iterator[Served]:
-    """A server of ours while the block runs.
+    """A server of ours while the block runs, on our own engine unless `options` name another `--backend`.
 
     Raises:
         SnugvlError: it did not start, with its own words.
     """
     stages: list[tuple[float, str]] = []
-    with Child(model, [*options, "--served-model-name", NAME]) as child:
+    engine = [] if "--backend" in options else ["--backend", "native"]
+    with Child(model, [*options, *engine, "--served-model-name", NAME]) as child:
         told = child.wait(lambda stage: stages.append((_since(child), stage)), patience_s)
         yield Served(child.url, child.began, told, tuple(stages))
 
