@@ -82,6 +82,19 @@ def body_of(request: Request, model: Model) -> Body:
     return Body(CHAT, fields)
 
 
+def blamed(error: RequestError, request: Request) -> RequestError:
+    """vLLM's refusal with the field of ours that is to blame, as our own engine names it."""
+    text = str(error)
+    prompt = "messages" if request.prompt is None else "prompt"
+    if "rammar" in text or "structured_outputs" in text:
+        error.field = "response_format" if request.tools is None else "tools"
+    elif "logit_bias" in text:
+        error.field = "logit_bias"
+    elif error.field in (None, "input_tokens", "input_text", "prompt_token_ids"):
+        error.field = prompt
+    return error
+
+
 def messages_json(messages: tuple[Message, ...], facts: Facts) -> list[dict[str, Any]]:
     """A conversation, pictures as data URLs.
 

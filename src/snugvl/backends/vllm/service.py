@@ -24,10 +24,17 @@ from snugvl.backends.vllm.failure import Ending, understand
 from snugvl.backends.vllm.life import Attached, Launched, Life
 from snugvl.backends.vllm.log import Stage
 from snugvl.backends.vllm.measure import Gauge
-from snugvl.backends.vllm.requests import Model, body_of, messages_json, refuse_control_tokens, tools_json
+from snugvl.backends.vllm.requests import (
+    Model,
+    blamed,
+    body_of,
+    messages_json,
+    refuse_control_tokens,
+    tools_json,
+)
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.backends.vllm.sleep import Sleeper
-from snugvl.errors import EngineError, EngineUnavailable, SnugvlError
+from snugvl.errors import EngineError, EngineUnavailable, RequestError, SnugvlError
 
 DRAIN_POLL_S = 0.05
 
@@ -148,7 +155,10 @@ class VllmEngine:
         left_s = request.deadline_s
         if left_s is not None:
             left_s = max(left_s - (time.monotonic() - began), 0.0)
-        return await answer.open(body.path, data, left_s, lambda: session.answers.discard(answer))
+        try:
+            return await answer.open(body.path, data, left_s, lambda: session.answers.discard(answer))
+        except RequestError as error:
+            raise blamed(error, request) from None
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
         """Token ids of a text as it is, or of a conversation through the chat template."""
