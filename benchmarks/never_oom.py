@@ -6,9 +6,9 @@
 A ballast leaves the card `--free-mib`, beside a neighbour's empty context; `snugvl serve` plans for that.
 Sixteen clients send text and pictures of all sizes (from one pixel to 24 megapixels, up to eight of them, up
 to more text than the context holds), leave early, ask for several choices; halfway the neighbour takes 500
-MiB more, as far as there are so many. Passed when every answer is a complete one or a clean refusal (4xx, 503
-with Retry-After), the engine never restarted, and its process stayed below its cap. With `--device cpu` all of
-it runs without a GPU; the server is then told `--memory`.
+MiB more, as far as there are so many. Passed when every answer is a complete one or a clean refusal (4xx, or
+503 with Retry-After), the engine never restarted, and its process stayed below its cap. With `--device cpu`
+all of it runs without a GPU; the server is then told `--memory`.
 """
 
 import argparse
