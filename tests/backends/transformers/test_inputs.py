@@ -11,7 +11,7 @@ from PIL import Image
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from snugvl.backends.protocol import Message, Request, Text, Tool, ToolUse, Video, user
+from snugvl.backends.protocol import Message, Picture, Request, Text, Tool, ToolUse, Video, user
 from snugvl.backends.transformers.resolution import resolution_of
 from snugvl.backends.transformers.tokenizer import DecodedTokenizer, tokenizer_of
 from snugvl.errors import ImageError, RequestError, RequestTooLarge, UnsupportedModel
@@ -112,6 +112,10 @@ def test_a_videos_frames_keep_their_times(
     assert prompt.inputs["video_grid_thw"].tolist() == [[2, 4, 4]]
     assert prompt.prompt.image_tokens == 8
     assert len(qwen.expected(prompt, 4)) == 4
+    small = Picture(picture(256, 256, 1), 4096)
+    both = qwen.prompt(user(small, Video(frames, seconds), "?"))
+    assert both.inputs["video_grid_thw"].tolist() == [[2, 4, 4]]  # a picture's limit is the picture's
+    assert both.inputs["image_grid_thw"].tolist() == [[1, 4, 4]]
 
 
 PROCESSORS = {  # class, what it makes of 600² pixels at most, its own limit

@@ -171,7 +171,8 @@ class Preparer:
         images: list[Image.Image] = [
             self.resolution.limited(part.image, limit) for part, limit in zip(pictures, limits, strict=True)
         ]
-        return {"images": images, **self.resolution.arguments(least)}
+        told = self.resolution.arguments(least)
+        return {"images": images, "images_kwargs": told} if told else {"images": images}
 
     def _videos(self, parts: Sequence[Picture | Video]) -> dict[str, Any]:
         """Frames as they are, with their times: nothing is sampled again."""
@@ -187,7 +188,8 @@ class Preparer:
                 VideoMetadata(total_num_frames=indices[-1] + 1, fps=_MILLISECONDS, frames_indices=indices)
             )
         frames = [list(video.frames) for video in videos]
-        return {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
+        told = {"video_metadata": metadata, "do_sample_frames": False}
+        return {"videos": frames, "videos_kwargs": told}
 
     def _written(self, messages: Sequence[Message]) -> Sequence[Message]:
         """With placeholders as text, for a template that takes nothing else."""
