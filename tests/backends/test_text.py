@@ -82,6 +82,13 @@ def test_a_bare_prompt_is_framed_and_goes_on(model: Any, oracle: Any) -> None:
     assert "the quick" + text_of(model, asked) == whole
 
 
+def test_an_answer_begins_without_the_space_that_a_continuation_has(model: Any) -> None:
+    (word,) = model.backend.tokenize("the").ids[1:]
+    forced = SamplingParams(max_tokens=2, ignore_eos=True, logit_bias={word: 100.0})
+    assert text_of(model, snugvl.Request((user("a"),), forced)) == "the the"
+    assert text_of(model, snugvl.Request(prompt="a", sampling=forced)) == " the the"
+
+
 def test_what_it_can_do(model: Any) -> None:
     able = model.capabilities
     assert (able.images, able.video, able.max_pixels, able.min_pixels) == (False, False, 0, 0)
