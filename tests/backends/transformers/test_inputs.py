@@ -177,6 +177,17 @@ def test_a_tokenizer_of_another_kind_is_decoded_token_by_token(tmp_path: Path) -
     assert ours.token_bytes(10_000) == b""
 
 
+def test_tokens_that_stand_outside_of_tokenizer_json_are_known(tmp_path: Path) -> None:
+    words = families.tokenizer()
+    words.save_pretrained(tmp_path)
+    words.add_tokens(["<late>"])
+    ours = tokenizer_of(tmp_path, words, frozenset())
+    assert not isinstance(ours, DecodedTokenizer)
+    ids = words("é<late>", add_special_tokens=False)["input_ids"]
+    assert b"".join(map(ours.token_bytes, ids)) == "é<late>".encode()
+    assert ours.eos_ids == {words.eos_token_id}
+
+
 def test_a_tokenizer_in_python_only_is_refused(tmp_path: Path) -> None:
     class Slow:
         eos_token_id = 0

@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 
 from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
+from snugvl.inputs.spelling import spelling_of
 from snugvl.inputs.tokenizer import Tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -78,7 +79,12 @@ def tokenizer_of(folder: Path, hugging: Any, eos_ids: frozenset[int]) -> Tokeniz
         eos_ids |= {hugging.eos_token_id}
     if not eos_ids:
         raise CheckpointError(f"{folder} names no token that ends an answer (eos_token_id)")
-    return DecodedTokenizer(backend, eos_ids=eos_ids, variables=variables_of(hugging))
+    variables = variables_of(hugging)
+    try:  # files that name some tokens outside tokenizer.json
+        spelling = spelling_of(backend, str(folder))
+    except UnsupportedModel:
+        return DecodedTokenizer(backend, eos_ids=eos_ids, variables=variables)
+    return Tokenizer(backend, eos_ids=eos_ids, variables=variables, spelling=spelling)
 
 
 def variables_of(hugging: Any) -> dict[str, str]:
