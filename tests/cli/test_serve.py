@@ -235,7 +235,8 @@ def test_loading_is_told_once_a_stage(capsys: pytest.CaptureFixture[str]) -> Non
     for detail in ("loading (1 of 3)", "loading (2 of 3)", "warming up"):
         tell(Health("starting", detail, progress=0.5))
     tell(Health("ready", "pocket is ready"))
-    tell(Health("restarting", "the engine died; it is starting again"))
+    for stage in ("", " (reading headers)", " (loading weights)"):
+        tell(Health("restarting", f"the engine died; it is starting again{stage}"))
     tell(Health("ready", "pocket is ready"))
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["snugvl: loading", "snugvl: warming up"]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -119,6 +120,20 @@ def test_vllm_gets_flags_rows_and_options(
     assert choice.facts is not None
     assert (choice.facts.device, choice.facts.weights) == ("Test GPU", "fp8")
     assert "Engine   vllm: as asked for; fp8" in capsys.readouterr().out
+
+
+def test_vllm_serves_with_the_room_that_a_server_needs(served: Served, on: Any) -> None:
+    """Without a wish it would be the longest context that fits, and neither graphs nor large steps."""
+    on(qwen3_vl("2B", fp8=True), machine(8 * GIB))
+    assert serve("m", "--backend", "vllm") == 0
+    words = vllm_of(served).arguments
+    flags = dict(pairwise(words))
+    assert (flags["--max-model-len"], flags["--max-num-seqs"]) == ("8192", "16")
+    assert json.loads(flags["--mm-processor-kwargs"]) == {"max_pixels": 4096 * 32 * 32}
+    assert "--enforce-eager" not in words
+    assert serve("m", "--backend", "vllm", "--context", "20480") == 0
+    words = vllm_of(served).arguments
+    assert words[words.index("--max-model-len") + 1] == "20480"
 
 
 def test_two_gpus_go_to_vllm_by_themselves(
@@ -271,8 +286,9 @@ def test_a_failed_start_is_planned_again_with_less(served: Served, on: Any, kind
     if kind in ("out_of_memory", "cuda_graphs"):
         assert "--enforce-eager" in after.arguments
         assert int(new["--max-num-batched-tokens"]) == 512
-    if kind == "context":
-        assert int(new["--max-model-len"]) < int(old["--max-model-len"])
+    if kind == "context":  # the first thing that a plan gives up is speed, then pixels and context
+        names = ("--max-model-len", "--max-num-batched-tokens", "--max-num-seqs")
+        assert [int(new[name]) for name in names] <= [int(old[name]) for name in names]
     assert {row.name for row in after.planned} >= {"KV cache", "weights: decoder"}
 
 

@@ -138,12 +138,14 @@ def _replanned(planned: Planned, backend: BackendChoice) -> Replan:
 def less(planned: Planned, kind: str) -> Choice | None:
     """The same model in less memory than before, by why it failed; None where that doesn't fit."""
     from snugvl.cli.machine_options import MachineChoice, machine_from
+    from snugvl.cli.serve_plan import moderate
     from snugvl.planner.capabilities import VLLM_STEPS
     from snugvl.planner.footprint.total import footprint
     from snugvl.planner.solve import require, solve
 
     before = planned.choice
-    given = before.budget.usable_bytes
+    # In the same share it has to need less than it was planned to; else it is given less.
+    given = before.footprint.total_bytes if kind in SAME_SHARE else before.budget.usable_bytes
     machine = planned.machine
     if kind in LESS_SHARE and machine.source == "probed":  # somebody may hold more than a moment ago
         seen = {gpu.index for gpu in machine.gpus}
@@ -152,10 +154,10 @@ def less(planned: Planned, kind: str) -> Choice | None:
     limit = given - max(given // 8, LEAST_RESERVE_BYTES)
     if not machine.gpus or limit <= 0:
         return None
-    wishes = replace(planned.plan.wishes, backend="vllm", memory_bytes=limit)
+    wishes = replace(planned.asked, backend="vllm", memory_bytes=limit)
     candidates = [each for each in planned.candidates if each.facts.name == planned.name]
     try:
-        found = require(solve(candidates, machine, wishes))
+        found = require(moderate(solve(candidates, machine, wishes), candidates, machine))
     except DoesNotFit:
         return None
     settings = found.settings

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from snugvl.errors import CheckpointNotFound, RequestError, UnsupportedModel
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from snugvl.cli.serve_options import BackendChoice, LoadChoice
     from snugvl.hardware.machine import Machine
     from snugvl.planner.plan import Choice, Plan
@@ -18,15 +20,19 @@ if TYPE_CHECKING:
     from snugvl.planner.wishes import Wishes
 
 
+SERVED_CONTEXT = 8192  # tokens, where nobody says: as our own engine takes them
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A model that fits. `reason`: why this one, where nobody named one."""
+    """A model that fits. `asked`: the wishes; `reason`: why this model, where nobody named one."""
 
     name: str
     choice: Choice
     plan: Plan
     machine: Machine
     candidates: tuple[Candidate, ...]
+    asked: Wishes
     reason: str | None = None
 
     @property
@@ -72,11 +78,39 @@ def plan_for(load: LoadChoice, backend: BackendChoice) -> Planned | Unplanned:
         return _unplanned(load, backend, error)
     sees = any(candidate.facts.vision for candidate in candidates)
     wishes = _wishes(load, backend, sees=sees)
-    plan = with_instead(solve(candidates, machine, wishes, _missing(backend)), machine)
+    plan = solve(candidates, machine, wishes, _missing(backend))
+    require(plan)
+    plan = with_instead(moderate(plan, candidates, machine), machine)
     choice = require(plan)
     name = choice.option.model.name
     reason = _reason(name) if load.model is None else None
-    return Planned(name, choice, plan, machine, tuple(candidates), reason)
+    return Planned(name, choice, plan, machine, tuple(candidates), wishes, reason)
+
+
+def moderate(plan: Plan, candidates: Sequence[Candidate], machine: Machine) -> Plan:
+    """The same engine and model with the room a server needs, where nobody asked for more: what is left makes
+    it faster, or becomes KV cache.
+
+    Our own engine does that itself when it loads (`allocation.py`); the others take what the plan says.
+    """
+    from snugvl.planner.footprint.images import pixels_for, scales
+    from snugvl.planner.solve import solve
+
+    choice = plan.choice
+    if choice is None or plan.wishes.context is not None or choice.settings.context <= SERVED_CONTEXT:
+        return plan
+    if choice.option.engine == "native":
+        return plan
+    settings, model = choice.settings, choice.option.model
+    pixels = plan.wishes.max_pixels
+    if pixels is None and settings.images and settings.max_pixels is not None and scales(model):
+        pixels = min(settings.max_pixels, pixels_for(model, SERVED_CONTEXT // 2 // settings.images))
+    wishes = replace(plan.wishes, context=SERVED_CONTEXT, max_pixels=pixels, backend=choice.option.engine)
+    same = [each for each in candidates if each.facts.name == model.name]
+    smaller = solve(same, machine, wishes)
+    if smaller.choice is None:
+        return plan
+    return replace(smaller, wishes=replace(wishes, backend=plan.wishes.backend), verdicts=plan.verdicts)
 
 
 def _wishes(load: LoadChoice, backend: BackendChoice, *, sees: bool) -> Wishes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from snugvl.server.settings import ServerSettings
 
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is typed to reach it from here
+STAGE = re.compile(r" \([^()]*\)$")  # where a restart stands: the reason is said once
 
 
 def base_url(host: str, port: int) -> str:
@@ -130,7 +132,7 @@ class Loading:
             self.close()  # the command ends with the reason, which is told then
         elif health.state != "starting":
             self.close()
-            self._say(health.detail)
+            self._say(STAGE.sub("", health.detail))
 
     def close(self) -> None:
         """Take the bar away."""
