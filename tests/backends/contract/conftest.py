@@ -6,21 +6,26 @@ from pathlib import Path
 import pytest
 
 from snugvl.inputs.tokenizer import Tokenizer
-from tests.backends.contract.engines import IN_PROCESS, Running
+from tests import checkpoints
+from tests.backends.contract.engines import CHOSEN, IN_PROCESS, Running
+from tests.inputs.conftest import write_checkpoint
 
 POCKET = Path(__file__).parents[3] / "src/snugvl/pocket"
 
 
 @pytest.fixture(scope="session")
-def checkpoint(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny checkpoint of the backends' tests, with a template that shows tools."""
-    copy = tmp_path_factory.mktemp("contract")
-    for path in folder.iterdir():
-        (copy / path.name).symlink_to(path)
-    template = copy / "chat_template.jinja"
-    template.unlink()
-    template.write_bytes((POCKET / "chat_template.jinja").read_bytes())
-    return copy
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3-VL with heads as wide as vLLM's CPU kernels need, and a template that shows tools."""
+    folder = write_checkpoint(tmp_path_factory.mktemp("contract"))
+    (folder / "chat_template.jinja").write_bytes((POCKET / "chat_template.jinja").read_bytes())
+    ids = Tokenizer.from_folder(folder).token_id
+    marks = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    image, video, start, end = (ids(mark) or 0 for mark in marks)
+    options = checkpoints.Options(vocab=512, placeholders=(image, video, start, end))
+    rope = checkpoints.TEXT["rope_scaling"] | {"mrope_section": [8, 4, 4]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "TEXT", checkpoints.TEXT | {"head_dim": 32, "rope_scaling": rope})
+        return checkpoints.write(folder, options)
 
 
 @pytest.fixture(scope="session")
@@ -31,13 +36,13 @@ def reference(checkpoint: Path) -> Iterator[Running]:
     made.close()
 
 
-@pytest.fixture(scope="session", params=list(IN_PROCESS))
+@pytest.fixture(scope="session", params=list(CHOSEN))
 def running(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Running]:
     """Each engine in turn."""
     if request.param == "native":
         yield request.getfixturevalue("reference")
         return
-    made = Running(request.param, IN_PROCESS[request.param](checkpoint))
+    made = Running(request.param, CHOSEN[request.param](checkpoint))
     yield made
     made.close()
 

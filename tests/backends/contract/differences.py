@@ -42,6 +42,24 @@ DIFFERENCES = (
         "each its own",
     ),
     Difference(
+        "a limit that cuts a character in two",
+        "a replacement character stands for its first part",
+        "as native",
+        "its first part is left out, of log-probabilities' bytes, too",
+    ),
+    Difference(
+        "prompt and `max_tokens` together longer than the context",
+        "refused with the numbers",
+        "refused with the numbers",
+        "the answer ends at the context",
+    ),
+    Difference(
+        "the field that a refusal names",
+        "always where one is to blame",
+        "as native",
+        "for what vLLM itself refuses: vLLM's word, or none",
+    ),
+    Difference(
         "videos",
         "yes",
         "where its processor has what it needs (torchvision)",
@@ -52,7 +70,15 @@ SAME_SAMPLER = ("native", "transformers")
 PREFIX_CACHE = ("native", "vllm")
 FIXED_MEMORY = ("native", "vllm")
 OWN_LIMITS = ("native", "vllm")
+WHOLE_CHARACTERS = ("vllm",)
+CUTS_AT_THE_CONTEXT = ("vllm",)
+OWN_WORDS = ("vllm",)  # for fields
 BACKENDS = tuple(field.name for field in fields(Difference))[1:]
+
+
+def as_shown(backend: str, text: str) -> str:
+    """A text of our own engine as a backend gives it where a limit cuts it."""
+    return text.rstrip("\N{REPLACEMENT CHARACTER}") if backend in WHOLE_CHARACTERS else text
 
 
 def table() -> str:

@@ -1,8 +1,10 @@
 """The engines that keep one contract, each over the same tiny checkpoint, as the server holds them."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +16,7 @@ from snugvl.backends.supervised import EngineChoice, SupervisedEngine, Supervisi
 from snugvl.backends.wire import HostedEngine
 
 CONTEXT = 1024
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 QUICK = Supervision(ping_s=0.2, snapshot_s=0.05)
 
 T = TypeVar("T")
@@ -46,11 +48,28 @@ def supervised(engine: HostedEngine) -> Callable[[Path], EngineService]:
     return make
 
 
+def vllm(folder: Path) -> EngineService:
+    """A real vLLM on the CPU; see `tests/backends/vllm/real/install.py`."""
+    from snugvl.backends.vllm.facts import read_facts
+    from snugvl.backends.vllm.service import VllmEngine
+    from snugvl.checkpoint.read import facts_of
+    from snugvl.planner.inventory import inventory
+    from tests.backends.vllm.real.install import pocket
+
+    arguments = ("--max-model-len", str(CONTEXT), "--max-num-batched-tokens", str(CONTEXT))
+    counted = inventory(facts_of(str(folder), offline=True))
+    # As `snugvl serve` does it: the plan adds what vLLM doesn't tell.
+    facts = replace(read_facts(str(folder)), device="CPU", parameters=counted.parameters)
+    return VllmEngine(replace(pocket(*arguments), model=str(folder), facts=facts), QUICK)
+
+
 IN_PROCESS: dict[str, Callable[[Path], EngineService]] = {"native": native, "transformers": transformers}
 BLIND: dict[str, Callable[[Path], EngineService]] = {
     "native": partial(native, language_only=True),
     "transformers": partial(transformers, language_only=True),
 }
+# What `running` is, by the environment variable SNUGVL_CONTRACT: a vLLM is started once, not once a worker.
+CHOSEN = {"vllm": vllm} if os.environ.get("SNUGVL_CONTRACT") == "vllm" else IN_PROCESS
 CHILDREN: dict[str, Callable[[Path], EngineService]] = {
     "native": supervised("native"),
     "transformers": supervised("transformers"),
