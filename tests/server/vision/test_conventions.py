@@ -1,0 +1,41 @@
+"""Boxes over HTTP are those of the model's family; what it can't do is refused before fetching a picture."""
+
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from tests.server.fake import CAPABILITIES, FakeService, Script
+from tests.server.live import live
+
+
+def test_boxes_come_in_pixels_of_the_picture_that_was_sent(data_url: str) -> None:
+    """128×96, which Qwen2.5-VL reads as 140×112 here."""
+    qwen = replace(CAPABILITIES, architecture="Qwen2_5_VLForConditionalGeneration", min_pixels=12_544)
+    words = ['[{"bbox_2d": [0, 0, 70, 56], "label": "circle"}]']
+    with live(FakeService(Script(words), capabilities=qwen)) as base:
+        answer = httpx.post(f"{base}/v1/vision/detect", json={"image": data_url}, timeout=60).json()
+    (found,) = answer["objects"]
+    assert found["box"] == {"x1": 0, "y1": 0, "x2": 64, "y2": 48}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("Gemma3ForConditionalGeneration", "detect"),
+        ("SmolVLMForConditionalGeneration", "detect"),
+        ("PaliGemmaForConditionalGeneration", "scene"),
+    ],
+)
+def test_what_a_family_cannot_do_is_refused_before_its_picture_is_fetched(
+    architecture: str, task: str
+) -> None:
+    service = FakeService(capabilities=replace(CAPABILITIES, architecture=architecture))
+    nowhere = {"image": "http://192.0.2.1/never.png"}  # would take seconds, and fail with another error
+    with live(service) as base:
+        response = httpx.post(f"{base}/v1/vision/{task}", json=nowhere, timeout=60)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "model"
+    assert "fake is a" in error["message"]
+    assert not service.requests
