@@ -54,12 +54,6 @@ DIFFERENCES = (
         "the answer ends at the context",
     ),
     Difference(
-        "the field that a refusal names",
-        "always where one is to blame",
-        "as native",
-        "for what vLLM itself refuses: vLLM's word, or none",
-    ),
-    Difference(
         "videos",
         "yes",
         "where its processor has what it needs (torchvision)",
@@ -72,7 +66,6 @@ FIXED_MEMORY = ("native", "vllm")
 OWN_LIMITS = ("native", "vllm")
 WHOLE_CHARACTERS = ("vllm",)
 CUTS_AT_THE_CONTEXT = ("vllm",)
-OWN_WORDS = ("vllm",)  # for fields
 BACKENDS = tuple(field.name for field in fields(Difference))[1:]
 
 
