@@ -5,7 +5,8 @@ context, pixels and the KV pool follow. Asked for nothing, the best that fits is
 that doesn't fit, it is refused with the numbers and with what would.
 
     weight format: as stored, bf16 or FP8 > int8 > int4
-      > images and context > embedding and lm_head in bf16, then int8 > tokens and sequences of a step
+      > images and context > embedding and lm_head in bf16, then in int8, then the vision tower too
+      > tokens and sequences of a step
 
 A context below `LEAST_CONTEXT` comes last of all: a coarser format with more room is worth more.
 """
@@ -108,6 +109,7 @@ class _Question:
             language_only=self.facts.vision is not None and self.language_only,
             float32=wide,
             eager=cpu,
+            vision_weights=option.vision_weights,
         )
         for chunk, sequences in NATIVE_STEPS[:1] if cpu else NATIVE_STEPS:
             yield replace(base, chunk=chunk, sequences=sequences)

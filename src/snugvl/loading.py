@@ -254,7 +254,8 @@ def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
 
 
 def _storage(settings: Settings) -> Storage:
-    return Storage("bf16" if settings.weights == "fp32" else settings.weights, settings.head)
+    layers = "bf16" if settings.weights == "fp32" else settings.weights
+    return Storage(layers, settings.head, tower=settings.vision_weights)
 
 
 def _weights(name: WeightsName) -> WeightFormat | None:

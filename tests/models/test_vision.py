@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.models import vision
@@ -30,8 +31,15 @@ def tower() -> Iterator[VisionTower]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    yield VisionTower(TINY).requires_grad_(False)
+    yield filled(VisionTower(TINY))
     torch.set_num_threads(threads)
+
+
+def filled(tower: nn.Module) -> nn.Module:
+    """With random weights of a size that keeps activations moderate."""
+    for parameter in tower.requires_grad_(False).parameters():
+        parameter.normal_(std=parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1)
+    return tower
 
 
 def encode(tower: VisionTower, patches: torch.Tensor, grid: GridTHW) -> tuple[torch.Tensor, list[int]]:

@@ -142,7 +142,11 @@ def _vision(shape: Shape) -> list[TensorFact]:
     shapes += block * shape.depth
     linears: list[tuple[int, ...]] = [(joined, joined), (joined,), (shape.hidden, joined), (shape.hidden,)]
     shapes += [(v,), (v,), *linears] + [(joined,), (joined,), *linears] * 3
-    return [_tensor(f"model.visual.{number}", "vision", size) for number, size in enumerate(shapes)]
+    names = {2: "pos_embed.weight"}  # the one matrix that isn't multiplied
+    return [
+        _tensor(f"model.visual.{names.get(number, number)}", "vision", size)
+        for number, size in enumerate(shapes)
+    ]
 
 
 def _tensor(name: str, role: Role, shape: tuple[int, ...], dtype: str = "BF16") -> TensorFact:

@@ -11,12 +11,13 @@ from snugvl.checkpoint.architecture import Fp8Blocks
 from snugvl.checkpoint.configs import read_config
 from snugvl.config import EngineConfig
 from snugvl.engine import graphs, sampler
+from snugvl.layers import linear as layers
 from snugvl.layers.linear import Linear
 from snugvl.models import loader
 from snugvl.models.qwen3_vl import Qwen3VL
 from snugvl.models.tensor_files import CHUNK_BYTES, dequantise
 from snugvl.planner.capabilities import NATIVE_STEPS
-from snugvl.planner.footprint import native
+from snugvl.planner.footprint import native, vision
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import LABELS, weight_bytes, weight_components
 from snugvl.planner.inventory import inventory
@@ -67,6 +68,21 @@ def test_weights_are_planned_to_the_byte(whole: dict[str, Any], size: str, head:
         assert parts[LABELS["lm_head"]] == held(network.lm_head)
 
 
+@pytest.mark.parametrize("size", ["2B", "4B", "8B"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_tower_in_int8_is_planned_to_the_byte(whole: dict[str, Any], size: str, dtype: torch.dtype) -> None:
+    with torch.device("meta"):
+        network = Qwen3VL(whole[size]).to(dtype)
+    wide = held(network.model["visual"])
+    loader._store(network, loader.Storage("int4", "int8", tower="int8"), None)
+    model = inventory(qwen3_vl(size))
+    settings = Settings("native", "int4", "int8", float32=dtype == torch.float32, vision_weights="int8")
+    parts = {part.name: part.nbytes for part in weight_components(model, settings)}
+    assert parts[LABELS["vision"]] == held(network.model["visual"])
+    assert parts[LABELS["vision"]] < wide * (0.53 if dtype == torch.bfloat16 else 0.28)
+    assert weight_bytes(model, settings) == held(network)
+
+
 def test_float32_beside_quantised_weights(whole: dict[str, Any]) -> None:
     with torch.device("meta"):
         network = Qwen3VL(whole["2B"])
@@ -84,6 +100,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert graphs.SIZES == native.GRAPH_SIZES
     assert attention.SPLITS == native.ATTENTION_SPLITS
     assert linear.WIDE_BYTES == native.SLICE_BYTES
+    assert (layers.SLICE_BYTES, layers.SLICE_ROWS) == (vision.SLICE_BYTES, vision.SLICE_ROWS)
     assert linear.WIDE_TILE == native.SLICE_ROWS
     assert linear.SMALL == native.SMALL_ROWS
     assert (native.READERS[0], native.PIECE_BYTES) == (loader.GPU_READERS, CHUNK_BYTES)

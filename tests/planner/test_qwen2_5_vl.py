@@ -15,7 +15,7 @@ from snugvl.planner.footprint.weights import LABELS, weight_bytes, weight_compon
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
 from tests.planner.test_native import held
-from tests.planner.test_workspace import traced
+from tests.planner.test_workspace import traced, widened_on_a_gpu
 from tests.planner.trace import fused_attention
 
 
@@ -58,3 +58,22 @@ def test_the_vision_tower(size: str, dtype: torch.dtype) -> None:
         image = ImageSize(high * wide // 4, high * wide)
         planned = vision.native_workspace(model_of(size), image, dtype.itemsize)
         assert peak <= planned <= peak * 1.02  # the tables are those of the longest image
+
+
+@pytest.mark.parametrize("size", ["3B", "7B"])
+def test_the_vision_tower_in_int8(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    widened_on_a_gpu(monkeypatch)
+    ours = network(size).to(torch.bfloat16)
+    loader._store(ours, loader.Storage("int4", "int8", tower="int8"), None)
+    settings = Settings("native", "int4", "int8", vision_weights="int8")
+    parts = {part.name: part.nbytes for part in weight_components(model_of(size), settings)}
+    assert parts[LABELS["vision"]] == held(ours.tower)
+    del ours.tower.blocks[8:]
+    for high, wide in ((2, 2), (16, 16), (64, 64), (110, 98)):
+        patches = torch.empty(high * wide, 1176, dtype=torch.bfloat16, device="meta")
+        with fused_attention("snugvl.models.vision_blocks.scaled_dot_product_attention"):
+            grid, kept = [(1, high, wide)], (*ours.parameters(), *ours.buffers(), patches)
+            peak = traced(lambda: ours.encode_vision(patches, grid), *kept)  # noqa: B023
+        image = ImageSize(high * wide // 4, high * wide)
+        planned = vision.native_workspace(model_of(size), image, 2, "int8")
+        assert peak <= planned <= peak * 1.04

@@ -19,8 +19,8 @@ from tests.planner.machines import MIB, rtx_5060
 from tests.planner.models import qwen3_vl
 
 
-def plan_of(size: str) -> Plan:
-    return solve([Candidate(qwen3_vl(size, fp8=True))], rtx_5060(), Wishes())
+def plan_of(size: str, held_bytes: int = 951 * MIB) -> Plan:
+    return solve([Candidate(qwen3_vl(size, fp8=True))], rtx_5060(held_bytes), Wishes())
 
 
 @pytest.mark.parametrize("size", ["2B", "4B", "8B"])
@@ -52,7 +52,7 @@ def test_plain_text_says_everything() -> None:
 
 
 def test_what_does_not_fit_says_so_first() -> None:
-    found = report(plan_of("8B"), rtx_5060())
+    found = report(plan_of("8B", 1500 * MIB), rtx_5060(1500 * MIB))
     assert not found.fits
     assert found.command is None
     assert "does not fit" in found.headline

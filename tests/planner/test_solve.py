@@ -112,6 +112,28 @@ def test_a_head_in_int8_comes_where_it_makes_room_and_says_so() -> None:
     assert require(one("4B", on=machine(12 * GIB))).settings.weights_name == "fp8"
 
 
+def test_a_tower_in_int8_brings_the_8b_onto_the_first_card() -> None:
+    plan = one("8B", False)
+    choice = require(plan)
+    assert choice.settings.weights_name == "int4, int8 head, int8 tower"
+    assert (choice.tokens, choice.settings.context >= 3072) == (1024, True)
+    refused = next(rejection for rejection in plan.rejections if "the vision tower in bf16" in rejection.what)
+    assert refused.blame == "weights"
+    assert refused.short_bytes < 535 * MIB  # what the tower in int8 saves
+    wide = replace(choice.settings, vision_weights="bf16")
+    total = footprint(choice.option.model, wide, choice.budget.device).total_bytes
+    assert total > choice.budget.usable_bytes
+
+
+def test_a_tower_in_int8_only_where_it_makes_room() -> None:
+    def name(held: int) -> str:
+        return require(one("4B", on=rtx_5060(held * MIB))).settings.weights_name
+
+    assert [name(held) for held in (0, 800, 1100)] == ["fp8", "fp8, int8 head", "fp8, int8 head, int8 tower"]
+    roomy = one("4B", on=machine(24 * GIB))
+    assert not any("int8 tower" in str(each) for each in (roomy.choice, *roomy.rejections))
+
+
 def test_weights_and_memory_that_are_wished() -> None:
     for weights in ("bf16", "int8", "int4"):
         wished = require(one("4B", False, Wishes(weights=weights, backend="native"), machine(24 * GIB)))  # type: ignore[arg-type]
@@ -147,10 +169,10 @@ def test_the_inverse_is_the_largest_image_that_fits() -> None:
 
 
 def test_nothing_fits_says_how_much_is_missing_and_the_way_out() -> None:
-    plan = one("8B")
+    plan = one("8B", on=rtx_5060(1500 * MIB))
     assert plan.choice is None
     with pytest.raises(
-        DoesNotFit, match=r"8B-Instruct-FP8 does not fit .* int4 .* \(weights 5\.69 GiB.* more than the"
+        DoesNotFit, match=r"8B-Instruct-FP8 does not fit .* int4 .* \(weights 5\.16 GiB.* more than the"
     ):
         require(plan)
     with pytest.raises(DoesNotFit, match=r"a context of .* tokens fits"):
@@ -186,7 +208,7 @@ def test_quality_is_a_floor() -> None:
 
 def test_grounding_keeps_1024_tokens() -> None:
     assert Wishes(task="detect").least_image_tokens == 1024
-    tight, wide = rtx_5060(1920 * MIB), Wishes(quality="fp8")
+    tight, wide = rtx_5060(2360 * MIB), Wishes(quality="fp8")
     assert require(solve([Candidate(FACTS["4B", True])], tight, wide)).tokens < 1024
     plan = solve([Candidate(FACTS["4B", True])], tight, Wishes(task="detect", quality="fp8"))
     assert plan.choice is None or plan.choice.tokens >= 1024

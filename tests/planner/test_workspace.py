@@ -12,6 +12,8 @@ from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.configs import read_config
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.linear import Linear
+from snugvl.models import loader
 from snugvl.models.batch import Batch
 from snugvl.models.qwen3_vl import Qwen3VL
 from snugvl.models.vision import ROWS
@@ -93,6 +95,30 @@ def test_our_vision_tower(size: str, dtype: torch.dtype, tmp_path: Path) -> None
         )
         assert peak <= planned <= peak * 1.04  # chunks are of equal size, 2,048 rows at most
     assert vision.ROWS == ROWS
+
+
+def widened_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel writes a slice of weights into its place and needs nothing besides."""
+    monkeypatch.setattr(Linear, "_widen", lambda *_: None)
+
+
+@pytest.mark.parametrize("size", ["2B", "4B", "8B"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_our_vision_tower_in_int8(
+    size: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widened_on_a_gpu(monkeypatch)
+    model, config = network(size, tmp_path, dtype)
+    loader._store(model, loader.Storage(tower="int8"), None)
+    for side in (2, 16, 24, 32, 64):  # with few patches the widened matrix is most of it
+        patches = torch.empty(side * side, config.vision.patch_dim, dtype=dtype, device="meta")
+        with fused_attention(OURS):
+            grid = [(1, side, side)]
+            kept = (*model.parameters(), *model.buffers(), patches)
+            peak = traced(lambda: model.encode_vision(patches, grid), *kept)  # noqa: B023
+        image = ImageSize(side * side // 4, side * side)
+        planned = vision.native_workspace(model_of(size), image, dtype.itemsize, "int8")
+        assert peak <= planned <= peak * 1.04
 
 
 @pytest.mark.parametrize("size", ["2B", "4B", "8B"])

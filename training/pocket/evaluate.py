@@ -12,10 +12,12 @@ import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from PIL import Image
 from training.pocket import assets, language, lettering, questions, scoring, tasks
@@ -24,6 +26,7 @@ from training.pocket.scenes import Box, Recipe, Scene, Thing, draw_scene
 from training.pocket.scoring import Tally
 
 import snugvl
+from snugvl import loading
 
 FOLDER = Path(__file__).parents[2] / "src/snugvl/pocket"
 QUESTIONS = 5  # a scene, beside the captions, the boxes, the analysis and the reading
@@ -112,7 +115,13 @@ def merge(total: Tally, part: Tally) -> None:
 Part = tuple[dict[str, Tally], list[Any]]
 
 
-def measure(folder: Path, split: str, first: int, count: int, threads: int, weights: str) -> Part:
+def stored_as(tower: str) -> Any:
+    """Make `snugvl.load` keep the vision tower in this format, which only a plan chooses otherwise."""
+    plain = loading._storage
+    return patch.object(loading, "_storage", lambda settings: replace(plain(settings), tower=tower))
+
+
+def measure(folder: Path, split: str, first: int, count: int, threads: int, weights: str, tower: str) -> Part:
     """Tallies by tier, and every mistake, of some scenes: one model, many threads that share its batches."""
     cast, fonts = assets.load().cast, lettering.font_files(held_out=True)
     groups: dict[str, Tally] = {}
@@ -122,7 +131,11 @@ def measure(folder: Path, split: str, first: int, count: int, threads: int, weig
         scene, image, asked = make(split, index, cast, fonts)
         return scene, *judge(model, scene, image, asked, index)
 
-    with snugvl.load(folder, weights=weights) as model, ThreadPoolExecutor(threads) as pool:
+    with (
+        stored_as(tower),
+        snugvl.load(folder, weights=weights) as model,
+        ThreadPoolExecutor(threads) as pool,
+    ):
         for scene, tally, mistakes in pool.map(work, range(first, first + count)):
             slim = max(scene.width / scene.height, scene.height / scene.width) > 6
             extra = {"unseen pairs": scoring.unseen_pair(scene), "beyond 6:1": slim}
@@ -135,12 +148,19 @@ def measure(folder: Path, split: str, first: int, count: int, threads: int, weig
 
 
 def evaluate(
-    folder: Path, split: str, first: int, count: int, threads: int, processes: int = 1, weights: str = "auto"
+    folder: Path,
+    split: str,
+    first: int,
+    count: int,
+    threads: int,
+    processes: int = 1,
+    weights: str = "auto",
+    tower: str = "bf16",
 ) -> dict[str, Any]:
     """All measures by tier, with every mistake; the same for any number of processes."""
     started = time.monotonic()
     ends = [first + count * n // processes for n in range(processes + 1)]
-    jobs = [(folder, split, a, b - a, threads, weights) for a, b in pairwise(ends)]
+    jobs = [(folder, split, a, b - a, threads, weights, tower) for a, b in pairwise(ends)]
     if processes == 1:
         parts = [measure(*jobs[0])]
     else:
@@ -166,10 +186,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=32)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--weights", default="auto", help="format they are stored in: int8, int4, …")
+    parser.add_argument("--tower", default="bf16", help="the same of the vision tower: bf16 (as it is), int8")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result = evaluate(
-        args.model, args.split, args.first, args.scenes, args.threads, args.processes, args.weights
+        args.model,
+        args.split,
+        args.first,
+        args.scenes,
+        args.threads,
+        args.processes,
+        args.weights,
+        args.tower,
     )
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,8 @@ from torch.nn.functional import linear, silu
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import GROUP, Format, Weights, to_int4, to_int8
 
+SLICE_BYTES = 16 << 20  # of widened weights in `Linear.wide_product`
+SLICE_ROWS = 32  # its rows are a multiple of
 _WIDE_ROWS = 4096  # widened at a time by the plain path
 
 
@@ -121,6 +123,37 @@ class Linear(nn.Module):
         y = y if residual is None else residual + y
         return y if dtype is None else y.to(dtype)
 
+    def wide_product(
+        self, x: torch.Tensor, start: int = 0, end: int | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`x` `[tokens, columns]` times rows `start … end − 1`, and their bias: `[tokens, end − start]`.
+
+        For a vision tower's hundreds of tokens and odd widths: the weights are widened a slice at a time and
+        multiplied by the library, whatever their groups. `out`: where the result goes.
+        """
+        end = self.rows if end is None else end
+        bias = None if self.bias is None else self.bias[start:end]
+        if self.format == "bf16":
+            return _times(x, self.weight[start:end], bias, out)
+        out = x.new_empty(len(x), end - start) if out is None else out
+        step = slice_rows(end - start, self.columns * x.element_size())
+        slice_ = x.new_empty(step, self.columns)
+        for first in range(0, end - start, step):
+            last = min(first + step, end - start)
+            wide = slice_[: last - first]
+            self._widen(start + first, wide)
+            _times(x, wide, None if bias is None else bias[first:last], out[:, first:last])
+        return out
+
+    def _widen(self, first: int, out: torch.Tensor) -> None:
+        """Rows `first …` as they are meant, to `out` `[n, columns]`."""
+        if out.is_cuda and self.format == "int8":
+            from snugvl.layers.kernels.widen import widen_int8  # needs triton, which only GPUs bring
+
+            widen_int8(self.weights, first, out)
+        else:
+            out.copy_(self.weights.wide(out.dtype, first, first + len(out)))
+
     def _plain(self, x: torch.Tensor) -> torch.Tensor:
         if self.format == "bf16":
             return linear(x, self.weight, self.bias)
@@ -131,6 +164,21 @@ class Linear(nn.Module):
         ]
         y = torch.cat(pieces, dim=-1)
         return y if self.bias is None else y + self.bias
+
+
+def slice_rows(rows: int, row_bytes: int) -> int:
+    """Rows of a slice: all, or the fewest slices within `SLICE_BYTES`, of equal size."""
+    most = max(SLICE_ROWS, SLICE_BYTES // row_bytes // SLICE_ROWS * SLICE_ROWS)
+    slices = -(-rows // most)
+    return min(rows, -(-rows // (slices * SLICE_ROWS)) * SLICE_ROWS)
+
+
+def _times(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    if out is None:
+        return linear(x, weight, bias)
+    return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
 
 
 def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 
 Format = Literal["bf16", "fp8", "int8", "int4"]
 FORMATS: tuple[Format, ...] = ("bf16", "fp8", "int8", "int4")
-GROUP = 128  # columns that share a scale (int4 may have 64)
+GROUP = 128  # columns that share a scale (int4 may have 64, int8 a whole row)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

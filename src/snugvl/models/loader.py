@@ -45,11 +45,13 @@ class Storage:
         layers: the decoder layers' linears; "fp8" keeps an FP8 checkpoint's own blocks.
         head: embedding and head ("bf16" or "int8").
         group: columns that share a scale in int4.
+        tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
     """
 
     layers: Format = "bf16"
     head: Format = "bf16"
     group: int = GROUP
+    tower: Format = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,9 @@ def _store(model: LoadableNetwork, storage: Storage, blocks: Fp8Blocks | None) -
     for module in model.decoder.layers.modules():
         if isinstance(module, Linear) and _fits(module, storage, blocks):
             module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
+    for module in () if model.tower is None else model.tower.modules():
+        if isinstance(module, Linear):  # towers have odd widths: a scale for a whole row then
+            module.store_as(storage.tower, module.columns if module.columns % GROUP else GROUP)
 
 
 def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:

@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn.functional import gelu, silu
 
 from snugvl.checkpoint.architecture import VisionConfig
+from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
 from snugvl.models.batch import GridTHW, PatchReader
 from snugvl.models.patches import Rotation, Run, chunks, groups, patch_places, window_chunks, window_order
@@ -44,15 +45,14 @@ class GatedMLP(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(hidden, inner)
-        self.up_proj = nn.Linear(hidden, inner)
-        self.down_proj = nn.Linear(inner, hidden)
+        self.gate_proj = Linear(hidden, inner, bias=True)
+        self.up_proj = Linear(hidden, inner, bias=True)
+        self.down_proj = Linear(inner, hidden, bias=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate = silu(self.gate_proj(x), inplace=True)
-        gate *= self.up_proj(x)
-        result: torch.Tensor = self.down_proj(gate)
-        return result
+        gate = silu(self.gate_proj.wide_product(x), inplace=True)
+        gate *= self.up_proj.wide_product(x)
+        return self.down_proj.wide_product(gate)
 
 
 class Merger(nn.Module):
@@ -62,14 +62,15 @@ class Merger(nn.Module):
         super().__init__()
         self.joined = config.hidden_size * config.spatial_merge_size**2
         self.ln_q = RMSNorm(config.hidden_size, EPS)
-        self.mlp = nn.ModuleDict(
-            {"0": nn.Linear(self.joined, self.joined), "2": nn.Linear(self.joined, config.out_hidden_size)}
-        )
+        first = Linear(self.joined, self.joined, bias=True)
+        self.mlp = nn.ModuleDict({"0": first, "2": Linear(self.joined, config.out_hidden_size, bias=True)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[patches, hidden]` → `[patches / merge², out_hidden]`."""
-        result: torch.Tensor = self.mlp["2"](gelu(self.mlp["0"](self.ln_q(x).view(-1, self.joined))))
-        return result
+        first, second = self.mlp["0"], self.mlp["2"]
+        assert isinstance(first, Linear)
+        assert isinstance(second, Linear)
+        return second.wide_product(gelu(first.wide_product(self.ln_q(x).view(-1, self.joined))))
 
 
 class Qwen25Tower(nn.Module):

@@ -33,6 +33,7 @@ from torch import nn
 from torch.nn.functional import gelu
 
 from snugvl.checkpoint.architecture import VisionConfig
+from snugvl.layers.linear import Linear
 from snugvl.models.batch import GridTHW, PatchReader
 from snugvl.models.patches import Rotation, chunks, groups, patch_places, taps
 from snugvl.models.vision_blocks import Block, advance_frames
@@ -45,13 +46,13 @@ class MLP(nn.Module):
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        self.linear_fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.linear_fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.linear_fc1 = Linear(config.hidden_size, config.intermediate_size, bias=True)
+        self.linear_fc2 = Linear(config.intermediate_size, config.hidden_size, bias=True)
         self.approximate = "tanh" if config.hidden_act == "gelu_pytorch_tanh" else "none"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.linear_fc2(gelu(self.linear_fc1(x), approximate=self.approximate))
-        return result
+        inner = gelu(self.linear_fc1.wide_product(x), approximate=self.approximate)
+        return self.linear_fc2.wide_product(inner)
 
 
 def _block(config: VisionConfig) -> Block:
@@ -69,14 +70,13 @@ class Merger(nn.Module):
         super().__init__()
         self.joined = config.hidden_size * config.spatial_merge_size**2
         self.norm = nn.LayerNorm(self.joined if norm_joined else config.hidden_size, eps=1e-6)
-        self.linear_fc1 = nn.Linear(self.joined, self.joined)
-        self.linear_fc2 = nn.Linear(self.joined, config.out_hidden_size)
+        self.linear_fc1 = Linear(self.joined, self.joined, bias=True)
+        self.linear_fc2 = Linear(self.joined, config.out_hidden_size, bias=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[patches, hidden]` → `[patches / merge², out_hidden]`."""
         x = self.norm(x.view(-1, self.norm.normalized_shape[0])).view(-1, self.joined)
-        result: torch.Tensor = self.linear_fc2(gelu(self.linear_fc1(x)))
-        return result
+        return self.linear_fc2.wide_product(gelu(self.linear_fc1.wide_product(x)))
 
 
 class VisionTower(nn.Module):

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from snugvl.checkpoint.architecture import VisionConfig
+from snugvl.layers.linear import Linear
 from snugvl.models.patches import Group, Rotation
 
 
@@ -33,14 +34,13 @@ class Attention(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size, bias=True)
+        self.proj = Linear(config.hidden_size, config.hidden_size, bias=True)
 
     def remember(self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, kept: torch.Tensor) -> None:
         """Write keys and values of `x` `[rows, hidden]` to `kept` `[rows, 2, heads, head_dim]`."""
         rows, hidden = x.shape
-        weight, bias = self.qkv.weight[hidden:], self.qkv.bias[hidden:]
-        torch.addmm(bias, x, weight.T, out=kept.view(rows, 2 * hidden))
+        self.qkv.wide_product(x, hidden, out=kept.view(rows, 2 * hidden))
         rotation.rotate(kept[:, 0], places)
 
     def forward(
@@ -48,15 +48,14 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """`x` `[rows, hidden]`, of which `seen` says piece by piece what they attend to."""
         rows, hidden = x.shape
-        query = linear(x, self.qkv.weight[:hidden], self.qkv.bias[:hidden]).view(rows, self.num_heads, -1)
+        query = self.qkv.wide_product(x, 0, hidden).view(rows, self.num_heads, -1)
         rotation.rotate(query, places)
         pieces, start = [], 0
         for piece in seen:
             pieces.append(_attend(query[start : start + piece.rows], piece.kept))
             start += piece.rows
         output = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        result: torch.Tensor = self.proj(output)
-        return result
+        return self.proj.wide_product(output)
 
 
 def _attend(query: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

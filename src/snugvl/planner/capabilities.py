@@ -11,7 +11,7 @@ from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import keeps_fp8
 from snugvl.planner.inventory import Inventory
-from snugvl.planner.settings import Engine, HeadFormat, KVFormat, WeightFormat
+from snugvl.planner.settings import Engine, HeadFormat, KVFormat, VisionFormat, WeightFormat
 
 # What is said of options that need more than their engine.
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
@@ -25,6 +25,12 @@ VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
 VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
 # (EngineConfig.max_batched_tokens, max_num_seqs) that allocation tries, fastest first
 NATIVE_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
+# Embedding and head, and vision tower of our engine beside any format of the layers, best first
+PARTS: Final[tuple[tuple[HeadFormat, VisionFormat], ...]] = (
+    ("bf16", "bf16"),
+    ("int8", "bf16"),
+    ("int8", "int8"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,8 @@ class Option:
         stored_quality: the format whose quality it has: an FP8 checkpoint stays FP8 when it runs as bf16.
         head: format of embedding and lm_head; int8 costs next to no quality, so it comes where it gains
             larger images or a longer context.
+        vision_weights: format of the vision tower; int8 costs little, so it comes where an int8 head isn't
+            enough.
         offload: decoder layers may stay in main memory.
         needs: what has to be installed besides, as a sentence, or None.
     """
@@ -48,6 +56,7 @@ class Option:
     head: HeadFormat = "bf16"
     offload: bool = False
     needs: str | None = None
+    vision_weights: VisionFormat = "bf16"
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:
@@ -64,8 +73,9 @@ class Option:
     @property
     def title(self) -> str:
         """Short name in a report."""
-        head = f" ({self.head} head)" if self.head != "bf16" else ""
-        return f"{self.model.name} as {self.weights}{head} with {self.engine}"
+        parts = ((self.head, "head"), (self.vision_weights, "tower"))
+        low = ", ".join(f"{kind} {part}" for kind, part in parts if kind != "bf16")
+        return f"{self.model.name} as {self.weights}{f' ({low})' if low else ''} with {self.engine}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +122,7 @@ def _stored(model: Inventory) -> WeightFormat:
 def native_options(
     model: Inventory, device: Device, wished: WeightFormat | None = None
 ) -> list[Option] | Refusal:
-    """Formats of our engine, best first; on a GPU each with a bf16 and with an int8 head."""
+    """Formats of our engine, best first; on a GPU each wide, with an int8 head, and an int8 tower besides."""
     if not model.facts.native:
         return Refusal("native", f"our engine does not run the {model.facts.family} family yet")
     stored = _stored(model)
@@ -127,11 +137,18 @@ def native_options(
         formats.remove("bf16")  # the same quality in twice the memory
     elif not keeps_fp8(model):
         formats.remove("fp8")
-    heads: tuple[HeadFormat, ...] = ("bf16", "int8")
+    parts = PARTS if model.facts.vision is not None else PARTS[:2]
     return [
-        Option(model, "native", weights, stored if weights == "bf16" else weights, head=head)
+        Option(
+            model,
+            "native",
+            weights,
+            stored if weights == "bf16" else weights,
+            head=head,
+            vision_weights=vision,
+        )
         for weights in formats
-        for head in heads
+        for head, vision in parts
     ]
 
 

@@ -133,6 +133,7 @@ class Fitter:
             pipeline_parallel=spread.pipeline,
             data_parallel=spread.data,
             language_only=self.wishes.language_only and self.option.model.facts.vision is not None,
+            vision_weights=self.option.vision_weights,
         )
 
     def variants(self, base: Settings) -> Iterator[Settings]:

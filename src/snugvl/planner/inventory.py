@@ -21,11 +21,12 @@ class Group:
     """`count` tensors of one shape, role and stored dtype.
 
     `kind`: "plain" weights that stay 16-bit, a "matrix" of the decoder that may be quantised, its stored
-    "fp8" form, its "scale"s, or "packed" integers of a ready-made 4- or 8-bit checkpoint.
+    "fp8" form, its "scale"s, a matrix of the vision "tower", or "packed" integers of a ready-made 4- or 8-bit
+    checkpoint.
     """
 
     part: Part
-    kind: Literal["plain", "matrix", "fp8", "scale", "packed"]
+    kind: Literal["plain", "matrix", "fp8", "scale", "tower", "packed"]
     shape: tuple[int, ...]
     nbytes: int
     count: int
@@ -65,7 +66,7 @@ def inventory(facts: ModelFacts) -> Inventory:
             continue
         kind = _kind(tensor, part)
         counts[part, kind, tensor.shape, tensor.nbytes] += 1
-        if kind in ("plain", "matrix", "fp8"):
+        if kind in ("plain", "matrix", "fp8", "tower"):
             parameters += prod(tensor.shape)
     groups = tuple(Group(*key, count) for key, count in counts.items())  # type: ignore[arg-type]
     return Inventory(facts, groups, parameters, tuple(Counter(facts.text.kv_layers).items()))
@@ -82,4 +83,7 @@ def _kind(tensor: TensorFact, part: Part) -> str:
         return "fp8"
     if tensor.dtype not in PLAIN:
         return "packed"
+    # Learned positions are looked up, not multiplied; patches are embedded by a tensor of more dimensions.
+    if part == "vision" and len(tensor.shape) == 2 and not tensor.name.endswith("pos_embed.weight"):
+        return "tower"
     return "matrix" if part == "decoder" and tensor.role in ("linear", "expert") else "plain"

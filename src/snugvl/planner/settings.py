@@ -6,6 +6,7 @@ from typing import Final, Literal
 Engine = Literal["native", "transformers", "vllm"]
 WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int4"]
 HeadFormat = Literal["bf16", "int8"]
+VisionFormat = Literal["bf16", "int8"]
 KVFormat = Literal["bf16", "fp8"]
 Placement = Literal["gpu", "streamed", "cpu"]
 
@@ -36,6 +37,7 @@ class Settings:
         tensor_parallel, pipeline_parallel: GPUs that share each layer, and groups of layers.
         data_parallel: copies of the model, each with its share of the requests.
         language_only: a model that sees is loaded without its vision tower.
+        vision_weights: format of the vision tower's matrices; our engine alone can have it other than bf16.
         eager: no CUDA graphs (vLLM's `--enforce-eager`).
     """
 
@@ -58,6 +60,7 @@ class Settings:
     offloaded: int = 0
     data_parallel: int = 1
     language_only: bool = False
+    vision_weights: VisionFormat = "bf16"
 
     @property
     def itemsize(self) -> int:
@@ -71,8 +74,9 @@ class Settings:
 
     @property
     def weights_name(self) -> str:
-        """Formats of the weights in words: "int4, int8 head"."""
-        return self.weights if self.head == "bf16" else f"{self.weights}, {self.head} head"
+        """Formats of the weights in words: "int4, int8 head, int8 tower"."""
+        parts = ((self.head, "head"), (self.vision_weights, "tower"))
+        return ", ".join([self.weights, *(f"{kind} {part}" for kind, part in parts if kind != "bf16")])
 
     @property
     def gpus(self) -> int:

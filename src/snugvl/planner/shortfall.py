@@ -36,11 +36,15 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
                     choice.footprint,
                 )
             )
-    if base.head != "bf16":
-        tried = replace(base, head="bf16")
+    wider = []
+    if base.vision_weights != "bf16":
+        wider.append(("the vision tower", replace(base, vision_weights="bf16"), "it fits"))
+    elif base.head != "bf16":
+        wider.append(("embedding and lm_head", replace(base, head="bf16"), "they fit"))
+    for part, tried, fits in wider:
         if fitter.fastest(tried) is None:
-            what = "embedding and lm_head in bf16, with the same images and context"
-            rejections.append(_rejection(what, _leanest(fitter, tried), f"in {base.head} they fit"))
+            what = f"{part} in bf16, with the same images and context"
+            rejections.append(_rejection(what, _leanest(fitter, tried), f"in int8 {fits}"))
     limit = fitter.option.context_limit
     if fitter.wishes.context is None and base.context < limit:
         doubled = replace(base, context=min(limit, 2 * base.context))

@@ -3,8 +3,8 @@
 Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides:
 
     model quality > weight format (FP8 as good as bf16) > KV format > images and context up to comfort
-    > bf16 before FP8 > bf16 head before int8 head > engine (native first) > images > context > fewer GPUs
-    > CUDA graphs > chunk > sequences at once
+    > bf16 before FP8 > bf16 before int8, in the vision tower, then in the head > engine (native first)
+    > images > context > fewer GPUs > CUDA graphs > chunk > sequences at once
 
 Where a named model fits nowhere, transformers may keep layers in main memory: up to comfort, as few layers as
 possible. A plan without a model never does: it recommends what runs well.
@@ -216,6 +216,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int) -> Choice:
         0 if settings.kv == "fp8" else 1,
         *comfort(step.tokens, step.context, fixed),
         FORMAT_QUALITY[option.stored_quality],
+        1 if option.vision_weights == "bf16" else 0,
         1 if option.head == "bf16" else 0,
         ENGINE_ORDER[option.engine],
         step.tokens,

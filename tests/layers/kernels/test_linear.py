@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch.nn.functional import linear, silu
 
+from snugvl.layers import linear as layers
 from snugvl.layers.kernels import linear as kernels
 from snugvl.layers.kernels.linear import product
+from snugvl.layers.kernels.widen import widen_int8
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import Format, Weights, to_int4, to_int8
 
@@ -129,3 +131,37 @@ def test_no_rows_launch_nothing(kind: Format, device: torch.device, monkeypatch:
     monkeypatch.setattr(kernels, "gemv", None)
     weights = stored(kind, 40, 256, device)
     assert product(torch.randn(0, 256, device=device), weights).shape == (0, 40)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "group"), [(37, 72, 72), (48, 256, 128), (50, 430, 430), (9, 640, 64)]
+)
+@pytest.mark.parametrize("first", [0, 5])
+def test_int8_of_any_width_is_widened(
+    rows: int, columns: int, group: int, first: int, device: torch.device
+) -> None:
+    made = to_int8(torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)), group)
+    assert made.scale is not None
+    weights = Weights("int8", rows, columns, made.data.to(device), made.scale.to(device), group=group)
+    for count in (rows - first, 3):
+        room = torch.full((count + 1, columns), 7.0, device=device)
+        widen_int8(weights, first, room[:count])
+        assert torch.equal(room[:count], weights.wide(torch.float32, first, first + count))
+        assert (room[count] == 7).all(), "rows beyond are left alone"
+
+
+def test_a_product_of_odd_widths_by_the_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tower's: rows and columns that no tile divides, slice by slice."""
+    monkeypatch.setattr(layers, "SLICE_BYTES", 32 * 430 * 4)
+    if device.type == "cpu":
+        monkeypatch.setattr(layers.Linear, "_widen", lambda self, *args: widen_int8(self.weights, *args))
+    layer = layers.Linear(430, 72, bias=True).to(device)
+    values = torch.randn(72, 430, device=device) * 0.05
+    layer.store_as("int8", 430)
+    layer.put(0, values)
+    assert layer.bias is not None
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(21, 430, device=device)
+    expected = linear(x, layer.weights.wide(torch.float32), layer.bias)
+    close(layer.wide_product(x), expected)
+    close(layer.wide_product(x, 10, 51), expected[:, 10:51])

@@ -18,6 +18,7 @@ from snugvl.layers.kernels.weights import (
     scale_offsets,
     tiny_codes,
 )
+from snugvl.layers.weights import Weights
 
 
 @triton.jit
@@ -52,6 +53,45 @@ def widen(
     else:
         value = raw.to(tl.float32) * s[:, None]
     tl.store(out + local[:, None] * K + group * GROUP + element[None, :], value.to(out.dtype.element_ty))
+
+
+@triton.jit
+def widen_codes(
+    w,
+    scale,
+    out,
+    first,
+    count,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """`count` rows from `first` on of int8; `out` `[count, K]`. Any number of rows, columns and groups."""
+    local = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)[:, None]
+    column = (tl.program_id(1) * BK + tl.arange(0, BK))[None, :]
+    mask = (local < count) & (column < K)
+    row = local + first
+    code = tl.load(w + row * K + column, mask=mask, other=0).to(tl.float32)
+    s = tl.load(scale + row * (K // GROUP) + column // GROUP, mask=mask, other=0).to(tl.float32)
+    tl.store(out + local * K + column, (code * s).to(out.dtype.element_ty), mask=mask)
+
+
+def widen_int8(weights: Weights, first: int, out: torch.Tensor) -> None:
+    """Write rows `first …` of int8 weights to `out` `[n, columns]`, whatever their groups."""
+    grid = (triton.cdiv(len(out), 8), triton.cdiv(weights.columns, 256))
+    widen_codes[grid](
+        weights.data,
+        weights.scale,
+        out,
+        first,
+        len(out),
+        K=weights.columns,
+        GROUP=weights.group,
+        BN=8,
+        BK=256,
+        num_warps=4,
+    )
 
 
 @triton.jit

@@ -198,7 +198,7 @@ def loading_bytes(model: Inventory, settings: Settings, readers: int) -> int:
     columns = max((group.shape[-1] for group in model.groups if len(group.shape) > 1), default=1)
     piece = max(PIECE_BYTES, columns * element * (GROUP if stored else 1))
     each = PUT_BYTES[settings.weights]
-    if settings.head == "int8":
+    if "int8" in (settings.head, settings.vision_weights):
         each = max(each, PUT_BYTES["int8"])
     if stored and settings.weights != "fp8":
         each = max(each, DEQUANTISED_BYTES)

@@ -7,7 +7,8 @@ the way:
 
     P · (3·h·s + 16)  +  min(P, ROWS) · ((h + 2i)·s + 4d)  +  P · (1 + levels) · width · s / merge²
 
-Windows (Qwen2.5-VL) add the order in which their tokens stand, 8 · P / merge².
+Windows (Qwen2.5-VL) add the order in which their tokens stand, 8 · P / merge². A tower in int8 is widened a
+slice of 16 MiB at a time: with few patches that is the peak.
 
 transformers', per patch, all 16-bit unless said:
 
@@ -27,10 +28,11 @@ import math
 from typing import Final
 
 from snugvl.checkpoint.facts import VisionFacts
+from snugvl.planner.footprint.allocator import up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import LONGEST, ImageSize, largest_image
 from snugvl.planner.inventory import Inventory
-from snugvl.planner.settings import Settings
+from snugvl.planner.settings import Settings, VisionFormat
 
 WIDE: Final = 4  # bytes of a float32 value
 MERGE_BYTES: Final = 13  # embeddings 2, mask 1, its prefix sum 8, the result 2
@@ -38,6 +40,8 @@ HALF: Final = 2  # bytes of a 16-bit value
 ROWS: Final = 2048  # patches of a chunk
 PLACE_BYTES: Final = 16  # row and column of a patch, int64
 ORDER_BYTES: Final = 8  # place of a token among windows, int64
+SLICE_BYTES: Final = 16 << 20  # of widened weights
+SLICE_ROWS: Final = 32  # its rows are a multiple of
 
 
 def encoder_bytes_per_token(model: Inventory, itemsize: int = HALF) -> int:
@@ -58,12 +62,43 @@ def native_held(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int
     return image.patches * (whole + output) + order + tables
 
 
-def native_workspace(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int:
+def native_workspace(
+    model: Inventory, image: ImageSize, itemsize: int = HALF, weights: VisionFormat = "bf16"
+) -> int:
     """Our tower's peak for one image."""
-    vision = _vision(model)
+    vision, rows = _vision(model), min(image.patches, ROWS)
     h, head = vision.hidden_size, vision.hidden_size // vision.num_heads
-    chunk = (h + 2 * vision.intermediate_size) * itemsize + WIDE * head
-    return native_held(model, image, itemsize) + min(image.patches, ROWS) * chunk
+    chunk = rows * ((h + 2 * vision.intermediate_size) * itemsize + WIDE * head)
+    if weights == "int8":
+        chunk = max(chunk, _widening(model, image, rows, itemsize))
+    return native_held(model, image, itemsize) + chunk
+
+
+def _widening(model: Inventory, image: ImageSize, rows: int, itemsize: int) -> int:
+    """Most that lives in a chunk of `rows` beside what is held, while a matrix of the tower is widened."""
+    vision = _vision(model)
+    h, i, out = vision.hidden_size, vision.intermediate_size, model.facts.text.hidden_size
+    joined = h * vision.merge_size**2
+    # Values of a row that are alive (SwiGLU's gate waits for its other half), and the matrix.
+    row = rows * itemsize
+    moments = [
+        4 * h * row + slice_bytes(h, h, itemsize),
+        (h + (2 * i if vision.windowed else i)) * row + slice_bytes(i, h, itemsize),
+        (2 * h + i) * row + slice_bytes(h, i, itemsize),
+    ]
+    merging = 2 * h * row + max(
+        slice_bytes(joined, joined, itemsize),
+        out * row // vision.merge_size**2 + slice_bytes(out, joined, itemsize),
+    )
+    # The last merger runs when keys and values are gone.
+    gone = 0 if vision.deepstack_levels else 2 * h * itemsize * image.patches
+    return max(*moments, merging - gone)
+
+
+def slice_bytes(rows: int, columns: int, itemsize: int) -> int:
+    """A widened slice of a matrix of the tower: the fewest that are small enough, of equal size."""
+    most = max(SLICE_ROWS, SLICE_BYTES // (columns * itemsize) // SLICE_ROWS * SLICE_ROWS)
+    return min(rows, up(-(-rows // -(-rows // most)), SLICE_ROWS)) * columns * itemsize
 
 
 def transformers_workspace(model: Inventory, image: ImageSize) -> int:
@@ -108,7 +143,7 @@ def vision_components(model: Inventory, settings: Settings) -> list[Component]:
     each = image.tokens * encoder_bytes_per_token(model, itemsize)
     parts: list[Component] = []
     if settings.engine == "native":
-        workspace = native_workspace(model, image, itemsize)
+        workspace = native_workspace(model, image, itemsize, settings.vision_weights)
         held = held_outputs(settings, image, each)
         if settings.sequences > 1:  # others decode between two chunks of an image
             paused = native_held(model, image, itemsize)

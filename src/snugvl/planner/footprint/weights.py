@@ -7,8 +7,9 @@
 | int8 | 1 per element, and a 16-bit scale for each `GROUP` columns of a row: 8.125 bits |
 | int4 | ½ per element, and a 16-bit scale and zero point for each `GROUP` columns of a row: 4.25 bits |
 
-A matrix whose sides don't divide so stays 16-bit, as do norms, biases and the vision tower; embedding and
-lm_head are 16-bit or int8 (our engine alone). With float32 activations, 16-bit is 32-bit. Ready-made 4- and
+A matrix whose sides don't divide so stays 16-bit, as do norms, biases, and what embeds patches and positions;
+embedding, lm_head and the vision tower are 16-bit or int8 (our engine alone), a tower's matrix with a scale a
+row where its columns don't divide. With float32 activations, 16-bit is 32-bit. Ready-made 4- and
 8-bit checkpoints stay as they are stored.
 """
 
@@ -41,6 +42,11 @@ LABELS: Final[dict[Part, str]] = {
 def int8_parts(rows: int, columns: int) -> tuple[int, ...]:
     """Codes and scales of a matrix that is rounded to int8; nothing where its columns don't divide."""
     return () if columns % GROUP else (rows * columns, rows * columns // GROUP * SCALE_BYTES)
+
+
+def tower_parts(rows: int, columns: int) -> tuple[int, ...]:
+    """The same of a matrix of the tower: a scale for a whole row where its columns don't divide."""
+    return int8_parts(rows, columns) or (rows * columns, rows * SCALE_BYTES)
 
 
 def int4_parts(rows: int, columns: int) -> tuple[int, ...]:
@@ -99,6 +105,8 @@ def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
     if group.kind == "plain":
         int8 = group.part in HEADS and settings.head == "int8"
         return (int8_parts(rows, columns) or wide) if int8 else wide
+    if group.kind == "tower":
+        return tower_parts(rows, columns) if settings.vision_weights == "int8" else wide
     if settings.engine == "transformers" and group.kind == "matrix":
         return bitsandbytes_parts(rows, columns, settings) or wide
     if not native:
@@ -149,6 +157,7 @@ def weight_components(model: Inventory, settings: Settings) -> tuple[Component, 
         float32=settings.float32,
         offloaded=settings.offloaded,
         language_only=settings.language_only,
+        vision_weights=settings.vision_weights,
     )
     return _components(model, needed)
 
@@ -208,5 +217,6 @@ def _largest_block(model: Inventory, nbytes: int) -> int:
 def _why(part: Part, settings: Settings, share: int) -> str:
     shared = f", shared by {share} GPUs" if share > 1 else ""
     plain = "fp32" if settings.itemsize == 4 else "bf16"
-    kind = settings.weights if part == "decoder" else settings.head if part in HEADS else plain
+    kind: str = settings.vision_weights if part == "vision" else settings.head
+    kind = settings.weights if part == "decoder" else kind
     return f"{plain if kind == 'bf16' else kind}{shared}"

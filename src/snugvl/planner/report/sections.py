@@ -151,7 +151,10 @@ def _speed(speed: Speed) -> str | None:
 def _weights(choice: Choice) -> str:
     stored, weights = choice.option.stored_quality, choice.settings.weights_name
     if choice.settings.head != "bf16":
-        return f"{weights}: embedding and lm_head in {choice.settings.head} make room for what is below"
+        tower = ", and the vision tower," if choice.settings.vision_weights != "bf16" else ""
+        return (
+            f"{weights}: embedding and lm_head{tower} in {choice.settings.head} make room for what is below"
+        )
     if stored != weights and stored == "fp8":
         return f"{weights}: this engine turns the FP8 file into {weights} while loading"
     return weights

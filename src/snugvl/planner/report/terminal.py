@@ -33,7 +33,7 @@ def show(report: Report, file: TextIO) -> None:
         bar.append(f" {gib(report.total_bytes)}")
         console.print(bar)
         table = Table(box=None, pad_edge=False, show_header=_measured(report), padding=(0, 2, 0, 0))
-        table.add_column("")
+        table.add_column("", no_wrap=True)
         table.add_column("planned", justify="right")
         if _measured(report):
             table.add_column("measured", justify="right")
