@@ -178,7 +178,7 @@ def test_nothing_fits_says_how_much_is_missing_and_the_way_out() -> None:
     with pytest.raises(DoesNotFit, match=r"a context of .* tokens fits"):
         require(one("4B", wishes=Wishes(context=65536)))
     with pytest.raises(DoesNotFit, match=r"megapixels .* fits"):
-        require(one("4B", wishes=Wishes(max_pixels=16_777_216)))
+        require(one("4B", wishes=Wishes(max_pixels=16_777_216), on=rtx_5060(1400 * MIB)))
     with pytest.raises(DoesNotFit, match=r"others give .* back"):
         require(solve([Candidate(FACTS["4B", True])], rtx_5060(4400 * MIB), Wishes()))
 
