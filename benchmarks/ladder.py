@@ -82,7 +82,7 @@ def cells(choice: Choice) -> str:
     return " | ".join(
         [
             short(choice.option.model.name),
-            settings.weights,
+            settings.weights_name,
             ENGINES[settings.engine],
             f"{settings.context:,}",
             image,

@@ -4,7 +4,7 @@ Peaks are what torch allocates beyond the weights, output included: those are th
 (`models/vision.py`). The second table has a greedy stream running while a 4096 × 4096 image is encoded and
 prefilled: the times between its tokens, with the image encoded in slices and in one go.
 
-    python benchmarks/vision_encode.py CHECKPOINT [--out FILE]
+    python benchmarks/vision_encode.py CHECKPOINT [--tower int8] [--out FILE]
     python benchmarks/vision_encode.py TINY --device cpu --sides 128 256
 """
 
@@ -22,7 +22,7 @@ import machine
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, VisionItem
-from snugvl.models.loader import load_model
+from snugvl.models.loader import Storage, load_model
 from snugvl.models.qwen3_vl import Qwen3VL
 from snugvl.models.vision import ROWS
 from snugvl.sampling import SamplingParams
@@ -151,9 +151,11 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--sides", type=int, nargs="+", default=list(SIDES))
+    parser.add_argument("--tower", choices=("bf16", "int8"), default="bf16", help="format of its weights")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    model = load_model(arguments.checkpoint, dtype=torch.bfloat16, device=arguments.device)
+    storage = Storage(tower=arguments.tower)
+    model = load_model(arguments.checkpoint, dtype=torch.bfloat16, device=arguments.device, storage=storage)
     assert isinstance(model, Qwen3VL)
     sides = arguments.sides
     sizes = [measure(model, side) for side in sides]
@@ -164,7 +166,11 @@ def main() -> None:
     streams = [stream(model, sides[-1], sliced=sliced) for sliced in (False, True)]
     for values in streams:
         print(values)
-    machine.save("vision_encode", {"rows": ROWS, "sizes": sizes, "streams": streams}, arguments.out)
+    machine.save(
+        "vision_encode",
+        {"rows": ROWS, "tower": arguments.tower, "sizes": sizes, "streams": streams},
+        arguments.out,
+    )
 
 
 if __name__ == "__main__":
