@@ -251,7 +251,7 @@ def test_language_only(folder: Path, theirs: Any) -> None:
 def test_quantised_files_are_refused(folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     values = json.loads((copy / "config.json").read_text())
-    values["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    values["quantization_config"] = {"quant_method": "awq", "bits": 3, "group_size": 128}
     (copy / "config.json").write_text(json.dumps(values))
     with pytest.raises(UnsupportedModel, match="'awq'"):
         load_model(copy, dtype=torch.float32, device=CPU)

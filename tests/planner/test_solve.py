@@ -1,6 +1,7 @@
 """The solver: monotone, sound, obedient to wishes, and honest about what doesn't fit."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -8,8 +9,10 @@ from hypothesis import strategies as st
 
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.planner.budget import budgets
+from snugvl.planner.capabilities import Option, Refusal
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.total import footprint
+from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Plan
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
@@ -191,12 +194,24 @@ def test_a_better_model_is_chosen_as_soon_as_it_fits() -> None:
     assert names[2] == "Qwen/Qwen3-VL-8B-Instruct"
 
 
-def test_what_is_not_built_yet_is_shown_and_never_chosen() -> None:
-    ready_made = replace(FACTS["8B", False], quantization="int4")
-    plan = solve([Candidate(ready_made)], machine(12 * GIB), Wishes(backend="native"))
+def test_what_is_not_built_yet_is_shown_and_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def soon(model: Inventory, *_: object) -> tuple[list[Option], list[Refusal]]:
+        return [Option(model, "native", "int4", "int4", pending="issue 99")], []
+
+    monkeypatch.setattr("snugvl.planner.solve.options", soon)
+    plan = solve([Candidate(FACTS["8B", False])], machine(12 * GIB), Wishes(backend="native"))
     assert plan.choice is None
-    assert {entry.option.pending for entry in plan.pending} <= {"issue 5"}
+    assert {entry.option.pending for entry in plan.pending} == {"issue 99"}
     assert all(entry.option.weights == "int4" for entry in plan.pending)
+
+
+@pytest.mark.parametrize("form", ["int4", "int8"])
+def test_ready_made_integers_that_our_engine_can_not_run_say_so(form: Any) -> None:
+    foreign = replace(FACTS["2B", False], native=False, quantization=form)
+    plan = solve([Candidate(foreign)], machine(12 * GIB), Wishes(backend="native"))
+    assert plan.choice is None
+    reasons = [refusal.reason for _, refusal in plan.refusals]
+    assert reasons == [f"our engine does not run this qwen3_vl in the {form} form that it is stored in"]
 
 
 def test_quality_is_a_floor() -> None:

@@ -217,6 +217,17 @@ class Fp8Blocks:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedInt4:
+    """Ready-made 4-bit weights: `group` columns of a row share a scale and a zero point.
+
+    Which matrices are stored so is what the files say; what isn't stays as it is.
+    """
+
+    method: Literal["awq"]
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything the network needs to be built, as the checkpoint says it.
 
@@ -230,7 +241,7 @@ class ModelConfig:
     vision_tokens: VisionTokens | None
     tie_word_embeddings: bool
     dtype: str
-    quantization: Fp8Blocks | None = None
+    quantization: Fp8Blocks | PackedInt4 | None = None
 
     @property
     def placeholders(self) -> tuple[int, ...]:

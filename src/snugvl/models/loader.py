@@ -9,7 +9,7 @@ count as ours. A GPU is filled by several threads: one can't read as fast as it 
 Strict both ways: a tensor that is missing, has another shape, or belongs to another architecture is
 named with its file. What a network says for itself (`LoadableNetwork`): which parameters hold several tensors
 of the checkpoint (`packed`, of any module), what older files call them (`aliases`), and what files store that
-no network has (`unloaded`).
+no network has (`unloaded`). Ready-made 4-bit matrices are `models/ready_made.py`'s.
 """
 
 import math
@@ -25,13 +25,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig
+from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, PackedInt4
 from snugvl.checkpoint.configs import read_config
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import GROUP, Format
+from snugvl.models import ready_made
 from snugvl.models.networks import LoadableNetwork, network_of
+from snugvl.models.ready_made import PackedMatrix
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, Piece, TensorFiles, dequantise
 
 GPU_READERS = 4
@@ -42,7 +44,8 @@ class Storage:
     """In which format the weights stay in memory.
 
     Attributes:
-        layers: the decoder layers' linears; "fp8" keeps an FP8 checkpoint's own blocks.
+        layers: the decoder layers' linears; "fp8" keeps an FP8 checkpoint's own blocks. Those that are 4-bit
+            in the checkpoint stay so, whatever else there is stays as wide: "int4" says that of them.
         head: embedding and head ("bf16" or "int8").
         group: columns that share a scale in int4.
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
@@ -98,16 +101,24 @@ def load_model(
     tensors = _renamed(read_tensors(folder), model.aliases)
     model.requires_grad_(False).eval()
     model.to(dtype)  # still without memory
-    check_names(model, config, tensors, folder)
-    _store(model, storage or Storage(), config.quantization)
+    form = config.quantization
+    matrices: dict[str, PackedMatrix] = {}
+    if isinstance(form, PackedInt4):
+        tensors, matrices = ready_made.collect(tensors, form, folder)
+    check_names(model, config, tensors, folder, matrices)
+    if isinstance(form, PackedInt4):
+        inside = {id(module) for module in model.decoder.layers.modules()}
+        ready_made.store(dict(_targets(model)), matrices, form, inside)
+        storage = storage or Storage("int4")
+    _store(model, storage or Storage(), form)
     _give_memory(model, device)
-    targets = dict(_targets(model))
-    _fill(targets, tensors, config.quantization, device, readers, progress)
+    _fill(dict(_targets(model)), _Stored(tensors, matrices, form), device, readers, progress)
     return model
 
 
-def _store(model: LoadableNetwork, storage: Storage, blocks: Fp8Blocks | None) -> None:
+def _store(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | PackedInt4 | None) -> None:
     """Choose the formats, before there is memory. What a format can't hold stays as it is."""
+    blocks = _blocks(form)
     head = model.decoder.embed_tokens
     heads = [head] if model.config.tie_word_embeddings else [head, model.lm_head]
     for linear in heads:
@@ -117,7 +128,9 @@ def _store(model: LoadableNetwork, storage: Storage, blocks: Fp8Blocks | None) -
         raise UnsupportedModel(
             "the weights can't stay FP8: this checkpoint isn't; use bf16, int8 or int4, or its FP8 edition"
         )
-    for module in model.decoder.layers.modules():
+    if isinstance(form, PackedInt4) and storage.layers != "int4":
+        raise UnsupportedModel(f"4-bit weights stay 4-bit, not {storage.layers}; use int4 or auto")
+    for module in () if isinstance(form, PackedInt4) else model.decoder.layers.modules():
         if isinstance(module, Linear) and _fits(module, storage, blocks):
             module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
     for module in () if model.tower is None else model.tower.modules():
@@ -133,18 +146,34 @@ def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
     return linear.columns % (storage.group if storage.layers == "int4" else GROUP) == 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What the files hold, by the network's names."""
+
+    tensors: Mapping[str, TensorEntry]
+    matrices: Mapping[str, PackedMatrix]
+    form: Fp8Blocks | PackedInt4 | None
+
+    @property
+    def blocks(self) -> Fp8Blocks | None:
+        return _blocks(self.form)
+
+    def entry(self, name: str) -> TensorEntry:
+        """The tensor, or the codes of a 4-bit matrix."""
+        return self.matrices[name].words if name in self.matrices else self.tensors[name]
+
+
 def _fill(
     targets: Mapping[str, Target],
-    tensors: Mapping[str, TensorEntry],
-    blocks: Fp8Blocks | None,
+    stored: _Stored,
     device: torch.device,
     readers: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Read every tensor into its place, large ones first, so that no thread is left with one at the end."""
-    entries = sorted(((name, tensors[name]) for name in targets), key=lambda pair: -pair[1].nbytes)
+    entries = sorted(((name, stored.entry(name)) for name in targets), key=lambda pair: -pair[1].nbytes)
     done, total = 0, sum(entry.nbytes for _, entry in entries)
-    stored = {entry.name: entry for entry in tensors.values()}
+    by_name = {entry.name: entry for entry in stored.tensors.values()}
     own = threading.local()
     inference = torch.is_inference_mode_enabled()  # of the caller, who made the tensors; a thread has its own
     files: list[TensorFiles] = []
@@ -152,11 +181,14 @@ def _fill(
     def fill(pair: tuple[str, TensorEntry]) -> int:
         name, entry = pair
         if not hasattr(own, "files"):
-            own.files = TensorFiles(stored, blocks, device)
+            own.files = TensorFiles(by_name, stored.blocks, device)
             files.append(own.files)
         with torch.inference_mode(inference), torch.no_grad():
+            if name in stored.matrices:
+                ready_made.fill(stored.matrices[name], targets[name], own.files)
+                return entry.nbytes
             for piece in own.files.pieces(entry):
-                _place(piece, targets[name], blocks)
+                _place(piece, targets[name], stored.blocks)
         return entry.nbytes
 
     pool = ThreadPoolExecutor(readers if device.type == "cuda" else 1, thread_name_prefix="snugvl-load")
@@ -240,11 +272,19 @@ def _give_memory(model: nn.Module, device: torch.device) -> None:
 
 
 def check_names(
-    model: LoadableNetwork, config: ModelConfig, tensors: Mapping[str, TensorEntry], folder: Path
+    model: LoadableNetwork,
+    config: ModelConfig,
+    tensors: dict[str, TensorEntry],
+    folder: Path,
+    matrices: Mapping[str, PackedMatrix],
 ) -> None:
     """Compare names, shapes and dtypes of the checkpoint with the network's, before any memory is taken."""
     targets = dict(_targets(model))
     for name, target in targets.items():
+        if name in matrices:
+            assert isinstance(config.quantization, PackedInt4)
+            ready_made.check_matrix(matrices[name], target, config.quantization)
+            continue
         if name not in tensors:
             raise CheckpointError(f"{folder} lacks tensor {name!r}; the checkpoint is incomplete or foreign")
         entry = tensors[name]
@@ -253,14 +293,18 @@ def check_names(
                 f"{entry.file}: tensor {entry.name!r} has shape {list(entry.shape)}, "
                 f"config.json asks for {list(target.shape)}"
             )
-        _check_dtype(entry, tensors.get(name + SCALE_SUFFIX), config.quantization)
-    for name, entry in tensors.items():
+        _check_dtype(entry, tensors.get(name + SCALE_SUFFIX), _blocks(config.quantization))
+    for name, entry in (tensors | {name: matrix.words for name, matrix in matrices.items()}).items():
         known = name in targets or name.removesuffix(SCALE_SUFFIX) in targets
         tied_head = name == "lm_head.weight" and config.tie_word_embeddings
         if not known and not tied_head and not any(fnmatchcase(name, each) for each in model.unloaded):
             raise CheckpointError(
                 f"{entry.file}: tensor {entry.name!r} does not belong to a {config.architecture}"
             )
+
+
+def _blocks(form: Fp8Blocks | PackedInt4 | None) -> Fp8Blocks | None:
+    return form if isinstance(form, Fp8Blocks) else None
 
 
 def _check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Blocks | None) -> None:

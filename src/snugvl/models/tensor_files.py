@@ -19,6 +19,7 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
 }
+_ALL = DTYPES | {"I32": torch.int32}  # what ready-made 4-bit weights are packed in besides
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,19 +47,27 @@ class TensorFiles:
         self._file: FileIO | None = None
         self._path: Path | None = None
 
-    def pieces(self, entry: TensorEntry) -> Iterator[Piece]:
-        """A tensor in pieces of whole rows (and whole FP8 blocks), each gone when the next is asked for."""
+    def whole(self, entry: TensorEntry) -> torch.Tensor:
+        """A small tensor, on the device and the caller's own."""
+        values = self._read(entry, 0, entry.nbytes).view(_ALL[entry.dtype]).view(entry.shape)
+        return values.to(self._device, copy=True)  # out of the buffer, which the next read reuses
+
+    def pieces(self, entry: TensorEntry, multiple: int = 1) -> Iterator[Piece]:
+        """A tensor in pieces of whole rows (and whole FP8 blocks), each gone when the next is asked for.
+
+        `multiple`: rows that belong together, a divisor of all.
+        """
         rows = entry.shape[0]
         row_bytes = entry.nbytes // rows
         scale = self._scale(entry)
-        step = max(1, CHUNK_BYTES // row_bytes)
+        step = max(multiple, CHUNK_BYTES // row_bytes // multiple * multiple)
         if scale is not None and self._blocks is not None:
             step = max(self._blocks.rows, step - step % self._blocks.rows)
         for first in range(0, rows, step):
             last = min(first + step, rows)
             raw = self._read(entry, first * row_bytes, (last - first) * row_bytes)
             # Waits for the copy: the buffer is read into again.
-            values = raw.view(DTYPES[entry.dtype]).view(last - first, -1).to(self._device)
+            values = raw.view(_ALL[entry.dtype]).view(last - first, -1).to(self._device)
             block = None
             if scale is not None and self._blocks is not None:
                 block = scale[first // self._blocks.rows : -(-last // self._blocks.rows)]
@@ -83,9 +92,7 @@ class TensorFiles:
         if entry.dtype != "F8_E4M3":
             return None
         scale = self._tensors[entry.name + SCALE_SUFFIX]
-        raw = self._read(scale, 0, scale.nbytes)
-        values = raw.view(DTYPES[scale.dtype]).view(scale.shape)
-        return values.to(self._device, torch.float32, copy=True)  # out of the buffer, which the weights reuse
+        return self.whole(scale).float()
 
     def _read(self, entry: TensorEntry, start: int, nbytes: int) -> torch.Tensor:
         """`nbytes` bytes of a tensor, in the buffer (grown if one row is larger than it)."""

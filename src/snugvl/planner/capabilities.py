@@ -16,7 +16,6 @@ from snugvl.planner.settings import Engine, HeadFormat, KVFormat, VisionFormat, 
 # What is said of options that need more than their engine.
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
 BITS: Final = "bitsandbytes, which makes {} weights with transformers (pip install bitsandbytes)"
-READY_MADE: Final = "issue 5"  # AWQ, GPTQ and compressed-tensors checkpoints
 
 VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on
 VLLM_FP8_CAPABILITY: Final = (8, 0)  # FP8 weights through Marlin; native from 8.9
@@ -123,17 +122,24 @@ def native_options(
     model: Inventory, device: Device, wished: WeightFormat | None = None
 ) -> list[Option] | Refusal:
     """Formats of our engine, best first; on a GPU each wide, with an int8 head, and an int8 tower besides."""
-    if not model.facts.native:
-        return Refusal("native", f"our engine does not run the {model.facts.family} family yet")
     stored = _stored(model)
-    if stored in ("int8", "int4"):
-        return [Option(model, "native", stored, stored, READY_MADE)]
+    if not model.facts.native:
+        what = f"run the {model.facts.family} family yet"
+        if stored in ("int8", "int4"):
+            what = f"run this {model.facts.family} in the {stored} form that it is stored in"
+        return Refusal("native", f"our engine does not {what}")
+    if any(group.kind == "packed" and group.part != "decoder" for group in model.groups):
+        return Refusal("native", "our engine reads ready-made integers of the decoder's layers alone")
     if device.cpu:
+        if stored == "int4":
+            return [Option(model, "native", stored, stored)]
         if wished in ("int8", "int4") or (wished == "fp8" and keeps_fp8(model)):
             return [Option(model, "native", wished, wished)]
         return [Option(model, "native", "fp32" if prefers_fp32(model, device) else "bf16", stored)]
     formats: list[WeightFormat] = ["fp8", "bf16", "int8", "int4"]
-    if keeps_fp8(model) and wished != "bf16":
+    if stored == "int4":
+        formats = ["int4"]
+    elif keeps_fp8(model) and wished != "bf16":
         formats.remove("bf16")  # the same quality in twice the memory
     elif not keeps_fp8(model):
         formats.remove("fp8")

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from snugvl.checkpoint.architecture import Fp8Blocks, TextConfig
+from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4, TextConfig
+from snugvl.checkpoint.configs.ready_made import read_awq
 from snugvl.checkpoint.section import Section
 from snugvl.errors import CheckpointError, UnsupportedModel
 
@@ -42,8 +43,8 @@ def ties(root: Section, text: Section) -> bool:
     return tied
 
 
-def quantization_of(root: Section) -> Fp8Blocks | None:
-    """The official FP8 layout, or None for plain weights.
+def quantization_of(root: Section) -> Fp8Blocks | PackedInt4 | None:
+    """The official FP8 layout, a ready-made 4-bit one, or None for plain weights.
 
     Raises:
         UnsupportedModel: another quantisation.
@@ -53,12 +54,14 @@ def quantization_of(root: Section) -> Fp8Blocks | None:
         return None
     section = Section(values, f"{root.where}: quantization_config")
     method = section.get("quant_method", str)
+    if method == "awq":
+        return read_awq(section)
     block = section.values.get("weight_block_size")
     if method != "fp8" or not (
         isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) for n in block)
     ):
         raise UnsupportedModel(
             f"{section.where} is {method!r} with weight_block_size {block!r}; this version reads bf16, fp16, "
-            "fp32 and the official FP8 checkpoints with 128x128 blocks"
+            "fp32, the official FP8 checkpoints with 128x128 blocks and AWQ"
         )
     return Fp8Blocks(rows=block[0], columns=block[1])

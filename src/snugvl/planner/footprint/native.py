@@ -51,6 +51,7 @@ PIECE_BYTES: Final = 8 << 20
 # Beyond the piece itself, per element of it: traced on `Linear.put`.
 PUT_BYTES: Final[dict[WeightFormat, int]] = {"fp32": 4, "bf16": 0, "fp8": 0, "int8": 13, "int4": 33}
 DEQUANTISED_BYTES: Final = 12
+READY_MADE_BYTES: Final = 1  # codes of a piece that are moved at once
 
 
 def prefill_per_token(model: Inventory, settings: Settings) -> int:
@@ -197,7 +198,8 @@ def loading_bytes(model: Inventory, settings: Settings, readers: int) -> int:
     element = 1 if stored else 2
     columns = max((group.shape[-1] for group in model.groups if len(group.shape) > 1), default=1)
     piece = max(PIECE_BYTES, columns * element * (GROUP if stored else 1))
-    each = PUT_BYTES[settings.weights]
+    ready_made = any(group.kind == "packed" for group in model.groups)
+    each = READY_MADE_BYTES if ready_made else PUT_BYTES[settings.weights]
     if "int8" in (settings.head, settings.vision_weights):
         each = max(each, PUT_BYTES["int8"])
     if stored and settings.weights != "fp8":

@@ -10,7 +10,7 @@
 A matrix whose sides don't divide so stays 16-bit, as do norms, biases, and what embeds patches and positions;
 embedding, lm_head and the vision tower are 16-bit or int8 (our engine alone), a tower's matrix with a scale a
 row where its columns don't divide. With float32 activations, 16-bit is 32-bit. Ready-made 4- and
-8-bit checkpoints stay as they are stored.
+8-bit checkpoints stay as they are stored; our engine has a 16-bit zero point beside each scale.
 """
 
 from collections.abc import Iterator
@@ -49,10 +49,31 @@ def tower_parts(rows: int, columns: int) -> tuple[int, ...]:
     return int8_parts(rows, columns) or (rows * columns, rows * SCALE_BYTES)
 
 
-def int4_parts(rows: int, columns: int) -> tuple[int, ...]:
-    """Codes, scales and zero points of a matrix that is rounded to int4."""
-    scales = rows * columns // GROUP * SCALE_BYTES
-    return () if columns % GROUP else (rows * columns // 2, scales, scales)
+def int4_parts(rows: int, columns: int, group: int = GROUP) -> tuple[int, ...]:
+    """Codes, scales and zero points of a matrix that is rounded to int4, or was in groups of another size."""
+    scales = rows * columns // group * SCALE_BYTES
+    return () if columns % group else (rows * columns // 2, scales, scales)
+
+
+def ready_made_parts(group: Group, settings: Settings) -> tuple[int, ...]:
+    """What is beside ready-made integers: their scales, and what wasn't meant to be packed."""
+    if settings.engine != "native":
+        return (group.nbytes,)
+    if group.kind == "matrix":
+        return (settings.itemsize * group.elements,)
+    # Stored zero points, orders and shapes are wider integers.
+    return (group.nbytes, group.nbytes) if group.nbytes == SCALE_BYTES * group.elements else ()
+
+
+def ready_made_group(model: Inventory) -> int:
+    """Columns that share a scale in a ready-made 4-bit checkpoint; `GROUP` of others."""
+    scales = sum(
+        group.elements * group.count
+        for group in model.groups
+        if group.kind == "scale" and group.nbytes == SCALE_BYTES * group.elements
+    )
+    packed = sum(group.nbytes * group.count for group in model.groups if group.kind == "packed")
+    return 2 * packed // scales if packed and scales else GROUP
 
 
 def fp8_parts(rows: int, columns: int) -> tuple[int, ...]:
@@ -82,14 +103,16 @@ def keeps_fp8(model: Inventory) -> bool:
     return model.facts.quantization == "fp8" and blocks == scales
 
 
-def matrix_parts(rows: int, columns: int, settings: Settings, *, stored_fp8: bool) -> tuple[int, ...]:
+def matrix_parts(
+    rows: int, columns: int, settings: Settings, *, stored_fp8: bool, group: int = GROUP
+) -> tuple[int, ...]:
     """Bytes of the tensors that a matrix of a decoder layer is kept in, by our engine."""
     wide = (settings.itemsize * rows * columns,)
     if settings.weights == "fp8":
         return (fp8_parts(rows, columns) or wide) if stored_fp8 else wide
     if settings.weights == "int8":
         return int8_parts(rows, columns) or wide
-    return (int4_parts(rows, columns) or wide) if settings.weights == "int4" else wide
+    return (int4_parts(rows, columns, group) or wide) if settings.weights == "int4" else wide
 
 
 def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
@@ -120,18 +143,17 @@ def sizes(model: Inventory, settings: Settings, part: Part) -> Iterator[tuple[in
     for group in model.groups:
         if group.part != part:
             continue
-        # Beside ready-made integers their scales stay, and what isn't packed wasn't meant to be.
-        as_stored = packed and group.kind in ("scale", "matrix")
-        for nbytes in (group.nbytes,) if as_stored else loaded_parts(group, settings):
+        beside = packed and group.kind in ("scale", "matrix")
+        for nbytes in ready_made_parts(group, settings) if beside else loaded_parts(group, settings):
             yield nbytes, group.count
 
 
 def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     """The same of our decoder as it is allocated: queries, keys, values are one matrix, gate and up too."""
     w = widths(model)
-    stored = model.facts.quantization == "fp8"
+    stored, columns_of_scale = model.facts.quantization == "fp8", ready_made_group(model)
     for rows, columns in ((w.q + 2 * w.k, w.h), (w.h, w.q), (2 * w.i, w.h), (w.h, w.i)):
-        for nbytes in matrix_parts(rows, columns, settings, stored_fp8=stored):
+        for nbytes in matrix_parts(rows, columns, settings, stored_fp8=stored, group=columns_of_scale):
             yield nbytes, model.facts.text.num_layers
     for group in model.groups:
         if group.part == "decoder" and group.kind == "plain":

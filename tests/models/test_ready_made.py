@@ -1,0 +1,264 @@
+"""Ready-made 4-bit checkpoints on our engine: every weight exactly as stored, and strict about the rest."""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import snugvl
+from snugvl.backends.protocol import user
+from snugvl.checkpoint.read import facts_of
+from snugvl.errors import CheckpointError, RequestError, SnugvlError, UnsupportedModel
+from snugvl.layers.linear import Linear
+from snugvl.models import ready_made as ours
+from snugvl.models import tensor_files
+from snugvl.models.loader import Storage, load_model
+from snugvl.planner.footprint.weights import weight_bytes
+from snugvl.planner.inventory import inventory
+from snugvl.planner.settings import Settings
+from snugvl.sampling import SamplingParams
+from tests import qwen2_5_vl, ready_made, text_checkpoints
+from tests.inputs import pieces
+from tests.models.forward import Prompt, logits
+from tests.text_checkpoints import QWEN2, Text
+
+CPU = torch.device("cpu")
+PROMPT = Prompt([3 + (37 * i + i * i) % 300 for i in range(20)])
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 384, "rope_theta": 1e6, "head_dim": 32}
+TEXT = Text(QWEN2, "qwen2", SIZES)  # with biases beside the queries, keys and values
+Q = "model.layers.1.self_attn.q_proj"
+
+
+class Pair(NamedTuple):
+    packed: Path
+    wide: Path
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """By form: a 4-bit text model, and the same in float32."""
+    root = tmp_path_factory.mktemp("ready-made")
+    source = text_checkpoints.write(pieces.write(root / "plain"), TEXT)
+
+    def made(form: str) -> Pair:
+        folder = root / form.replace(" ", "_").replace(",", "")
+        pair = Pair(folder / "packed", folder / "wide")
+        ready_made.write(source, *pair, ready_made.FORMS[form])
+        return pair
+
+    return cache(made)
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return load_model(folder, dtype=torch.float32, device=CPU, **options)
+
+
+@pytest.mark.parametrize("form", ready_made.FORMS)
+def test_weights_logits_and_bytes_are_those_of_the_float32_model(
+    form: str, pairs: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_files, "CHUNK_BYTES", 2048)  # many pieces for each matrix
+    pair = pairs(form)
+    packed, wide = load(pair.packed), load(pair.wide)
+    twins = dict(wide.named_modules())
+    seen = 0
+    for name, module in packed.named_modules():
+        if isinstance(module, Linear):
+            assert module.format == ("int4" if "layers" in name else "bf16")
+            assert torch.equal(module.weights.wide(torch.float32), twins[name].weight)
+            seen += module.format == "int4"
+    assert seen == 4 * TEXT.config["num_hidden_layers"]
+    theirs = AutoModelForCausalLM.from_pretrained(pair.wide, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([PROMPT.ids])).logits[0]
+    torch.testing.assert_close(logits(packed, PROMPT), expected, atol=1e-4, rtol=0)
+    model = inventory(facts_of(str(pair.packed), offline=True))
+    distinct = {id(tensor): tensor.nbytes for tensor in (*packed.parameters(), *packed.buffers())}
+    assert weight_bytes(model, Settings("native", "int4", float32=True)) == sum(distinct.values())
+
+
+@pytest.mark.parametrize("form", [form for form in ready_made.FORMS if "128" not in form])
+def test_from_a_folder_to_an_answer(form: str, pairs: Callable[[str], Pair]) -> None:
+    pair = pairs(form)
+    request = snugvl.Request(
+        messages=(user("the quick brown fox"),), sampling=SamplingParams(max_tokens=16, ignore_eos=True)
+    )
+    with snugvl.load(pair.packed, device="cpu", dtype="float32") as model:
+        assert model.capabilities.weights == "int4"
+        packed = "".join(delta.text for delta in model.backend.submit(request))
+    with snugvl.load(pair.wide, device="cpu", dtype="float32") as model:
+        assert "".join(delta.text for delta in model.backend.submit(request)) == packed
+    with pytest.raises(RequestError, match="stored in int4"):
+        snugvl.load(pair.packed, device="cpu", weights="bf16")
+    with pytest.raises(UnsupportedModel, match="4-bit weights stay 4-bit, not int8"):
+        load(pair.packed, storage=Storage("int8"))
+
+
+def test_a_vision_language_model_as_the_hub_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen2.5-VL-AWQ: older names, a vision tower that isn't quantised."""
+    monkeypatch.setitem(qwen2_5_vl.TEXT, "intermediate_size", 128)
+    (tmp_path / "plain").mkdir()
+    source = qwen2_5_vl.write(tmp_path / "plain", placeholders=qwen2_5_vl.PLACEHOLDERS)
+    ready_made.write(
+        source, tmp_path / "packed", tmp_path / "wide", ready_made.FORMS["awq"], skip=("visual",)
+    )
+    packed, wide = load(tmp_path / "packed"), load(tmp_path / "wide")
+    kinds = {module.format for module in packed.decoder.layers.modules() if isinstance(module, Linear)}
+    assert kinds == {"int4"}
+    torch.testing.assert_close(logits(packed, PROMPT), logits(wide, PROMPT), atol=1e-5, rtol=0)
+    for name, value in packed.tower.state_dict().items():
+        assert torch.equal(value, wide.tower.state_dict()[name])
+    model = inventory(facts_of(str(tmp_path / "packed"), offline=True))
+    distinct = {id(tensor): tensor.nbytes for tensor in (*packed.parameters(), *packed.buffers())}
+    assert weight_bytes(model, Settings("native", "int4", float32=True)) == sum(distinct.values())
+
+
+def test_layers_left_out_of_the_quantisation_stay_wide(pairs: Callable[[str], Pair], tmp_path: Path) -> None:
+    source = pairs("awq").wide
+    ready_made.write(
+        source, tmp_path / "packed", tmp_path / "wide", ready_made.FORMS["awq"], skip=("layers.1.", "down")
+    )
+    packed, wide = load(tmp_path / "packed"), load(tmp_path / "wide")
+    assert packed.decoder.layers[1].mlp.gate_up_proj.format == "bf16"
+    assert packed.decoder.layers[0].mlp.down_proj.format == "bf16"
+    assert packed.decoder.layers[0].mlp.gate_up_proj.format == "int4"
+    torch.testing.assert_close(logits(packed, PROMPT), logits(wide, PROMPT), atol=1e-4, rtol=0)
+    model = inventory(facts_of(str(tmp_path / "packed"), offline=True))
+    distinct = {id(tensor): tensor.nbytes for tensor in (*packed.parameters(), *packed.buffers())}
+    assert weight_bytes(model, Settings("native", "int4", float32=True)) == sum(distinct.values())
+
+
+Change = Callable[[dict[str, torch.Tensor]], Any]
+PROBLEMS: dict[str, tuple[str, Change, type[SnugvlError], str]] = {
+    "no scales": ("awq", lambda s: s.pop(f"{Q}.scales"), CheckpointError, r"q_proj\.qweight' has no scales"),
+    "no zero points": ("awq", lambda s: s.pop(f"{Q}.qzeros"), CheckpointError, "has no qzeros beside it"),
+    "no codes": (
+        "awq",
+        lambda s: s.pop(f"{Q}.qweight"),
+        CheckpointError,
+        rf"lacks tensor '{Q}\.weight'",
+    ),
+    "codes of another shape": (
+        "awq",
+        lambda s: s.update({f"{Q}.qweight": torch.zeros(16, 128, dtype=torch.int32)}),
+        CheckpointError,
+        r"q_proj\.qweight' is I32 \[16, 128\], expected I32 \[128, 16\] for 128 x 128 in groups of 64",
+    ),
+    "scales of other groups": (
+        "awq",
+        lambda s: s.update({f"{Q}.scales": torch.ones(1, 128, dtype=torch.float16)}),
+        CheckpointError,
+        r"q_proj\.scales' is F16 \[1, 128\], expected F16 or BF16 \[2, 128\]",
+    ),
+    "wide scales": (
+        "awq",
+        lambda s: s.update({f"{Q}.scales": torch.ones(2, 128)}),
+        CheckpointError,
+        r"scales' is F32 \[2, 128\]",
+    ),
+    "a foreign matrix": (
+        "awq",
+        lambda s: s.update(
+            {f"router.{part}": s[f"{Q}.{part}"].clone() for part in ("qweight", "qzeros", "scales")}
+        ),
+        CheckpointError,
+        r"'router\.qweight' does not belong",
+    ),
+    "a part of a matrix": (
+        "awq",
+        lambda s: (
+            [s.pop(f"{Q}.{part}") for part in ("qweight", "qzeros", "scales")]
+            and s.update({f"{Q}.weight": torch.zeros(128, 128)})
+        ),
+        UnsupportedModel,
+        r"k_proj\.qweight' has 4 bits and F16 scales, but '.*q_proj\.weight' none; .*--weights int4",
+    ),
+    "a head": (
+        "awq",
+        lambda s: (
+            s.pop("lm_head.weight") is not None
+            and s.update(
+                {
+                    "lm_head.qweight": torch.zeros(128, 48, dtype=torch.int32),
+                    "lm_head.qzeros": torch.zeros(2, 48, dtype=torch.int32),
+                    "lm_head.scales": torch.ones(2, 384, dtype=torch.float16),
+                }
+            )
+        ),
+        UnsupportedModel,
+        r"'lm_head\.qweight' is 4-bit outside of the decoder's layers: use the 16-bit checkpoint",
+    ),
+    "a norm": (
+        "awq",
+        lambda s: (
+            s.pop("model.norm.weight") is not None
+            and s.update(
+                {f"model.norm.{part}": s[f"{Q}.{part}"].clone() for part in ("qweight", "qzeros", "scales")}
+            )
+        ),
+        UnsupportedModel,
+        r"'model\.norm\.qweight' is 4-bit; our engine keeps it wide",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PROBLEMS)
+def test_bad_files_are_named(case: str, pairs: Callable[[str], Pair], tmp_path: Path) -> None:
+    form, change, kind, message = PROBLEMS[case]
+    folder = Path(shutil.copytree(pairs(form).packed, tmp_path / "copy"))
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(kind, match=message):
+        load(folder)
+
+
+def test_plain_files_under_a_4_bit_configuration_are_refused(
+    pairs: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(pairs("awq").wide, tmp_path / "copy"))
+    values = json.loads((folder / "config.json").read_text())
+    values["quantization_config"] = ready_made.FORMS["awq"].config
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"no 4-bit tensor, but its config\.json names 'awq'"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("form", "changes", "message"),
+    [
+        ("awq", {"bits": 3}, "'awq' with bits 3, .* 4 bits in groups of 64 or 128.*--weights int4"),
+        ("awq", {"group_size": 32}, "group_size 32"),
+        ("awq", {"group_size": -1}, "group_size -1"),
+        ("awq", {"version": "GEMV"}, "version 'gemv'"),
+    ],
+)
+def test_other_layouts_are_refused_by_name(
+    form: str, changes: dict[str, Any], message: str, pairs: Callable[[str], Pair], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(pairs(form).packed, tmp_path / "copy"))
+    values = json.loads((folder / "config.json").read_text())
+    values["quantization_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UnsupportedModel, match=message):
+        load(folder)
+
+
+def test_moving_codes_needs_no_more_than_planned() -> None:
+    from snugvl.planner.footprint.native import READY_MADE_BYTES
+    from tests.planner.trace import Trace
+
+    words, out = torch.zeros(512, 1024, dtype=torch.int32), torch.zeros(8192, 64, dtype=torch.int32)
+    trace = Trace()
+    trace.keep(words)
+    trace.keep(out)
+    with torch.inference_mode(), trace:
+        ours.move_awq(words, out)
+    assert 0 < trace.peak <= READY_MADE_BYTES * words.nbytes // 2

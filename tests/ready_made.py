@@ -1,0 +1,84 @@
+"""Ready-made 4-bit checkpoints, packed here from the formats' definitions, and what they mean in float32.
+
+Codes, scales and zero points are drawn, so that nothing depends on how a library would round.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.checkpoints import LINEARS
+
+State = dict[str, torch.Tensor]
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight neighbours each nibble of a word holds, lowest first
+PLAIN_ORDER = tuple(range(8))
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a library writes a matrix: `pack(codes [rows, columns], zeros, scales [rows, groups])`."""
+
+    config: dict[str, Any]
+    pack: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], State]
+    scales: torch.dtype = torch.float16
+    symmetric: bool = False
+
+
+def words(codes: torch.Tensor, order: tuple[int, ...] = PLAIN_ORDER) -> torch.Tensor:
+    """Eight neighbours of the last dimension in one int32."""
+    eights = codes.to(torch.int64).reshape(*codes.shape[:-1], -1, 8)
+    word = sum(eights[..., neighbour] << 4 * nibble for nibble, neighbour in enumerate(order))
+    assert isinstance(word, torch.Tensor)
+    return torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32)
+
+
+def _awq(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> State:
+    return {"qweight": words(codes.T, AWQ_ORDER), "qzeros": words(zeros.T, AWQ_ORDER), "scales": scales.T}
+
+
+def awq(group: int) -> Form:
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
+    return Form(config | {"modules_to_not_convert": ["visual"]}, _awq)
+
+
+FORMS: dict[str, Form] = {"awq": awq(64), "awq, 128": awq(128)}
+
+
+def write(source: Path, packed: Path, wide: Path, form: Form, skip: tuple[str, ...] = ()) -> None:
+    """The plain checkpoint `source` with other weights: 4-bit in `packed`, the same in float32 in `wide`."""
+    generator = torch.Generator().manual_seed(7)
+    group = _group(form.config)
+    stored, meant = {}, {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        linear = "layers" in name and tensor.dim() == 2 and name.split(".")[-2] in LINEARS
+        if not linear or any(part in name for part in skip):
+            stored[name] = meant[name] = tensor
+            continue
+        rows, columns = tensor.shape
+        codes = torch.randint(16, (rows, columns), generator=generator)
+        zeros = torch.randint(4, 12, (rows, columns // group), generator=generator)
+        if form.symmetric:
+            zeros = torch.full_like(zeros, 8)
+        scales = (torch.rand(zeros.shape, generator=generator) * 0.03 + 0.01).to(form.scales)
+        for part, value in form.pack(codes, zeros, scales).items():
+            stored[f"{name.removesuffix('.weight')}.{part}"] = value.contiguous()
+        meant[name] = (codes - zeros.repeat_interleave(group, 1)).float() * scales.float().repeat_interleave(
+            group, 1
+        )
+    for folder, state, config in ((packed, stored, form.config), (wide, meant, None)):
+        shutil.copytree(source, folder)
+        save_file(state, folder / "model.safetensors")
+        values = json.loads((folder / "config.json").read_text())
+        if config is not None:
+            values["quantization_config"] = config
+        (folder / "config.json").write_text(json.dumps(values))
+
+
+def _group(config: dict[str, Any]) -> int:
+    return int(config["group_size"])
