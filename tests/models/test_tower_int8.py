@@ -8,16 +8,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from snugvl import loading
 from snugvl.checkpoint.architecture import VisionConfig
+from snugvl.checkpoint.read import facts_of
 from snugvl.layers import linear as layers
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import to_int8
-from snugvl.models.loader import Storage, load_model
+from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.qwen2_5_vision import Qwen25Tower
 from snugvl.models.vision import VisionTower
+from snugvl.planner.footprint.weights import tower_bytes
+from snugvl.planner.inventory import inventory
+from snugvl.planner.settings import Settings
 from tests.models.test_vision import encode, filled
 
 CPU = torch.device("cpu")
+POCKET = Path(loading.__file__).parent / "pocket"
 # Widths that divide into groups of 128 and widths that don't, as those of the 8B's tower (1152, 4304).
 QWEN3 = VisionConfig(3, 128, 272, 4, 3, 4, 2, 2, 72, 25, (0, 2), "gelu_pytorch_tanh", 1e4)
 NARROW = VisionConfig(2, 48, 128, 4, 3, 4, 2, 2, 24, 25, (), "gelu_pytorch_tanh", 1e4)
@@ -126,3 +132,16 @@ def test_any_checkpoint_is_loaded_with_a_tower_in_int8(name: str, request: pytes
         assert error < 0.012
     for wide in (model.tower.patch_embed["proj"], model.tower.pos_embed):
         assert wide.weight.dtype == torch.float32
+
+
+def test_what_is_loaded_is_what_was_planned() -> None:
+    model = load_model(POCKET, dtype=torch.bfloat16, device=CPU, storage=Storage(tower="int8"))
+    assert model.tower is not None
+    planned = Settings("native", "bf16", vision_weights="int8")
+    assert tower_bytes(inventory(facts_of(str(POCKET), offline=True)), planned) == tensor_bytes(model.tower)
+
+
+def test_the_plans_formats_are_those_that_are_loaded() -> None:
+    low = Settings("native", "int4", "int8", vision_weights="int8")
+    assert loading._storage(low) == Storage("int4", "int8", tower="int8")
+    assert loading._storage(Settings("native", "fp32")) == Storage()
