@@ -47,7 +47,46 @@ def awq(group: int) -> Form:
     return Form(config | {"modules_to_not_convert": ["visual"]}, _awq)
 
 
-FORMS: dict[str, Form] = {"awq": awq(64), "awq, 128": awq(128)}
+def _compressed(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> State:
+    return {
+        "weight_packed": words(codes),
+        "weight_zero_point": words(zeros.T).T,
+        "weight_scale": scales,
+        "weight_shape": torch.tensor(codes.shape),
+    }
+
+
+def _symmetric(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> State:
+    state = _compressed(codes, zeros, scales)
+    del state["weight_zero_point"]
+    return state
+
+
+def compressed(group: int, *, symmetric: bool) -> Form:
+    weights = {
+        "actorder": None, "dynamic": False, "group_size": group, "num_bits": 4, "observer": "minmax",
+        "strategy": "group", "symmetric": symmetric, "type": "int",
+    }  # fmt: skip
+    scheme = {
+        "input_activations": None,
+        "output_activations": None,
+        "targets": ["Linear"],
+        "weights": weights,
+    }
+    config = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"group_0": scheme}, "ignore": ["lm_head"],
+        "kv_cache_scheme": None, "quantization_status": "compressed",
+    }  # fmt: skip
+    return Form(config, _symmetric if symmetric else _compressed, torch.bfloat16, symmetric)
+
+
+FORMS: dict[str, Form] = {
+    "awq": awq(64),
+    "awq, 128": awq(128),
+    "compressed": compressed(32, symmetric=False),
+    "compressed, symmetric, 128": compressed(128, symmetric=True),
+}
 
 
 def write(source: Path, packed: Path, wide: Path, form: Form, skip: tuple[str, ...] = ()) -> None:
@@ -81,4 +120,6 @@ def write(source: Path, packed: Path, wide: Path, form: Form, skip: tuple[str, .
 
 
 def _group(config: dict[str, Any]) -> int:
+    if "config_groups" in config:
+        config = config["config_groups"]["group_0"]["weights"]
     return int(config["group_size"])

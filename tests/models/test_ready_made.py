@@ -195,6 +195,36 @@ PROBLEMS: dict[str, tuple[str, Change, type[SnugvlError], str]] = {
         UnsupportedModel,
         r"'lm_head\.qweight' is 4-bit outside of the decoder's layers: use the 16-bit checkpoint",
     ),
+    "no scales (compressed)": (
+        "compressed",
+        lambda s: s.pop(f"{Q}.weight_scale"),
+        CheckpointError,
+        r"q_proj\.weight_packed' has no weight_scale beside it",
+    ),
+    "no zero points (compressed)": (
+        "compressed",
+        lambda s: s.pop(f"{Q}.weight_zero_point"),
+        CheckpointError,
+        "has no weight_zero_point beside it",
+    ),
+    "zero points that aren't packed": (
+        "compressed, symmetric, 128",
+        lambda s: s.update({f"{Q}.weight_zero_point": torch.zeros(128, 1, dtype=torch.int8)}),
+        CheckpointError,
+        r"weight_zero_point' is I8 \[128, 1\], expected I32 \[16, 1\]",
+    ),
+    "another shape": (
+        "compressed",
+        lambda s: s.update({f"{Q}.weight_shape": torch.tensor([128, 120])}),
+        CheckpointError,
+        r"weight_shape' says that the matrix is of \[128, 120\], its tensors \[128, 128\]",
+    ),
+    "codes by column": (
+        "compressed",
+        lambda s: s.update({f"{Q}.weight_packed": s[f"{Q}.weight_packed"].T.contiguous()}),
+        CheckpointError,
+        r"weight_packed' is I32 \[16, 128\], expected I32 \[128, 16\]",
+    ),
     "a norm": (
         "awq",
         lambda s: (
@@ -231,13 +261,27 @@ def test_plain_files_under_a_4_bit_configuration_are_refused(
         load(folder)
 
 
+def scheme(weights: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """compressed-tensors' only scheme with changes."""
+    values = ready_made.FORMS["compressed"].config["config_groups"]["group_0"]
+    return {"config_groups": {"group_0": values | changes | {"weights": values["weights"] | weights}}}
+
+
 @pytest.mark.parametrize(
     ("form", "changes", "message"),
     [
-        ("awq", {"bits": 3}, "'awq' with bits 3, .* 4 bits in groups of 64 or 128.*--weights int4"),
-        ("awq", {"group_size": 32}, "group_size 32"),
+        ("awq", {"bits": 3}, "'awq' with bits 3, .* 4 bits in groups of 32, 64 or 128.*--weights int4"),
+        ("awq", {"group_size": 16}, "group_size 16"),
         ("awq", {"group_size": -1}, "group_size -1"),
         ("awq", {"version": "GEMV"}, "version 'gemv'"),
+        ("compressed", {"format": "marlin-24"}, "'compressed-tensors' with format 'marlin-24'"),
+        ("compressed", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme {'num_bits': 8}"),
+        ("compressed", {"config_groups": {}}, r"config_groups \[\]"),
+        ("compressed", scheme({"num_bits": 8}), "num_bits 8"),
+        ("compressed", scheme({"strategy": "channel"}), "strategy 'channel'"),
+        ("compressed", scheme({"group_size": 256}), "group_size 256"),
+        ("compressed", scheme({"actorder": "group"}), "actorder 'group'"),
+        ("compressed", scheme({}, input_activations={"num_bits": 8}), "input_activations {'num_bits': 8}"),
     ],
 )
 def test_other_layouts_are_refused_by_name(

@@ -220,11 +220,13 @@ class Fp8Blocks:
 class PackedInt4:
     """Ready-made 4-bit weights: `group` columns of a row share a scale and a zero point.
 
-    Which matrices are stored so is what the files say; what isn't stays as it is.
+    Which matrices are stored so is what the files say; what isn't stays as it is. `symmetric`: files need no
+    zero points, code 8 means 0.
     """
 
-    method: Literal["awq"]
+    method: Literal["awq", "compressed-tensors"]
     group: int
+    symmetric: bool = False
 
 
 @dataclass(frozen=True, slots=True)

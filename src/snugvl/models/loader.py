@@ -184,8 +184,8 @@ def _fill(
             own.files = TensorFiles(by_name, stored.blocks, device)
             files.append(own.files)
         with torch.inference_mode(inference), torch.no_grad():
-            if name in stored.matrices:
-                ready_made.fill(stored.matrices[name], targets[name], own.files)
+            if isinstance(stored.form, PackedInt4) and name in stored.matrices:
+                ready_made.fill(stored.matrices[name], targets[name], own.files, stored.form)
                 return entry.nbytes
             for piece in own.files.pieces(entry):
                 _place(piece, targets[name], stored.blocks)

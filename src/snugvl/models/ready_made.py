@@ -1,12 +1,19 @@
 """Ready-made 4-bit weights from a checkpoint's tensors to ours: every code as it is stored, only moved.
 
-AWQ: `qweight` `[columns, rows / 8]`, `qzeros` `[groups, rows / 8]`, `scales` `[groups, rows]`. A word holds
-eight neighbouring rows, in the order 0 2 4 6 1 3 5 7 from its lowest bits. A weight is (code − zero) · scale.
+| | codes | zero points | scales |
+|---|---|---|---|
+| AWQ | qweight `[columns, rows / 8]` | qzeros `[groups, rows / 8]` | scales `[groups, rows]` |
+| compressed-tensors | weight_packed `[rows, columns / 8]` | weight_zero_point `[rows / 8, groups]` |
+weight_scale `[rows, groups]` |
 
-Ours (`layers/weights.py`) has eight neighbouring columns in a word. Scales keep their 16-bit type: AWQ's are
-float16, which bfloat16 would round.
+A word holds eight neighbours of the dimension that is divided, the first in its lowest bits; AWQ's in the
+order 0 2 4 6 1 3 5 7. A weight is (code − zero) · scale; without zero points, code 8 is 0.
 
-Sources: AutoAWQ, `awq/modules/linear/gemm.py` and `awq/utils/packing_utils.py` (MIT).
+Ours (`layers/weights.py`) has eight neighbouring columns in a word, as compressed-tensors. Scales keep their
+16-bit type: AWQ's are float16, which bfloat16 would round.
+
+Sources: AutoAWQ, `awq/modules/linear/gemm.py` and `awq/utils/packing_utils.py` (MIT); compressed-tensors,
+`compressors/pack_quantized` (Apache-2.0).
 """
 
 from collections import defaultdict
@@ -24,8 +31,13 @@ from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.models.tensor_files import DTYPES, TensorFiles
 
-AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the code of each of eight rows is
+PLAIN = (0, 1, 2, 3, 4, 5, 6, 7)  # where in a word the code of each of eight neighbours is
+AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 _SCALES = ("F16", "BF16")
+_ENDINGS = {  # of codes, scales, zero points
+    "awq": ("qweight", "scales", "qzeros"),
+    "compressed-tensors": ("weight_packed", "weight_scale", "weight_zero_point"),
+}
 
 
 class Rows(Protocol):
@@ -41,11 +53,12 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """The stored tensors of one matrix."""
+    """The stored tensors of one matrix. `shape`: what compressed-tensors says of it."""
 
     words: TensorEntry
     scales: TensorEntry
-    zeros: TensorEntry
+    zeros: TensorEntry | None
+    shape: TensorEntry | None
 
 
 def collect(
@@ -57,21 +70,28 @@ def collect(
         CheckpointError: scales or zero points are missing, or there is nothing 4-bit in `folder`.
     """
     others, found = dict(tensors), {}
+    codes, scales, zeros = _ENDINGS[form.method]
     for name, words in tensors.items():
-        if not name.endswith(".qweight"):
+        if not name.endswith(f".{codes}"):
             continue
-        base = name.removesuffix(".qweight")
+        base = name.removesuffix(codes)
         del others[name]
-        beside = []
-        for part in ("scales", "qzeros"):
-            entry = others.pop(f"{base}.{part}", None)
-            if entry is None:
-                raise CheckpointError(f"{words.file}: 4-bit tensor {words.name!r} has no {part} beside it")
-            beside.append(entry)
-        found[f"{base}.weight"] = PackedMatrix(words, *beside)
+        matrix = PackedMatrix(
+            words,
+            _beside(words, others, base, scales),
+            others.pop(base + zeros, None) if form.symmetric else _beside(words, others, base, zeros),
+            others.pop(f"{base}weight_shape", None) if form.method == "compressed-tensors" else None,
+        )
+        found[f"{base}weight"] = matrix
     if not found:
         raise CheckpointError(f"{folder} has no 4-bit tensor, but its config.json names {form.method!r}")
     return others, found
+
+
+def _beside(words: TensorEntry, tensors: dict[str, TensorEntry], base: str, part: str) -> TensorEntry:
+    if base + part not in tensors:
+        raise CheckpointError(f"{words.file}: 4-bit tensor {words.name!r} has no {part} beside it")
+    return tensors.pop(base + part)
 
 
 def check_matrix(matrix: PackedMatrix, target: Rows, form: PackedInt4) -> None:
@@ -90,17 +110,28 @@ def check_matrix(matrix: PackedMatrix, target: Rows, form: PackedInt4) -> None:
             f"{words.file}: {words.name!r} is of {rows} x {columns} weights, which don't divide into eights "
             f"of rows and groups of {form.group}: {INSTEAD}"
         )
-    groups = columns // form.group
+    shapes = _shapes(rows, columns, columns // form.group)[form.method]
     for entry, shape, dtypes in (
-        (words, (columns, rows // 8), ("I32",)),
-        (matrix.zeros, (groups, rows // 8), ("I32",)),
-        (matrix.scales, (groups, rows), _SCALES),
+        (words, shapes[0], ("I32",)),
+        (matrix.zeros, shapes[1], ("I32",)),
+        (matrix.scales, shapes[2], _SCALES),
+        (matrix.shape, (2,), ("I64", "I32")),
     ):
+        if entry is None:
+            continue
         if entry.shape != shape or entry.dtype not in dtypes:
             raise CheckpointError(
                 f"{entry.file}: tensor {entry.name!r} is {entry.dtype} {list(entry.shape)}, expected "
                 f"{' or '.join(dtypes)} {list(shape)} for {rows} x {columns} in groups of {form.group}"
             )
+
+
+def _shapes(rows: int, columns: int, groups: int) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Of codes, zero points and scales."""
+    return {
+        "awq": ((columns, rows // 8), (groups, rows // 8), (groups, rows)),
+        "compressed-tensors": ((rows, columns // 8), (rows // 8, groups), (rows, groups)),
+    }
 
 
 def store(
@@ -141,24 +172,47 @@ def store(
             linear.zero = torch.empty_like(linear.scale)
 
 
-def fill(matrix: PackedMatrix, target: Rows, files: TensorFiles) -> None:
-    """Read a matrix into its rows of a linear, a piece at a time."""
+def fill(matrix: PackedMatrix, target: Rows, files: TensorFiles, form: PackedInt4) -> None:
+    """Read a matrix into its rows of a linear, a piece at a time.
+
+    Raises:
+        CheckpointError: the file says another shape than its tensors have.
+    """
     linear = target.linear
     assert linear is not None
     assert linear.scale is not None
     assert linear.zero is not None
     rows = slice(target.start, target.start + target.rows)
-    linear.scale[rows].copy_(files.whole(matrix.scales).T)
-    linear.zero[rows].copy_(awq_codes(files.whole(matrix.zeros)).T)
+    by_row = form.method == "compressed-tensors"
+    if matrix.shape is not None:
+        _check_shape(matrix.shape, files.whole(matrix.shape).tolist(), [target.rows, linear.columns])
+    scales = files.whole(matrix.scales)
+    linear.scale[rows].copy_(scales if by_row else scales.T)
+    if matrix.zeros is None:
+        linear.zero[rows].fill_(8)
+    else:
+        zeros = files.whole(matrix.zeros)
+        linear.zero[rows].copy_(codes_of(zeros.T if by_row else zeros, PLAIN if by_row else AWQ).T)
     words = linear.weight[rows]
-    for piece in files.pieces(matrix.words, multiple=8):
-        first = piece.start // 8
-        move_awq(piece.values, words[:, first : first + len(piece.values) // 8])
+    for piece in files.pieces(matrix.words, multiple=1 if by_row else 8):
+        count = len(piece.values)
+        if by_row:
+            words[piece.start : piece.start + count].copy_(piece.values)
+        else:
+            first = piece.start // 8
+            move_awq(piece.values, words[:, first : first + count // 8])
 
 
-def awq_codes(words: torch.Tensor) -> torch.Tensor:
-    """`[n, rows / 8]` int32 in AWQ's order as `[n, rows]` codes."""
-    shifts = torch.tensor([4 * nibble for nibble in AWQ_NIBBLES], dtype=torch.int32, device=words.device)
+def _check_shape(entry: TensorEntry, says: list[int], has: list[int]) -> None:
+    if says != has:
+        raise CheckpointError(
+            f"{entry.file}: {entry.name!r} says that the matrix is of {says}, its tensors {has}"
+        )
+
+
+def codes_of(words: torch.Tensor, nibbles: tuple[int, ...]) -> torch.Tensor:
+    """`[n, m / 8]` int32 as `[n, m]` codes."""
+    shifts = torch.tensor([4 * nibble for nibble in nibbles], dtype=torch.int32, device=words.device)
     return ((words[..., None] >> shifts) & 15).flatten(1)
 
 
@@ -171,6 +225,6 @@ def move_awq(words: torch.Tensor, out: torch.Tensor) -> None:
     eights = out.view(-1, 8, out.shape[1])
     for column in range(8):
         some = words[column::8]
-        for row, nibble in enumerate(AWQ_NIBBLES):
+        for row, nibble in enumerate(AWQ):
             codes = (some >> 4 * nibble) & 15
             eights[:, row].bitwise_or_((codes << 4 * column).T)

@@ -19,7 +19,10 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
 }
-_ALL = DTYPES | {"I32": torch.int32}  # what ready-made 4-bit weights are packed in besides
+_ALL = DTYPES | {
+    "I32": torch.int32,
+    "I64": torch.int64,
+}  # what ready-made 4-bit weights are packed in besides
 
 
 @dataclass(frozen=True, slots=True, eq=False)

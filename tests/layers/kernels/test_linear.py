@@ -78,11 +78,23 @@ def test_a_bias_is_added(device: torch.device) -> None:
     close(product(x, weights, bias=bias), linear(x, weights.wide(torch.float32), bias))
 
 
-def test_groups_of_64(device: torch.device) -> None:
-    weights = stored("int4", 24, 256, device, group=64)
+@pytest.mark.parametrize("group", [32, 64])
+def test_smaller_groups(group: int, device: torch.device) -> None:
+    weights = stored("int4", 24, 256, device, group=group)
     for tokens in (1, 4):
         x = torch.randn(tokens, 256, device=device)
         close(product(x, weights), linear(x, weights.wide(torch.float32)))
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 200])
+def test_scales_of_ready_made_weights_are_float16(tokens: int, device: torch.device) -> None:
+    made = stored("int4", 32, 256, device, group=32)
+    assert made.scale is not None
+    assert made.zero is not None
+    scale, zero = made.scale.to(torch.float16), made.zero.round().to(torch.float16)
+    weights = Weights("int4", 32, 256, made.data, scale, zero, 32)
+    x = torch.randn(tokens, 256, device=device)
+    close(product(x, weights), linear(x, weights.wide(torch.float32)))
 
 
 @pytest.mark.parametrize("group", [64, 128])

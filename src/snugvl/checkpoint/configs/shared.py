@@ -3,7 +3,7 @@
 from typing import Any
 
 from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4, TextConfig
-from snugvl.checkpoint.configs.ready_made import read_awq
+from snugvl.checkpoint.configs.ready_made import read_awq, read_compressed
 from snugvl.checkpoint.section import Section
 from snugvl.errors import CheckpointError, UnsupportedModel
 
@@ -49,19 +49,21 @@ def quantization_of(root: Section) -> Fp8Blocks | PackedInt4 | None:
     Raises:
         UnsupportedModel: another quantisation.
     """
-    values = root.values.get("quantization_config")
+    values = root.values.get("quantization_config") or root.values.get("compression_config")
     if values is None:
         return None
     section = Section(values, f"{root.where}: quantization_config")
     method = section.get("quant_method", str)
     if method == "awq":
         return read_awq(section)
+    if method in ("compressed-tensors", "compressed_tensors"):
+        return read_compressed(section)
     block = section.values.get("weight_block_size")
     if method != "fp8" or not (
         isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) for n in block)
     ):
         raise UnsupportedModel(
             f"{section.where} is {method!r} with weight_block_size {block!r}; this version reads bf16, fp16, "
-            "fp32, the official FP8 checkpoints with 128x128 blocks and AWQ"
+            "fp32, the official FP8 checkpoints with 128x128 blocks, AWQ and compressed-tensors"
         )
     return Fp8Blocks(rows=block[0], columns=block[1])

@@ -27,7 +27,7 @@ from typing import Final
 from snugvl.planner.footprint import hybrid
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
 from snugvl.planner.footprint.component import Component
-from snugvl.planner.footprint.weights import GROUP
+from snugvl.planner.footprint.weights import GROUP, ready_made_group
 from snugvl.planner.footprint.widths import Widths, widths
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings, WeightFormat
@@ -128,12 +128,15 @@ class Product:
     swiglu: bool = False
 
 
-def split_bytes(product: Product, tokens: int, multiprocessors: int) -> int:
-    """Partial tiles of a product of `tokens` rows, 2 to 64 (`layers/kernels/linear.py`)."""
+def split_bytes(product: Product, tokens: int, multiprocessors: int, group: int = GROUP) -> int:
+    """Partial tiles of a product of `tokens` rows, 2 to 64 (`layers/kernels/linear.py`).
+
+    `group`: columns that share a scale, which are never split.
+    """
     high = 16 if tokens <= 16 else 32 if tokens <= 32 else SMALL_ROWS
     wide = 64 if product.rows >= 6144 else 32
     tiles, split = -(-product.rows // wide), 1
-    while tiles * split < 2 * multiprocessors and split * 2 <= product.columns // GROUP // 2:
+    while tiles * split < 2 * multiprocessors and split * 2 <= product.columns // group // 2:
         split *= 2
     return split * tiles * wide * high * 4 * (1 + product.swiglu) if split > 1 else 0
 
@@ -146,7 +149,8 @@ def split_workspace(model: Inventory, settings: Settings, tokens: int, multiproc
             Product(w.q + 2 * w.k, w.h), Product(w.h, w.q), Product(w.i, w.h, swiglu=True), Product(w.h, w.i)
         )  # fmt: skip
         others = (Product(rows, columns) for rows, columns in hybrid.products(model))
-        found += [split_bytes(product, tokens, multiprocessors) for product in (*products, *others)]
+        group = ready_made_group(model)
+        found += [split_bytes(product, tokens, multiprocessors, group) for product in (*products, *others)]
     if settings.head == "int8":
         found.append(split_bytes(Product(model.facts.text.vocab_size, w.h), tokens, multiprocessors))
     return max(found)
