@@ -11,13 +11,17 @@ from snugvl.checkpoint.configs import parse_config
 from snugvl.config import EngineConfig
 from snugvl.engine.caches import allocate
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.models import linear_attention
+from snugvl.models import linear_attention, loader
 from snugvl.models.qwen3_5 import Qwen35
-from snugvl.planner.footprint import hybrid, native
+from snugvl.planner.footprint import hybrid, native, vision
+from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.kv import state_bytes, state_component
+from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
-from tests.planner.trace import Trace
+from tests.planner.test_native import held
+from tests.planner.test_workspace import traced, widened_on_a_gpu
+from tests.planner.trace import Trace, fused_attention
 
 SIZES = ("0.8B", "4B")
 META = torch.device("meta")
@@ -86,3 +90,21 @@ def test_the_small_models_run_on_our_engine() -> None:
         facts = catalogue_facts(f"Qwen/Qwen3.5-{size}")
         assert facts is not None
         assert facts.native
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_tower_in_int8_without_deepstack_levels(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    widened_on_a_gpu(monkeypatch)
+    model, ours = model_of(size), network(size)
+    loader._store(ours, loader.Storage("int4", "int8", tower="int8"), None)
+    assert ours.tower is not None
+    settings = Settings("native", "int4", "int8", vision_weights="int8")
+    assert tower_bytes(model, settings) == held(ours.tower)
+    del ours.tower.blocks[3:]
+    for side in (2, 16, 64):
+        patches = torch.empty(side * side, 1536, dtype=torch.bfloat16, device=META)
+        with fused_attention("snugvl.models.vision_blocks.scaled_dot_product_attention"):
+            grid, kept = [(1, side, side)], (*ours.parameters(), *ours.buffers(), patches)
+            peak = traced(lambda: ours.encode_vision(patches, grid), *kept)  # noqa: B023
+        planned = vision.native_workspace(model, ImageSize(side * side // 4, side * side), 2, "int8")
+        assert peak <= planned <= peak * 1.02
