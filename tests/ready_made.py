@@ -28,6 +28,7 @@ class Form:
     pack: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], State]
     scales: torch.dtype = torch.float16
     symmetric: bool = False
+    biases: bool = False  # of zeros, where the network has none
 
 
 def words(codes: torch.Tensor, order: tuple[int, ...] = PLAIN_ORDER) -> torch.Tensor:
@@ -81,7 +82,24 @@ def compressed(group: int, *, symmetric: bool) -> Form:
     return Form(config, _symmetric if symmetric else _compressed, torch.bfloat16, symmetric)
 
 
+def gptq(group: int, *, version: int) -> Form:
+    """GPTQModel's formats: the first stores zero points less one."""
+
+    def pack(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> State:
+        return {
+            "qweight": words(codes).T,
+            "qzeros": words(zeros.T - int(version == 1)),
+            "scales": scales.T,
+            "g_idx": (torch.arange(codes.shape[1]) // group).to(torch.int32),
+        }
+
+    config = {"quant_method": "gptq", "bits": 4, "group_size": group, "sym": True, "desc_act": False}
+    return Form(config | ({"checkpoint_format": "gptq_v2"} if version == 2 else {}), pack, biases=True)
+
+
 FORMS: dict[str, Form] = {
+    "gptq": gptq(64, version=1),
+    "gptq v2, 128": gptq(128, version=2),
     "awq": awq(64),
     "awq, 128": awq(128),
     "compressed": compressed(32, symmetric=False),
@@ -94,7 +112,8 @@ def write(source: Path, packed: Path, wide: Path, form: Form, skip: tuple[str, .
     generator = torch.Generator().manual_seed(7)
     group = _group(form.config)
     stored, meant = {}, {}
-    for name, tensor in load_file(source / "model.safetensors").items():
+    plain = load_file(source / "model.safetensors")
+    for name, tensor in plain.items():
         linear = "layers" in name and tensor.dim() == 2 and name.split(".")[-2] in LINEARS
         if not linear or any(part in name for part in skip):
             stored[name] = meant[name] = tensor
@@ -107,6 +126,9 @@ def write(source: Path, packed: Path, wide: Path, form: Form, skip: tuple[str, .
         scales = (torch.rand(zeros.shape, generator=generator) * 0.03 + 0.01).to(form.scales)
         for part, value in form.pack(codes, zeros, scales).items():
             stored[f"{name.removesuffix('.weight')}.{part}"] = value.contiguous()
+        bias = name.removesuffix("weight") + "bias"
+        if form.biases and bias not in plain:
+            stored[bias] = torch.zeros(rows, dtype=torch.float16)
         meant[name] = (codes - zeros.repeat_interleave(group, 1)).float() * scales.float().repeat_interleave(
             group, 1
         )

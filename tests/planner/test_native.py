@@ -125,6 +125,10 @@ def test_split_products_as_the_kernels_do(size: str, units: int, tokens: int) ->
         tiles = -(-rows // wide)
         expected = split * tiles * high * wide * (1 + swiglu) * 4 if split > 1 else 0
         assert native.split_bytes(native.Product(rows, columns, swiglu), tokens, units) == expected
+        fine = replace(weights, group=32)  # a ready-made checkpoint's
+        high, wide, split, _, _ = matrix_tile(tokens, rows, fine, units, swiglu=swiglu)
+        expected = split * tiles * high * wide * (1 + swiglu) * 4 if split > 1 else 0
+        assert native.split_bytes(native.Product(rows, columns, swiglu), tokens, units, 32) == expected
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ def load_model(
     form = config.quantization
     matrices: dict[str, PackedMatrix] = {}
     if isinstance(form, PackedInt4):
-        tensors, matrices = ready_made.collect(tensors, form, folder)
+        known = {name for name, _ in _targets(model)}
+        tensors, matrices = ready_made.collect(tensors, form, folder, known)
     check_names(model, config, tensors, folder, matrices)
     if isinstance(form, PackedInt4):
         inside = {id(module) for module in model.decoder.layers.modules()}

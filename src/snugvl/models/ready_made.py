@@ -3,17 +3,19 @@
 | | codes | zero points | scales |
 |---|---|---|---|
 | AWQ | qweight `[columns, rows / 8]` | qzeros `[groups, rows / 8]` | scales `[groups, rows]` |
+| GPTQ | qweight `[columns / 8, rows]` | qzeros `[groups, rows / 8]` | scales `[groups, rows]` |
 | compressed-tensors | weight_packed `[rows, columns / 8]` | weight_zero_point `[rows / 8, groups]` |
 weight_scale `[rows, groups]` |
 
 A word holds eight neighbours of the dimension that is divided, the first in its lowest bits; AWQ's in the
-order 0 2 4 6 1 3 5 7. A weight is (code − zero) · scale; without zero points, code 8 is 0.
+order 0 2 4 6 1 3 5 7. A weight is (code − zero) · scale; without zero points, code 8 is 0; GPTQ's
+first format stores zero points less one. GPTQ's g_idx says which group a column is of, and must be in order.
 
-Ours (`layers/weights.py`) has eight neighbouring columns in a word, as compressed-tensors. Scales keep their
-16-bit type: AWQ's are float16, which bfloat16 would round.
+Ours (`layers/weights.py`) has eight neighbouring columns in a word, as compressed-tensors and, transposed,
+GPTQ. Scales keep their 16-bit type: most are float16, which bfloat16 would round.
 
 Sources: AutoAWQ, `awq/modules/linear/gemm.py` and `awq/utils/packing_utils.py` (MIT); compressed-tensors,
-`compressors/pack_quantized` (Apache-2.0).
+`compressors/pack_quantized` (Apache-2.0); GPTQModel, `gptqmodel/nn_modules/qlinear` (Apache-2.0).
 """
 
 from collections import defaultdict
@@ -36,6 +38,7 @@ AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 _SCALES = ("F16", "BF16")
 _ENDINGS = {  # of codes, scales, zero points
     "awq": ("qweight", "scales", "qzeros"),
+    "gptq": ("qweight", "scales", "qzeros"),
     "compressed-tensors": ("weight_packed", "weight_scale", "weight_zero_point"),
 }
 
@@ -53,18 +56,28 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """The stored tensors of one matrix. `shape`: what compressed-tensors says of it."""
+    """The stored tensors of one matrix.
+
+    Attributes:
+        shape: what compressed-tensors says of it.
+        order: the group of each column (GPTQ).
+        bias: one of zeros that GPTQ's files have where the network has none.
+    """
 
     words: TensorEntry
     scales: TensorEntry
     zeros: TensorEntry | None
     shape: TensorEntry | None
+    order: TensorEntry | None = None
+    bias: TensorEntry | None = None
 
 
 def collect(
-    tensors: Mapping[str, TensorEntry], form: PackedInt4, folder: Path
+    tensors: Mapping[str, TensorEntry], form: PackedInt4, folder: Path, known: Collection[str]
 ) -> tuple[dict[str, TensorEntry], dict[str, PackedMatrix]]:
     """The other tensors, and the 4-bit matrices by the names they have when they are plain.
+
+    `known`: names of the network's own tensors.
 
     Raises:
         CheckpointError: scales or zero points are missing, or there is nothing 4-bit in `folder`.
@@ -76,11 +89,14 @@ def collect(
             continue
         base = name.removesuffix(codes)
         del others[name]
+        gptq = form.method == "gptq"
         matrix = PackedMatrix(
             words,
             _beside(words, others, base, scales),
             others.pop(base + zeros, None) if form.symmetric else _beside(words, others, base, zeros),
             others.pop(f"{base}weight_shape", None) if form.method == "compressed-tensors" else None,
+            others.pop(f"{base}g_idx", None) if gptq else None,
+            others.pop(f"{base}bias", None) if gptq and f"{base}bias" not in known else None,
         )
         found[f"{base}weight"] = matrix
     if not found:
@@ -116,6 +132,8 @@ def check_matrix(matrix: PackedMatrix, target: Rows, form: PackedInt4) -> None:
         (matrix.zeros, shapes[1], ("I32",)),
         (matrix.scales, shapes[2], _SCALES),
         (matrix.shape, (2,), ("I64", "I32")),
+        (matrix.order, (columns,), ("I32",)),
+        (matrix.bias, (rows,), tuple(DTYPES)),
     ):
         if entry is None:
             continue
@@ -130,6 +148,7 @@ def _shapes(rows: int, columns: int, groups: int) -> dict[str, tuple[tuple[int, 
     """Of codes, zero points and scales."""
     return {
         "awq": ((columns, rows // 8), (groups, rows // 8), (groups, rows)),
+        "gptq": ((columns // 8, rows), (groups, rows // 8), (groups, rows)),
         "compressed-tensors": ((rows, columns // 8), (rows // 8, groups), (rows, groups)),
     }
 
@@ -176,7 +195,9 @@ def fill(matrix: PackedMatrix, target: Rows, files: TensorFiles, form: PackedInt
     """Read a matrix into its rows of a linear, a piece at a time.
 
     Raises:
-        CheckpointError: the file says another shape than its tensors have.
+        CheckpointError: the file says another shape than its tensors have, or has a bias that the network
+            hasn't.
+        UnsupportedModel: the columns' groups aren't in order.
     """
     linear = target.linear
     assert linear is not None
@@ -184,29 +205,47 @@ def fill(matrix: PackedMatrix, target: Rows, files: TensorFiles, form: PackedInt
     assert linear.zero is not None
     rows = slice(target.start, target.start + target.rows)
     by_row = form.method == "compressed-tensors"
-    if matrix.shape is not None:
-        _check_shape(matrix.shape, files.whole(matrix.shape).tolist(), [target.rows, linear.columns])
+    _check_values(matrix, target.rows, linear.columns, files, form)
     scales = files.whole(matrix.scales)
     linear.scale[rows].copy_(scales if by_row else scales.T)
     if matrix.zeros is None:
         linear.zero[rows].fill_(8)
     else:
         zeros = files.whole(matrix.zeros)
-        linear.zero[rows].copy_(codes_of(zeros.T if by_row else zeros, PLAIN if by_row else AWQ).T)
+        codes = codes_of(zeros.T if by_row else zeros, AWQ if form.method == "awq" else PLAIN)
+        linear.zero[rows].copy_(codes.T + form.offset)
     words = linear.weight[rows]
-    for piece in files.pieces(matrix.words, multiple=1 if by_row else 8):
-        count = len(piece.values)
-        if by_row:
-            words[piece.start : piece.start + count].copy_(piece.values)
+    for piece in files.pieces(matrix.words, multiple=8 if form.method == "awq" else 1):
+        start, count = piece.start, len(piece.values)
+        if form.method == "awq":
+            move_awq(piece.values, words[:, start // 8 : (start + count) // 8])
+        elif by_row:
+            words[start : start + count].copy_(piece.values)
         else:
-            first = piece.start // 8
-            move_awq(piece.values, words[:, first : first + count // 8])
+            words[:, start : start + count].copy_(piece.values.T)
 
 
-def _check_shape(entry: TensorEntry, says: list[int], has: list[int]) -> None:
-    if says != has:
+def _check_values(
+    matrix: PackedMatrix, rows: int, columns: int, files: TensorFiles, form: PackedInt4
+) -> None:
+    """What is beside a matrix and says nothing new must say nothing else."""
+    if matrix.shape is not None and files.whole(matrix.shape).tolist() != [rows, columns]:
         raise CheckpointError(
-            f"{entry.file}: {entry.name!r} says that the matrix is of {says}, its tensors {has}"
+            f"{matrix.shape.file}: {matrix.shape.name!r} says {files.whole(matrix.shape).tolist()}, "
+            f"but its matrix is of {[rows, columns]}"
+        )
+    if matrix.order is not None:
+        groups = files.whole(matrix.order)
+        if not torch.equal(
+            groups, torch.arange(columns, device=groups.device, dtype=groups.dtype) // form.group
+        ):
+            raise UnsupportedModel(
+                f"{matrix.order.file}: {matrix.order.name!r} has columns in the order of activations, not of "
+                f"their groups: {INSTEAD}"
+            )
+    if matrix.bias is not None and files.whole(matrix.bias).count_nonzero():
+        raise CheckpointError(
+            f"{matrix.bias.file}: {matrix.bias.name!r} isn't zero, but this network has no such bias"
         )
 
 

@@ -1,7 +1,7 @@
 """The `quantization_config` of ready-made 4-bit checkpoints, as far as our engine reads them.
 
 Sources: AutoAWQ, `awq/models/_config.py` (MIT); compressed-tensors, `quantization/quant_config.py` and
-`quant_args.py` (Apache-2.0).
+`quant_args.py` (Apache-2.0); GPTQModel, `gptqmodel/quantization/config.py` (Apache-2.0).
 """
 
 from typing import Any, NoReturn
@@ -29,6 +29,32 @@ def read_awq(section: Section) -> PackedInt4:
     if found["bits"] != 4 or found["group_size"] not in GROUPS or found["version"] != "gemm":
         _refuse(section, "awq", found, f"4 bits in groups of {_groups()} in version 'gemm'")
     return PackedInt4("awq", values["group_size"])
+
+
+def read_gptq(section: Section) -> PackedInt4:
+    """GPTQ as AutoGPTQ and GPTQModel store it; the older format has its zero points less one.
+
+    Raises:
+        UnsupportedModel: another layout, number of bits or group, or columns in the order of activations.
+    """
+    values = section.values
+    found = {
+        "bits": values.get("bits"),
+        "group_size": values.get("group_size"),
+        "desc_act": bool(values.get("desc_act")),
+        "checkpoint_format": values.get("checkpoint_format") or "gptq",
+        "dynamic": values.get("dynamic") or None,  # other settings for some modules
+    }
+    known = (
+        found["bits"] == 4
+        and found["group_size"] in GROUPS
+        and not found["desc_act"]
+        and found["checkpoint_format"] in ("gptq", "gptq_v2")
+        and found["dynamic"] is None
+    )
+    if not known:
+        _refuse(section, "gptq", found, f"4 bits in groups of {_groups()} without desc_act or dynamic")
+    return PackedInt4("gptq", values["group_size"], offset=int(found["checkpoint_format"] == "gptq"))
 
 
 def read_compressed(section: Section) -> PackedInt4:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4, TextConfig
-from snugvl.checkpoint.configs.ready_made import read_awq, read_compressed
+from snugvl.checkpoint.configs.ready_made import read_awq, read_compressed, read_gptq
 from snugvl.checkpoint.section import Section
 from snugvl.errors import CheckpointError, UnsupportedModel
 
@@ -56,6 +56,8 @@ def quantization_of(root: Section) -> Fp8Blocks | PackedInt4 | None:
     method = section.get("quant_method", str)
     if method == "awq":
         return read_awq(section)
+    if method == "gptq":
+        return read_gptq(section)
     if method in ("compressed-tensors", "compressed_tensors"):
         return read_compressed(section)
     block = section.values.get("weight_block_size")
@@ -64,6 +66,6 @@ def quantization_of(root: Section) -> Fp8Blocks | PackedInt4 | None:
     ):
         raise UnsupportedModel(
             f"{section.where} is {method!r} with weight_block_size {block!r}; this version reads bf16, fp16, "
-            "fp32, the official FP8 checkpoints with 128x128 blocks, AWQ and compressed-tensors"
+            "fp32, the official FP8 checkpoints with 128x128 blocks, AWQ, GPTQ and compressed-tensors"
         )
     return Fp8Blocks(rows=block[0], columns=block[1])
