@@ -10,6 +10,7 @@ explodes nor forgets everything.
 
 import argparse
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from copy import deepcopy
@@ -48,7 +49,7 @@ def values(tensor: Expected, generator: torch.Generator, offset: bool) -> torch.
     if "embed" in name:
         return (made * 0.03).bfloat16()  # a tied head must not only repeat its input
     columns = made[0].numel() if made.dim() > 1 else 1
-    return (made * columns**-0.5).bfloat16()
+    return (made / math.sqrt(columns)).bfloat16()
 
 
 def shards(tensors: tuple[Expected, ...]) -> Iterator[list[Expected]]:
@@ -103,7 +104,8 @@ def main() -> None:
     config = configuration(dict(found[0].config), Tokenizer.from_folder(out), arguments.layers)
     (out / "config.json").write_text(json.dumps(config, indent=1))
     network = network_of(config, found[0].images, arguments.model)
-    generator, weight_map = torch.Generator().manual_seed(0), {}
+    generator = torch.Generator().manual_seed(0)
+    weight_map: dict[str, str] = {}
     parts = list(shards(network.tensors))
     for index, shard in enumerate(parts, 1):
         file = f"model-{index:05}-of-{len(parts):05}.safetensors"

@@ -48,7 +48,7 @@ BROKEN = {
     lose_a_tensor: "lacks the tensor model.language_model.layers.3.mlp.up_proj.weight",
     truncate: "truncated",
     not_weights: "model.safetensors",
-    foreign: "LlamaForCausalLM",
+    foreign: "not of this model",
     broken_tokenizer: "tokenizer.json",
     no_template: "template",
 }
