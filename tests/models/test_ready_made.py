@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import snugvl
 from snugvl.backends.protocol import user
 from snugvl.checkpoint.read import facts_of
-from snugvl.errors import CheckpointError, RequestError, SnugvlError, UnsupportedModel
+from snugvl.errors import CheckpointError, DoesNotFit, RequestError, SnugvlError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.models import ready_made as ours
 from snugvl.models import tensor_files
@@ -23,10 +23,13 @@ from snugvl.models.loader import Storage, load_model
 from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
+from snugvl.planner.solve import Candidate, require, solve
+from snugvl.planner.wishes import Wishes
 from snugvl.sampling import SamplingParams
 from tests import qwen2_5_vl, ready_made, text_checkpoints
 from tests.inputs import pieces
 from tests.models.forward import Prompt, logits
+from tests.planner.machines import GIB, machine
 from tests.text_checkpoints import QWEN2, Text
 
 CPU = torch.device("cpu")
@@ -335,3 +338,26 @@ def test_moving_codes_needs_no_more_than_planned() -> None:
     with torch.inference_mode(), trace:
         ours.move_awq(words, out)
     assert 0 < trace.peak <= READY_MADE_BYTES * words.nbytes // 2
+
+
+@pytest.mark.parametrize("form", ready_made.FORMS)
+def test_a_plan_takes_our_engine_with_the_weights_as_they_are(
+    form: str, pairs: Callable[[str], Pair]
+) -> None:
+    facts = facts_of(str(pairs(form).packed), offline=True)
+    choice = require(solve([Candidate(facts)], machine(8 * GIB), Wishes(backend="native")))
+    assert (choice.option.engine, choice.settings.weights, choice.option.pending) == ("native", "int4", None)
+    with pytest.raises(DoesNotFit, match="bf16"):
+        require(solve([Candidate(facts)], machine(8 * GIB), Wishes(backend="native", weights="bf16")))
+
+
+def test_a_plan_sends_a_4_bit_head_to_another_engine(pairs: Callable[[str], Pair], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(pairs("awq").packed, tmp_path / "copy"))
+    state = load_file(folder / "model.safetensors")
+    PROBLEMS["a head"][1](state)
+    save_file(state, folder / "model.safetensors")
+    plan = solve([Candidate(facts_of(str(folder), offline=True))], machine(8 * GIB), Wishes(backend="native"))
+    assert plan.choice is None
+    assert [refusal.reason for _, refusal in plan.refusals] == [
+        "our engine reads ready-made integers of the decoder's layers alone"
+    ]
