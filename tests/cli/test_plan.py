@@ -25,10 +25,16 @@ def test_the_first_thing_a_user_types(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_best_of_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", *CARD, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["choice"]["model"] == "Qwen/Qwen3-VL-8B-Instruct"
-    assert plan["choice"]["settings"]["vision_weights"] == "int8"
+    assert plan["choice"]["model"] == MODEL
+    assert plan["choice"]["settings"]["vision_weights"] == "bf16"
     assert len({entry["what"].split(" ")[0] for entry in plan["rejections"]}) > 3
     assert run(["plan", "--gpu", "rtx-5060", "--offline", "--images", "0", "--json"]) == 0
+
+
+def test_who_names_the_8b_gets_it_with_a_leaner_tower(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "Qwen/Qwen3-VL-8B-Instruct", *CARD, "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)["choice"]["settings"]
+    assert (settings["weights"], settings["vision_weights"]) == ("int4", "int8")
 
 
 def test_what_does_not_fit_is_exit_code_5(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +106,7 @@ def test_layers_in_main_memory_have_a_price_and_an_alternative(capsys: pytest.Ca
     assert run(words) == 0
     out = capsys.readouterr().out
     assert "tokens/s, because" in out
-    assert "8B-Instruct in int4, int8 head, int8 tower fits whole and runs at up to" in out
+    assert f"{MODEL} in fp8 fits whole and runs at up to" in out
     assert run([*words[:-4], "--ram", "6GiB", *words[-2:]]) == 5
     assert "may be used" in capsys.readouterr().out
 

@@ -64,6 +64,9 @@ def solve(
         possible, refused = _possible(candidate, machine, wishes, found, missing or {})
         fitters += [(fitter, candidate.quality) for fitter in possible]
         refusals += [(candidate.facts.name, refusal) for refusal in refused]
+    if len({candidate.quality for candidate in candidates}) > 1:
+        # An int8 tower has been measured on no GPU yet: who names a model may have it, nobody is led to it.
+        fitters = [pair for pair in fitters if pair[0].option.vision_weights == "bf16"]
     plan = _decide(fitters, refusals, wishes, found)
     if plan.choice is None and len(candidates) == 1 and machine.gpus:
         return _offloaded(plan, fitters, host_budget(machine))
