@@ -89,9 +89,9 @@ def load(
         device: `cpu`, `cuda`, `cuda:1`, …; auto takes the GPU if there is one.
         dtype: activations, KV cache, and weights that stay as wide; auto takes bfloat16 (float16 before
             Ampere) on a GPU, and on a CPU float32 where it leaves half of the free memory.
-        weights: format of the decoder's weights in memory. On a GPU auto keeps an FP8 checkpoint as it is;
-            of others it takes bf16, int8 or int4, the first that fits, with embedding and lm_head in int8
-            where that makes room. On a CPU it takes `dtype`.
+        weights: format of the decoder's weights in memory. Auto keeps a checkpoint that is stored in 4 bits,
+            and on a GPU an FP8 one, as it is; of others it takes bf16, int8 or int4, the first that fits,
+            with embedding and lm_head in int8 where that makes room. On a CPU it takes `dtype`.
         context: tokens of one conversation, image tokens included; by default as many as fit, up to 8,192.
         max_pixels: scale larger images down to this many pixels (the checkpoint's own limit at most); by
             default what half of the context holds.
