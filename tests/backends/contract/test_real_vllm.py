@@ -19,6 +19,7 @@ FILES = ("test_answers", "test_sampling", "test_refusals", "test_differences", "
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.timeout(900)
 def test_a_real_vllm_keeps_the_contract() -> None:
     vllm_python()  # installed, or a reason to skip

@@ -19,7 +19,7 @@ from snugvl.sampling import SamplingParams
 from tests.backends.vllm.helpers import engine, processes, read
 from tests.backends.vllm.real.install import pocket
 
-# CI holds a real vLLM to the contract of all backends (tests/backends/contract); this is what goes beyond it.
+# Beyond the contract of all backends (tests/backends/contract/test_real_vllm.py).
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(900)]
 START_S = 240.0
 QUESTION = "Describe this picture."
