@@ -143,6 +143,11 @@ class Rotation:
 
         In float32, and then rounded to the dtype of `x`.
         """
+        if x.is_cuda:
+            from snugvl.layers.kernels.vision import rotate  # needs triton, which only GPUs bring
+
+            rotate(x, places, self.cos, self.sin)
+            return
         cos, sin = self.cos[places].flatten(1)[:, None], self.sin[places].flatten(1)[:, None]
         first, second = x.chunk(2, dim=-1)
         turned = first * cos

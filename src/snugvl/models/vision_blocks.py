@@ -66,6 +66,17 @@ def _attend(query: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     return scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(rows, -1)
 
 
+def _added(x: torch.Tensor, delta: torch.Tensor, norm: nn.Module) -> torch.Tensor:
+    """`x += delta` `[rows, hidden]`, and the `norm` of the sum."""
+    if x.is_cuda and isinstance(norm, nn.LayerNorm):
+        from snugvl.layers.kernels.vision import add_normed  # needs triton, which only GPUs bring
+
+        return add_normed(x, delta, norm.weight, norm.bias, norm.eps)
+    x += delta
+    result: torch.Tensor = norm(x)
+    return result
+
+
 class Block(nn.Module):
     """A pre-norm transformer block."""
 
@@ -89,8 +100,8 @@ class Block(nn.Module):
         self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, seen: Sequence[Seen]
     ) -> None:
         """Advance rows of the residual stream in place, once all keys and values are kept."""
-        x += self.attn(self.norm1(x), rotation, places, seen)
-        x += self.mlp(self.norm2(x))
+        # Unnamed, so that what attention gave is gone when the MLP takes its workspace.
+        x += self.mlp(_added(x, self.attn(self.norm1(x), rotation, places, seen), self.norm2))
 
 
 def advance_frames(
