@@ -5,20 +5,24 @@
 
 LAYERS+HEAD formats as in `models.loader.Storage`. Every request has a 1024×1024 picture of noise of its own
 and gets 128 tokens, greedy. Medians of six for one client; 32 and 96 requests for 8 and 32 clients, second
-run of two.
+run of two. `--profile` shows where the time of one more run goes; `--sampled` draws the tokens with a
+temperature, top_k and top_p instead.
 """
 
 import argparse
 import sys
 import threading
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
+import busy
 import machine
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Capabilities, Request, user
@@ -49,19 +53,33 @@ def picture(side: int) -> Image.Image:
     return Image.fromarray(GENERATOR.integers(0, 255, (side, side, 3), dtype=np.uint8))
 
 
-def ask(backend: NativeBackend, image: Image.Image, tokens: int) -> tuple[float, float]:
+def ask(
+    backend: NativeBackend, image: Image.Image, tokens: int, *, sampled: bool = False
+) -> tuple[float, float]:
     """Seconds to the first token, and tokens a second after it."""
     start = time.perf_counter()
     first = last = 0.0
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    if sampled:
+        sampling = replace(sampling, temperature=0.7, top_k=20, top_p=0.8)
     for _ in backend.submit(Request((user(image, "Describe this picture."),), sampling)):
         last = time.perf_counter()
         first = first or last
     return first - start, (tokens - 1) / (last - first)
 
 
-def level(backend: NativeBackend, clients: int, requests: int, side: int, tokens: int) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What every request is."""
+
+    side: int
+    tokens: int
+    sampled: bool
+
+
+def level(backend: NativeBackend, clients: int, requests: int, shape: Shape) -> dict[str, float]:
     """Tokens a second of all clients, and the median time to the first token."""
+    side, tokens = shape.side, shape.tokens
     left = [picture(side) for _ in range(requests)]
     lock, times = threading.Lock(), []
 
@@ -71,7 +89,7 @@ def level(backend: NativeBackend, clients: int, requests: int, side: int, tokens
                 if not left:
                     return
                 image = left.pop()
-            times.append(ask(backend, image, tokens)[0])
+            times.append(ask(backend, image, tokens, sampled=shape.sampled)[0])
 
     threads = [threading.Thread(target=client) for _ in range(clients)]
     start = time.perf_counter()
@@ -81,6 +99,25 @@ def level(backend: NativeBackend, clients: int, requests: int, side: int, tokens
         thread.join()
     seconds = time.perf_counter() - start
     return {"clients": clients, "tokens_s": requests * tokens / seconds, "ttft_s": median(times)}
+
+
+def alone(backend: NativeBackend, shape: Shape) -> dict[str, float]:
+    """Medians of one client, once everything is compiled."""
+    times = [ask(backend, picture(shape.side), shape.tokens, sampled=shape.sampled) for _ in range(9)][3:]
+    return {"ttft_s": median(t for t, _ in times), "tokens_s": median(rate for _, rate in times)}
+
+
+def profiled(backend: NativeBackend, clients: int, requests: int, shape: Shape) -> dict[str, Any]:
+    """Where the time of such a run goes, by phase and by kernel."""
+    engine = backend._engine
+    with busy.watched(engine) as phases:
+        row = level(backend, clients, requests, shape)
+    found: dict[str, Any] = {"tokens_s": row["tokens_s"], "phases": phases.table()}
+    found["kernels"] = None
+    if engine.model.device.type == "cuda":
+        found["kernels"] = busy.kernels(lambda: level(backend, clients, requests // 2, shape))
+    busy.show(found["phases"], found["kernels"])
+    return found
 
 
 def main() -> None:
@@ -93,28 +130,31 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--levels", default="8:32,32:96")
+    parser.add_argument("--profile", action="store_true", help="where the time of one more run goes")
+    parser.add_argument("--sampled", action="store_true", help="draw tokens instead of taking the likeliest")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     sys.setswitchinterval(0.0005)  # many client threads share the engine's process here
     backend = load(arguments.checkpoint, arguments.formats, arguments.device)
-    side, tokens = arguments.side, arguments.tokens
-    for _ in range(3):
-        ask(backend, picture(side), tokens)
-    alone = [ask(backend, picture(side), tokens) for _ in range(6)]
-    one = {"ttft_s": median(t for t, _ in alone), "tokens_s": median(rate for _, rate in alone)}
+    shape = Shape(arguments.side, arguments.tokens, arguments.sampled)
+    one = alone(backend, shape)
     print(f"1 client: first token {one['ttft_s'] * 1000:.1f} ms, decode {one['tokens_s']:.1f} tokens/s")
+    profiles = [profiled(backend, 1, 4, shape)] if arguments.profile else []
     levels = []
     for pair in arguments.levels.split(","):
         clients, requests = map(int, pair.split(":"))
-        level(backend, clients, requests, side, tokens)
-        row = level(backend, clients, requests, side, tokens)
+        level(backend, clients, requests, shape)
+        row = level(backend, clients, requests, shape)
         levels.append(row)
         print(
             f"{clients} clients: {row['tokens_s']:,.0f} tokens/s, first token {row['ttft_s'] * 1000:.0f} ms"
         )
+        if arguments.profile:
+            profiles.append(profiled(backend, clients, requests, shape))
     backend.close()
     values = {"checkpoint": arguments.checkpoint.name, "formats": arguments.formats, "one": one}
-    machine.save("engine_speed", {**values, "levels": levels}, arguments.out)
+    more = {"sampled": arguments.sampled, "profiles": profiles}
+    machine.save("engine_speed", {**values, "levels": levels, **more}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Peaks are what torch allocates beyond the weights, output included: those are th
 (`models/vision.py`). The second table has a greedy stream running while a 4096 × 4096 image is encoded and
 prefilled: the times between its tokens, with the image encoded in slices and in one go.
 
-    python benchmarks/vision_encode.py CHECKPOINT [--tower int8] [--out FILE]
+    python benchmarks/vision_encode.py CHECKPOINT [--tower int8] [--profile] [--out FILE]
     python benchmarks/vision_encode.py TINY --device cpu --sides 128 256
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+import busy
 import machine
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
@@ -109,6 +110,27 @@ def measure(model: Qwen3VL, side: int) -> dict[str, Any]:
     }
 
 
+def profiled(model: Qwen3VL, side: int) -> dict[str, Any]:
+    """Where the time of a few pictures goes, by kernel; and what the host needs to start them."""
+    item = picture(side)
+
+    def work() -> None:
+        for _ in range(REPEATS):
+            encode(model, item)
+            wait(model)
+
+    encode(model, item)
+    wait(model)
+    start = time.perf_counter()
+    encode(model, item)  # returns when all is started, if the GPU is slower
+    started = time.perf_counter() - start
+    wait(model)
+    found = {"side": side, "repeats": REPEATS, "start_ms": 1e3 * started, **busy.kernels(work)}
+    print(f"{side}², {REPEATS} times; the host starts one in {found['start_ms']:.1f} ms")
+    busy.show([], found)
+    return found
+
+
 def stream(model: Qwen3VL, side: int, *, sliced: bool) -> dict[str, Any]:
     """Times between the tokens of a stream while a large image comes in."""
     engine = Engine(model, EngineConfig(num_blocks=1400, max_model_len=20_000, max_num_seqs=4))
@@ -152,6 +174,7 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--sides", type=int, nargs="+", default=list(SIDES))
     parser.add_argument("--tower", choices=("bf16", "int8"), default="bf16", help="format of its weights")
+    parser.add_argument("--profile", action="store_true", help="kernels of the smallest picture")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     storage = Storage(tower=arguments.tower)
@@ -162,13 +185,14 @@ def main() -> None:
     for row in sizes:
         print("{side}²: {median_ms} ms ({least_ms} … {most_ms}),".format(**row), end=" ")
         print(f"peak {row['peak_bytes'] / 2**20:.0f} MiB, planned {row['planned_bytes'] / 2**20:.0f} MiB")
+    profile = profiled(model, sides[0]) if arguments.profile else None
     stream(model, sides[-1], sliced=True)  # captures graphs and compiles kernels
     streams = [stream(model, sides[-1], sliced=sliced) for sliced in (False, True)]
     for values in streams:
         print(values)
     machine.save(
         "vision_encode",
-        {"rows": ROWS, "tower": arguments.tower, "sizes": sizes, "streams": streams},
+        {"rows": ROWS, "tower": arguments.tower, "sizes": sizes, "streams": streams, "profile": profile},
         arguments.out,
     )
 
