@@ -23,6 +23,7 @@ line and leaves with `exit_code`; the server answers with `http_status`. Anythin
         ├── QueueFull              429  1
         ├── DeadlineExceeded       504  1
         └── EngineUnavailable      503  1   starting, restarting, draining or given up
+            └── OutOfMemory        503  1   not enough device memory for this request now, even alone
 
 Exit code 2 is a usage error of the command line, 7 a batch in which some files failed.
 """
@@ -161,3 +162,7 @@ class EngineUnavailable(EngineError):
     def __init__(self, message: str, *, retry_after_s: float = 2.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class OutOfMemory(EngineUnavailable):
+    """A step of this request ran out of device memory, even with nothing beside it. The engine goes on."""

@@ -36,6 +36,9 @@ class EagerGraphs(DecodeGraphs):
         super().__init__(engine.model, engine._cache, engine.config.max_model_len)
         self.started = self.followed = 0
 
+    def made(self, sequences: int) -> bool:
+        return True
+
     def start(self, rows: Rows[Row]) -> Result:  # type: ignore[override]
         self.started += 1
         self.ids = torch.tensor([row.token for row in rows])

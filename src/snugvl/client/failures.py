@@ -17,6 +17,7 @@ from snugvl.errors import (
     ImageError,
     ImageTooLarge,
     ModelNotServed,
+    OutOfMemory,
     OutputError,
     QueueFull,
     RateLimited,
@@ -38,6 +39,7 @@ BY_CODE: Final[Mapping[str, type[SnugvlError]]] = {
     "queue_full": QueueFull,
     "deadline_exceeded": DeadlineExceeded,
     "engine_unavailable": EngineUnavailable,
+    "out_of_memory": OutOfMemory,
     "invalid_model_output": OutputError,
 }
 # For answers without such a code: of a proxy, or of another server.

@@ -14,6 +14,7 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from itertools import count
+from traceback import clear_frames
 
 import torch
 
@@ -27,6 +28,7 @@ from snugvl.engine.runner import Runner
 from snugvl.engine.sampler import Choice, Sampled, sample
 from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, random_stream
+from snugvl.engine.shortage import out_of_memory, refusal, release
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError
 from snugvl.models.batch import Network
 from snugvl.models.loader import tensor_bytes
@@ -52,6 +54,7 @@ class EngineStats:
     items_encoded: int
     encoder_hits: int
     faults: int
+    shortages: int
 
 
 class Engine:
@@ -71,9 +74,10 @@ class Engine:
         self._encoder = Encoder(model, config.encoder_cache_bytes)
         self._runner = Runner(model, self._cache, self._encoder, config.max_model_len)
         self._flight: Flight | None = None  # a step whose tokens are not read yet
+        self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it
         self._requests: dict[str, list[Sequence]] = {}  # the choices of each that are not finished
         self._arrivals = count()
-        self._steps = self._computed = self._generated = self._faults = 0
+        self._steps = self._computed = self._generated = self._faults = self._shortages = 0
 
     @property
     def has_work(self) -> bool:
@@ -99,6 +103,7 @@ class Engine:
             items_encoded=self._encoder.items_encoded,
             encoder_hits=self._encoder.hits,
             faults=self._faults,
+            shortages=self._shortages,
         )
 
     def add(self, request: EngineRequest) -> None:
@@ -143,15 +148,14 @@ class Engine:
     def step(self) -> list[TokenOutput]:
         """Advance what runs by a token or a chunk of its prompt. Never raises what the model raises."""
         outputs = self._expire()
+        self._alone = None
         try:
             if self._flight is not None:
                 self._land(self._flight, outputs)
             else:
                 self._schedule(outputs)
         except Exception as error:
-            failure = self._fault(error, "a step")
-            # Nothing had started: the fault is in what waits, and would come back for ever.
-            outputs += self.reset(failure) or self._fail_all(failure)
+            outputs += self._recover(error)
         return outputs
 
     def reset(self, error: SnugvlError | None = None) -> list[TokenOutput]:
@@ -200,6 +204,7 @@ class Engine:
         assert step.chunks or not self.has_work, "requests wait, but nothing was scheduled"
         if not step.chunks:
             return
+        self._alone = step.chunks[0] if step.alone else None
         self._flight = self._runner.take_off(step)
         if self._flight is None:
             self._advance(step, outputs)
@@ -215,7 +220,35 @@ class Engine:
         try:
             self._encoder.advance(chunk)
         except Exception as error:
+            if out_of_memory(error):  # the next step is its own; others keep what they have
+                self._shortages += 1
+                chunk.sequence.alone = True
+                release(self.model.device)
+                return
             outputs += self._fail(chunk.sequence.request.request_id, self._fault(error, "encoding an image"))
+
+    def _recover(self, error: Exception) -> list[TokenOutput]:
+        """Go on after a step that failed: try again with less at once, or end what may have caused it."""
+        if not out_of_memory(error) or not self._scheduler.running:
+            failure = self._fault(error, "a step")
+            # Nothing had started: the fault is in what waits, and would come back for ever.
+            return self.reset(failure) or self._fail_all(failure)
+        self._shortages += 1
+        self._flight = None
+        outputs = [] if self._alone is None else self._give_up(self._alone, error)
+        if self._alone is None:
+            logger.warning("a step ran out of memory, its requests go on one by one: %s", error)
+            self._scheduler.retreat()
+        self._encoder.clear()
+        clear_frames(error.__traceback__)  # they hold the step's tensors
+        release(self.model.device)
+        return outputs
+
+    def _give_up(self, chunk: Chunk, error: Exception) -> list[TokenOutput]:
+        """End a request that runs out of memory with nothing beside it."""
+        failure = refusal(error, chunk, self.model.device)
+        logger.warning("%s", failure)
+        return self._fail(chunk.sequence.request.request_id, failure)
 
     def _keep_encodings(self) -> None:
         self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
@@ -328,7 +361,7 @@ class Engine:
 
 def _choice(row: int, sequence: Sequence) -> Choice:
     params = sequence.request.sampling
-    uniform = 0.0 if params.greedy else sequence.random.random()
+    uniform = 0.0 if params.greedy else sequence.draw()
     return Choice(row, params, sequence.prompt.vocabulary, sequence.counts, uniform, sequence.grammar)
 
 

@@ -12,6 +12,7 @@ A batch smaller than its graph is filled up with rows of length 0: they read not
 the seat of recurrent states that is nobody's.
 """
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ from typing import Any
 
 import torch
 
+from snugvl.engine.shortage import out_of_memory
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, Network
+
+logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 32)
 _FIELDS = 4  # of a row before its block table: token, length, delta, seat
@@ -71,8 +75,37 @@ class DecodeGraphs:
         self._table_width = -(-max_model_len // cache.block_size)
         self._sizes = tuple(sizes)
         self._graphs: dict[int, _Graph] = {}
+        self._short: set[int] = set()  # sizes that memory was short of
         self._pool: Any = None  # of memory, which torch shares among captures
         self._stream: Any = None  # of all captures: the library gets a workspace for each stream, for good
+
+    def made(self, sequences: int) -> bool:
+        """Whether there is a graph for so many, captured now if need be.
+
+        One that memory was short of isn't tried again until `retry`; its steps run without.
+        """
+        size = self._size(sequences)
+        if size in self._graphs:
+            return True
+        if size not in self._short:
+            try:
+                self._graph(sequences)
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                self._short.add(size)
+                logger.warning("no memory for the CUDA graph of %d sequences: %s", size, error)
+        return size in self._graphs
+
+    def retry(self) -> None:
+        """Try the graphs again that memory was short of."""
+        self._short.clear()
+
+    def clear(self) -> None:
+        """Forget all graphs, with their memory; each is captured again when it is needed."""
+        self._graphs.clear()
+        self._short.clear()
+        self._pool = None
 
     @property
     def largest(self) -> int:
@@ -92,13 +125,16 @@ class DecodeGraphs:
         return self._graph(rows).again(rows, tables)
 
     def _graph(self, sequences: int) -> "_Graph":
-        size = next(size for size in self._sizes if size >= sequences)
+        size = self._size(sequences)
         if size not in self._graphs:
             made = _Graph(self._model, self._cache, size, self._table_width)
             self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._pool = made.capture(self._pool, self._stream)
             self._graphs[size] = made
         return self._graphs[size]
+
+    def _size(self, sequences: int) -> int:
+        return next(size for size in self._sizes if size >= sequences)
 
 
 class _Graph:

@@ -63,7 +63,13 @@ class Runner:
                     self.cache.states.clear(seat_of(chunk.sequence))
 
     def _has_graph(self, step: Schedule) -> bool:
-        return self.has_graphs and len(step.chunks) <= self.graphs.largest and decodes(step)
+        return (
+            self.has_graphs
+            and not step.alone
+            and len(step.chunks) <= self.graphs.largest
+            and decodes(step)
+            and self.graphs.made(len(step.chunks))
+        )
 
     def _batch(self, chunks: list[Chunk]) -> Batch:
         ids: list[int] = []

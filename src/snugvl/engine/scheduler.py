@@ -60,11 +60,13 @@ class Schedule:
     Attributes:
         copies: come first, in their order.
         later: the chunk that was left out, if there is one, because its images aren't encoded.
+        alone: whether it must run with as little memory as can be (see `shortage.py`).
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     later: list[Chunk] = field(default_factory=list)
+    alone: bool = False
 
     @property
     def tokens(self) -> int:
@@ -134,6 +136,11 @@ class Scheduler:
             ready: whether the images of a chunk are encoded. One that isn't ready is left out while others
                 decode, and nobody is admitted after it.
         """
+        alone = self._alone()
+        if alone is not None:
+            step = Schedule(alone=True)
+            self._take(step, alone, self.config.max_batched_tokens)
+            return step
         step = Schedule()
         for sequence in [s for s in self.running if s.pending == 1]:
             if sequence.state is State.RUNNING and self._make_room(sequence):
@@ -145,9 +152,15 @@ class Scheduler:
             ready = _always
         for sequence in [s for s in self.running if s.pending > 1]:
             self._take(step, sequence, most - step.tokens, ready)
-        while step.tokens < most and not step.later and (admitted := self._admit()):
+        while step.tokens < most and not step.later and not self._next_alone and (admitted := self._admit()):
             self._take(step, admitted, most - step.tokens, ready)
         return step
+
+    def retreat(self) -> None:
+        """Let all that run wait, and come back one by one: a step ran out of memory."""
+        for sequence in self.running[::-1]:
+            sequence.alone = True
+            self._preempt(sequence)
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """Let the siblings of a sequence whose prompt is computed start from its blocks.
@@ -212,6 +225,16 @@ class Scheduler:
         assert not any(s.table or s.computed or s.recorded for s in self.waiting), "waiting with blocks"
         assert all(s.seat is None for s in self.waiting), "waiting on a seat"
         assert sum(s.pending > 1 for s in self.running) <= 1, "two prefills are under way"
+
+    @property
+    def _next_alone(self) -> bool:
+        return bool(self.waiting) and self.waiting[0].alone
+
+    def _alone(self) -> Sequence | None:
+        """Who must have the next step for itself: others that run pause, until it has a token."""
+        if self._next_alone and all(sequence.pending == 1 for sequence in self.running):
+            self._admit()
+        return next((sequence for sequence in self.running if sequence.alone), None)
 
     def _admit(self) -> Sequence | None:
         """Move the head of the queue to the running ones if there are seats and blocks for it."""

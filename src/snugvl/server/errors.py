@@ -23,6 +23,7 @@ from snugvl.errors import (
     ImageError,
     ImageTooLarge,
     ModelNotServed,
+    OutOfMemory,
     OutputError,
     QueueFull,
     RateLimited,
@@ -47,6 +48,7 @@ CODES: tuple[tuple[type[SnugvlError], str], ...] = (
     (RateLimited, "rate_limit_exceeded"),
     (QueueFull, "queue_full"),
     (DeadlineExceeded, "deadline_exceeded"),
+    (OutOfMemory, "out_of_memory"),
     (EngineUnavailable, "engine_unavailable"),
     (OutputError, "invalid_model_output"),
 )

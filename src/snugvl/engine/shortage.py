@@ -1,0 +1,74 @@
+"""Out of memory: whether an error says so, and the refusal of a request that fails of it even alone.
+
+A step takes workspace. The plan has room for it, but another program may have taken that meanwhile, or the
+plan was wrong. So a step that runs out of memory is tried again in parts, and only what fails alone ends:
+
+    step  a ▒▒▒▒  b ▒  c ▒        out of memory: all three wait, what torch keeps goes back to the driver
+          a ▒▒▒▒                  alone, without a graph; it fails again: a ends with numbers
+          b ▒                     alone, until it has a token; then it shares steps again
+          c ▒  b ▒
+"""
+
+import re
+
+import torch
+
+from snugvl.engine.scheduler import Chunk
+from snugvl.errors import OutOfMemory
+
+_SIGNS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+_ASKED = re.compile(r"Tried to allocate ([\d.]+ (?:[KMGT]iB|bytes))")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or one that it came from, is a lack of device memory.
+
+    torch has a class for its own allocator's; the driver's (loading a kernel, making a graph), cuBLAS' and
+    Triton's are known by their text.
+    """
+    while True:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS):
+            return True
+        before = error.__cause__ or error.__context__
+        if before is None:
+            return False
+        error = before
+
+
+def refusal(error: BaseException, chunk: Chunk, device: torch.device) -> OutOfMemory:
+    """Why a request ends whose step had nothing beside it: what it was, what was asked, what is allowed."""
+    tokens = chunk.end - chunk.start
+    pictures = chunk.sequence.prompt.vision_in(chunk.start, chunk.end)
+    what = f"{tokens:,} tokens" if tokens > 1 else "1 token"
+    if pictures:
+        largest = max(t * h * w for t, h, w in (part.item.grid_thw for part in pictures))
+        what += f" with {len(pictures)} images or videos of up to {largest:,} patches"
+    found = _ASKED.search(str(error))
+    asked = f" asked for {found[1]} more than there was" if found else " needed more than there was"
+    smaller = "send smaller or fewer images, or " if pictures else ""
+    return OutOfMemory(
+        f"out of memory: a step of {what}, with nothing beside it,{asked}{_held(device)}; {smaller}"
+        "try again when other programs have given memory back"
+    )
+
+
+def release(device: torch.device) -> None:
+    """Give the driver back what torch holds and nobody uses."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _held(device: torch.device) -> str:
+    """What torch holds, what it may hold at most, what nobody holds."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    most = total * torch.cuda.get_per_process_memory_fraction(device)
+    held = torch.cuda.memory_reserved(device)
+    return f" ({_mib(held)} held of {_mib(most)} allowed, {_mib(free)} free on the card)"
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / (1 << 20):,.0f} MiB"

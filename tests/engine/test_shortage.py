@@ -1,0 +1,186 @@
+"""A step that runs out of memory is tried again in parts; only what fails alone ends, with numbers."""
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from snugvl.engine import engine as engine_module
+from snugvl.engine.graphs import DecodeGraphs
+from snugvl.engine.request import EngineRequest
+from snugvl.engine.shortage import out_of_memory
+from snugvl.errors import OutOfMemory
+from snugvl.layers.kv_cache import KVCache
+from snugvl.models.batch import Batch, GridTHW, PatchReader
+from tests.engine.test_pipeline import engine_with
+from tests.engine.toy import BOMB, HybridToy, Toy, engine, oracle, picture, request, run, tokens
+
+FULL = "CUDA out of memory. Tried to allocate 26.00 MiB. GPU 0 has a total capacity of 7.00 GiB of which …"
+
+
+class Short:
+    """Makes a toy run out of memory in steps for which `too_much` says so."""
+
+    def __init__(self, model: Toy, too_much: Callable[[Batch], bool]) -> None:
+        self.failed: list[int] = []  # tokens of each step that failed
+        self._forward, self._too_much = model.forward, too_much
+        model.forward = self.forward  # type: ignore[method-assign]
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        if self._too_much(batch):
+            for layer in range(cache.storage.shape[0]):  # what a step that breaks off leaves behind
+                cache.storage[layer, :, batch.attention.slot_mapping] = torch.nan
+            self.failed.append(len(batch.input_ids))
+            raise torch.OutOfMemoryError(FULL)
+        return self._forward(batch, cache)
+
+
+def several(count: int = 4) -> list[EngineRequest]:
+    return [request(str(i), i + 1, picture(i), *range(2, 7 + i), max_tokens=6 + i) for i in range(count)]
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_requests_too_large_for_one_step_go_one_by_one(prefix: bool) -> None:
+    model, items = Toy(), several()
+    right = [oracle(Toy(), item, item.sampling.max_tokens or 0) for item in items]
+    short = Short(model, lambda batch: len(batch.input_ids) > 20)
+    here = engine(model, prefix_cache=prefix)
+    outputs = run(here, *items)
+    assert short.failed
+    assert [tokens(outputs[item.request_id]) for item in items] == right
+    assert here.stats.shortages == len(short.failed)
+    assert here.stats.faults == 0
+
+
+def test_a_decode_batch_that_never_fits_still_gets_on() -> None:
+    model, items = Toy(), several(3)
+    right = [oracle(Toy(), item, item.sampling.max_tokens or 0) for item in items]
+    Short(model, lambda batch: len(batch.attention.query_lens) > 1)
+    outputs = run(engine(model), *items)
+    assert [tokens(outputs[item.request_id]) for item in items] == right
+
+
+def test_recurrent_states_of_a_step_that_broke_off_are_computed_again() -> None:
+    model, items = HybridToy(), [request(str(i), *range(1, 9 + i)) for i in range(3)]
+    right = [oracle(HybridToy(), item, 8) for item in items]
+    calls = iter(range(1000))
+    Short(model, lambda batch: next(calls) in (0, 6, 14))
+    outputs = run(engine(model), *items)
+    assert [tokens(outputs[item.request_id]) for item in items] == right
+
+
+def test_only_the_request_that_fails_alone_ends_with_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    model, items = Toy(), several(3)
+    right = [oracle(Toy(), item, item.sampling.max_tokens or 0) for item in items]
+    short = Short(model, lambda batch: bool((batch.input_ids == BOMB).any()))
+    here = engine(model)
+    outputs = run(here, *items[:2], request("large", BOMB, picture(9, 8, 8), n=2), items[2])
+    assert [tokens(outputs[item.request_id]) for item in items] == right
+    assert [o.finish for o in outputs["large"]] == ["error", "error"]
+    error = outputs["large"][0].error
+    assert isinstance(error, OutOfMemory)
+    assert error.http_status == 503
+    assert error.retry_after_s > 0
+    assert str(error) == (
+        "out of memory: a step of 19 tokens with 1 images or videos of up to 64 patches, with nothing beside "
+        "it, asked for 26.00 MiB more than there was; send smaller or fewer images, or try again when other "
+        "programs have given memory back"
+    )
+    assert len(short.failed) == 2, "once in company, once alone"
+    assert "its requests go on one by one" in caplog.text
+    assert tokens(run(here, replace(items[0], request_id="next"))["next"]) == right[0]
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_an_image_whose_encoding_runs_out_of_memory(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside others that decode and go on; the second time, with nothing beside it, its request ends."""
+    model, other = Toy(), request("other", 3, 4, 5, max_tokens=20)
+    item = request("seen", 1, picture(1, 8, 8))
+    right, said = oracle(Toy(), item, 8), oracle(Toy(), other, 20)
+    left = iter(range(times))
+    begin = model.encode_in_steps
+
+    def encode(read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
+        yield 1
+        if next(left, None) is not None:
+            raise torch.OutOfMemoryError(FULL)
+        return (yield from begin(read, grid))
+
+    monkeypatch.setattr(model, "encode_in_steps", encode)
+    here = engine(model)
+    here.add(other)
+    first = here.step()
+    outputs = run(here, item)
+    assert tokens(first + outputs["other"]) == said
+    if times == 1:
+        assert tokens(outputs["seen"]) == right
+    else:
+        assert [type(o.error) for o in outputs["seen"]] == [OutOfMemory]
+    assert here.stats.faults == 0
+
+
+def test_a_token_that_memory_was_short_of_is_drawn_from_the_same_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    items = [request(str(i), *range(1, 9), temperature=1.0, seed=i, n=2) for i in range(2)]
+    right = run(engine(), *items)
+    sample, calls = engine_module.sample, iter(range(1000))
+
+    def failing(*arguments: object) -> object:
+        if next(calls) in (0, 5, 11):
+            raise torch.OutOfMemoryError(FULL)
+        return sample(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine_module, "sample", failing)
+    outputs = run(engine(), *items)
+    for item in items:
+        for choice in range(2):
+            assert tokens(outputs[item.request_id], choice) == tokens(right[item.request_id], choice)
+
+
+def test_steps_in_the_air_are_computed_again() -> None:
+    model, items = Toy(), several(2)
+    right = [oracle(Toy(), item, item.sampling.max_tokens or 0) for item in items]
+    calls = iter(range(1000))
+    Short(model, lambda batch: next(calls) in (3, 7, 12))
+    here, graphs = engine_with(True, model)
+    outputs = run(here, *items)
+    assert [tokens(outputs[item.request_id]) for item in items] == right
+    assert graphs is not None
+    assert graphs.followed
+
+
+def test_a_graph_that_memory_is_short_of_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = engine()
+    graphs = DecodeGraphs(here.model, here._cache, 64, (1, 4))
+    asked: list[int] = []
+    errors: list[Exception] = [torch.OutOfMemoryError(FULL), RuntimeError("a bug")]
+
+    def capture(sequences: int) -> None:
+        asked.append(sequences)
+        raise errors[-1]
+
+    monkeypatch.setattr(graphs, "_graph", capture)
+    with pytest.raises(RuntimeError, match="a bug"):
+        graphs.made(3)
+    errors.pop()
+    assert not graphs.made(3)
+    assert not graphs.made(4), "the same graph"
+    assert asked == [3, 3]
+    assert "no memory for the CUDA graph of 4 sequences" in caplog.text
+    graphs.retry()
+    assert not graphs.made(3)
+    assert asked == [3, 3, 3]
+
+
+def test_what_is_a_lack_of_memory() -> None:
+    wrapped = ValueError("capture failed")
+    wrapped.__context__ = torch.OutOfMemoryError(FULL)
+    assert out_of_memory(wrapped)
+    assert out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert out_of_memory(RuntimeError("Triton Error [CUDA]: out of memory"))
+    assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not out_of_memory(ValueError("out of memory"))
