@@ -41,6 +41,14 @@ def test_the_next_plan_knows_the_context(cache: Path) -> None:
     assert known.measured("native", "CUDA graphs", place, subject="others") is None
 
 
+def test_a_context_is_no_measurement_before_kernels_are_loaded(cache: Path) -> None:
+    keep = keeper(PLACE, "subject")
+    keep(ledger(300 * MIB, 0))
+    assert not calibration.load(cache).measurements
+    keep(ledger(400 * MIB, 60 * MIB))
+    assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
+
+
 def test_only_growth_is_written_down(cache: Path) -> None:
     keep = keeper(PLACE, "subject")
     keep(ledger(400 * MIB, 60 * MIB))

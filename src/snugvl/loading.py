@@ -24,9 +24,9 @@ from snugvl.errors import RequestError, UnsupportedModel
 from snugvl.hardware.sizes import format_size, parse_size
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, tensor_bytes
-from snugvl.place import Place, cap, device_of, place_on
+from snugvl.place import Place, cap, claim, device_of, place_on
 from snugvl.planner.capabilities import prefers_fp32
-from snugvl.planner.footprint.native import KERNELS
+from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings, WeightFormat
@@ -198,6 +198,9 @@ def load_engine(
         torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
     sizes = allocation.engine
     engine = Engine(network, sizes if max_waiting is None else replace(sizes, max_waiting=max_waiting))
+    planned = planned_rows(allocation, place)
+    if target.type == "cuda":
+        claim(place, _workspace(planned, place))
     vision = 0 if network.tower is None else tensor_bytes(network.tower)
     held = {"text weights": tensor_bytes(network) - vision, "vision weights": vision}
     capabilities = replace(
@@ -207,7 +210,6 @@ def load_engine(
         language_only=left_out > 0,
     )
     backend = NativeBackend(engine, processor, capabilities)
-    planned = planned_rows(allocation, place)
     return Loaded(backend, place, planned, held, allocation.subject, cap_bytes, left_out)
 
 
@@ -246,11 +248,17 @@ def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
     if place.device.type == "cuda":
         # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
         rows[CONTEXT] = max(plan.named(CONTEXT) - place.planned().cublas_bytes, 0) + plan.named(KERNELS)
-        rows[GRAPHS] = plan.named(GRAPHS)
+        rows[GRAPHS] = plan.named(GRAPHS) + plan.named(GRAPHS_LIBRARY)
     beyond = allocation.kv_bytes - plan.named("KV cache") + allocation.engine.encoder_cache_bytes
     beyond += allocation.state_bytes - plan.named("recurrent state")
     rows["workspace"] = plan.total_bytes - sum(rows.values()) + beyond
     return rows
+
+
+def _workspace(planned: Mapping[str, int], place: Place) -> int:
+    """What of the plan is still to come when weights and caches are there, but for graphs and libraries."""
+    later = planned[CONTEXT] + planned[GRAPHS] + place.planned().cublas_bytes
+    return sum(planned.values()) - later - torch.cuda.memory_reserved(place.device)
 
 
 def _storage(settings: Settings) -> Storage:

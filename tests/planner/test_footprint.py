@@ -205,8 +205,11 @@ def test_the_largest_image_fills_its_budget_whatever_its_shape() -> None:
 def test_our_engine_holds_the_outputs_a_chunk_touches() -> None:
     model = inventory(qwen3_vl("2B"))
     image = largest_image(model, 1_048_576)
-    assert held_outputs(Settings("native", images=1), image, 7) == 7
-    assert held_outputs(Settings("native", images=20, chunk=2048), image, 7) == 4 * 7
+    alone = Settings("native", sequences=1, context=1024 + 512, chunk=2048)
+    assert held_outputs(alone, image, 7) == 7
+    assert held_outputs(replace(alone, context=2 * 1024 + 512), image, 7) == 2 * 7  # two in a conversation
+    assert held_outputs(replace(alone, sequences=2), image, 7) == 2 * 7
+    assert held_outputs(replace(alone, sequences=16), image, 7) == 4 * 7  # no chunk touches more
 
 
 def test_grown_settings_never_take_less() -> None:

@@ -122,7 +122,7 @@ def test_a_tower_in_int8_brings_the_8b_onto_the_first_card() -> None:
     assert (choice.tokens, choice.settings.context >= 3072) == (1024, True)
     refused = next(rejection for rejection in plan.rejections if "the vision tower in bf16" in rejection.what)
     assert refused.blame == "weights"
-    assert refused.short_bytes < 535 * MIB  # what the tower in int8 saves
+    assert refused.short_bytes < 538 * MIB  # what the tower in int8 saves
     wide = replace(choice.settings, vision_weights="bf16")
     total = footprint(choice.option.model, wide, choice.budget.device).total_bytes
     assert total > choice.budget.usable_bytes
@@ -223,7 +223,7 @@ def test_quality_is_a_floor() -> None:
 
 def test_grounding_keeps_1024_tokens() -> None:
     assert Wishes(task="detect").least_image_tokens == 1024
-    tight, wide = rtx_5060(2360 * MIB), Wishes(quality="fp8")
+    tight, wide = rtx_5060(2350 * MIB), Wishes(quality="fp8")
     assert require(solve([Candidate(FACTS["4B", True])], tight, wide)).tokens < 1024
     plan = solve([Candidate(FACTS["4B", True])], tight, Wishes(task="detect", quality="fp8"))
     assert plan.choice is None or plan.choice.tokens >= 1024

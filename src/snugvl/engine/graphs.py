@@ -165,12 +165,18 @@ class _Graph:
 
     def capture(self, pool: Any, stream: torch.cuda.Stream) -> Any:
         """Record the step on `stream`; the memory pool it used."""
+        # On the stream of all other work, whose workspace it may use: compiles kernels and makes handles,
+        # which a recording can't.
+        self._step()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._step()  # compiles kernels and makes handles, which a recording can't
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream):
-            self._logits = self._step()
+            # Not `torch.cuda.graph`, which first gives back all that torch's allocator holds free: the
+            # workspace that was claimed at the start (`place.py`). Other threads may use the GPU meanwhile.
+            self._graph.capture_begin(pool, capture_error_mode="thread_local")
+            try:
+                self._logits = self._step()
+            finally:
+                self._graph.capture_end()
         return pool or self._graph.pool()
 
     def start(self, rows: Rows[Row]) -> Run:

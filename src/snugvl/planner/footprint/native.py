@@ -44,6 +44,7 @@ GRAPH_SIZES: Final = (1, 2, 4, 8, 16, 32)
 # is measured: 73 MiB on an H200. A start of the engine measures both together.
 KERNEL_BYTES: Final = 72 << 20
 KERNELS: Final = "compiled kernels"
+GRAPHS_LIBRARY: Final = "cuBLAS workspace of the graphs"
 TABLE_BYTES: Final = 8  # a block number of a graph's table, as it arrives and in its place
 
 READERS: Final = (4, 2, 1)  # threads that fill a GPU
@@ -231,7 +232,7 @@ def native_components(
             basis="predicted",
             why=f"up to {graph_sizes(settings.sequences)[-1]} sequences",
         ),
-        Component("cuBLAS workspace of the graphs", library),
+        Component(GRAPHS_LIBRARY, library),
         Component("loading buffers", loading, "load", "predicted", "one reader, beyond the cache's place"),
         Component(
             "prefill workspace",

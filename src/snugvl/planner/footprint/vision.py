@@ -29,7 +29,7 @@ from typing import Final
 
 from snugvl.checkpoint.facts import VisionFacts
 from snugvl.planner.footprint.allocator import up
-from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.component import Component, Phase
 from snugvl.planner.footprint.images import LONGEST, ImageSize, largest_image
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings, VisionFormat
@@ -42,6 +42,7 @@ PLACE_BYTES: Final = 16  # row and column of a patch, int64
 ORDER_BYTES: Final = 8  # place of a token among windows, int64
 SLICE_BYTES: Final = 16 << 20  # of widened weights
 SLICE_ROWS: Final = 32  # its rows are a multiple of
+OTHERS: Final[tuple[Phase, ...]] = ("prefill", "decode")  # phases of sequences beside an image's
 
 
 def encoder_bytes_per_token(model: Inventory, itemsize: int = HALF) -> int:
@@ -145,9 +146,10 @@ def vision_components(model: Inventory, settings: Settings) -> list[Component]:
     if settings.engine == "native":
         workspace = native_workspace(model, image, itemsize, settings.vision_weights)
         held = held_outputs(settings, image, each)
-        if settings.sequences > 1:  # others decode between two chunks of an image
+        if settings.sequences > 1:  # the others' steps come between two chunks of an image
             paused = native_held(model, image, itemsize)
-            parts.append(Component("vision workspace while others decode", paused, "decode", "predicted"))
+            name = "vision workspace while others run"
+            parts += [Component(name, paused, phase, "predicted") for phase in OTHERS]
     else:
         # transformers encodes all images of a request in one batch; its outputs are in the prefill's bytes.
         many = ImageSize(image.tokens * settings.images, image.patches * settings.images)
@@ -167,8 +169,11 @@ def vision_components(model: Inventory, settings: Settings) -> list[Component]:
 
 def held_outputs(settings: Settings, image: ImageSize, each: int) -> int:
     """Outputs our engine holds at once: of every image that a chunk touches, and of one cut by its end."""
-    touched = 2 + settings.chunk // max(image.tokens, 1)
-    return min(settings.images * settings.concurrency, touched) * each
+    tokens = max(image.tokens, 1)
+    touched = 2 + settings.chunk // tokens
+    # Of one size, and as large as any: smaller ones hold no more in all.
+    asked = settings.sequences * max(settings.context // tokens, 1)
+    return min(asked, touched) * each
 
 
 def _level_bytes(model: Inventory, itemsize: int) -> int:
