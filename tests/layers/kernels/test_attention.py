@@ -28,8 +28,8 @@ def cache(device: torch.device, kv_heads: int, dim: int, blocks: int = 24) -> KV
 
 
 def tolerance(device: torch.device) -> dict[str, float]:
-    """On a GPU float32 products run in tf32."""
-    return {"atol": 2e-5, "rtol": 2e-4} if device.type == "cpu" else {"atol": 5e-3, "rtol": 1e-2}
+    """Float32 products are exact to float32 on a GPU, too, where tf32 would be 5e-3 off."""
+    return {"atol": 2e-5, "rtol": 2e-4} if device.type == "cpu" else {"atol": 1e-4, "rtol": 1e-3}
 
 
 def tables(lengths: list[int], device: torch.device) -> torch.Tensor:

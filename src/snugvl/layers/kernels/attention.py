@@ -1,5 +1,7 @@
 """Attention over the paged cache on a GPU: what `layers.attention.paged_attention` computes."""
 
+from functools import cache
+
 import torch
 import triton
 
@@ -10,9 +12,23 @@ from snugvl.layers.kernels.rope_cache import rope_and_cache
 SPLITS = 16  # of a context in decode; a power of two
 
 
-def _step(dim: int) -> int:
+def _narrow(query: torch.Tensor) -> bool:
+    """Whether tiles are half as large: without tensor cores of that type, products are loops over registers.
+
+    So it is in float32, which is never rounded to tf32, and before Ampere, which has less shared memory too.
+    """
+    return query.is_cuda and (query.dtype == torch.float32 or _before_ampere(query.device))
+
+
+@cache
+def _before_ampere(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) < (8, 0)
+
+
+def _step(query: torch.Tensor) -> int:
     """Tokens of the cache read at a time: two steps of keys and values take 64 KiB of shared memory."""
-    return 64 if dim <= 128 else 32
+    step = 64 if query.shape[-1] <= 128 else 32
+    return step // 2 if _narrow(query) else step
 
 
 def decode(
@@ -49,7 +65,7 @@ def decode(
         DIM=dim,
         WIDE=triton.next_power_of_2(dim),
         BLOCK=block_size,
-        STEP=_step(dim),
+        STEP=_step(query),
         SPLITS=SPLITS,
         WINDOW=window or 0,
         num_warps=4,
@@ -76,7 +92,9 @@ def chunk(
 ) -> torch.Tensor:
     """Chunks of any lengths, `[tokens, heads, dim]`; `longest` is that of the longest chunk."""
     _, heads, dim = query.shape
-    rows = 64 if longest <= 64 or dim > 128 else 128
+    rows = 64 if longest <= 64 or dim > 128 or _narrow(query) else 128
+    if dim > 128 and _narrow(query):
+        rows = 32
     out = torch.empty_like(query)
     attend_chunk[(triton.cdiv(longest, rows), heads, lengths.shape[0])](
         query,
@@ -94,7 +112,7 @@ def chunk(
         WIDE=triton.next_power_of_2(dim),
         BLOCK=block_size,
         ROWS=rows,
-        STEP=_step(dim),
+        STEP=_step(query),
         WINDOW=window or 0,
         num_warps=8 if rows == 128 else 4,
         num_stages=2,
