@@ -1,6 +1,6 @@
 """A `vllm` command that computes nothing: vLLM's log lines and its HTTP API, and every way to fail.
 
-What it does says its first word:    fake_vllm.py BEHAVIOUR serve MODEL --port P …
+What it does says its first word:    fake_vllm.py BEHAVIOUR serve MODEL --uds PATH …
 """
 
 # ruff: noqa: E501 - lines of a log are as long as they are
@@ -8,6 +8,8 @@ What it does says its first word:    fake_vllm.py BEHAVIOUR serve MODEL --port P
 import json
 import os
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
 import time
@@ -58,6 +60,13 @@ class Server(ThreadingHTTPServer):
     asleep = False
     hung = Event()
     sleeps: list[str] = []  # noqa: RUF012
+
+
+class UnixServer(Server):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -194,7 +203,7 @@ class Handler(BaseHTTPRequestHandler):
 def main(words: list[str]) -> None:
     """Behave as the first word says."""
     model, flags = words[0], words[3:]
-    port = int(flags[flags.index("--port") + 1])
+    door = flags[flags.index("--uds") + 1] if "--uds" in flags else ""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if model == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -209,7 +218,7 @@ def main(words: list[str]) -> None:
     if model == "port":
         taken = Path(os.environ["FAKE_NOTES"])
         if not taken.exists():
-            taken.write_text(str(port))
+            taken.touch()
             print("OSError: [Errno 98] error while attempting to bind on address: address already in use")
             raise SystemExit(1)
     if model == "crash":
@@ -217,6 +226,21 @@ def main(words: list[str]) -> None:
     if model == "hang":
         print("".join(START.splitlines(keepends=True)[:2]), flush=True)
         time.sleep(1000)
+    if model == "mute":
+        time.sleep(1000)
+    if model == "spin":  # compiles without a word
+        end = time.process_time() + 1.0
+        while time.process_time() < end:
+            pass
+    if model == "read":  # slow weights: hardly any computing
+        with Path("/dev/zero").open("rb", buffering=0) as weights:
+            for _ in range(60):
+                weights.read(1 << 16)
+                time.sleep(0.02)
+    if model == "chatter":  # it hangs, and says so for ever
+        while True:
+            print("(EngineCore pid=9) INFO 11-21 10:13:01 [core.py:133] still waiting", flush=True)
+            time.sleep(0.02)
     if model == "twice" and Path(os.environ["FAKE_NOTES"]).exists():
         raise ValueError("not again")
     if model == "twice":
@@ -226,7 +250,9 @@ def main(words: list[str]) -> None:
         sys.stdout.flush()
         time.sleep(0.005)
     Handler.model = flags[flags.index("--served-model-name") + 1]
-    Server(("127.0.0.1", port), Handler).serve_forever()
+    if door:
+        UnixServer(door, Handler).serve_forever()  # type: ignore[arg-type]
+    Server(("127.0.0.1", int(flags[flags.index("--port") + 1])), Handler).serve_forever()
 
 
 if __name__ == "__main__":

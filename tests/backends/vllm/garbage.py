@@ -1,6 +1,7 @@
-"""Something that listens where vLLM should, and is none: `garbage.py KIND serve MODEL … --port P …`."""
+"""Something that listens where vLLM should, and is none: `garbage.py KIND … --uds PATH …`, or `--port P`."""
 
 import socket
+import socketserver
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -25,12 +26,25 @@ class Page(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def main(kind: str, port: int) -> None:
+class UnixServer(HTTPServer):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)
+
+
+def main(kind: str, flags: list[str]) -> None:
     """`web`, `files`, `openai` speak HTTP; `noise` answers with bytes; `mute` says nothing."""
+    door = flags[flags.index("--uds") + 1] if "--uds" in flags else ""
+    port = 0 if door else int(flags[flags.index("--port") + 1])
     if kind in ("web", "files", "openai"):
         Page.status = {"web": 200, "files": 404, "openai": 201}[kind]
+        if door:
+            UnixServer(door, Page).serve_forever()  # type: ignore[arg-type]
         HTTPServer(("127.0.0.1", port), Page).serve_forever()
-    listener = socket.create_server(("127.0.0.1", port))
+    listener = socket.socket(socket.AF_UNIX) if door else socket.socket()
+    listener.bind(door or ("127.0.0.1", port))
+    listener.listen()
     kept = []
     while True:
         connection, _ = listener.accept()
@@ -42,4 +56,4 @@ def main(kind: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[sys.argv.index("--port") + 1]))
+    main(sys.argv[1], sys.argv[2:])

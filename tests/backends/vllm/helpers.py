@@ -15,7 +15,6 @@ import psutil
 
 from snugvl.backends.protocol import Delta, Request, Stream, user
 from snugvl.backends.supervised import Supervision
-from snugvl.backends.vllm.life import free_port
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import Facts, VllmChoice
 from snugvl.sampling import SamplingParams
@@ -45,6 +44,13 @@ async def engine(choice: VllmChoice, supervision: Supervision = QUICK) -> AsyncI
         family |= processes(service)
         await service.close()
         assert not [process for process in family if process.is_running()]
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def processes(service: VllmEngine) -> set[psutil.Process]:

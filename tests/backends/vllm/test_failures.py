@@ -5,8 +5,10 @@ import logging
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,6 @@ import psutil
 import pytest
 
 from snugvl.backends.supervised import Supervision
-from snugvl.backends.vllm.life import free_port
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.diagnose.result import Diagnosis
@@ -27,6 +28,7 @@ from tests.backends.vllm.helpers import (
     answer,
     engine,
     fake,
+    free_port,
     listening,
     processes,
     read,
@@ -61,6 +63,25 @@ async def test_there_is_no_such_command() -> None:
     error = await failure(fake(command=("/nowhere/vllm",)))
     assert "'/nowhere/vllm'" in str(error)
     assert "--vllm-command" in str(error)
+
+
+async def test_no_other_user_reaches_it() -> None:
+    """vLLM's own /metrics, /tokenize and /sleep ask for no key: it listens in a folder of ours, no port."""
+    async with engine(fake("family")) as service:
+        await ready(service)
+        words = next(p for p in processes(service) if "fake_vllm.py" in " ".join(p.cmdline()[:3])).cmdline()
+        door = Path(words[words.index("--uds") + 1])
+        assert door.is_socket()
+        assert stat.S_IMODE(door.parent.stat().st_mode) == 0o700
+        assert not any(process.net_connections("inet") for process in processes(service))
+    assert not door.parent.exists()
+
+
+async def test_a_temporary_folder_of_too_long_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    assert "TMPDIR" in str(await failure(fake()))
 
 
 async def test_vllm_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +194,33 @@ async def test_a_start_that_hangs() -> None:
     error = await failure(fake("hang", startup_s=1.0))
     assert "not ready after 1 s" in str(error)
     assert "Resolved architecture" in str(error)  # its last line
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "last"),
+    [("mute", "written no line"), ("hang", "Resolved architecture"), ("chatter", "still waiting")],
+)
+async def test_a_start_that_does_nothing_more(behaviour: str, last: str) -> None:
+    error = await failure(fake(behaviour, "some/model", idle_s=0.8))
+    assert "computed, read and written nothing" in str(error)
+    assert last in str(error)
+    assert "snugvl pull some/model" in str(error)
+    assert "HF_HUB_OFFLINE=1" in str(error)
+    assert "VLLM_LOGGING_LEVEL=DEBUG vllm serve some/model" in str(error)
+
+
+@pytest.mark.parametrize(("flag", "hint"), [("--tensor-parallel-size", "NCCL_P2P_DISABLE"), ("-O", "doctor")])
+async def test_the_way_out_of_a_hang_depends_on_what_was_started(flag: str, hint: str) -> None:
+    error = await failure(fake("mute", "pocket", idle_s=0.4, arguments=(flag, "2")))
+    assert hint in str(error)
+    assert "pull" not in str(error)
+
+
+@pytest.mark.parametrize("behaviour", ["spin", "read"])
+async def test_a_start_that_works_without_a_word_is_left_alone(behaviour: str) -> None:
+    async with engine(fake(behaviour, idle_s=0.4)) as service:
+        await ready(service)
+        assert await answer(service, "at last") == "at last"
 
 
 @pytest.mark.parametrize(

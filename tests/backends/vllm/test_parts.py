@@ -23,6 +23,7 @@ from snugvl.backends.protocol import (
     user,
 )
 from snugvl.backends.vllm import flags
+from snugvl.backends.vllm.activity import GPU_BYTES, Activity, Stalled
 from snugvl.backends.vllm.api import error_of, refusal
 from snugvl.backends.vllm.child import environment
 from snugvl.backends.vllm.chunks import Chunks
@@ -50,6 +51,38 @@ def body(request: Request, model: Model = MODEL) -> dict[str, Any]:
 def test_the_server_stays_without_torch() -> None:
     loaded = modules_after("import snugvl.backends.vllm.service")
     assert not {"torch", "transformers", "tokenizers", "vllm"} & loaded
+
+
+class Gpus:
+    """NVML's view of one GPU, of which `used` bytes are held."""
+
+    NVMLError = RuntimeError
+    used = 5 * GIB
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, _: int) -> "Gpus":  # noqa: N802
+        return self
+
+
+def test_memory_that_grows_on_a_gpu_is_progress_and_what_comes_and_goes_is_none() -> None:
+    gpus = Gpus()
+    activity = Activity(list, 3.0, gpus)
+    for _ in range(4):
+        gpus.used += GPU_BYTES
+        activity.look("", 1.0)
+    assert activity.idle_s == 0
+    gpus.used -= 2 * GPU_BYTES
+    activity.look("", 1.0)
+    gpus.used += 2 * GPU_BYTES
+    activity.look("", 1.0)
+    assert activity.idle_s == 2
+    with pytest.raises(Stalled, match="for 3 s"):
+        activity.look("", 1.0)
 
 
 def test_every_sampling_parameter_is_written_out() -> None:
@@ -212,8 +245,8 @@ def test_flags_are_looked_up_and_changed() -> None:
 
 
 def test_sleeping_needs_a_flag() -> None:
-    assert "--enable-sleep-mode" in flags.common("m", "h", 1, sleep=True)
-    assert "--enable-sleep-mode" not in flags.common("m", "h", 1, sleep=False)
+    assert "--enable-sleep-mode" in flags.common("m", "/s", sleep=True)
+    assert "--enable-sleep-mode" not in flags.common("m", "/s", sleep=False)
 
 
 def test_stages_of_a_start() -> None:

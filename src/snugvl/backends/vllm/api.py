@@ -12,6 +12,7 @@ from snugvl.errors import EngineError, RequestError, RequestTooLarge, SnugvlErro
 
 CONNECT_S: Final = 5.0
 CALL_S: Final = 30.0  # a call that computes nothing
+UNIX: Final = "unix:"
 MAX_QUOTED: Final = 300  # characters of an answer that we don't understand
 
 _TOO_LARGE: Final = ("maximum context length", "maximum model length", "max_model_len", "encoder cache size")
@@ -40,17 +41,20 @@ class Served:
 
 
 class VllmApi:
-    """Talks to one server. `where`: its base URL."""
+    """Talks to one server. `where`: its base URL, or `unix:` and the path of the socket it listens on."""
 
     def __init__(self, where: str, api_key: str | None = None) -> None:
         self.where = where.rstrip("/").removesuffix("/v1")
+        path = self.where.removeprefix(UNIX) if self.where.startswith(UNIX) else None
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.AsyncClient(
-            base_url=self.where,
+            base_url=self.where if path is None else "http://localhost",
+            transport=None if path is None else httpx.AsyncHTTPTransport(uds=path, limits=limits),
             headers=headers,
             trust_env=False,  # a proxy of the environment is no way to this machine
             timeout=httpx.Timeout(CALL_S, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=32),
+            limits=limits,
         )
 
     async def close(self) -> None:

@@ -4,24 +4,29 @@ begin ──► ready ──► end       a `Life` tells of the first two (`Ears
 """
 
 import asyncio
+import os
 import secrets
-import socket
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 import psutil
 
 from snugvl.backends.supervised import Supervision
 from snugvl.backends.vllm import flags, watch
-from snugvl.backends.vllm.api import NobodyThere, NotVllm, Served, Unreachable, VllmApi
+from snugvl.backends.vllm.activity import Activity, Stalled
+from snugvl.backends.vllm.api import UNIX, NobodyThere, NotVllm, Served, Unreachable, VllmApi
 from snugvl.backends.vllm.child import VllmProcess
 from snugvl.backends.vllm.command import Command
-from snugvl.backends.vllm.failure import Ending
+from snugvl.backends.vllm.failure import Ending, stalled
 from snugvl.backends.vllm.log import Stage
+from snugvl.backends.vllm.measure import start_nvml
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.errors import EngineError, SnugvlError
 
-HOST: Final = "127.0.0.1"
+DOOR: Final = "vllm.sock"
+MAX_PATH_BYTES: Final = 107  # of an address of a Unix socket
 DEATH_S: Final = 5.0  # until a server whose engine died has ended by itself
 
 
@@ -83,16 +88,17 @@ class Launched:
     """A server that is launched, and gone with all its processes when `live` returns or is cancelled."""
 
     def __init__(self, choice: VllmChoice, command: Command, supervision: Supervision, ears: Ears) -> None:
-        key = secrets.token_urlsafe(24)  # nobody else on this machine gets in beside our door
-        port = free_port()
-        self.api = VllmApi(f"http://{HOST}:{port}", key)
+        self._room = tempfile.TemporaryDirectory(prefix="snugvl-vllm-", ignore_cleanup_errors=True)
+        door = _door(self._room)
+        key = secrets.token_urlsafe(24)
+        self.api = VllmApi(f"{UNIX}{door}", key)
         self._choice = choice
         self._supervision = supervision
         self._ears = ears
         self.dog = watch.Watchdog(self.api, supervision, lambda: ears.running, self._well)
         self._process: VllmProcess | None = None
         sleeps = choice.sleep_after_s is not None
-        added = flags.common(choice.name, HOST, port, sleeps)
+        added = flags.common(choice.name, door, sleeps)
         self._words = command.serve(choice.folder, (*added, *choice.arguments))
         self._environment = {"VLLM_API_KEY": key, **({"VLLM_SERVER_DEV_MODE": "1"} if sleeps else {})}
         self._environment |= dict(choice.environment)
@@ -117,7 +123,7 @@ class Launched:
         try:
             process = self._process = VllmProcess.spawn(self._words, self._environment)
         except OSError as error:
-            await self.api.close()
+            await self._leave()
             return Ending(f"it can't be started: {error}")
         gone = asyncio.create_task(process.run(self._heard))
         serving = asyncio.create_task(self._serve(process))
@@ -131,7 +137,11 @@ class Launched:
             gone.cancel()
             await process.stop()
             await asyncio.wait([serving, gone])
-            await self.api.close()
+            await self._leave()
+
+    async def _leave(self) -> None:
+        await self.api.close()
+        self._room.cleanup()
 
     def _well(self) -> None:
         if self._process is not None:
@@ -150,11 +160,15 @@ class Launched:
         """
         try:
             async with asyncio.timeout(self._choice.startup_s):
-                served = await watch.until_ready(self.api, self._choice.name, self._supervision.watchdog_s)
+                served = await self._until_ready(process)
                 markers = await watch.has_marker_tokens(self.api)
         except NotVllm as foreign:
             process.kill(str(foreign))
             return NotVllm(f"{foreign}; what was launched: {' '.join(self._words[:4])} …")
+        except Stalled as idle:
+            error = stalled(str(idle), process.log, self._choice)
+            process.kill(str(error))
+            return error
         except TimeoutError:
             reason = f"vLLM hung at its start: it was not ready after {self._choice.startup_s:g} s"
             process.kill(f'{reason} (its last line: "{process.log.last}")')
@@ -173,6 +187,33 @@ class Launched:
             await asyncio.sleep(DEATH_S)  # it ends by itself, with last words that say more
         process.kill(reason)
         return None
+
+    async def _until_ready(self, process: VllmProcess) -> Served:
+        activity = Activity(process.family, self._choice.idle_s, await asyncio.to_thread(start_nvml))
+
+        async def waited(seconds: float) -> None:
+            await asyncio.to_thread(activity.look, process.log.last, seconds)
+
+        watchdog_s = self._supervision.watchdog_s
+        return await watch.until_ready(self.api, self._choice.name, watchdog_s, waited)
+
+
+def _door(room: "tempfile.TemporaryDirectory[str]") -> str:
+    """Path of the socket that vLLM listens on, in a folder that is this user's alone.
+
+    It is no port: some of vLLM's routes ask for no key, and any user of this machine reaches a port.
+
+    Raises:
+        EngineError: the system's limit on such paths is exceeded.
+    """
+    door = str(Path(room.name) / DOOR)
+    if len(os.fsencode(door)) > MAX_PATH_BYTES:
+        room.cleanup()
+        raise EngineError(
+            f"the folder for temporary files has too long a path for vLLM's socket ({door}); set the "
+            "environment variable TMPDIR to a shorter one, such as /tmp"
+        )
+    return door
 
 
 class Attached:
@@ -227,10 +268,3 @@ class Attached:
         reason = await self.dog.bark()
         self._ears.lost(reason)
         return Ending(reason, was_ready=True)
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

@@ -30,7 +30,7 @@ class Gauge:
         self._planned = _joined(planned)
         self._gpu_uuids = gpu_uuids
         self._device = device
-        self._nvml = _start_nvml()
+        self._nvml = start_nvml()
 
     def read(self, log: Measured, counters: Counters, family: Sequence[psutil.Process]) -> Ledger:
         """The ledger now. Takes milliseconds: call it in a thread."""
@@ -108,7 +108,7 @@ def _main_memory(family: Sequence[psutil.Process]) -> tuple[str, int, int, int]:
     return "main memory", memory.total, memory.available, held
 
 
-def _start_nvml() -> Any:
+def start_nvml() -> Any:
     """NVML where there is a GPU, or None."""
     import pynvml  # type: ignore[import-untyped]
 

@@ -10,6 +10,7 @@ from snugvl.errors import RequestError
 from snugvl.ledger import LedgerRow
 
 STARTUP_S = 1800.0  # a first start may compile kernels for minutes
+IDLE_S = 30.0  # a start of vLLM 0.32 on a CPU never went a second without work
 
 # From what a log says and the choice that led to it: another choice, or None where none would help.
 Replan = Callable[[Diagnosis, "VllmChoice"], "VllmChoice | None"]
@@ -59,12 +60,13 @@ class VllmChoice:
         api_key: of that server.
         facts: of the checkpoint and the device; None: what the checkpoint's files tell (see `facts.py`).
         planned: rows of the ledger as the plan has them.
-        sleep_after_s: seconds without a request after which the GPU's memory is given back; None: never. For
-            that vLLM opens doors of development, without a key, to every user of this machine.
+        sleep_after_s: seconds without a request after which the GPU's memory is given back; None: never.
         sleep_level: 1 keeps the weights in main memory; 2 drops them, and waking reads them again.
         retry: whether a start that failed is tried once more with changed flags.
         replan: makes the choice to retry with; None: this one, with the changes that `diagnose` computes.
         startup_s: a start without an end is ended after so many seconds.
+        idle_s: so is a start that has done nothing at all for so many seconds: no line of its log, no
+            processor time, nothing read or written, no more memory of a GPU.
 
     Raises:
         RequestError: settings that contradict each other.
@@ -83,6 +85,7 @@ class VllmChoice:
     retry: bool = True
     replan: Replan | None = None
     startup_s: float = STARTUP_S
+    idle_s: float = IDLE_S
 
     def __post_init__(self) -> None:
         if self.attach is None and not self.model:

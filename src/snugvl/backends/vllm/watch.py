@@ -1,7 +1,7 @@
 """A vLLM server as seen over HTTP: when it is ready, and when it no longer is."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from snugvl.backends.supervised import Supervision
@@ -14,8 +14,13 @@ HUNG = "vLLM hung"
 LOOK_S = 5.0  # a look at a server that is starting may take
 
 
-async def until_ready(api: VllmApi, wanted: str, watchdog_s: float) -> Served:
-    """Wait until vLLM serves the model.
+async def until_ready(
+    api: VllmApi,
+    wanted: str,
+    watchdog_s: float,
+    waited: Callable[[float], Awaitable[None]] | None = None,
+) -> Served:
+    """Wait until vLLM serves the model. `waited` is told of every pause, in seconds, and may end it.
 
     A server that is loading refuses connections: one that takes them and says nothing hangs.
 
@@ -35,6 +40,8 @@ async def until_ready(api: VllmApi, wanted: str, watchdog_s: float) -> Served:
             if silent_s >= watchdog_s:
                 raise
         await asyncio.sleep(POLL_S)
+        if waited is not None:
+            await waited(POLL_S)
 
 
 async def has_marker_tokens(api: VllmApi) -> bool:
