@@ -1,48 +1,82 @@
-"""Which tiles the low-bit products run fastest in, on this GPU, shape by shape.
+"""Which kernel and which tiles the products with stored weights run fastest in, on this GPU, shape by shape.
 
-    python benchmarks/kernel_tiles.py --out results.json [--formats fp8 int4] [--tokens 1 8 32]
+    python benchmarks/kernel_tiles.py --out results.json [--sizes 2b] [--formats fp8 int4] [--tokens 1 8]
 
 Each cell replays a CUDA graph over as many different weights as a model has layers, so that nothing comes
-from the L2 cache, and prints microseconds and the share of the read bandwidth. Tiles are compiled by several
-processes first: the compiler takes longer than the measurement.
+from the L2 cache, and prints microseconds and the share of the read bandwidth: what the package takes by
+itself (`default`), then the best of the others. Every one is compared with torch's product of the widened
+weights first. Tiles are compiled by several processes before: the compiler takes longer than the measurement.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from itertools import product as combinations
 from pathlib import Path
 from statistics import median
-from typing import Any
+from unittest import mock
 
 import torch
+from torch.nn.functional import silu
 
 from snugvl.layers.kernels import linear
 from snugvl.layers.weights import Weights
 
-READ_BANDWIDTH = 4.4e12  # bytes a second, measured on the H200 (shared/anchors.md)
+READ_BANDWIDTH = 4.43e12  # bytes a second, measured on the H200 (benchmarks/bandwidth.py)
 SHAPES = {  # rows, columns, swiglu
     "2b": {
         "qkv": (4096, 2048, False),
         "o": (2048, 2048, False),
         "gate_up": (12288, 2048, True),
         "down": (2048, 6144, False),
+        "head": (151936, 2048, False),
     },
     "4b": {
         "qkv": (6144, 2560, False),
         "o": (2560, 4096, False),
         "gate_up": (19456, 2560, True),
         "down": (2560, 9728, False),
+        "head": (151936, 2560, False),
     },
     "8b": {
         "qkv": (6144, 4096, False),
         "o": (4096, 4096, False),
         "gate_up": (24576, 4096, True),
         "down": (4096, 12288, False),
+        "head": (151936, 4096, False),
     },
 }
+
+HEADS = ("bf16", "int8")  # formats that a head may have
+TOLERANCE = 5e-3  # relative error: bf16 rounds by a thousandth
+Tile = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One product: a layer's shape, a format, rows of input."""
+
+    size: str
+    shape: str
+    format: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How long a product took in one kernel and tile."""
+
+    cell: Cell
+    kernel: str
+    tile: Tile
+    us: float
+    bandwidth: float
+    error: float
 
 
 def random_weights(kind: str, rows: int, columns: int) -> Weights:
@@ -62,8 +96,6 @@ def random_weights(kind: str, rows: int, columns: int) -> Weights:
 
 def replay_us(run: Callable[[], None], calls: int) -> float:
     """Median microseconds of one call, from replays of a graph of `calls` of them."""
-    run()
-    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
@@ -78,108 +110,162 @@ def replay_us(run: Callable[[], None], calls: int) -> float:
     return float(median(times[2:]))
 
 
-def tiles(tokens: int, swiglu: bool, matrix: bool) -> Iterator[tuple[int, ...]]:
-    if tokens == 1 and not matrix:
-        yield from combinations((2, 4, 8, 16), (4, 8, 16), (2, 4, 8))
-    else:
-        bm = 16 if tokens <= 16 else 32 if tokens <= 32 else 64 if tokens <= 64 else 128
-        if tokens > 64:
-            yield from (
-                (bm, bn, 1, warps, stages)
-                for bm, bn, warps, stages in combinations((64, 128), (64, 128), (4, 8), (2, 3, 4))
-            )
-            return
-        for bn, split, warps, stages in combinations((32, 64, 128), (1, 2, 4, 8), (4, 8), (3, 5)):
-            if bn * (2 if swiglu else 1) <= 128:
-                yield bm, bn, split, warps, stages
+def variants(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
+    """Kernels and tiles to try: the skinny one's, and those of the others with `thorough`."""
+    yield "default", ()
+    swiglu = SHAPES[cell.size][cell.shape][2]
+    if cell.tokens <= 32:
+        few = (
+            ((32, 4, 4, 1),)
+            if cell.tokens > 16
+            else ((16, 4, 3, 1), (16, 8, 3, 1), (32, 4, 3, 1), (32, 8, 3, 1))
+        )
+        one = ((16, 4, 1, 1), (16, 4, 5, 1), (32, 4, 1, 1), (32, 4, 5, 1), (32, 8, 3, 0))
+        yield from (("skinny", tile) for tile in few + (one if cell.tokens == 1 else ()))
+    if not thorough:
+        return
+    if cell.tokens == 1:
+        yield from (("vector", tile) for tile in combinations((2, 4, 8, 16), (4, 8, 16), (2, 4, 8)))
+    bm = 16 if cell.tokens <= 16 else 32 if cell.tokens <= 32 else 64 if cell.tokens <= 64 else 128
+    splits = (1, 2, 4, 8) if cell.tokens <= 64 else (1,)
+    for bn, split, warps, stages in combinations((32, 64, 128), splits, (4, 8), (3, 5)):
+        if bn * (2 if swiglu else 1) <= 128:
+            yield "matrix", (bm, bn, split, warps, stages)
 
 
-def cells(args: argparse.Namespace) -> list[tuple[str, str, str, int]]:
+@contextmanager
+def chosen(kernel: str, tile: Tile) -> Iterator[None]:
+    """The package takes this kernel in this tile."""
+    if kernel == "default":
+        yield
+        return
+    with (
+        mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
+        mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),
+        mock.patch.object(linear, f"{kernel}_tile", return_value=tile),
+    ):
+        yield
+
+
+def cells(args: argparse.Namespace) -> list[Cell]:
+    """What to measure; heads have formats of their own."""
     return [
-        (size, name, kind, tokens)
+        Cell(size, shape, kind, tokens)
         for size in args.sizes
-        for name in SHAPES[size]
-        for kind in args.formats
+        for shape in args.shapes
+        for kind in (args.formats if shape != "head" else [h for h in HEADS if h in args.heads])
         for tokens in args.tokens
     ]
 
 
-def measure(
-    cell: tuple[str, str, str, int], *, quick: bool, shard: tuple[int, int], matrix: bool
-) -> list[dict[str, Any]]:
-    size, name, kind, tokens = cell
-    rows, columns, swiglu = SHAPES[size][name]
-    copies = 1 if quick else max(4, int(200e6 / (rows * columns * (2 if kind == "bf16" else 1))))
-    stored = [random_weights(kind, rows, columns) for _ in range(copies)]
-    x = torch.randn(tokens, columns, device="cuda", dtype=torch.bfloat16)
-    norm = torch.ones(columns, device="cuda", dtype=torch.bfloat16)
-    fused = norm if tokens == 1 and not matrix and name in ("qkv", "gate_up") else None
-    outputs = rows // 2 if swiglu else rows
-    residual = (
-        torch.zeros(tokens, outputs, device="cuda", dtype=torch.bfloat16) if name in ("o", "down") else None
-    )
-    results = []
-    for index, tile in enumerate(tiles(tokens, swiglu, matrix)):
-        if index % shard[1] != shard[0]:
-            continue
-        chosen = "vector_tile" if tokens == 1 and not matrix else "matrix_tile"
-        setattr(linear, chosen, lambda *_, tile=tile, **__: tile)
+class Products:
+    """A cell's weights and input: as many matrices as exceed the L2 cache, or one."""
 
-        if matrix:
-            linear.VECTOR_ROWS = 0
+    def __init__(self, cell: Cell, *, only: int = 0) -> None:
+        rows, columns, self.swiglu = SHAPES[cell.size][cell.shape]
+        torch.manual_seed(0)
+        width = {"bf16": 2.0, "int4": 0.5}.get(cell.format, 1.0)
+        copies = only or max(2, int(200e6 / (rows * columns * width)))
+        self.stored = [random_weights(cell.format, rows, columns) for _ in range(copies)]
+        self.x = torch.randn(cell.tokens, columns, device="cuda", dtype=torch.bfloat16)
+        fused = cell.tokens == 1 and cell.shape in ("qkv", "gate_up")
+        self.norm = torch.randn(columns, device="cuda", dtype=torch.bfloat16) if fused else None
+        shape = cell.tokens, rows // 2 if self.swiglu else rows
+        added = cell.shape in ("o", "down")
+        self.residual = torch.randn(shape, device="cuda", dtype=torch.bfloat16) if added else None
 
-        def run() -> None:
-            for weights in stored:
-                linear.product(x, weights, norm=fused, eps=1e-6, residual=residual, swiglu=swiglu)
+    def one(self, weights: Weights) -> torch.Tensor:
+        """The product as the package computes it."""
+        return linear.product(
+            self.x, weights, norm=self.norm, eps=1e-6, residual=self.residual, swiglu=self.swiglu
+        )
 
-        try:
-            if quick:
-                run()
+    def all(self) -> None:
+        """One after the other."""
+        for weights in self.stored:
+            self.one(weights)
+
+    def expected(self) -> torch.Tensor:
+        """Torch's product of the first, float32."""
+        x = self.x.float()
+        if self.norm is not None:
+            x = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * self.norm.float()
+        y = x @ self.stored[0].wide(torch.float32).T
+        if self.swiglu:
+            gate, up = y.chunk(2, -1)
+            y = silu(gate) * up
+        return y if self.residual is None else y + self.residual.float()
+
+
+def measure(cell: Cell, *, thorough: bool) -> list[Result]:
+    """Every variant of one cell, the fastest first; one that is wrong or fails is told and left out."""
+    products = Products(cell)
+    expected, results = products.expected(), []
+    for kernel, tile in variants(cell, thorough=thorough):
+        with chosen(kernel, tile):
+            try:
+                error = float((products.one(products.stored[0]).float() - expected).norm() / expected.norm())
+                us = replay_us(products.all, len(products.stored))
+            except Exception as problem:
+                print(f"FAILED {cell} {kernel} {tile}: {type(problem).__name__}: {str(problem)[:300]}")
                 continue
-            us = replay_us(run, copies)
-        except Exception as error:
-            if not quick:
-                print(f"{cell} {tile}: {type(error).__name__}: {str(error)[:100]}")
+        if not error < TOLERANCE:
+            print(f"WRONG {cell} {kernel} {tile}: relative error {error:.2e}")
             continue
-        share = stored[0].nbytes / us / 1e-6 / READ_BANDWIDTH
-        results.append(
-            {"size": size, "shape": name, "format": kind, "tokens": tokens, "tile": tile, "us": us,
-             "bandwidth": share, "tflops": 2 * rows * columns * tokens / us / 1e6}
-        )  # fmt: skip
-    return results
+        share = products.stored[0].nbytes / us / 1e-6 / READ_BANDWIDTH
+        results.append(Result(cell, kernel, tile, us, share, error))
+    return sorted(results, key=lambda result: result.us)
+
+
+def compile_only(args: argparse.Namespace, shard: int, shards: int) -> None:
+    """Run a share of all variants once, so that the cache on disk has them."""
+    everything = [(c, *v) for c in cells(args) for v in variants(c, thorough=args.thorough)]
+    for cell, kernel, tile in everything[shard::shards]:
+        products = Products(cell, only=1)
+        with chosen(kernel, tile), suppress(Exception):  # the measurement tells
+            products.all()
+
+
+def show(results: list[Result], most: int) -> None:
+    """What the package takes by itself, and the best."""
+    default = [result for result in results if result.kernel == "default"]
+    for r in default + results[:most]:
+        name = f"{r.cell.size} {r.cell.shape:8}{r.cell.format:5} M={r.cell.tokens:<4}"
+        tile = " ".join(map(str, r.tile))
+        print(f"{name} {r.kernel:8}{tile:14}{r.us:8.2f} us {r.bandwidth:5.0%}  {r.error:.1e}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--sizes", nargs="+", default=["2b", "4b"])
+    parser.add_argument("--sizes", nargs="+", default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES["2b"]))
     parser.add_argument("--formats", nargs="+", default=["fp8", "int4"])
+    parser.add_argument("--heads", nargs="*", default=list(HEADS))
     parser.add_argument("--tokens", nargs="+", type=int, default=[1])
     parser.add_argument("--processes", type=int, default=14)
-    parser.add_argument("--matrix", action="store_true", help="the kernel for several rows also for one")
+    parser.add_argument("--most", type=int, default=4, help="variants to print of a cell")
+    parser.add_argument("--thorough", action="store_true", help="the other kernels' tiles too")
     parser.add_argument("--compile", help="SHARD/SHARDS: only compile")
     args = parser.parse_args()
     if args.compile:
-        shard, shards = map(int, args.compile.split("/"))
-        for cell in cells(args):
-            measure(cell, quick=True, shard=(shard, shards), matrix=args.matrix)
+        compile_only(args, *map(int, args.compile.split("/")))
         return
+    start = time.perf_counter()
     again = [sys.executable, *sys.argv, "--compile"]
     workers = [subprocess.Popen([*again, f"{i}/{args.processes}"]) for i in range(args.processes)]
     for worker in workers:
         worker.wait()
-    everything = []
+    print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
+    everything: list[Result] = []
     for cell in cells(args):
-        results = sorted(measure(cell, quick=False, shard=(0, 1), matrix=args.matrix), key=lambda r: r["us"])
+        results = measure(cell, thorough=args.thorough)
         everything += results
-        for r in results[:3]:
-            print(
-                f"{r['size']} {r['shape']:8} {r['format']} M={r['tokens']:<5} {r['tile']!s:24} "
-                f"{r['us']:8.2f} us "
-                f"{r['bandwidth']:5.0%} {r['tflops']:6.0f} TFLOP/s"
-            )
+        show(results, args.most)
     if args.out:
-        args.out.write_text(json.dumps(everything))
+        args.out.write_text(json.dumps([asdict(result) for result in everything]))
 
 
 if __name__ == "__main__":

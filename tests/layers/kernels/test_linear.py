@@ -177,3 +177,52 @@ def test_a_product_of_odd_widths_by_the_kernel(device: torch.device, monkeypatch
     expected = linear(x, layer.weights.wide(torch.float32), layer.bias)
     close(layer.wide_product(x), expected)
     close(layer.wide_product(x, 10, 51), expected[:, 10:51])
+
+
+@pytest.fixture
+def skinny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel for few rows, in small tiles."""
+    monkeypatch.setattr(kernels, "SKINNY_ROWS", 32)
+    monkeypatch.setattr(kernels, "skinny_tile", lambda *_, **__: (32, 2, 2, True))
+
+
+@pytest.mark.usefixtures("skinny")
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "int8", "int4"])
+@pytest.mark.parametrize(("rows", "columns"), [(40, 256), (136, 384)])
+@pytest.mark.parametrize("tokens", [1, 5, 17])
+def test_a_skinny_product_is_torchs(
+    kind: Format, rows: int, columns: int, tokens: int, device: torch.device
+) -> None:
+    weights = stored(kind, rows, columns, device)
+    x, bias = torch.randn(tokens, columns, device=device), torch.randn(rows, device=device)
+    close(product(x, weights, bias=bias), linear(x, weights.wide(torch.float32), bias))
+
+
+@pytest.mark.usefixtures("skinny")
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_skinny_norm_swiglu_and_residual(kind: Format, tokens: int, device: torch.device) -> None:
+    weights = stored(kind, 80, 384, device)
+    x, residual = torch.randn(tokens, 384, device=device), torch.randn(tokens, 40, device=device)
+    norm = RMSNorm(384, 1e-6).to(device)
+    torch.nn.init.normal_(norm.weight)
+    fused = norm.weight.detach() if tokens == 1 else None
+    y = product(x, weights, norm=fused, eps=1e-6, swiglu=True, residual=residual)
+    gate, up = linear(norm(x) if tokens == 1 else x, weights.wide(torch.float32)).chunk(2, -1)
+    close(y, silu(gate) * up + residual)
+
+
+@pytest.mark.usefixtures("skinny")
+@pytest.mark.parametrize("group", [32, 64])
+def test_skinny_groups(group: int, device: torch.device) -> None:
+    weights = stored("int4", 24, 256, device, group=group)
+    for tokens in (1, 4):
+        x = torch.randn(tokens, 256, device=device)
+        close(product(x, weights), linear(x, weights.wide(torch.float32)))
+
+
+@pytest.mark.usefixtures("skinny")
+def test_a_rows_product_does_not_depend_on_the_others(device: torch.device) -> None:
+    weights = stored("int4", 40, 256, device)
+    x = torch.randn(7, 256, device=device)
+    assert torch.equal(product(x, weights)[:3], product(x[:3], weights))

@@ -9,12 +9,17 @@ import triton.language as tl
 from snugvl.layers.kernels import weights as kinds
 from snugvl.layers.kernels.gemm import gemm, sixteenth
 from snugvl.layers.kernels.gemv import gemv
+from snugvl.layers.kernels.skinny import skinny
 from snugvl.layers.kernels.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.widen import widen
 from snugvl.layers.weights import Weights
 
 _FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+_NEIGHBOURS = {"bf16": 8, "fp8": 16, "int8": 16, "int4": 32}  # weights of 16 bytes
+_GROUPS = (32, 64, 128)  # of columns that the skinny kernel takes
+_PAIRS = {"bf16": 2, "fp8": 4, "int8": 4, "int4": 4 if triton.__version__ < "3.7" else 2}  # kept together
+SKINNY_ROWS = 0  # of input up to which the skinny kernel is used
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
 WIDE_BYTES = 32 << 20  # of a widened slice
@@ -46,6 +51,9 @@ def product(
     out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
     if not x.shape[0]:  # a step in which no sequence samples: there is nothing to read
         return out
+    if x.shape[0] <= SKINNY_ROWS and weights.group in _GROUPS:
+        _skinny(x, weights, bias, norm, eps, residual, out, swiglu=swiglu)
+        return out
     if x.shape[0] <= VECTOR_ROWS and bias is None:
         _vector(x, weights, norm, eps, residual, out, swiglu=swiglu)
         return out
@@ -55,6 +63,56 @@ def product(
     else:
         _matrix(x, weights, bias, residual, out, swiglu=swiglu)
     return out
+
+
+def _skinny(
+    x: torch.Tensor,
+    weights: Weights,
+    bias: torch.Tensor | None,
+    norm: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    swiglu: bool,
+) -> None:
+    tokens, outputs = out.shape
+    rows, warps, stages, early = skinny_tile(tokens, outputs, weights, swiglu=swiglu)
+    data, scale, zero = _operands(weights)
+    early = early and _capability(x.device) >= (9, 0)
+    skinny[(triton.cdiv(outputs, rows // 2 if swiglu else rows),)](
+        x,
+        x if norm is None else norm,
+        data,
+        scale,
+        zero,
+        x if bias is None else bias,
+        x if residual is None else residual,
+        out,
+        tokens,
+        outputs,
+        eps,
+        K=weights.columns,
+        WIDE=triton.next_power_of_2(weights.columns),
+        FORMAT=_FORMATS[weights.format],
+        GROUP=weights.group,
+        BM=max(8, triton.next_power_of_2(tokens)),
+        BN=rows,
+        WARPS=warps,
+        ONE=tokens == 1,
+        HAS_NORM=norm is not None,
+        HAS_BIAS=bias is not None,
+        HAS_RESIDUAL=residual is not None,
+        SWIGLU=swiglu,
+        ASSEMBLY=x.dtype == torch.bfloat16 and _capability(x.device) >= (8, 0),
+        NATIVE=native_fp8(x.device),
+        EACH=min(_NEIGHBOURS[weights.format], weights.group // 4),
+        PAIR=_PAIRS[weights.format],
+        EARLY=early,
+        num_warps=warps,
+        num_stages=stages,
+        **({"launch_pdl": True} if early else {}),
+    )
 
 
 def _vector(
@@ -190,6 +248,11 @@ def _widen(weights: Weights, first: int, out: torch.Tensor) -> None:
     )
 
 
+def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
+    """Rows of weights of a tile, warps, stages, early start (`benchmarks/kernel_tiles.py`)."""
+    return 32 if swiglu else 16, 4, 3, True
+
+
 def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:
     """Rows and groups of a tile, and warps (`benchmarks/kernel_tiles.py`)."""
     groups = min(triton.next_power_of_2(weights.columns // weights.group), 16)
@@ -222,7 +285,13 @@ def _operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 @cache
 def native_fp8(device: torch.device) -> bool:
     """Whether the hardware converts float8 (Ada and later)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    return _capability(device) >= (8, 9)
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    """Of the hardware; none where kernels are interpreted."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 @cache
