@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -35,6 +35,7 @@ from snugvl.models import ready_made
 from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.ready_made import PackedMatrix
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, Piece, TensorFiles, dequantise
+from snugvl.models.weight_stream import CopyStream, WeightStream, to_host
 
 GPU_READERS = 4
 
@@ -49,12 +50,15 @@ class Storage:
         head: embedding and head ("bf16" or "int8").
         group: columns that share a scale in int4.
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
+        streamed: the tower's blocks and mergers stay in main memory (`models/weight_stream.py`), "pinned"
+            where that can be had or "plain"; None keeps them on the device.
     """
 
     layers: Format = "bf16"
     head: Format = "bf16"
     group: int = GROUP
     tower: Format = "bf16"
+    streamed: Literal["pinned", "plain"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +115,14 @@ def load_model(
         inside = {id(module) for module in model.decoder.layers.modules()}
         ready_made.store(dict(_targets(model)), matrices, form, inside)
         storage = storage or Storage("int4")
-    _store(model, storage or Storage(), form)
+    storage = storage or Storage()
+    _store(model, storage, form)
+    units = [] if model.tower is None or storage.streamed is None else model.tower.units
+    host = to_host(units, pinned=storage.streamed == "pinned")
     _give_memory(model, device)
     _fill(dict(_targets(model)), _Stored(tensors, matrices, form), device, readers, progress)
+    if model.tower is not None and units:
+        model.tower.weights = WeightStream(units, host, CopyStream(device))
     return model
 
 
@@ -266,10 +275,13 @@ def _give_memory(model: nn.Module, device: torch.device) -> None:
     """`model.to_empty(device=device)`, which imports all of sympy for a second on the way."""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.is_meta:  # it has a place in main memory
+                continue
             made = torch.empty(tuple(parameter.shape), dtype=parameter.dtype, device=device)
             setattr(module, name, nn.Parameter(made, requires_grad=False))
         for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty(tuple(buffer.shape), dtype=buffer.dtype, device=device))
+            if buffer.is_meta:
+                setattr(module, name, torch.empty(tuple(buffer.shape), dtype=buffer.dtype, device=device))
 
 
 def check_names(

@@ -35,6 +35,7 @@ from snugvl.models.batch import GridTHW, PatchReader
 from snugvl.models.patches import Rotation, Run, chunks, groups, patch_places, window_chunks, window_order
 from snugvl.models.vision import ROWS
 from snugvl.models.vision_blocks import Block, Seen, advance_frames
+from snugvl.models.weight_stream import Resident, WeightStream
 
 EPS = 1e-6  # of the norms; no configuration says it
 
@@ -84,6 +85,12 @@ class Qwen25Tower(nn.Module):
         self.patch_embed = nn.ModuleDict({"proj": embed})
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
         self.merger = Merger(config)
+        self.weights: Resident | WeightStream = Resident()
+
+    @property
+    def units(self) -> list[nn.Module]:
+        """What can be streamed, in the order of use."""
+        return [*self.blocks, self.merger]
 
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
         """Encode one image or video, stopping after every chunk.
@@ -103,6 +110,7 @@ class Qwen25Tower(nn.Module):
         order, runs = window_order(grid, merge, config.window // merge, device)
         places = patch_places(grid, merge, device).view(len(order), -1)[order].view(-1, 2)
         rotation = Rotation(max(grid[1:]), head_dim, config.rope_theta, device)
+        weights = self.weights.begin()
         x = self._embed(read, order)
         tokens = x.new_empty(len(order), config.out_hidden_size)
         frames, windows = groups(grid, ROWS), window_chunks(runs, ROWS)
@@ -111,6 +119,7 @@ class Qwen25Tower(nn.Module):
         kept = x.new_empty(most, 2, config.num_heads, head_dim)
         for index, block in enumerate(self.blocks):
             assert isinstance(block, Block)
+            weights.reach(block)
             if index not in config.full_blocks:
                 for piece in windows:
                     yield _advance_windows(block, x, kept, places, rotation, piece)
@@ -119,6 +128,7 @@ class Qwen25Tower(nn.Module):
                 pieces = self._chunks(part.end - part.start)
                 yield from advance_frames(block, x, kept, places, rotation, part, pieces)
         del kept
+        weights.reach(self.merger)
         for rows in self._chunks(len(x)):
             where = order[rows.start // merge**2 : rows.stop // merge**2]
             tokens.index_copy_(0, where, self.merger(x[rows]))

@@ -40,6 +40,7 @@ from snugvl.layers.linear import Linear
 from snugvl.models.batch import GridTHW, PatchReader
 from snugvl.models.patches import Rotation, chunks, groups, patch_places, taps
 from snugvl.models.vision_blocks import Block, advance_frames
+from snugvl.models.weight_stream import Resident, WeightStream
 
 ROWS: Final = 2048  # patches of a chunk: enough to keep a GPU busy
 
@@ -97,6 +98,17 @@ class VisionTower(nn.Module):
         self.deepstack_merger_list = nn.ModuleList(
             Merger(config, norm_joined=True) for _ in config.deepstack_layers
         )
+        self.weights: Resident | WeightStream = Resident()
+
+    @property
+    def units(self) -> list[nn.Module]:
+        """What can be streamed, in the order of use."""
+        found: list[nn.Module] = []
+        for index, block in enumerate(self.blocks):
+            found.append(block)
+            if index in self.config.deepstack_layers:
+                found.append(self.deepstack_merger_list[self.config.deepstack_layers.index(index)])
+        return [*found, self.merger]
 
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
         """Encode one image or video, stopping after every chunk.
@@ -115,6 +127,7 @@ class VisionTower(nn.Module):
         head_dim = config.hidden_size // config.num_heads
         places = patch_places(grid, config.spatial_merge_size, device)
         rotation = Rotation(max(grid[1:]), head_dim, config.rope_theta, device)
+        weights = self.weights.begin()
         x = self._embed(read, places, grid)
         levels = torch.empty(
             len(x) // config.spatial_merge_size**2,
@@ -128,13 +141,16 @@ class VisionTower(nn.Module):
         kept = x.new_empty(most, 2, config.num_heads, head_dim)
         for index, block in enumerate(self.blocks):
             assert isinstance(block, Block)
+            weights.reach(block)
             for part in parts:
                 pieces = self._chunks(part.end - part.start)
                 yield from advance_frames(block, x, kept, places, rotation, part, pieces)
             if index in config.deepstack_layers:
                 level = config.deepstack_layers.index(index)
+                weights.reach(self.deepstack_merger_list[level])
                 self._merge(self.deepstack_merger_list[level], x, levels[:, 1 + level])
         del kept
+        weights.reach(self.merger)
         self._merge(self.merger, x, levels[:, 0])
         return levels.flatten(1)
 
