@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from snugvl.backends.protocol import Picture, Video, user
 from snugvl.loading import load_engine
 
 
@@ -25,5 +27,16 @@ def test_auto_on_a_cpu_takes_the_dtype() -> None:
     try:
         assert loaded.backend.capabilities.weights == "bf16"
         assert sum(loaded.planned.values()) <= 2 << 30
+    finally:
+        loaded.backend.close()
+
+
+def test_a_video_has_no_more_patches_than_the_largest_picture() -> None:
+    loaded = load_engine("pocket", device="cpu", dtype="auto", context=512, max_pixels=32_768)
+    try:
+        frame = Image.new("RGB", (400, 400))
+        video = Video((frame,) * 8, tuple(float(second) for second in range(8)))
+        for part in (Picture(frame), video):
+            assert 0 < loaded.backend.tokenize((user(part, "?"),)).image_tokens <= 32
     finally:
         loaded.backend.close()

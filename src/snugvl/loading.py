@@ -93,8 +93,9 @@ def load(
             and on a GPU an FP8 one, as it is; of others it takes bf16, int8 or int4, the first that fits,
             with embedding and lm_head in int8 where that makes room. On a CPU it takes `dtype`.
         context: tokens of one conversation, image tokens included; by default as many as fit, up to 8,192.
-        max_pixels: scale larger images down to this many pixels (the checkpoint's own limit at most); by
-            default what half of the context holds.
+        max_pixels: scale larger images down to this many pixels (the checkpoint's own limit at most), and
+            the frames of a video until all together have as many tokens; by default what half of the
+            context holds.
         memory: most that may be taken, in bytes or as a size such as "7200MiB", a GPU's CUDA context
             included; by default what is free, less a margin. On a GPU torch is held to it.
         backend: auto takes our own engine where it runs the model, else transformers.
@@ -183,7 +184,7 @@ def load_engine(
     if left_out:
         report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
     if processor.pictures is not None:
-        processor.pictures.images = processor.pictures.images.limited(allocation.max_pixels)
+        processor.pictures.limit(allocation.max_pixels)
     network = load_model(
         folder,
         dtype=kind,

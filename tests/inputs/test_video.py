@@ -1,5 +1,7 @@
 """Videos: sampling, sizes, timestamps and patches equal transformers'. The prompt is in test_prompt.py."""
 
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from snugvl.backends.protocol import Video
-from snugvl.errors import CheckpointError, RequestError
+from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
 from snugvl.inputs.settings import read_pixel_settings
-from snugvl.inputs.video import VideoPreprocessor, frame_indices
+from snugvl.inputs.video import PositionedVideoPreprocessor, VideoPreprocessor, frame_indices
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +52,57 @@ def test_capped_tokens_equal_transformers(videos: VideoPreprocessor, video_oracl
     options = {"cap_pixels_per_frame": True}
     patches = video_oracle.get_num_of_video_patches(frames, 300, 300, options)
     assert capped.tokens(frames, 300, 300) == patches // 4
+
+
+@pytest.mark.parametrize("frames", [2, 6, 24])
+@pytest.mark.parametrize("patches", [100, 350, 1024])
+def test_a_lower_limit_scales_as_transformers_does(
+    videos: VideoPreprocessor, video_oracle: Any, frames: int, patches: int
+) -> None:
+    limit = min(videos.settings.max_pixels, patches * 16 * 16 * 2)
+    size = {"shortest_edge": videos.settings.min_pixels, "longest_edge": limit}
+    theirs = video_oracle.get_num_of_video_patches(frames, 300, 200, {"size": size})
+    assert math.prod(videos.limited(patches).grid(frames, 200, 300)) == theirs <= patches
+
+
+@given(st.integers(4, 5000), st.integers(2, 800), st.integers(1, 4000), st.integers(1, 4000), st.booleans())
+@settings(deadline=None)
+def test_no_video_has_more_patches_than_were_planned(
+    videos: VideoPreprocessor, most: int, frames: int, width: int, height: int, cap: bool
+) -> None:
+    if max(width, height) > 200 * min(width, height):
+        return
+    sampling = replace(videos.sampling, cap_pixels=cap)
+    positioned = PositionedVideoPreprocessor(videos.settings, sampling, 2)
+    for preprocessor in (
+        VideoPreprocessor(videos.settings, sampling).limited(most),
+        positioned.limited(most),
+    ):
+        fits = fitting_frames(preprocessor, frames, width, height)
+        assert fits is None or math.prod(preprocessor.grid(fits, width, height)) <= most
+
+
+def fitting_frames(videos: VideoPreprocessor, frames: int, width: int, height: int) -> int | None:
+    """All of them, as many as a refusal allows, or None where it says that frames must be cropped."""
+    try:
+        videos.grid(frames, width, height)
+    except RequestTooLarge as refusal:
+        fewer = re.search(r"send at most (\d+) of them|: crop them", str(refusal))
+        assert fewer is not None, refusal  # noqa: PT017
+        return int(fewer[1]) if fewer[1] else None
+    return frames
+
+
+def test_more_frames_than_the_tower_holds_are_refused(videos: VideoPreprocessor) -> None:
+    limited = videos.limited(400)
+    with pytest.raises(RequestTooLarge) as refusal:
+        limited.tokens(250, 64, 48)
+    assert str(refusal.value) == (
+        "250 frames of 64×48 pixels are 500 patches even at their smallest; the vision tower's memory holds "
+        "400: send at most 200 of them, or load the model with larger max_pixels"
+    )
+    assert limited.tokens(200, 64, 48) == 100
+    assert videos.tokens(250, 64, 48) == 125, "the limit is that of the copy alone"
 
 
 @given(st.integers(1, 3000), st.floats(0.5, 240))

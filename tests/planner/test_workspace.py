@@ -97,6 +97,16 @@ def test_our_vision_tower(size: str, dtype: torch.dtype, tmp_path: Path) -> None
     assert vision.ROWS == ROWS
 
 
+def test_a_video_of_as_many_patches_fits_into_the_same_place(tmp_path: Path) -> None:
+    model, config = network("2B", tmp_path, torch.bfloat16)
+    patches = torch.empty(4096, config.vision.patch_dim, dtype=torch.bfloat16, device="meta")
+    planned = vision.native_workspace(model_of("2B"), ImageSize(1024, 4096), 2)
+    for grid in ((2, 32, 64), (16, 16, 16)):
+        with fused_attention(OURS):
+            peak = traced(lambda: model.encode_vision(patches, [grid]), *model.parameters(), patches)  # noqa: B023
+        assert peak <= planned
+
+
 def widened_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel writes a slice of weights into its place and needs nothing besides."""
     monkeypatch.setattr(Linear, "_widen", lambda *_: None)

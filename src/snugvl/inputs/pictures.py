@@ -71,6 +71,12 @@ class PictureInputs:
         images = ImagePreprocessor.from_folder(folder, max_pixels=max_pixels)
         return cls(config, tokenizer, images, read_video_preprocessor(folder, config.vision))
 
+    def limit(self, max_pixels: int) -> None:
+        """Hold pictures to `max_pixels`, and videos to the patches that such a picture has."""
+        self.images = self.images.limited(max_pixels)
+        if self.videos is not None:
+            self.videos = self.videos.limited(max_pixels // self.images.settings.patch_size**2)
+
     def runs(self, part: Picture | Video) -> list[int]:
         """Tokens of each unbroken run of placeholders: one for an image, one or many for a video."""
         if isinstance(part, Picture):

@@ -4,12 +4,18 @@ Equal to transformers' `Qwen3VLVideoProcessor` and `Qwen3VLProcessor`, where tim
 to `Qwen2VLVideoProcessor` and `Qwen2_5_VLProcessor`, where they are positions. Frames are scaled by torch's
 uint8 bicubic filter, the very function torchvision calls, not by Pillow as images are: the two differ by a
 level here and there, and transformers has it so.
+
+The vision tower's memory is planned for the largest picture. `limited` holds a video to as many patches, all
+frames together: frames are scaled down until they fit, as transformers does within its own limit.
 """
 
+import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +26,7 @@ from snugvl.backends.protocol import Video
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.checkpoint.resize import check_frames, smart_resize, smart_resize_video
 from snugvl.engine.request import VisionItem
-from snugvl.errors import RequestError
+from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.image import to_rgb
 from snugvl.inputs.pixels import digest, every_byte, normalise, patches_of
 from snugvl.inputs.settings import (
@@ -39,6 +45,7 @@ class VideoPreprocessor:
     def __init__(self, settings: PixelSettings, sampling: SamplingSettings) -> None:
         self.settings = settings
         self.sampling = sampling
+        self.most_patches: int | None = None
 
     @classmethod
     def from_folder(cls, folder: Path) -> "VideoPreprocessor":
@@ -49,24 +56,55 @@ class VideoPreprocessor:
         """
         return cls(read_pixel_settings(folder, video=True), read_sampling_settings(folder))
 
+    def limited(self, patches: int) -> Self:
+        """The same for videos of at most that many patches, all frames together."""
+        made = copy(self)
+        made.most_patches = patches
+        return made
+
     def grid(self, frames: int, width: int, height: int) -> GridTHW:
         """Patches of a video of that many frames of that size, without touching pixels.
 
         Raises:
             ImageError: fewer frames than a temporal patch, or an extreme aspect ratio.
+            RequestTooLarge: even the smallest frames have more patches than `limited` allows.
         """
+        check_frames(frames, self.settings.temporal_patch_size)
+        grid = self._grid(frames, width, height)
+        if self._within(grid):
+            return grid
+        fits = (n for n in range(frames - 1, 1, -1) if self._within(self._grid(n, width, height)))
+        most = next(fits, None)
+        way_out = "crop them" if most is None else f"send at most {most:,} of them"
+        raise RequestTooLarge(
+            f"{frames:,} frames of {width}×{height} pixels are {math.prod(grid):,} patches even at their "
+            f"smallest; the vision tower's memory holds {self.most_patches:,}: {way_out}, or load the model "
+            "with larger max_pixels",
+            field="messages",
+        )
+
+    def _grid(self, frames: int, width: int, height: int) -> GridTHW:
+        """Patches of a video, whether they fit or not."""
         settings = self.settings
-        new_height, new_width = smart_resize_video(
+        new_height, new_width = self._scaled(frames, width, height)
+        side = settings.patch_size
+        return -(-frames // settings.temporal_patch_size), new_height // side, new_width // side
+
+    def _scaled(self, frames: int, width: int, height: int) -> tuple[int, int]:
+        """Height and width of each frame as the tower sees it."""
+        settings, limit = self.settings, self._max_pixels(frames)
+        return smart_resize_video(
             frames,
             height,
             width,
             factor=settings.factor,
             temporal_factor=settings.temporal_patch_size,
-            min_pixels=settings.min_pixels,
-            max_pixels=self._max_pixels(frames),
+            min_pixels=min(settings.min_pixels, limit),
+            max_pixels=limit,
         )
-        side = settings.patch_size
-        return -(-frames // settings.temporal_patch_size), new_height // side, new_width // side
+
+    def _within(self, grid: GridTHW) -> bool:
+        return self.most_patches is None or math.prod(grid) <= self.most_patches
 
     def tokens(self, frames: int, width: int, height: int) -> int:
         """Prompt tokens of the pixels (not of the timestamps) of a video of that size."""
@@ -157,10 +195,19 @@ class VideoPreprocessor:
     def _max_pixels(self, frames: int) -> int:
         """The area of all frames together, or less where the checkpoint also caps each frame."""
         limit = self.settings.max_pixels
-        if not self.sampling.cap_pixels:
-            return limit
-        cap = self.sampling.max_frame_tokens * self.settings.factor**2
-        return frames * max(min(cap, limit // frames), int(self.settings.min_pixels * 1.05))
+        if self.sampling.cap_pixels:
+            cap = self.sampling.max_frame_tokens * self.settings.factor**2
+            limit = frames * max(min(cap, limit // frames), int(self.settings.min_pixels * 1.05))
+        # The rule counts an odd last frame as half a pair, or not at all; the tower sees a whole one.
+        depth = self.settings.temporal_patch_size
+        return min(limit, self._frame_room(frames) * (frames // depth * depth))
+
+    def _frame_room(self, frames: int) -> int:
+        """The area that each frame may have within `most_patches`; without them, no limit."""
+        if self.most_patches is None:
+            return 1 << 62
+        slices = -(-frames // self.settings.temporal_patch_size)
+        return self.most_patches * self.settings.patch_size**2 // slices
 
 
 class PositionedVideoPreprocessor(VideoPreprocessor):
@@ -170,23 +217,15 @@ class PositionedVideoPreprocessor(VideoPreprocessor):
         super().__init__(settings, sampling)
         self.tokens_per_second = tokens_per_second
 
-    def grid(self, frames: int, width: int, height: int) -> GridTHW:
-        """Patches of a video of that many frames of that size, without touching pixels.
-
-        Raises:
-            ImageError: fewer frames than a temporal patch, or an extreme aspect ratio.
-        """
-        settings = self.settings
-        check_frames(frames, settings.temporal_patch_size)
-        new_height, new_width = smart_resize(
+    def _scaled(self, frames: int, width: int, height: int) -> tuple[int, int]:
+        settings, limit = self.settings, self._max_pixels(frames)
+        return smart_resize(
             height,
             width,
             factor=settings.factor,
-            min_pixels=settings.min_pixels,
-            max_pixels=self._max_pixels(frames),
+            min_pixels=min(settings.min_pixels, limit),
+            max_pixels=limit,
         )
-        side = settings.patch_size
-        return -(-frames // settings.temporal_patch_size), new_height // side, new_width // side
 
     def runs(self, frames: int, width: int, height: int) -> list[int]:
         """Tokens of the one run of placeholders of a video of that size."""
@@ -207,11 +246,12 @@ class PositionedVideoPreprocessor(VideoPreprocessor):
     def _max_pixels(self, frames: int) -> int:
         """The area of a frame; less where the checkpoint shares out a number of tokens among all of them."""
         settings, sampling = self.settings, self.sampling
-        if not sampling.cap_pixels:
-            return settings.max_pixels
-        shared = int(sampling.max_frame_tokens * settings.factor**2 * 0.9)
-        share = shared * settings.temporal_patch_size // frames
-        return max(min(settings.max_pixels, share), int(settings.min_pixels * 1.05))
+        limit = settings.max_pixels
+        if sampling.cap_pixels:
+            shared = int(sampling.max_frame_tokens * settings.factor**2 * 0.9)
+            share = shared * settings.temporal_patch_size // frames
+            limit = max(min(limit, share), int(settings.min_pixels * 1.05))
+        return min(limit, self._frame_room(frames))
 
 
 def read_video_preprocessor(folder: Path, vision: VisionConfig) -> VideoPreprocessor | None:
