@@ -8,7 +8,8 @@ holds it: a prompt that fills the context with an image of SIDE×SIDE pixels; so
 drawn, and that image encoded beside them; then every size of a batch. Several cells run side by side on one
 card: each is capped, and the driver counts each process by itself. No cell's plan learns from another.
 
-Prints planned and measured bytes in all and, over all cells, by row of the ledger. The goal: within 2 % or
+Prints planned and measured bytes in all, the most that tensors filled at once (`live`: the workspace is
+claimed whole at the start) and, over all cells, the first two by row of the ledger. The goal: within 2 % or
 64 MiB, never more than 64 MiB below what is taken.
 """
 
@@ -173,9 +174,16 @@ def show(row: dict[str, Any]) -> None:
     good = "" if within(row) else "  BEYOND THE GOAL"
     print(
         f"{name}{row['weights']:<16}planned {planned:>8,.0f}  taken {taken:>8,.0f}  {planned - taken:>+6.0f} "
-        f"{planned / taken - 1:>+7.1%}  faults {row['faults']}  {row['wall_s']:.0f} s{good}",
+        f"{planned / taken - 1:>+7.1%}  live {live(row) / MIB:>8,.0f}  faults {row['faults']}  "
+        f"{row['wall_s']:.0f} s{good}",
         flush=True,
     )
+
+
+def live(row: dict[str, Any]) -> int:
+    """Most bytes that tensors filled at once, with the context: what is reserved beyond was never touched."""
+    context = row["rows"].get("CUDA context and libraries", (0, 0))[1] or 0
+    return int(row["allocated_peak_bytes"] + context)
 
 
 def within(row: dict[str, Any]) -> bool:
