@@ -115,12 +115,13 @@ def variants(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
     yield "default", ()
     swiglu = SHAPES[cell.size][cell.shape][2]
     if cell.tokens <= 32:
-        few = (
-            ((32, 4, 4, 1),)
-            if cell.tokens > 16
-            else ((16, 4, 3, 1), (16, 8, 3, 1), (32, 4, 3, 1), (32, 8, 3, 1))
-        )
-        one = ((16, 4, 1, 1), (16, 4, 5, 1), (32, 4, 1, 1), (32, 4, 5, 1), (32, 8, 3, 0))
+        few: tuple[Tile, ...] = ((16, 4, 3, 1), (16, 8, 3, 1), (32, 4, 3, 1), (32, 8, 3, 1))
+        one: tuple[Tile, ...] = (
+            (16, 4, 1, 1), (16, 8, 3, 0), (16, 8, 3, 4), (32, 4, 1, 1), (32, 4, 5, 1), (32, 4, 3, 0),
+            (32, 4, 3, -1), (32, 4, 3, 4), (64, 4, 3, 1),
+        )  # fmt: skip
+        if cell.tokens > 16:
+            few = ((32, 4, 3, 1),)
         yield from (("skinny", tile) for tile in few + (one if cell.tokens == 1 else ()))
     if not thorough:
         return

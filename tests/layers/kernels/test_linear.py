@@ -183,7 +183,7 @@ def test_a_product_of_odd_widths_by_the_kernel(device: torch.device, monkeypatch
 def skinny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel for few rows, in small tiles."""
     monkeypatch.setattr(kernels, "SKINNY_ROWS", 32)
-    monkeypatch.setattr(kernels, "skinny_tile", lambda *_, **__: (32, 2, 2, True))
+    monkeypatch.setattr(kernels, "skinny_tile", lambda *_, **__: (32, 2, 2, 2))
 
 
 @pytest.mark.usefixtures("skinny")

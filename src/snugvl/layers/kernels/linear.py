@@ -77,9 +77,9 @@ def _skinny(
     swiglu: bool,
 ) -> None:
     tokens, outputs = out.shape
-    rows, warps, stages, early = skinny_tile(tokens, outputs, weights, swiglu=swiglu)
+    rows, warps, stages, ahead = skinny_tile(tokens, outputs, weights, swiglu=swiglu)
     data, scale, zero = _operands(weights)
-    early = early and _capability(x.device) >= (9, 0)
+    early = ahead >= 0 and _capability(x.device) >= (9, 0)
     skinny[(triton.cdiv(outputs, rows // 2 if swiglu else rows),)](
         x,
         x if norm is None else norm,
@@ -109,6 +109,7 @@ def _skinny(
         EACH=min(_NEIGHBOURS[weights.format], weights.group // 4),
         PAIR=_PAIRS[weights.format],
         EARLY=early,
+        AHEAD=ahead,
         num_warps=warps,
         num_stages=stages,
         **({"launch_pdl": True} if early else {}),

@@ -34,6 +34,17 @@ def _columns(v, HEAD: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, PAI
 
 
 @triton.jit
+def _fetch(w, rows, ROW: tl.constexpr, FIRST: tl.constexpr):
+    """Ask for the `FIRST` bytes of `rows`, `ROW` bytes each: into the L2 cache."""
+    lines: tl.constexpr = triton.next_power_of_2((min(ROW, FIRST) + 127) // 128)
+    line = tl.minimum(tl.arange(0, lines) * 128, ROW - 1)
+    at = w.to(tl.int64) + rows.to(tl.int64)[:, None] * ROW + line[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _weights(
     w,
     rows,
@@ -144,6 +155,7 @@ def skinny(
     EACH: tl.constexpr,
     PAIR: tl.constexpr,
     EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """`out[m, n] = X[m] · W[n] …`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one.
 
@@ -154,14 +166,13 @@ def skinny(
         EACH: neighbouring weights of one load of a thread.
         PAIR: how many of them the compiler's operand layout keeps together.
         EARLY: the kernel starts while the one before it ends (Hopper and later), and lets the next one.
+        AHEAD: turns whose weights it asks for meanwhile.
     """
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     groups: tl.constexpr = K // GROUP
     turns: tl.constexpr = (groups + WARPS - 1) // WARPS
     outputs: tl.constexpr = BN // 2 if SWIGLU else BN
     kind: tl.constexpr = x.dtype.element_ty
+    bits: tl.constexpr = 4 if FORMAT == INT4 else w.dtype.element_ty.primitive_bitwidth
     first = tl.program_id(0) * outputs
 
     # Row r of the tile in the shape that the load has: [8, 1, BN // 8, 1, 1].
@@ -170,6 +181,11 @@ def skinny(
     load_rows = tl.minimum(first + r % outputs, N - 1) + (r // outputs) * N
     rows = tl.minimum(first + flat % outputs, N - 1) + (flat // outputs) * N
     load_rows = load_rows.to(tl.int64)
+    if EARLY:
+        gdc_launch_dependents()
+        if AHEAD > 0:
+            _fetch(w, rows, K * bits // 8, WARPS * AHEAD * GROUP * bits // 8)
+        gdc_wait()
 
     rstd = 1.0
     if HAS_NORM:
