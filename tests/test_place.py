@@ -38,3 +38,14 @@ def test_it_is_taken_at_once_and_left_with_the_allocator(monkeypatch: pytest.Mon
     claim(GPU, -MIB)
     claim(Place(torch.device("cpu"), "main memory", 7 << 30), 278 * MIB)
     assert taken == [(278 * MIB, torch.uint8, GPU.device)]
+
+
+def test_who_watches_other_programs_knows_what_torch_will_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = {"text weights": 2000 * MIB, "workspace": 300 * MIB, CONTEXT: 700 * MIB, GRAPHS: 44 * MIB}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (130 * MIB, 7 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 2000 * MIB)
+    watch = loading.watch_on(GPU, planned)
+    assert watch is not None
+    # cuBLAS' 32 MiB of the context are torch's, and come off the workspace.
+    assert watch.missing_bytes(0) == (300 - 32) * MIB
+    assert loading.watch_on(Place(torch.device("cpu"), "main memory", 7 << 30), planned) is None

@@ -4,6 +4,7 @@ A model that sees can be loaded without its vision tower (`language_only`): its 
 doesn't count them, and pictures are refused.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,14 @@ import torch
 from snugvl.allocation import Allocation, Wish, allocate
 from snugvl.backends.measure import CONTEXT, GRAPHS
 from snugvl.backends.native import NativeBackend
+from snugvl.backends.neighbours import Neighbours
 from snugvl.backends.protocol import Backend, Capabilities
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.configs import read_config
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.engine.engine import Engine
+from snugvl.engine.pressure import Planned, Watch, reader
 from snugvl.errors import RequestError, UnsupportedModel
 from snugvl.hardware.sizes import format_size, parse_size
 from snugvl.inputs.prompt import Processor
@@ -198,8 +201,9 @@ def load_engine(
     if target.type == "cuda":
         torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
     sizes = allocation.engine
-    engine = Engine(network, sizes if max_waiting is None else replace(sizes, max_waiting=max_waiting))
     planned = planned_rows(allocation, place)
+    sizes = sizes if max_waiting is None else replace(sizes, max_waiting=max_waiting)
+    engine = Engine(network, sizes, watch_on(place, planned))
     if target.type == "cuda":
         claim(place, _workspace(planned, place))
     vision = 0 if network.tower is None else tensor_bytes(network.tower)
@@ -260,6 +264,15 @@ def _workspace(planned: Mapping[str, int], place: Place) -> int:
     """What of the plan is still to come when weights and caches are there, but for graphs and libraries."""
     later = planned[CONTEXT] + planned[GRAPHS] + place.planned().cublas_bytes
     return sum(planned.values()) - later - torch.cuda.memory_reserved(place.device)
+
+
+def watch_on(place: Place, planned: Mapping[str, int]) -> Watch | None:
+    """A watch on other programs that take a GPU's memory while the engine runs; None on a CPU."""
+    if place.device.type == "cpu":
+        return None
+    held = sum(planned.values()) - planned[CONTEXT] - place.planned().cublas_bytes
+    told = None if place.gpu is None else Neighbours(place.gpu, os.getpid())
+    return Watch(reader(place.device), Planned(held, planned[GRAPHS]), told)
 
 
 def _storage(settings: Settings) -> Storage:

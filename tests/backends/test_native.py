@@ -253,3 +253,15 @@ next(stream)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_who_asks_how_an_idle_engine_stands_lets_it_look_at_the_memory(
+    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes no steps in which it could see that other programs need memory."""
+    looks: list[str] = []
+    engine = backend._engine
+    monkeypatch.setattr(engine, "look", lambda **_: looks.append(threading.current_thread().name))
+    stats = backend.stats()
+    assert looks == ["snugvl-engine"]
+    assert stats.planned_blocks == stats.num_blocks == engine.config.num_blocks

@@ -6,8 +6,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from snugvl.backends.service import Health
+from snugvl.backends.service import Health, Load
 from snugvl.errors import QueueFull
+from snugvl.server import metrics
 from snugvl.server.settings import ServerSettings
 from tests.server.fake import FakeService, Script
 from tests.server.live import live
@@ -69,6 +70,7 @@ def test_engine_memory_and_state() -> None:
     assert found["snugvl_engine_state{state=ready}"] == 0
     assert found["snugvl_engine_restarts_total{}"] == 3
     assert found["snugvl_kv_blocks{}"] == 8
+    assert found["snugvl_kv_blocks_planned{}"] == 8
     assert found["snugvl_kv_blocks_used{}"] == 0
     assert found["snugvl_running{}"] == 0
     assert found["snugvl_waiting{}"] == 0
@@ -76,6 +78,14 @@ def test_engine_memory_and_state() -> None:
     assert found["snugvl_memory_bytes{component=text weights,kind=measured}"] == 8000
     assert found["snugvl_device_bytes{kind=free}"] == 50_000
     assert "snugvl_prefix_hit_tokens_total{}" in found
+
+
+def test_a_cache_that_was_lent_and_pictures_found_encoded() -> None:
+    load = Load(num_blocks=6, planned_blocks=8, encoder_queries=5, encoder_hits=3, shortages=2)
+    found = {metric.name: metric.samples[0].value for metric in metrics._load(load)}
+    assert (found["snugvl_kv_blocks"], found["snugvl_kv_blocks_planned"]) == (6, 8)
+    assert (found["snugvl_encoder_queries"], found["snugvl_encoder_hits"]) == (5, 3)
+    assert found["snugvl_engine_shortages"] == 2
 
 
 def test_before_the_engine_is_there() -> None:

@@ -37,7 +37,7 @@ from snugvl.sampling import SamplingParams
 PREPARERS = 4  # threads; preparing is mostly Pillow and numpy, which leave Python's lock
 COUNTERS = (
     "preemptions", "prompt_tokens", "generated_tokens", "items_encoded", "prefix_hit_tokens",
-    "prefix_query_tokens", "faults",
+    "prefix_query_tokens", "encoder_queries", "encoder_hits", "faults", "shortages",
 )  # fmt: skip
 _SET_PARENT_DEATH_SIGNAL = 1
 

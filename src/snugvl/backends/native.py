@@ -14,6 +14,7 @@ from snugvl.backends.worker import EngineWorker
 from snugvl.engine.engine import Engine
 from snugvl.engine.grammar import TokenGrammar
 from snugvl.engine.request import EngineRequest
+from snugvl.engine.stats import EngineStats
 from snugvl.errors import EngineError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import PreparedPrompt, Processor
@@ -72,20 +73,24 @@ class NativeBackend:
 
     def stats(self) -> Load:
         """What the engine is doing."""
-        stats = self._worker.call(lambda: self._engine.stats)
+        stats = self._worker.call(self._stats)
         return Load(
             running=stats.running,
             waiting=stats.waiting,
             free_blocks=stats.free_blocks,
             num_blocks=stats.num_blocks,
+            planned_blocks=stats.planned_blocks,
             block_size=self._engine.config.block_size,
             preemptions=stats.preemptions,
             prompt_tokens=stats.computed_tokens,
             generated_tokens=stats.generated_tokens,
             items_encoded=stats.items_encoded,
+            encoder_queries=stats.encoder_queries,
+            encoder_hits=stats.encoder_hits,
             prefix_hit_tokens=stats.prefix_hit_tokens,
             prefix_query_tokens=stats.prefix_query_tokens,
             faults=stats.faults,
+            shortages=stats.shortages,
         )
 
     def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
@@ -128,6 +133,10 @@ class NativeBackend:
         if request.tools is not None:
             return self._grammars.compile_tools(request.tools)
         return None if request.grammar is None else self._grammars.compile(request.grammar)
+
+    def _stats(self) -> EngineStats:
+        self._engine.look()  # an engine that idles makes no steps, in which it would
+        return self._engine.stats
 
     def _add(self, request: EngineRequest, receiver: Receiver) -> None:
         self._engine.add(request)

@@ -37,20 +37,31 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the engine is doing. Counters count since this engine (not the server) started."""
+    """What the engine is doing. Counters count since this engine (not the server) started.
+
+    Attributes:
+        num_blocks: of the KV cache now. Fewer than `planned_blocks` while other programs need the memory;
+            `planned_blocks` is 0 where the engine's cache never changes.
+        encoder_queries: pictures that prompts needed; `encoder_hits` of them were encoded already.
+        shortages: steps that ran out of memory and were tried again in parts.
+    """
 
     running: int = 0
     waiting: int = 0
     free_blocks: int = 0
     num_blocks: int = 0
+    planned_blocks: int = 0
     block_size: int = 1
     preemptions: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     items_encoded: int = 0
+    encoder_queries: int = 0
+    encoder_hits: int = 0
     prefix_hit_tokens: int = 0
     prefix_query_tokens: int = 0
     faults: int = 0
+    shortages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

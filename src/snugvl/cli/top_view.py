@@ -150,6 +150,12 @@ def _work(view: View) -> Text:
         ("first token", _number(view.pace.first_token_s, "{:.2f} s")),
         ("KV used", share),
     ]
+    if load.num_blocks < load.planned_blocks:
+        facts.append(("KV lent to other programs", f"{1 - load.num_blocks / load.planned_blocks:.0%}"))
+    if load.encoder_queries:
+        facts.append(("pictures found encoded", f"{load.encoder_hits / load.encoder_queries:.0%}"))
+    if load.shortages:
+        facts.append(("out of memory", f"{load.shortages}"))
     if load.faults:
         facts.append(("faults", f"{load.faults}"))
     line = Text(style="dim" if view.trouble else "")

@@ -1,6 +1,11 @@
-"""What the engine allocates for sequences, once: keys and values by blocks, recurrent states by seats."""
+"""What the engine allocates for sequences: keys and values by blocks, recurrent states by seats."""
+
+from collections.abc import Iterable
+
+import torch
 
 from snugvl.config import EngineConfig
+from snugvl.engine.shortage import release
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.state_cache import StateCache
 from snugvl.models.batch import Network
@@ -19,6 +24,22 @@ def allocate(model: Network, config: EngineConfig) -> KVCache:
         device=model.device,
         states=_states(model, config.max_num_seqs),
     )
+
+
+def refit(cache: KVCache, sizes: Iterable[int]) -> None:
+    """Give a cache the first number of blocks that there is memory for, or none; all of them empty.
+
+    What it had goes back to the driver before, so nothing may hold views of it, a CUDA graph neither.
+    """
+    device = cache.storage.device
+    cache.resize(0)
+    release(device)
+    for size in sizes:
+        try:
+            cache.resize(size)
+        except torch.OutOfMemoryError:
+            continue
+        return
 
 
 def _states(model: Network, seats: int) -> StateCache | None:

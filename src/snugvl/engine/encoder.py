@@ -46,14 +46,16 @@ class Encoder:
 
     Attributes:
         items_encoded: items that went through the tower.
-        hits: items that a sequence found encoded for another one.
+        queries: items that a sequence began to read.
+        hits: those of them that were encoded for another one.
         slice: floating point operations of a slice.
+        cache_bytes: what may be held for the next question, from the next `keep` on.
     """
 
     def __init__(self, model: Network, cache_bytes: int = 0) -> None:
-        self.items_encoded = self.hits = 0
+        self.items_encoded = self.queries = self.hits = 0
         self._model = model
-        self._cache_bytes = cache_bytes
+        self.cache_bytes = cache_bytes
         self.slice = SLICE_OF_CPU
         if model.device.type == "cuda":
             units = torch.cuda.get_device_properties(model.device).multi_processor_count
@@ -69,7 +71,7 @@ class Encoder:
     @property
     def idle(self) -> bool:
         """Whether nothing is in the making and no more is held than the cache may."""
-        return self._begun is None and self.nbytes <= self._cache_bytes
+        return self._begun is None and self.nbytes <= self.cache_bytes
 
     def ready(self, chunk: Chunk) -> bool:
         """Whether all encodings that a chunk needs are there."""
@@ -91,6 +93,7 @@ class Encoder:
             encoding = self._encodings[key]
             self._encodings.move_to_end(key)
             if part.start == 0:
+                self.queries += 1
                 self.hits += encoding.used
                 encoding.used = True
             parts.append(encoding.rows[part.start : part.end])
@@ -107,7 +110,7 @@ class Encoder:
             self._begun = None
         spare = sum(e.rows.nbytes for key, e in self._encodings.items() if key not in needed)
         for key in list(self._encodings):
-            if spare <= self._cache_bytes:
+            if spare <= self.cache_bytes:
                 break
             if key not in needed:
                 spare -= self._encodings.pop(key).rows.nbytes

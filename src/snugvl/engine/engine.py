@@ -12,7 +12,7 @@ Not thread-safe by design: one thread drives it (`backends/worker.py`), so that 
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from traceback import clear_frames
 
@@ -20,15 +20,17 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.admission import check_prompt, resolve_max_tokens
-from snugvl.engine.caches import allocate
+from snugvl.engine.caches import allocate, refit
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.pipeline import Flight, follow
+from snugvl.engine.pressure import LOOK_S, Watch, least_blocks, reserve
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampler import Choice, Sampled, sample
 from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, random_stream
 from snugvl.engine.shortage import out_of_memory, refusal, release
+from snugvl.engine.stats import EngineStats
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError
 from snugvl.models.batch import Network
 from snugvl.models.loader import tensor_bytes
@@ -36,37 +38,20 @@ from snugvl.models.loader import tensor_bytes
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Where the engine stands. Counters count since it was made."""
-
-    requests: int
-    running: int
-    waiting: int
-    free_blocks: int
-    num_blocks: int
-    preemptions: int
-    prefix_query_tokens: int
-    prefix_hit_tokens: int
-    steps: int
-    computed_tokens: int
-    generated_tokens: int
-    items_encoded: int
-    encoder_hits: int
-    faults: int
-    shortages: int
-
-
 class Engine:
-    """Runs requests on a model with a fixed KV cache."""
+    """Runs requests on a model with a fixed KV cache, which only gets smaller for other programs' sake."""
 
-    def __init__(self, model: Network, config: EngineConfig) -> None:
+    def __init__(self, model: Network, config: EngineConfig, watch: Watch | None = None) -> None:
+        """`watch`: on the device's memory, which other programs use, too."""
         if model.config.text.linear is not None:
             config = replace(config, prefix_cache=False)  # a state can't be taken up in its middle
         self.model = model
         self.config = config
         self._cache = allocate(model, config)
         self._scheduler = Scheduler(config)
+        self._watch = watch
+        if watch is not None:
+            watch.begin(config, self._cache.nbytes // config.num_blocks)
         if model.device.type == "cuda":
             # As long as 512 tokens on a small card: a stream feels the time, not the tokens.
             units = torch.cuda.get_device_properties(model.device).multi_processor_count
@@ -94,6 +79,7 @@ class Engine:
             waiting=len(self._scheduler.waiting),
             free_blocks=pool.num_free,
             num_blocks=pool.num_blocks,
+            planned_blocks=self.config.num_blocks,
             preemptions=self._scheduler.preemptions,
             prefix_query_tokens=self._scheduler.prefix_query_tokens,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
@@ -101,6 +87,7 @@ class Engine:
             computed_tokens=self._computed,
             generated_tokens=self._generated,
             items_encoded=self._encoder.items_encoded,
+            encoder_queries=self._encoder.queries,
             encoder_hits=self._encoder.hits,
             faults=self._faults,
             shortages=self._shortages,
@@ -117,7 +104,8 @@ class Engine:
         if request.request_id in self._requests:
             raise RequestError(f"request {request.request_id!r} is already running", field="request_id")
         prompt = check_prompt(request, self.model.config)
-        max_tokens = resolve_max_tokens(request, prompt, self.config)
+        blocks = max(self._scheduler.pool.num_blocks, least_blocks(self.config))
+        max_tokens = resolve_max_tokens(request, prompt, replace(self.config, num_blocks=blocks))
         if self._scheduler.num_new >= self.config.max_waiting:
             raise QueueFull(f"{self.config.max_waiting} requests are waiting already; try again later")
         arrival = next(self._arrivals)
@@ -150,6 +138,7 @@ class Engine:
         outputs = self._expire()
         self._alone = None
         try:
+            self.look()
             if self._flight is not None:
                 self._land(self._flight, outputs)
             else:
@@ -169,6 +158,30 @@ class Engine:
         self._encoder.clear()
         started = [r for r, live in self._requests.items() if any(s.started for s in live)]
         return [output for request_id in started for output in self._fail(request_id, error)]
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Make room for other programs that need memory, or take it back; at most every `LOOK_S` seconds.
+
+        The KV cache becomes smaller or larger, and empty: what runs is computed again.
+        """
+        before = self._scheduler.pool.num_blocks
+        blocks = None if self._watch is None else self._watch.look(before, at_once=at_once)
+        if self._watch is None or blocks in (None, before):
+            return
+        self._flight = None
+        self._scheduler.resize(0)
+        self._encoder.cache_bytes = 0 if blocks < self.config.num_blocks else self.config.encoder_cache_bytes
+        self._encoder.clear()
+        self._runner.graphs.clear()
+        refit(self._cache, (blocks, self._watch.least))
+        self._scheduler.resize(self._cache.num_blocks)
+        self._claim()
+        tokens = self._cache.num_blocks * self.config.block_size
+        if blocks < before:
+            logger.warning("other programs need memory: the KV cache shrinks to %d tokens", tokens)
+            self._watch.tell()
+        else:
+            logger.warning("there is memory again: the KV cache grows to %d tokens", tokens)
 
     def memory(self) -> dict[str, int]:
         """Bytes held, by component. `vision_inputs` are the patches of unfinished requests, on the host."""
@@ -201,8 +214,10 @@ class Engine:
     def _schedule(self, outputs: list[TokenOutput]) -> None:
         """Choose a step and run it, or only start it if it can run ahead of the host."""
         step = self._scheduler.schedule(self._encoder.ready)
-        assert step.chunks or not self.has_work, "requests wait, but nothing was scheduled"
+        assert step.chunks or not self.has_work or not self._cache.num_blocks, "requests wait for nothing"
         if not step.chunks:
+            if self.has_work:
+                time.sleep(LOOK_S)  # other programs have taken even the memory of one conversation
             return
         self._alone = step.chunks[0] if step.alone else None
         self._flight = self._runner.take_off(step)
@@ -223,7 +238,7 @@ class Engine:
             if out_of_memory(error):  # the next step is its own; others keep what they have
                 self._shortages += 1
                 chunk.sequence.alone = True
-                release(self.model.device)
+                self._claim()
                 return
             outputs += self._fail(chunk.sequence.request.request_id, self._fault(error, "encoding an image"))
 
@@ -242,7 +257,14 @@ class Engine:
         self._encoder.clear()
         clear_frames(error.__traceback__)  # they hold the step's tensors
         release(self.model.device)
+        self._claim()
+        self.look(at_once=True)
         return outputs
+
+    def _claim(self) -> None:
+        """Take the workspace again that was given back with all else, before anybody else does."""
+        if self._watch is not None:
+            reserve(self.model.device, self._watch.missing_bytes(self._cache.num_blocks))
 
     def _give_up(self, chunk: Chunk, error: Exception) -> list[TokenOutput]:
         """End a request that runs out of memory with nothing beside it."""

@@ -82,7 +82,7 @@ class DecodeGraphs:
     def made(self, sequences: int) -> bool:
         """Whether there is a graph for so many, captured now if need be.
 
-        One that memory was short of isn't tried again until `retry`; its steps run without.
+        One that memory was short of isn't tried again before `clear`; its steps run without.
         """
         size = self._size(sequences)
         if size in self._graphs:
@@ -96,10 +96,6 @@ class DecodeGraphs:
                 self._short.add(size)
                 logger.warning("no memory for the CUDA graph of %d sequences: %s", size, error)
         return size in self._graphs
-
-    def retry(self) -> None:
-        """Try the graphs again that memory was short of."""
-        self._short.clear()
 
     def clear(self) -> None:
         """Forget all graphs, with their memory; each is captured again when it is needed."""

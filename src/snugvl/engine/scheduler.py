@@ -115,7 +115,7 @@ class Scheduler:
             return False
         sequence = self.waiting[0]
         if not self.running:
-            return True
+            return self.pool.blocks_for(sequence.length) <= self.pool.num_blocks
         # Room for the others to grow, and for its own siblings, or it would be preempted right away.
         seats = sum(other.seats for other in self.running) + sequence.seats
         spare = len(self.running) + len(sequence.siblings)
@@ -156,6 +156,12 @@ class Scheduler:
             self._take(step, admitted, most - step.tokens, ready)
         return step
 
+    def resize(self, num_blocks: int) -> None:
+        """Have so many blocks, all of them empty; what runs waits, to be computed again."""
+        for sequence in self.running[::-1]:
+            self._preempt(sequence)
+        self.pool = BlockPool(num_blocks, self.config.block_size)
+
     def retreat(self) -> None:
         """Let all that run wait, and come back one by one: a step ran out of memory."""
         for sequence in self.running[::-1]:
@@ -192,7 +198,7 @@ class Scheduler:
 
     def reset(self) -> None:
         """Forget the contents of the cache; what was running waits, from its first token on."""
-        self.pool = BlockPool(self.config.num_blocks, self.config.block_size)
+        self.pool = BlockPool(self.pool.num_blocks, self.config.block_size)
         self._seats = _all_seats(self.config)
         for sequence in self.running:
             sequence.table, sequence.seat = [], None

@@ -43,6 +43,14 @@ class KVCache:
         """Bytes of all keys and values."""
         return self.storage.nbytes
 
+    def resize(self, num_blocks: int) -> None:
+        """Have so many blocks, all empty. The old ones go first: where memory is short, none are left."""
+        layers, both, _, heads, dim = self.storage.shape
+        self.num_blocks = 0
+        self.storage = self.storage.new_zeros(layers, both, 0, heads, dim)
+        self.storage = self.storage.new_zeros(layers, both, num_blocks * self.block_size, heads, dim)
+        self.num_blocks = num_blocks
+
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one layer, each `[slots, kv_heads, head_dim]`, as views."""
         return self.storage[index, 0], self.storage[index, 1]

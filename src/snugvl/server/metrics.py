@@ -20,10 +20,13 @@ ENGINE_COUNTERS = (
     ("snugvl_engine_prompt_tokens", "Prompt tokens that this engine computed.", "prompt_tokens"),
     ("snugvl_engine_generated_tokens", "Tokens that this engine generated.", "generated_tokens"),
     ("snugvl_engine_items_encoded", "Images and videos that went through the vision tower.", "items_encoded"),
+    ("snugvl_encoder_queries", "Images and videos that prompts needed.", "encoder_queries"),
+    ("snugvl_encoder_hits", "Images and videos that were encoded already.", "encoder_hits"),
     ("snugvl_preemptions", "Sequences that gave their KV blocks up for a while.", "preemptions"),
     ("snugvl_prefix_hit_tokens", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
     ("snugvl_prefix_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
     ("snugvl_engine_faults", "Steps of the engine that failed.", "faults"),
+    ("snugvl_engine_shortages", "Steps that ran out of memory and were tried in parts.", "shortages"),
 )
 
 
@@ -123,6 +126,8 @@ def _load(load: Load) -> Iterator[Metric]:
     used = load.num_blocks - load.free_blocks
     yield GaugeMetricFamily("snugvl_kv_blocks_used", "KV blocks that requests hold.", used)
     yield GaugeMetricFamily("snugvl_kv_blocks", "KV blocks in all.", load.num_blocks)
+    planned = load.planned_blocks or load.num_blocks
+    yield GaugeMetricFamily("snugvl_kv_blocks_planned", "KV blocks without other programs.", planned)
     yield GaugeMetricFamily("snugvl_kv_block_tokens", "Tokens of one KV block.", load.block_size)
     for name, what, field in ENGINE_COUNTERS:
         yield CounterMetricFamily(name, what, getattr(load, field))

@@ -1,0 +1,263 @@
+"""A neighbour takes the device's memory: the KV cache makes room, comes back, and nothing dies."""
+
+import pytest
+import torch
+
+from snugvl.config import EngineConfig
+from snugvl.engine.engine import Engine
+from snugvl.engine.pressure import LOW_BYTES, DeviceMemory, Planned, Watch
+from snugvl.engine.request import TokenOutput
+from snugvl.errors import RequestTooLarge
+from snugvl.layers.kv_cache import KVCache
+from tests.engine.test_pipeline import EagerGraphs
+from tests.engine.toy import HybridToy, Toy, oracle, picture, request, tokens
+
+MIB = 1 << 20
+BLOCK = 4 * MIB  # as the watch is told; the toy's are smaller
+CONFIG = EngineConfig(
+    num_blocks=64, block_size=4, max_model_len=64, max_num_seqs=8, max_batched_tokens=16,
+    encoder_cache_bytes=1 << 20,
+)  # fmt: skip
+LEAST = 16
+
+
+class Card:
+    """A device of which a neighbour takes what it likes, with a clock that only tests turn."""
+
+    def __init__(self, margin_mib: int = 128) -> None:
+        self.margin, self.neighbour = margin_mib * MIB, 0
+        self.to_come = 0  # planned, not held yet
+        self.now = 0.0
+        self.told = 0
+        self.engine: Engine | None = None
+
+    def read(self) -> DeviceMemory:
+        given = 0 if self.engine is None else (64 - self.engine.stats.num_blocks) * BLOCK
+        held = 64 * BLOCK + 512 * MIB - given - self.to_come
+        return DeviceMemory(self.margin + given + self.to_come - self.neighbour, held)
+
+    def tell(self) -> None:
+        self.told += 1
+
+    def watch(self) -> Watch:
+        return Watch(self.read, Planned(64 * BLOCK + 512 * MIB), self.tell, lambda: self.now)
+
+    def pass_time(self, seconds: float = 1.0) -> None:
+        self.now += seconds
+
+
+def engine_on(card: Card, model: Toy | None = None) -> Engine:
+    here = Engine(model or Toy(), CONFIG, card.watch())
+    here._watch._block_bytes = BLOCK  # type: ignore[union-attr]
+    card.engine = here
+    return here
+
+
+def steps(here: Engine, card: Card, count: int = 2000) -> list[TokenOutput]:
+    said: list[TokenOutput] = []
+    while here.has_work and count:
+        count -= 1
+        card.pass_time(0.2)
+        said += here.step()
+        here.check_integrity()
+    return said
+
+
+def test_a_neighbour_that_grows_and_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    card = Card()
+    here = engine_on(card)
+    here.look()
+    assert (here.stats.num_blocks, card.told) == (64, 0), "the margin is nobody's fault"
+    card.neighbour = 100 * MIB
+    card.pass_time()
+    here.look()
+    assert here.stats.num_blocks == 64 - 25, "twice the mark is free again"
+    assert here.memory()["kv_cache"] == 2 * 2 * 39 * 4 * 8 * 8, "the memory is really given back"
+    assert card.told == 1
+    assert "other programs need memory: the KV cache shrinks to 156 tokens" in caplog.text
+    card.neighbour = 2000 * MIB
+    card.pass_time()
+    here.look()
+    assert here.stats.num_blocks == LEAST, "one conversation always fits"
+    for _ in range(3):
+        card.pass_time()
+        here.look()
+    assert card.told == 2, "there is no more to give"
+    card.neighbour = 0
+    card.pass_time()
+    here.look()
+    card.pass_time(9)
+    here.look()
+    assert here.stats.num_blocks == LEAST, "it may come back"
+    card.pass_time(2)
+    here.look()
+    assert here.stats.num_blocks == 64
+    assert here.stats.planned_blocks == 64
+    assert "there is memory again: the KV cache grows to 256 tokens" in caplog.text
+
+
+def test_a_flicker_gives_nothing_back() -> None:
+    card = Card()
+    here = engine_on(card)
+    card.neighbour = 100 * MIB
+    here.look()
+    low = here.stats.num_blocks
+    for _ in range(5):  # every nine seconds it takes all again
+        card.neighbour = 0
+        card.pass_time(9)
+        here.look()
+        card.neighbour = 100 * MIB
+        card.pass_time()
+        here.look()
+    assert here.stats.num_blocks == low
+
+
+def test_it_comes_back_in_part_and_when_a_plan_left_a_little_less() -> None:
+    card = Card(margin_mib=100)
+    here = engine_on(card)
+    card.neighbour = 3000 * MIB
+    here.look()
+    assert here.stats.num_blocks == LEAST
+    for neighbour, blocks in ((28, 64 - 6), (0, 64)):
+        card.neighbour = neighbour * MIB
+        for _ in range(12):
+            card.pass_time()
+            here.look()
+        assert here.stats.num_blocks == blocks
+
+
+def test_memory_that_is_still_to_come_counts_as_taken() -> None:
+    card = Card()
+    here = engine_on(card)
+    card.to_come = 100 * MIB
+    card.neighbour = 96 * MIB  # 132 MiB are free, but 100 of them are needed soon
+    here.look()
+    assert here.stats.num_blocks < 64
+
+
+def test_looks_are_rare() -> None:
+    card = Card()
+    here = engine_on(card)
+    here.look()
+    card.neighbour = 100 * MIB
+    card.pass_time(0.05)
+    here.look()
+    assert here.stats.num_blocks == 64
+    card.pass_time(0.06)
+    here.look()
+    assert here.stats.num_blocks < 64
+
+
+@pytest.mark.parametrize("kind", [Toy, HybridToy])
+@pytest.mark.parametrize("grows_after", [1, 3, 8])
+def test_every_answer_is_the_same_whatever_the_neighbour_does(kind: type[Toy], grows_after: int) -> None:
+    """It grows during the first prefill, or between tokens; it leaves, and comes again."""
+    items = [
+        request(str(i), i + 1, *([picture(i)] if kind is Toy else []), *range(2, 20 + i), max_tokens=12)
+        for i in range(5)
+    ]
+    card = Card()
+    here = engine_on(card, kind())
+    for item in items:
+        here.add(item)
+    said: list[TokenOutput] = []
+    for phase, neighbour in enumerate((0, 90, 3000, 0, 3000, 0)):
+        card.neighbour = neighbour * MIB
+        card.pass_time(11 * (phase == 4))
+        said += steps(here, card, grows_after)
+    said += steps(here, card)
+    for item in items:
+        found = [o for o in said if o.request_id == item.request_id]
+        assert tokens(found) == oracle(kind(), item, 12)
+        assert found[-1].finish == "length"
+    assert here.stats.preemptions > 0
+    assert here.stats.faults == 0
+
+
+def test_steps_in_the_air_are_computed_again() -> None:
+    card = Card()
+    here = engine_on(card)
+    graphs = EagerGraphs(here)
+    here._runner.graphs, here._runner.has_graphs = graphs, True
+    items = [request(str(i), i + 1, *range(2, 20 + i), max_tokens=30) for i in range(2)]
+    for item in items:
+        here.add(item)
+    said = steps(here, card, 9)
+    assert here._flight is not None
+    card.neighbour = 200 * MIB
+    said += steps(here, card)
+    assert graphs.followed
+    for item in items:
+        assert tokens([o for o in said if o.request_id == item.request_id]) == oracle(Toy(), item, 30)
+
+
+def test_choices_that_fit_no_longer_are_refused_with_numbers() -> None:
+    card = Card()
+    here = engine_on(card)
+    wide = request("a", *range(20), n=6, max_tokens=30)
+    here.add(wide)
+    here.abort("a")
+    card.neighbour = 3000 * MIB
+    card.pass_time()
+    here.look()
+    with pytest.raises(RequestTooLarge, match=r"KV cache 64\. What fits: .*n up to 1"):
+        here.add(wide)
+    here.add(request("one", *range(20), max_tokens=40))
+    assert steps(here, card)[-1].finish == "length"
+
+
+def test_what_waits_while_not_even_one_conversation_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snugvl.engine.engine.LOOK_S", 0)
+    card = Card()
+    here = engine_on(card)
+    item = request("a", *range(2, 20), max_tokens=12)
+    here.add(item)
+    said = steps(here, card, 4)
+    resize = KVCache.resize
+
+    def full(cache: KVCache, num_blocks: int) -> None:
+        resize(cache, 0)
+        if num_blocks:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 26.00 MiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "resize", full)
+        card.neighbour = 3000 * MIB
+        said += steps(here, card, 20)
+        assert here.stats.num_blocks == 0
+        assert here.stats.waiting == 1
+        here.add(request("b", 1, 2, 3))
+    card.neighbour = 0
+    said += steps(here, card)
+    assert tokens([o for o in said if o.request_id == "a"]) == oracle(Toy(), item, 12)
+    assert {o.request_id for o in said if o.finish == "length"} == {"a", "b"}
+
+
+def test_pictures_kept_for_later_go_first_and_are_kept_again() -> None:
+    card = Card()
+    here = engine_on(card)
+    here.add(request("a", 1, picture(1)))
+    steps(here, card)
+    assert here.memory()["encoder_outputs"]
+    card.neighbour = 100 * MIB
+    card.pass_time()
+    here.look()
+    assert not here.memory()["encoder_outputs"]
+    here.add(request("b", 1, picture(1)))
+    steps(here, card)
+    assert not here.memory()["encoder_outputs"]
+    card.neighbour = 0
+    for _ in range(12):
+        card.pass_time()
+        here.look()
+    assert here.stats.num_blocks == 64
+    here.add(request("c", 1, picture(1)))
+    steps(here, card)
+    assert here.memory()["encoder_outputs"]
+
+
+def test_marks_lie_inside_the_margin_of_a_plan() -> None:
+    from snugvl.planner.budget import margin_bytes
+
+    least = min(margin_bytes(free * MIB, "linux") for free in range(1024, 90000, 512))
+    assert least >= 2 * LOW_BYTES
