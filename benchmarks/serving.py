@@ -58,6 +58,11 @@ class Served:
             await level.run([asked], 1)
         return read(level.done[0])
 
+    def steps(self) -> dict[str, float]:
+        """What the engine's process reached on its way, each with the seconds since the server's start."""
+        began = time.time() - (time.perf_counter() - self.began)
+        return {step["step"]: step["at"] - began for step in self.memory()["start"]}
+
     def memory(self) -> dict[str, Any]:
         """The server's ledger, load and health, as `/memory` tells them."""
         answer: dict[str, Any] = httpx.get(f"{self.url}/memory", trust_env=False).json()

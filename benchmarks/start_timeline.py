@@ -3,9 +3,9 @@
     python benchmarks/start_timeline.py FOLDER [--weights fp8] [--runs 5] [--out FILE]
     python benchmarks/start_timeline.py pocket --device cpu                   # without a GPU
 
-The server's own stages (`/health`) with the moment each was first seen, then ready, then the first token of
-an answer about a 1024×1024 picture, in seconds since the process was started. Weights are in the page cache:
-the first start is not counted.
+What the engine's process reached (`start` of `/memory`, by its own clock), when a client sees the server
+answer at all and be ready (`/health`), then the first token of an answer about a 1024×1024 picture, in
+seconds since the command was started. Weights are in the page cache: the first start is not counted.
 """
 
 import argparse
@@ -21,8 +21,8 @@ def once(model: str, options: list[str], asked: bytes) -> dict[str, float]:
     """One start: seconds at which each thing was reached."""
     with served(model, options) as server:
         first = server.first_token_s(asked)
-        stages = {stage: at for at, stage in reversed(server.stages)}
-        return stages | {"ready": server.ready_s, "first token": first}
+        seen = {"HTTP answers": server.stages[0][0]} if server.stages else {}
+        return server.steps() | seen | {"ready over HTTP": server.ready_s, "first token": first}
 
 
 def timeline(runs: list[dict[str, float]]) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ ALLOWED = {
         "server",
         "bench",
         "backends.supervised",
+        "backends.launch",
         "backends.service",
         "backends.vllm",
         "client",
@@ -47,7 +48,7 @@ ALLOWED = {
         "diagnose",
     },
 }
-TOP = {"errors", "sampling", "config", "version", "ledger"}
+TOP = {"errors", "sampling", "config", "version", "ledger", "timeline"}
 TOP_FOR_CLI = TOP | {"loading", "model"}
 SLOW = (
     "torch",

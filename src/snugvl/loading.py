@@ -24,6 +24,7 @@ from snugvl.checkpoint.read import facts_of
 from snugvl.engine.engine import Engine
 from snugvl.engine.pressure import Planned, Watch, reader
 from snugvl.errors import RequestError, UnsupportedModel
+from snugvl.hardware.machine import Machine
 from snugvl.hardware.sizes import format_size, parse_size
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, tensor_bytes
@@ -33,6 +34,7 @@ from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings, WeightFormat
+from snugvl.timeline import mark
 
 if TYPE_CHECKING:
     from snugvl.model import Model
@@ -163,10 +165,12 @@ def load_engine(
     max_waiting: int | None = None,
     language_only: bool = False,
     progress: Progress | None = None,
+    machine: Machine | None = None,
 ) -> Loaded:
     """`load` of our own engine without the tasks, for a process that only runs the engine.
 
-    `max_waiting`: requests that may queue before `QueueFull`; None for the engine's own limit.
+    `max_waiting`: requests that may queue before `QueueFull`; None for the engine's own limit. `machine`: as
+    it was before this process took anything of it, where somebody has looked.
     """
     report = progress or (lambda _detail, _done: None)
     report("reading headers", 0.0)
@@ -175,14 +179,18 @@ def load_engine(
     if language_only:
         config = replace(config, vision=None)
     target = device_of(device)
-    place = place_on(target, parse_size(memory, "memory") if isinstance(memory, str) else memory)
+    limit = parse_size(memory, "memory") if isinstance(memory, str) else memory
+    place = place_on(target, limit, machine)
+    mark("the device is there")
     facts = replace(facts_of(str(folder), offline=True), name=str(model))
     counted = inventory(facts)
     kind = _dtype(dtype, counted, place)
     processor = Processor.from_folder(folder, config, max_pixels=max_pixels)
+    mark("the tokenizer is read")
     wish = Wish(context, max_pixels, _weights(weights), language_only)
     allocation = allocate(facts, kind, place, wish)
     cap_bytes = cap(place)
+    mark("memory is planned and capped")
     left_out = tower_bytes(counted, allocation.settings) if allocation.settings.language_only else 0
     if left_out:
         report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
@@ -197,6 +205,7 @@ def load_engine(
         progress=_of_weights(report),
         language_only=language_only,
     )
+    mark("weights are loaded")
     report("allocating the KV cache", WEIGHTS_TO)
     if target.type == "cuda":
         torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
@@ -206,6 +215,7 @@ def load_engine(
     engine = Engine(network, sizes, watch_on(place, planned))
     if target.type == "cuda":
         claim(place, _workspace(planned, place))
+    mark("the engine is made")
     vision = 0 if network.tower is None else tensor_bytes(network.tower)
     held = {"text weights": tensor_bytes(network) - vision, "vision weights": vision}
     capabilities = replace(

@@ -7,7 +7,7 @@ import torch
 
 from snugvl.errors import RequestError
 from snugvl.hardware.context_cost import estimate_of
-from snugvl.hardware.machine import Gpu, OperatingSystem
+from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.hardware.probe import probe
 from snugvl.planner.budget import host_margin_bytes, margin_bytes
 from snugvl.planner.footprint.native import KERNEL_BYTES
@@ -93,8 +93,12 @@ def _numbered(device: torch.device) -> torch.device:
     return torch.device("cuda", chosen)
 
 
-def place_on(device: torch.device, limit_bytes: int | None = None) -> Place:
-    """What is there now. `limit_bytes`: what a user wants to give at most.
+def place_on(device: torch.device, limit_bytes: int | None = None, machine: Machine | None = None) -> Place:
+    """What is there now.
+
+    Args:
+        limit_bytes: what a user wants to give at most.
+        machine: as it was before this process had a CUDA context, where somebody has looked at it.
 
     Raises:
         RequestError: the limit is nothing, or not even the CUDA context fits into it.
@@ -104,7 +108,7 @@ def place_on(device: torch.device, limit_bytes: int | None = None) -> Place:
     if device.type == "cpu":
         return Place(device, "main memory", psutil.virtual_memory().available, limit_bytes=limit_bytes)
     fresh = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    machine = probe()  # first: whatever asks torch for more makes a context
+    machine = machine or probe()  # first: whatever asks torch for more makes a context
     facts = torch.cuda.get_device_properties(device)
     gpu = next((gpu for gpu in machine.gpus if gpu.index == (device.index or 0)), None)
     capability = (facts.major, facts.minor)

@@ -92,7 +92,8 @@ class Backend:
         return Stream(self, request)
 
     def warm_up(self) -> None:
-        """Nothing to do."""
+        """Say when it was called."""
+        print(f"warming up while {self.running} are running", flush=True)
 
     def stats(self) -> Load:
         self.questions += 1

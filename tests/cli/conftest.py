@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from snugvl.backends.launch import Launched
 from snugvl.cli import session
 from snugvl.cli.app import run
 from snugvl.server.settings import ServerSettings
@@ -107,12 +108,24 @@ class _Terminal:
         return getattr(self._stream, name)
 
 
+class SleepingProcess(Launched):
+    """In the place of the engine's process: it imports no torch."""
+
+    def __init__(self) -> None:
+        super().__init__((sys.executable, "-S", "-c", "import time; time.sleep(60)"))
+
+    @property
+    def ended(self) -> bool:
+        return self._popen.returncode is not None
+
+
 @dataclass
 class Served:
     """What the command would have served."""
 
     settings: list[ServerSettings] = field(default_factory=list)
     services: list[Any] = field(default_factory=list)
+    processes: list[SleepingProcess] = field(default_factory=list)
     code: int = 0
     error: Exception | None = None
 
@@ -133,6 +146,12 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Served]:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     served = Served()
     monkeypatch.setattr("snugvl.server.run.run", served)
+
+    def launch() -> SleepingProcess:
+        served.processes.append(SleepingProcess())
+        return served.processes[-1]
+
+    monkeypatch.setattr("snugvl.backends.launch.Launched", launch)
     ours = logging.getLogger("snugvl")
     before = ours.handlers, ours.propagate, ours.level
     yield served

@@ -224,6 +224,19 @@ def test_the_curl_line_survives_a_shell() -> None:
     assert "Authorization: Bearer $SNUGVL_API_KEY" in words
 
 
+def test_the_engines_process_is_begun_before_the_plan_and_never_left_alone(served: Served) -> None:
+    assert serve("pocket", "--device", "cpu") == 0
+    assert served.services[0]._launched is served.processes[0]
+    assert serve("nobody/nothing") == 4  # the plan says no
+    assert [process.ended for process in served.processes] == [True, True]
+
+
+def test_no_process_of_ours_is_begun_for_vllm(served: Served) -> None:
+    serve("pocket", "--backend", "vllm")
+    serve("pocket", "--attach", "http://127.0.0.1:1")
+    assert served.processes == []
+
+
 def test_addresses() -> None:
     assert base_url("0.0.0.0", 1) == "http://127.0.0.1:1"
     assert base_url("::", 2) == base_url("::1", 2) == "http://[::1]:2"

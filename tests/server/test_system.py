@@ -69,6 +69,13 @@ def test_models_are_named_before_they_are_loaded() -> None:
         assert memory["health"]["state"] == "starting"
 
 
+def test_memory_has_the_time_line_of_the_start() -> None:
+    ready = Health("ready", "fake is ready", timeline=(("process launched", 1.5), ("ready", 4.25)))
+    with live(FakeService(health=ready)) as base:
+        memory = httpx.get(base + "/memory").json()
+    assert memory["start"] == [{"step": "process launched", "at": 1.5}, {"step": "ready", "at": 4.25}]
+
+
 def test_memory_has_planned_beside_measured() -> None:
     with live(FakeService()) as base:
         memory = httpx.get(base + "/memory").json()

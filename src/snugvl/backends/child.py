@@ -33,6 +33,7 @@ from snugvl.backends.service import Load, Snapshot, Tokens
 from snugvl.backends.wire import Channel, EngineChoice, Event
 from snugvl.errors import DeadlineExceeded, RequestTooLarge, SnugvlError
 from snugvl.sampling import SamplingParams
+from snugvl.timeline import Recorder, mark
 
 PREPARERS = 4  # threads; preparing is mostly Pillow and numpy, which leave Python's lock
 COUNTERS = (
@@ -59,12 +60,19 @@ def attach(descriptor: int) -> Channel:
     return Channel(socket.socket(fileno=descriptor))
 
 
-def run(channel: Channel, load: Loader) -> NoReturn:
-    """Serve until the server says goodbye or is gone."""
+def run(channel: Channel, load: Loader, prepare: Callable[[], None] | None = None) -> NoReturn:
+    """Serve until the server says goodbye or is gone.
+
+    `prepare` is called in a thread while the server plans: imports, without which nothing can be loaded.
+    """
+    recorder = Recorder()
+    mark("process runs")
+    if prepare is not None:
+        threading.Thread(target=prepare, name="snugvl-prepare", daemon=True).start()
     try:
         start = channel.receive()
         if isinstance(start, wire.Start):
-            child = Child(channel, load, start)
+            child = Child(channel, load, start, recorder)
             while (message := channel.receive()) is not None and not isinstance(message, wire.Bye):
                 child.handle(message)
     except BaseException:
@@ -98,12 +106,15 @@ class Outbox:
 class Child:
     """What runs here: the model and its requests."""
 
-    def __init__(self, channel: Channel, load: Loader, start: wire.Start) -> None:
+    def __init__(self, channel: Channel, load: Loader, start: wire.Start, recorder: Recorder) -> None:
+        mark("told what to load")
+        self._recorder = recorder
         self._outbox = Outbox(channel)
         self._preparers = ThreadPoolExecutor(PREPARERS, "snugvl-prepare")
         self._model: HostedModel | None = None
         self._asked_at: float | None = None  # when the engine's thread was asked something, until it answers
         self._lock = threading.Lock()
+        self._stage = ""  # of loading
         # Requests the server waits for; None while the prompt is prepared.
         self._streams: dict[int, HostedStream | None] = {}
         threading.Thread(target=self._live, args=(load, start), name="snugvl-loader", daemon=True).start()
@@ -189,16 +200,25 @@ class Child:
             before = _warm_up(model.backend)
             self._model = model
             self._outbox.put(self._snapshot(model, before))
-            self._outbox.put(wire.Ready(model.backend.capabilities))
+            mark("ready")
+            self._outbox.put(wire.Ready(model.backend.capabilities, self._recorder.timeline))
+            cold = True
             while True:
                 time.sleep(start.snapshot_s)
                 self._outbox.put(self._snapshot(model, before))
+                if cold and not self._streams:  # a pause: nobody waits for what this takes
+                    cold = False
+                    model.backend.warm_up()
         except SnugvlError as error:
             self._outbox.put(wire.Failed(wire.portable(error)))
         except BaseException:
             _die()
 
     def _report(self, detail: str, progress: float) -> None:
+        stage = detail.partition(" (")[0]
+        if stage != self._stage:
+            self._stage = stage
+            mark(stage)
         self._outbox.put(wire.Loading(detail, progress))
 
     def _snapshot(self, model: HostedModel, before: Load) -> Snapshot:
@@ -221,8 +241,7 @@ def _die(error: BaseException | None = None) -> NoReturn:
 
 
 def _warm_up(backend: HostedBackend) -> Load:
-    """Do what the first requests would wait for: kernels, grammars. The counters it leaves."""
-    backend.warm_up()
+    """Do what every request would wait for: kernels. The counters it leaves."""
     request = Request((user(Text("hello")),), SamplingParams(max_tokens=1))
     with suppress(RequestTooLarge), backend.submit(request) as stream:  # a context of a few tokens is legal
         for _ in stream:

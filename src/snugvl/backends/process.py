@@ -2,17 +2,14 @@
 
 import asyncio
 import logging
-import os
-import re
-import socket
 import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from itertools import count
 from typing import IO, Any
 
 from snugvl.backends import postmortem, wire
+from snugvl.backends.launch import Launched
 from snugvl.backends.protocol import Delta, Message, Request, ToolUse
 from snugvl.backends.remote import Inbox, RemoteStream
 from snugvl.backends.service import Snapshot, Tokens
@@ -20,12 +17,8 @@ from snugvl.errors import SnugvlError
 
 logger = logging.getLogger("snugvl.engine")
 
-# -P: a torch.py in the current folder is not torch.
-COMMAND = (sys.executable, "-P", "-m", "snugvl.engine_process")
 STOP_S = 2.0  # for each of goodbye, SIGTERM and SIGKILL
 BURY_S = 0.5  # until the system says how a process ended whose connection is gone
-
-_SECRET = re.compile(r"(KEY|KEYS|TOKEN|SECRET|PASSWORD)$", re.I)
 
 Notice = wire.Loading | wire.Ready | wire.Failed | wire.Pong | Snapshot
 
@@ -44,12 +37,12 @@ class EngineProcess:
         self._killed_because: str | None = None
 
     @classmethod
-    async def spawn(cls, command: Sequence[str], start: wire.Start) -> "EngineProcess":
-        """Start the process and tell it what to load."""
-        ours, theirs = socket.socketpair()
-        with theirs, ExitStack() as undo:
+    async def meet(cls, launched: Launched, start: wire.Start) -> "EngineProcess":
+        """Take over a process that was launched and tell it what to load."""
+        popen, ours = launched.take()
+        with ExitStack() as undo:
             undo.callback(ours.close)
-            process = cls(_popen(command, theirs.fileno()))
+            process = cls(popen)
             undo.callback(process._abandon)
             ours.setblocking(False)
             process._reader, process._writer = await asyncio.open_unix_connection(sock=ours)
@@ -224,20 +217,3 @@ class EngineProcess:
                     logger.warning("%s", line)
         finally:
             transport.close()
-
-
-def _popen(command: Sequence[str], descriptor: int) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(  # noqa: S603 (ourselves)
-        [*command, str(descriptor)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=(descriptor,),
-        env=_without_secrets(os.environ),
-        process_group=0,  # Ctrl+C in a terminal is the server's business
-    )
-
-
-def _without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The engine needs no key of the server's or of anybody else's."""
-    return {name: value for name, value in environ.items() if not _SECRET.search(name)}

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
 from snugvl.ledger import Ledger
+from snugvl.timeline import Timeline
 
 State = Literal["starting", "ready", "restarting", "draining", "failed"]
 
@@ -21,6 +22,7 @@ class Health:
         progress: of loading, from 0 to 1, while starting or restarting.
         restarts: how often it came back since the server started.
         retry_after_s: seconds after which asking again makes sense, when not ready.
+        timeline: how the engine's last start went.
     """
 
     state: State
@@ -28,6 +30,7 @@ class Health:
     progress: float | None = None
     restarts: int = 0
     retry_after_s: float | None = None
+    timeline: Timeline = ()
 
     @property
     def ready(self) -> bool:

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from snugvl.backends import wire
-from snugvl.backends.process import COMMAND, EngineProcess, Notice
+from snugvl.backends.launch import COMMAND, Launched
+from snugvl.backends.process import EngineProcess, Notice
 from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
 from snugvl.backends.service import Health, Snapshot, State, Tokens
 from snugvl.backends.wire import EngineChoice
 from snugvl.errors import DoesNotFit, EngineError, EngineUnavailable, SnugvlError
+from snugvl.timeline import Timeline
 
 __all__ = ["EngineChoice", "SupervisedEngine", "Supervision"]
 
@@ -67,10 +69,13 @@ class SupervisedEngine:
         choice: EngineChoice,
         supervision: Supervision | None = None,
         command: Sequence[str] = COMMAND,
+        launched: Launched | None = None,
     ) -> None:
+        """`launched`: the process of the first life, where it was begun already."""
         self._start = wire.Start(choice, (supervision or Supervision()).snapshot_s)
         self._supervision = supervision or Supervision()
         self._command = command
+        self._launched = launched
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._state: State = "starting"
@@ -86,6 +91,8 @@ class SupervisedEngine:
         self._last_death = ""
         self._capabilities: Capabilities | None = None
         self._snapshot: Snapshot | None = None
+        self._launched_at = 0.0  # `time.time()` of the present child
+        self._timeline: Timeline = ()
         self._failure: SnugvlError | None = None
 
     @property
@@ -116,7 +123,8 @@ class SupervisedEngine:
             wait_s = max(1.0, round(self._ready_by - time.monotonic(), 1))
         elif self._state == "draining":
             wait_s = FIRST_LOAD_S  # whoever starts a server in its place needs that, too
-        return Health(self._state, self._detail, self._progress, max(self._lives - 1, 0), wait_s)
+        restarts = max(self._lives - 1, 0)
+        return Health(self._state, self._detail, self._progress, restarts, wait_s, self._timeline)
 
     async def start(self) -> None:
         """Begin to load and return."""
@@ -204,7 +212,9 @@ class SupervisedEngine:
         self._ready_at, self._started_at = 0.0, time.monotonic()
         self._stalled_s = self._silent_s = 0.0
         try:
-            process = self._process = await EngineProcess.spawn(self._command, self._start)
+            launched, self._launched = self._launched or Launched(self._command), None
+            self._launched_at = launched.at
+            process = self._process = await EngineProcess.meet(launched, self._start)
         except OSError as error:
             return f"the engine process can't be started: {error}"
         watch = asyncio.create_task(self._watch(process))
@@ -249,6 +259,7 @@ class SupervisedEngine:
         self._ready_at = time.monotonic()
         self._load_s = self._ready_at - self._started_at
         self._capabilities = notice.capabilities
+        self._timeline = (("process launched", self._launched_at), *notice.timeline)
         self._lives += 1
         if self._state in ("starting", "restarting"):
             self._state, self._progress = "ready", None

@@ -31,6 +31,7 @@ from snugvl.backends.protocol import (
 )
 from snugvl.backends.service import Snapshot, Tokens
 from snugvl.errors import EngineError, SnugvlError
+from snugvl.timeline import Timeline
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
@@ -126,9 +127,10 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Requests are taken."""
+    """Requests are taken. `timeline`: how the process came here."""
 
     capabilities: Capabilities
+    timeline: Timeline = ()
 
 
 @dataclass(frozen=True, slots=True)

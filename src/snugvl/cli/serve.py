@@ -17,6 +17,7 @@ from snugvl.cli.serve_options import BackendChoice, LoadChoice
 from snugvl.cli.stderr import say
 
 if TYPE_CHECKING:
+    from snugvl.backends.launch import Launched
     from snugvl.backends.service import EngineService
     from snugvl.server.settings import ServerSettings
 
@@ -89,23 +90,31 @@ def start(
     load: LoadChoice, backend: BackendChoice, settings: ServerSettings, *, quiet: bool, started: float
 ) -> int:
     """Plan, print, load, serve; the exit code."""
-    from snugvl.cli.serve_show import Loading
-    from snugvl.server.run import run
-    from snugvl.server.sockets import address_of, listen
+    from snugvl.cli.serve_engine import launch
 
-    with listen(settings) as listener:  # before anything is loaded: a port that is taken is known at once
-        settings = replace(settings, port=address_of(listener)[1])
-        service, settings = _service(load, backend, settings, quiet=quiet)
-        _log(quiet=quiet)
-        loading = Loading(service, quiet=quiet, started=started)
-        try:
-            return run(service, settings, listener, loading)
-        finally:
-            loading.close()
+    with launch(backend) as launched:  # it imports torch while we import the rest, and plan
+        from snugvl.cli.serve_show import Loading
+        from snugvl.server.run import run
+        from snugvl.server.sockets import address_of, listen
+
+        with listen(settings) as listener:  # before anything is loaded: a taken port is known at once
+            settings = replace(settings, port=address_of(listener)[1])
+            service, settings = _service(load, backend, settings, launched, quiet=quiet)
+            _log(quiet=quiet)
+            loading = Loading(service, quiet=quiet, started=started)
+            try:
+                return run(service, settings, listener, loading)
+            finally:
+                loading.close()
 
 
 def _service(
-    load: LoadChoice, backend: BackendChoice, settings: ServerSettings, *, quiet: bool
+    load: LoadChoice,
+    backend: BackendChoice,
+    settings: ServerSettings,
+    launched: Launched | None,
+    *,
+    quiet: bool,
 ) -> tuple[EngineService, ServerSettings]:
     """The engine that was asked for or planned, announced; and the settings with the model's names."""
     from snugvl.cli.serve_engine import attached, engine_for
@@ -124,7 +133,7 @@ def _service(
     if planned.engine == "vllm":
         load.check_vllm(planned.why)
     settings = replace(settings, names=settings.names or (_public_name(planned.name),))
-    service = engine_for(planned, load, backend)
+    service = engine_for(planned, load, backend, launched)
     if not quiet:
         show_plan(planned)
         show_banner(planned, settings)

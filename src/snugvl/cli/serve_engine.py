@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snugvl.errors import DoesNotFit
 
 if TYPE_CHECKING:
+    from snugvl.backends.launch import Launched
     from snugvl.backends.service import EngineService
     from snugvl.backends.vllm.settings import Facts, Replan, VllmChoice
     from snugvl.cli.serve_options import BackendChoice, LoadChoice
@@ -28,6 +30,18 @@ LESS_SHARE = (
 FEWER_AT_ONCE = ("cuda_graphs", "batch", "out_of_memory")  # no graphs, small chunks, few sequences, too
 
 
+def launch(backend: BackendChoice) -> AbstractContextManager[Launched | None]:
+    """Our engine's process, importing torch while the plan is made; ended on exit where nobody took it."""
+    if backend.attach is not None or backend.backend == "vllm":
+        return nullcontext()
+    from snugvl.backends.launch import Launched
+
+    try:
+        return Launched()
+    except OSError:  # it is tried again when it is needed, and told then
+        return nullcontext()
+
+
 def attached(model: str | None, backend: BackendChoice) -> EngineService:
     """A vLLM that runs already."""
     from snugvl.backends.vllm.service import VllmEngine
@@ -36,8 +50,13 @@ def attached(model: str | None, backend: BackendChoice) -> EngineService:
     return VllmEngine(VllmChoice(model or "", attach=backend.attach, api_key=backend.attach_api_key))
 
 
-def engine_for(planned: Planned | Unplanned, load: LoadChoice, backend: BackendChoice) -> EngineService:
-    """What will run a plan."""
+def engine_for(
+    planned: Planned | Unplanned,
+    load: LoadChoice,
+    backend: BackendChoice,
+    launched: Launched | None = None,
+) -> EngineService:
+    """What will run a plan; on our own engine or transformers in the process that was `launched`."""
     from snugvl.backends.supervised import EngineChoice, SupervisedEngine
     from snugvl.cli.serve_plan import Planned
     from snugvl.planner.placement import placement
@@ -46,6 +65,8 @@ def engine_for(planned: Planned | Unplanned, load: LoadChoice, backend: BackendC
         assert isinstance(planned, Planned), "vLLM is only launched by a plan"
         from snugvl.backends.vllm.service import VllmEngine
 
+        if launched is not None:
+            launched.abandon()  # before vLLM wants the memory that it takes
         return VllmEngine(vllm_choice(planned, backend))
     places = placement(planned.choice) if isinstance(planned, Planned) else ()
     choice = EngineChoice(
@@ -58,7 +79,7 @@ def engine_for(planned: Planned | Unplanned, load: LoadChoice, backend: BackendC
         # Its process doesn't plan by itself: it is told what was planned.
         settings = planned.choice.settings
         choice = replace(choice, context=settings.context, max_pixels=settings.max_pixels)
-    return SupervisedEngine(choice)
+    return SupervisedEngine(choice, launched=launched)
 
 
 def vllm_choice(planned: Planned, backend: BackendChoice) -> VllmChoice:

@@ -56,21 +56,34 @@ class LedgerReport(BaseModel):
         )
 
 
+class StartStep(BaseModel):
+    """A step of starting the engine, and when it was reached."""
+
+    step: str
+    at: float = Field(description="Seconds since 1970.")
+
+
 class MemoryReport(BaseModel):
-    """The ledger and the load at one moment, and the health now. Without an engine only the health."""
+    """The ledger and the load at one moment, and the health now. Without an engine only the health.
+
+    `start`: what our own engine reached on its last way to being ready, in order.
+    """
 
     at: float | None = Field(description="Seconds since 1970.")
     ledger: LedgerReport | None
     load: Load | None
     health: HealthReport
+    start: tuple[StartStep, ...] = Field((), description="Of our own engine.")
 
     @classmethod
     def of(cls, snapshot: Snapshot | None, health: Health) -> "MemoryReport":
         """The report of the last snapshot known."""
         report = HealthReport.of(health)
+        start = tuple(StartStep(step=step, at=at) for step, at in health.timeline)
         if snapshot is None:
-            return cls(at=None, ledger=None, load=None, health=report)
-        return cls(at=snapshot.at, ledger=LedgerReport.of(snapshot.ledger), load=snapshot.load, health=report)
+            return cls(at=None, ledger=None, load=None, health=report, start=start)
+        ledger = LedgerReport.of(snapshot.ledger)
+        return cls(at=snapshot.at, ledger=ledger, load=snapshot.load, health=report, start=start)
 
 
 class VersionReport(BaseModel):

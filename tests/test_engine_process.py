@@ -1,0 +1,44 @@
+"""What the engine's process does before torch is there."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from snugvl import engine_process
+from snugvl.hardware.describe import describe
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The GPUs whose contexts were made, on a machine with one."""
+    found: list[int] = []
+    monkeypatch.setattr("snugvl.hardware.probe.probe", lambda: describe("rtx-4060"))
+
+    def open_context(index: int) -> bool:
+        found.append(index)
+        return True
+
+    monkeypatch.setattr("snugvl.hardware.cuda_driver.open_context", open_context)
+    return found
+
+
+def context_threads() -> list[Any]:
+    return [thread for thread in threading.enumerate() if thread.name == "snugvl-context"]
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda", "cuda:0"])
+def test_a_gpu_is_looked_at_before_its_context_is_made(opened: list[int], device: str) -> None:
+    machine = engine_process._look(device)
+    for thread in context_threads():
+        thread.join()
+    assert machine is not None
+    assert machine.gpus[0].index == 0
+    assert opened == [0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1", "cuda:x", "nonsense"])
+def test_another_device_is_left_alone(opened: list[int], device: str) -> None:
+    assert engine_process._look(device) is None
+    assert not context_threads()
+    assert opened == []
