@@ -119,7 +119,10 @@ def variants(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
         one: tuple[Tile, ...] = (
             (16, 4, 1, 1), (16, 8, 3, 0), (16, 8, 3, 4), (32, 4, 1, 1), (32, 4, 5, 1), (32, 4, 3, 0),
             (32, 4, 3, -1), (32, 4, 3, 4), (64, 4, 3, 1),
+            (16, 8, 3, 1, 1), (16, 8, 3, 4, 1), (32, 4, 3, 1, 1), (32, 4, 3, 4, 1), (32, 8, 3, 1, 1),
         )  # fmt: skip
+        if cell.shape not in ("qkv", "gate_up"):
+            one = tuple(tile for tile in one if len(tile) < 5)  # there is no norm to be apart
         if cell.tokens > 16:
             few = ((32, 4, 3, 1),)
         yield from (("skinny", tile) for tile in few + (one if cell.tokens == 1 else ()))
@@ -143,7 +146,8 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
     with (
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
         mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),
-        mock.patch.object(linear, f"{kernel}_tile", return_value=tile),
+        mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4] if kernel == "skinny" else tile),
+        mock.patch.object(linear, "NORM_APART", len(tile) == 5 and kernel == "skinny"),
     ):
         yield
 

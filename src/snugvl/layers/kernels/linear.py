@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels import weights as kinds
+from snugvl.layers.kernels.device import capability, native_fp8, starts_early
 from snugvl.layers.kernels.gemm import gemm, sixteenth
 from snugvl.layers.kernels.gemv import gemv
+from snugvl.layers.kernels.norm import normed
 from snugvl.layers.kernels.skinny import skinny
 from snugvl.layers.kernels.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.widen import widen
@@ -20,6 +22,7 @@ _NEIGHBOURS = {"bf16": 8, "fp8": 16, "int8": 16, "int4": 32}  # weights of 16 by
 _GROUPS = (32, 64, 128)  # of columns that the skinny kernel takes
 _PAIRS = {"bf16": 2, "fp8": 4, "int8": 4, "int4": 4 if triton.__version__ < "3.7" else 2}  # kept together
 SKINNY_ROWS = 0  # of input up to which the skinny kernel is used
+NORM_APART = False  # its input is normalised by a kernel of its own
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
 WIDE_BYTES = 32 << 20  # of a widened slice
@@ -52,6 +55,8 @@ def product(
     if not x.shape[0]:  # a step in which no sequence samples: there is nothing to read
         return out
     if x.shape[0] <= SKINNY_ROWS and weights.group in _GROUPS:
+        if norm is not None and NORM_APART:
+            x, norm = normed(x, norm, eps), None
         _skinny(x, weights, bias, norm, eps, residual, out, swiglu=swiglu)
         return out
     if x.shape[0] <= VECTOR_ROWS and bias is None:
@@ -79,7 +84,7 @@ def _skinny(
     tokens, outputs = out.shape
     rows, warps, stages, ahead = skinny_tile(tokens, outputs, weights, swiglu=swiglu)
     data, scale, zero = _operands(weights)
-    early = ahead >= 0 and _capability(x.device) >= (9, 0)
+    early = ahead >= 0 and starts_early(x.device)
     skinny[(triton.cdiv(outputs, rows // 2 if swiglu else rows),)](
         x,
         x if norm is None else norm,
@@ -104,7 +109,7 @@ def _skinny(
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         SWIGLU=swiglu,
-        ASSEMBLY=x.dtype == torch.bfloat16 and _capability(x.device) >= (8, 0),
+        ASSEMBLY=x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0),
         NATIVE=native_fp8(x.device),
         EACH=min(_NEIGHBOURS[weights.format], weights.group // 4),
         PAIR=_PAIRS[weights.format],
@@ -281,18 +286,6 @@ def _operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     data = weights.data.view(torch.uint8) if weights.format == "fp8" else weights.data
     scale = weights.scale if weights.scale is not None else data
     return data, scale, weights.zero if weights.zero is not None else scale
-
-
-@cache
-def native_fp8(device: torch.device) -> bool:
-    """Whether the hardware converts float8 (Ada and later)."""
-    return _capability(device) >= (8, 9)
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    """Of the hardware; none where kernels are interpreted."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 @cache

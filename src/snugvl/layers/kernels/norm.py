@@ -3,14 +3,30 @@
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from snugvl.layers.kernels.device import starts_early
 
 
 @triton.jit
-def rms_norm(x, weight, out, eps, offset, SIZE: tl.constexpr, WIDE: tl.constexpr, HAS_OFFSET: tl.constexpr):
+def rms_norm(
+    x,
+    weight,
+    out,
+    eps,
+    offset,
+    SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """One row of `x` `[rows, SIZE]`; rounded before the weight, or with an offset after it.
 
-    Both as transformers does.
+    Both as transformers does. EARLY: see `kernels/skinny.py`.
     """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     mask = column < SIZE
@@ -30,6 +46,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.
     x = x.contiguous()
     out = torch.empty_like(x)
     wide = triton.next_power_of_2(size)
+    early = starts_early(x.device)
     rms_norm[(x.numel() // size,)](
         x,
         weight,
@@ -39,6 +56,8 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.
         SIZE=size,
         WIDE=wide,
         HAS_OFFSET=offset != 0,
+        EARLY=early,
         num_warps=max(1, min(8, wide // 512)),
+        **({"launch_pdl": True} if early else {}),
     )
     return out
