@@ -1,12 +1,16 @@
 """Loading in each format on a CPU: what is planned is what is held."""
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from snugvl.backends.protocol import Picture, Video, user
+from snugvl import engine_process
+from snugvl.backends.protocol import Picture, Request, Video, user
+from snugvl.backends.wire import EngineChoice
 from snugvl.loading import load_engine
+from snugvl.sampling import SamplingParams
 
 
 @pytest.mark.parametrize(("weights", "dtype"), [("bf16", "bfloat16"), ("int8", "auto"), ("int4", "bfloat16")])
@@ -20,6 +24,17 @@ def test_formats_by_wish(weights: Any, dtype: Any) -> None:
         assert "int" not in weights or weights in loaded.subject
     finally:
         loaded.backend.close()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_prompt_starts_from_an_earlier_one_unless_it_must_not(wanted: bool) -> None:
+    loaded = load_engine("pocket", device="cpu", dtype="float32", context=512, prefix_cache=wanted)
+    with closing(loaded.backend) as backend:
+        request = Request((user("What is in this image, please? " * 4),), SamplingParams(max_tokens=1))
+        for _ in range(2):
+            list(backend.submit(request))
+        stats = backend.stats()
+    assert (stats.prefix_hit_tokens > 0) == (stats.prefix_query_tokens > 0) == wanted
 
 
 def test_auto_on_a_cpu_takes_the_dtype() -> None:
@@ -40,3 +55,15 @@ def test_a_video_has_no_more_patches_than_the_largest_picture() -> None:
             assert 0 < loaded.backend.tokenize((user(part, "?"),)).image_tokens <= 32
     finally:
         loaded.backend.close()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_engine_process_is_told_of_the_prefix_cache(
+    wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_model: str, **options: Any) -> None:
+        raise RuntimeError(str(options["prefix_cache"]))
+
+    monkeypatch.setattr("snugvl.loading.load_engine", load)
+    with pytest.raises(RuntimeError, match=str(wanted)):
+        engine_process.load(EngineChoice(prefix_cache=wanted), lambda _detail, _done: None)

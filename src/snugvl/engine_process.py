@@ -51,6 +51,7 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
         memory=choice.memory_bytes,
         max_waiting=choice.max_waiting,
         language_only=choice.language_only,
+        prefix_cache=choice.prefix_cache,
         progress=report,
         machine=machine,
     )

@@ -84,6 +84,7 @@ def load(
     memory: int | str | None = None,
     backend: BackendName = "native",
     language_only: bool = False,
+    prefix_cache: bool = True,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> "Model":
@@ -105,6 +106,8 @@ def load(
             included; by default what is free, less a margin. On a GPU torch is held to it.
         backend: auto takes our own engine where it runs the model, else transformers.
         language_only: leave the vision tower out; pictures are refused, and its memory is free.
+        prefix_cache: start a prompt from what earlier ones with the same beginning have left. The time to the
+            first token then tells whether somebody asked like that before. Transformers never does it.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
         progress: called with what is being done and how much is done, from 0 to 1.
 
@@ -127,7 +130,7 @@ def load(
     }
     made: Backend
     if backend_for(model, backend) == "native":
-        made = load_engine(model, **wanted).backend
+        made = load_engine(model, prefix_cache=prefix_cache, **wanted).backend
     else:
         from snugvl.backends.transformers.loading import load_engine as load_transformers
 
@@ -164,6 +167,7 @@ def load_engine(
     memory: int | str | None = None,
     max_waiting: int | None = None,
     language_only: bool = False,
+    prefix_cache: bool = True,
     progress: Progress | None = None,
     machine: Machine | None = None,
 ) -> Loaded:
@@ -209,8 +213,8 @@ def load_engine(
     report("allocating the KV cache", WEIGHTS_TO)
     if target.type == "cuda":
         torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
-    sizes = allocation.engine
     planned = planned_rows(allocation, place)
+    sizes = replace(allocation.engine, prefix_cache=prefix_cache)
     sizes = sizes if max_waiting is None else replace(sizes, max_waiting=max_waiting)
     engine = Engine(network, sizes, watch_on(place, planned))
     if target.type == "cuda":

@@ -68,6 +68,12 @@ def test_language_only_reaches_the_engine_and_frees_memory(
     assert "tokens of prompt and answer" in out
 
 
+@pytest.mark.parametrize("words", [(), ("--no-prefix-cache",)])
+def test_the_prefix_cache_can_be_turned_off(served: Served, words: tuple[str, ...]) -> None:
+    assert serve("pocket", *words) == 0
+    assert served.services[0]._start.choice.prefix_cache is not bool(words)
+
+
 def test_layers_in_main_memory_are_placed_by_the_plan(
     served: Served, on: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +108,7 @@ def test_vllm_gets_flags_rows_and_options(
         "--images",
         "2",
     ]
-    words += ["--concurrency", "3", "--context", "4096", "--trust-remote-code"]
+    words += ["--concurrency", "3", "--context", "4096", "--trust-remote-code", "--no-prefix-cache"]
     assert serve("Qwen/Qwen3-VL-2B-Instruct-FP8", "--backend", "vllm", *words) == 0
     choice = vllm_of(served)
     assert choice.model == "Qwen/Qwen3-VL-2B-Instruct-FP8"
@@ -111,7 +117,7 @@ def test_vllm_gets_flags_rows_and_options(
     flags = dict(zip(choice.arguments, choice.arguments[1:], strict=False))
     assert flags["--max-model-len"] == "4096"
     assert json.loads(flags["--limit-mm-per-prompt"]) == {"image": 2, "video": 0}
-    assert "--trust-remote-code" in choice.arguments
+    assert {"--trust-remote-code", "--no-enable-prefix-caching"} <= set(choice.arguments)
     rows = {row.name: row.planned_bytes or 0 for row in choice.planned}
     assert rows["weights: decoder"] > GIB
     asked = float(flags["--gpu-memory-utilization"]) * 8 * GIB
@@ -180,6 +186,7 @@ def test_what_is_not_installed_is_passed_over(
         (["--attach", "http://127.0.0.1:1", "--backend", "native"], "--attach takes a vLLM server"),
         (["--attach", "http://127.0.0.1:1", "--context", "2048"], "--context can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--language-only", "--no-retry"], "--no-retry and --language-only"),
+        (["--attach", "http://h:1", "--no-prefix-cache"], "--no-prefix-cache can't be chosen for a vLLM"),
         (["--attach-api-key", "k"], "name it with --attach"),
     ],
 )  # fmt: skip

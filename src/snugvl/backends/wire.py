@@ -51,6 +51,7 @@ class EngineChoice:
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
         placement: where transformers puts which module ("model.language_model.layers.3" → "cpu"), by the
             plan; empty: everything on `device`.
+        prefix_cache: let a prompt start from what earlier ones have left (our own engine only).
     """
 
     model: str = "pocket"
@@ -65,6 +66,7 @@ class EngineChoice:
     language_only: bool = False
     trust_remote_code: bool = False
     placement: tuple[tuple[str, str], ...] = ()
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)

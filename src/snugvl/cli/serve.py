@@ -40,6 +40,7 @@ def serve(
     memory: options.Memory = None,
     backend: serve_options.BackendOption = "auto",
     language_only: serve_options.LanguageOnly = False,
+    no_prefix_cache: serve_options.NoPrefixCache = False,
     trust_remote_code: options.TrustRemoteCode = False,
     vllm_command: serve_options.VllmCommand = None,
     images: serve_options.ImagesPlanned = None,
@@ -81,7 +82,7 @@ def serve(
     load = LoadChoice(model, device, dtype, context, max_pixels, weights, limit, max_queue)
     engine = BackendChoice(
         backend, vllm_command, attach, attach_api_key, not no_retry, sleep_after, images, concurrency,
-        language_only, trust_remote_code,
+        language_only, trust_remote_code, not no_prefix_cache,
     )  # fmt: skip
     raise typer.Exit(start(load, engine, settings, quiet=quiet, started=started))
 

@@ -72,6 +72,7 @@ def engine_for(
     choice = EngineChoice(
         planned.name, load.device, load.dtype, load.context, load.max_pixels, load.weights, load.memory_bytes,
         load.max_queue, planned.engine, backend.language_only, backend.trust_remote_code, places,
+        backend.prefix_cache,
     )  # fmt: skip
     if isinstance(planned, Planned) and load.device == "auto" and planned.choice.gpus:
         choice = replace(choice, device=f"cuda:{planned.choice.gpus[0].index}")
@@ -106,7 +107,11 @@ def arguments_of(choice: Choice, backend: BackendChoice) -> tuple[str, ...]:
     from snugvl.planner.vllm_flags import vllm_flags
 
     words = tuple(vllm_flags(choice))
-    return (*words, "--trust-remote-code") if backend.trust_remote_code else words
+    asked = {
+        "--trust-remote-code": backend.trust_remote_code,
+        "--no-enable-prefix-caching": not backend.prefix_cache,
+    }
+    return (*words, *(flag for flag, wanted in asked.items() if wanted))
 
 
 def planned_rows(choice: Choice) -> tuple[LedgerRow, ...]:

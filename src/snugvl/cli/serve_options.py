@@ -51,6 +51,13 @@ Concurrency = Annotated[
 LanguageOnly = Annotated[
     bool, typer.Option("--language-only", help="Leave the vision tower out: less memory, no pictures.")
 ]
+NoPrefixCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-prefix-cache",
+        help="Compute every prompt from its start, so that timing tells nobody what others asked.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,7 @@ class BackendChoice:
     concurrency: int | None = None
     language_only: bool = False
     trust_remote_code: bool = False
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         if self.attach_api_key is not None and self.attach is None:
@@ -124,6 +132,7 @@ class BackendChoice:
         given = self._of_vllm() | {
             "--language-only": self.language_only,
             "--trust-remote-code": self.trust_remote_code,
+            "--no-prefix-cache": not self.prefix_cache,
         }
         if said := [name for name, there in given.items() if there]:
             raise typer.BadParameter(_running(said))

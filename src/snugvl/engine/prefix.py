@@ -21,7 +21,7 @@ with such layers goes without this cache (`engine.py`).
 
 Timing tells whether somebody asked with the same beginning before: the first token comes sooner. One team
 behind one server can live with that; where users must not learn of each other's prompts, turn it off
-(`EngineConfig.prefix_cache`).
+(`snugvl serve --no-prefix-cache`, `load(prefix_cache=False)`).
 
 Source: automatic prefix caching of vLLM (https://docs.vllm.ai/en/latest/design/prefix_caching.html).
 """
