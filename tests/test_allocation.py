@@ -52,11 +52,13 @@ def test_never_more_than_may_be_used(facts: ModelFacts, free: int, weights: Any)
     pool = engine.num_blocks * engine.block_size * token_bytes
     rest = allocation.footprint.total_bytes - allocation.footprint.named("KV cache")
     rest += engine.encoder_cache_bytes
-    assert pool + rest <= place.usable_bytes + engine.block_size * token_bytes
+    assert pool == allocation.kv_bytes
+    assert pool + rest <= place.usable_bytes
     assert place.usable_bytes <= free - min(128 * MIB, free)
     assert engine.cache_tokens >= engine.max_model_len
     assert engine.num_blocks <= POOL_SEQUENCES["cuda"] * -(-engine.max_model_len // engine.block_size)
-    assert sum(planned_rows(allocation, place).values()) == rest + allocation.kv_bytes
+    reserved = -(-allocation.kv_bytes // (2 * MIB)) * 2 * MIB
+    assert sum(planned_rows(allocation, place).values()) == rest + reserved <= place.usable_bytes
 
 
 def test_more_memory_never_gives_less(facts: ModelFacts) -> None:
@@ -193,11 +195,21 @@ def test_text_models_leave_no_room_for_pictures(name: str) -> None:
         0,
     )
     assert (rows["vision weights"], rows["encoder outputs"]) == (0, 0)
-    assert sum(rows.values()) <= place.usable_bytes + allocation.kv_bytes // allocation.engine.num_blocks
+    assert sum(rows.values()) <= place.usable_bytes
     assert allocation.engine.max_model_len <= (facts.native_positions or facts.text.max_position_embeddings)
     with pytest.raises(DoesNotFit) as refused:
         allocate(facts, BF16, gpu(1 * GIB))
     assert "pixels" not in str(refused.value)
+
+
+def test_a_small_pool_is_planned_to_the_byte() -> None:
+    facts = facts_of("pocket", offline=True)
+    for context in (100, 512, 1000):
+        allocation = allocate(facts, BF16, gpu(2 * GIB), Wish(context))
+        layer = facts.text.kv_layers[0]
+        each = 2 * len(facts.text.kv_layers) * layer.kv_heads * layer.head_dim * 2 * 16
+        assert allocation.kv_bytes == allocation.engine.num_blocks * each
+        assert allocation.engine.num_blocks == POOL_SEQUENCES["cuda"] * -(-context // 16)
 
 
 def test_a_tower_left_out_makes_room(fp8: ModelFacts) -> None:

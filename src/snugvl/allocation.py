@@ -21,7 +21,9 @@ from snugvl.config import DEFAULT_BLOCK_SIZE, EngineConfig
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.place import Place
 from snugvl.planner.capabilities import NATIVE_STEPS, Option, Refusal, native_options
+from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.component import Footprint
+from snugvl.planner.footprint.kv import block_bytes
 from snugvl.planner.footprint.native import READERS, loading_bytes
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.inventory import Inventory, inventory
@@ -142,10 +144,12 @@ class _Question:
             return None
         length, pixels = settings.context, settings.max_pixels or 0
         per_sequence = -(-length // DEFAULT_BLOCK_SIZE)
-        block_bytes = needed.named("KV cache") // per_sequence
+        each = block_bytes(self.model, settings)
         most = POOL_SEQUENCES[self.place.device.type] * per_sequence
-        blocks = min(per_sequence + spare // max(block_bytes, 1), most)
-        left = spare - (blocks - per_sequence) * block_bytes
+        # torch reserves whole pieces, of one conversation's keys and values too.
+        pool = (needed.named("KV cache") + spare) // LARGE_ROUND_BYTES * LARGE_ROUND_BYTES
+        blocks = min(pool // each, most) if each else most
+        left = spare + needed.named("KV cache") - up(blocks * each, LARGE_ROUND_BYTES)
         config = EngineConfig(
             num_blocks=blocks,
             max_model_len=length,
@@ -158,7 +162,7 @@ class _Question:
             pixels,
             settings,
             needed,
-            blocks * block_bytes,
+            blocks * each,
             needed.named("recurrent state") // (settings.sequences + 1) * (config.max_num_seqs + 1),
             self._readers(settings, needed),
             subject_of(self.facts.name, settings),

@@ -30,6 +30,7 @@ from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.place import Place, cap, claim, device_of, place_on
 from snugvl.planner.capabilities import prefers_fp32
+from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
@@ -268,7 +269,8 @@ def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
         # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
         rows[CONTEXT] = max(plan.named(CONTEXT) - place.planned().cublas_bytes, 0) + plan.named(KERNELS)
         rows[GRAPHS] = plan.named(GRAPHS) + plan.named(GRAPHS_LIBRARY)
-    beyond = allocation.kv_bytes - plan.named("KV cache") + allocation.engine.encoder_cache_bytes
+    pool = up(allocation.kv_bytes, LARGE_ROUND_BYTES)  # what is rounded up is nobody's: workspace
+    beyond = pool - plan.named("KV cache") + allocation.engine.encoder_cache_bytes
     beyond += allocation.state_bytes - plan.named("recurrent state")
     rows["workspace"] = plan.total_bytes - sum(rows.values()) + beyond
     return rows

@@ -30,6 +30,11 @@ def kv_bytes(model: Inventory, settings: Settings, tokens: int) -> int:
     return -(-total // settings.pipeline_parallel) + state_bytes(model, settings)
 
 
+def block_bytes(model: Inventory, settings: Settings) -> int:
+    """Bytes of one block of keys and values on one GPU."""
+    return kv_bytes(model, settings, BLOCK_TOKENS) - state_bytes(model, settings)
+
+
 def state_bytes(model: Inventory, settings: Settings) -> int:
     """Bytes of one sequence's recurrent states on one GPU; 0 for models without."""
     total = 0
@@ -55,7 +60,7 @@ def kv_component(model: Inventory, settings: Settings) -> Component:
     if settings.engine == "vllm":
         nbytes += kv_bytes(model, settings, BLOCK_TOKENS)
     sequences = f"{settings.concurrency} × " if settings.concurrency > 1 else ""
-    each = (kv_bytes(model, settings, BLOCK_TOKENS) - states) // BLOCK_TOKENS
+    each = block_bytes(model, settings) // BLOCK_TOKENS
     return Component(
         "KV cache",
         up(nbytes, LARGE_ROUND_BYTES),
