@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.functional import linear, silu
 
 from snugvl.layers import linear as layers
@@ -9,7 +11,7 @@ from snugvl.layers.kernels import linear as kernels
 from snugvl.layers.kernels.linear import product
 from snugvl.layers.kernels.widen import widen_int8
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.weights import Format, Weights, to_int4, to_int8
+from snugvl.layers.weights import FORMATS, Format, Weights, to_int4, to_int8
 
 TOLERANCE = 2e-5
 
@@ -179,29 +181,36 @@ def test_a_product_of_odd_widths_by_the_kernel(device: torch.device, monkeypatch
     close(layer.wide_product(x, 10, 51), expected[:, 10:51])
 
 
-@pytest.fixture
-def skinny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel for few rows, in small tiles."""
-    monkeypatch.setattr(kernels, "SKINNY_ROWS", 32)
-    monkeypatch.setattr(kernels, "skinny_tile", lambda *_, **__: (32, 2, 2, 2))
+def small_skinny_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, int, int, int] = (32, 2, 2, 2)) -> None:
+    patch.setattr(kernels, "SKINNY_ROWS", 32)
+    patch.setattr(kernels, "skinny_tile", lambda *_, **__: tile)
 
 
-@pytest.mark.usefixtures("skinny")
-@pytest.mark.parametrize("kind", ["bf16", "fp8", "int8", "int4"])
-@pytest.mark.parametrize(("rows", "columns"), [(40, 256), (136, 384)])
-@pytest.mark.parametrize("tokens", [1, 5, 17])
+@settings(max_examples=20, deadline=None)
+@given(
+    kind=st.sampled_from(FORMATS),
+    rows=st.integers(1, 70),
+    groups=st.integers(1, 5),
+    tokens=st.integers(1, 20),
+    tile=st.tuples(st.sampled_from([16, 32]), st.sampled_from([1, 2, 4]), st.just(2), st.integers(-1, 2)),
+)
 def test_a_skinny_product_is_torchs(
-    kind: Format, rows: int, columns: int, tokens: int, device: torch.device
+    kind: Format, rows: int, groups: int, tokens: int, tile: tuple[int, int, int, int]
 ) -> None:
-    weights = stored(kind, rows, columns, device)
-    x, bias = torch.randn(tokens, columns, device=device), torch.randn(rows, device=device)
-    close(product(x, weights, bias=bias), linear(x, weights.wide(torch.float32), bias))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    weights = stored(kind, rows, 128 * groups, device)
+    x, bias = torch.randn(tokens, 128 * groups, device=device), torch.randn(rows, device=device)
+    with pytest.MonkeyPatch.context() as patch:
+        small_skinny_tiles(patch, tile)
+        close(product(x, weights, bias=bias), linear(x, weights.wide(torch.float32), bias))
 
 
-@pytest.mark.usefixtures("skinny")
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_skinny_norm_swiglu_and_residual(kind: Format, tokens: int, device: torch.device) -> None:
+def test_skinny_norm_swiglu_and_residual(
+    kind: Format, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_skinny_tiles(monkeypatch)
     weights = stored(kind, 80, 384, device)
     x, residual = torch.randn(tokens, 384, device=device), torch.randn(tokens, 40, device=device)
     norm = RMSNorm(384, 1e-6).to(device)
@@ -212,17 +221,22 @@ def test_skinny_norm_swiglu_and_residual(kind: Format, tokens: int, device: torc
     close(y, silu(gate) * up + residual)
 
 
-@pytest.mark.usefixtures("skinny")
 @pytest.mark.parametrize("group", [32, 64])
-def test_skinny_groups(group: int, device: torch.device) -> None:
+def test_skinny_groups(group: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_skinny_tiles(monkeypatch)
     weights = stored("int4", 24, 256, device, group=group)
     for tokens in (1, 4):
         x = torch.randn(tokens, 256, device=device)
         close(product(x, weights), linear(x, weights.wide(torch.float32)))
 
 
-@pytest.mark.usefixtures("skinny")
-def test_a_rows_product_does_not_depend_on_the_others(device: torch.device) -> None:
-    weights = stored("int4", 40, 256, device)
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "int8", "int4"])
+def test_a_rows_product_does_not_depend_on_the_others(
+    kind: Format, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_skinny_tiles(monkeypatch)
+    weights = stored(kind, 40, 256, device)
     x = torch.randn(7, 256, device=device)
-    assert torch.equal(product(x, weights)[:3], product(x[:3], weights))
+    together = product(x, weights)
+    for rows in (1, 3):
+        assert torch.equal(together[:rows], product(x[:rows], weights))

@@ -125,7 +125,7 @@ def _inputs(
     return tl.permute(v, [0, 2, 1])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def skinny(
     x,
     norm,
