@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
 import pytest
 import torch
@@ -53,6 +54,9 @@ class EagerGraphs(DecodeGraphs):
         for index, table in tables.items():
             self.tables[index] = list(table)
         return self._run()
+
+    def feed(self, tokens: torch.Tensor) -> None:
+        self.ids = tokens.clamp(min=0)
 
     def _run(self) -> Result:
         size = self._cache.block_size
@@ -113,6 +117,58 @@ REQUESTS = [
     request("e", [5, 5, 6], max_tokens=10, logprobs=2),
     request("f", [2, 2], max_tokens=13, repetition_penalty=1.3),
 ]
+
+
+SAMPLED = [
+    request("a", [1, 2, 3, 4, 5], max_tokens=20, temperature=1.3, seed=1, top_p=0.9),
+    request("b", [7, 8], max_tokens=17, temperature=0.8, seed=2, top_k=5, min_p=0.02, n=2),
+    request("c", [9] * 11, max_tokens=14),
+    request("d", [3, 1], max_tokens=12, temperature=1.0, seed=5, frequency_penalty=0.9, presence_penalty=0.4),
+    request("e", [5, 5, 6], max_tokens=10, logprobs=2, temperature=0.5, seed=3, logit_bias={3: 4.0, 9: -2.0}),
+    request("f", [2, 2], max_tokens=13, repetition_penalty=1.3),
+]
+
+
+def test_whatever_is_sampled_runs_ahead_and_gives_the_same_tokens() -> None:
+    found = []
+    for graphs in (False, True):
+        engine, eager = engine_with(graphs, max_num_seqs=8, num_blocks=80)
+        for each in SAMPLED:
+            engine.add(each)
+        outputs: list[TokenOutput] = []
+        while engine.has_work:
+            outputs += engine.step()
+            engine.check_integrity()
+        said = sorted((o.request_id, o.choice, o.token_id, o.top_logprobs, o.finish or "") for o in outputs)
+        found.append(said)
+        if eager is not None:
+            assert eager.followed > eager.started, (
+                "most steps have begun before the tokens of the last were read"
+            )
+    assert found[0] == found[1]
+    assert any(top for *_, top, _ in found[1])
+
+
+def test_a_grammar_waits_for_its_tokens() -> None:
+    class Free:
+        error = None
+
+        def start(self) -> "Free":
+            return self
+
+        def fill(self, bits: torch.Tensor) -> None:
+            bits.fill_(-1)
+
+        def accept(self, token: int) -> None:
+            pass
+
+    engine, eager = engine_with(True)
+    engine.add(replace(request("a", [1, 2], max_tokens=9), grammar=Free()))
+    alone, _ = engine_with(False)
+    alone.add(request("a", [1, 2], max_tokens=9))
+    assert finish(engine) == finish(alone)
+    assert eager is not None
+    assert not eager.followed
 
 
 @pytest.mark.parametrize("late", [0, 3, 7])

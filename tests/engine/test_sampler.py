@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugvl.engine import sampler
-from snugvl.engine.sampler import Choice, penalized, sample, support
+from snugvl.engine import filters
+from snugvl.engine.filters import support
+from snugvl.engine.penalties import penalized
+from snugvl.engine.sampler import Choice, sample
 from snugvl.engine.sequence import random_stream
 from snugvl.sampling import SamplingParams
 
@@ -107,7 +109,7 @@ def test_the_few_best_decide_as_all_would(rows: list[list[int]], params: list[Sa
     """With a handful for "few": ties at its edge, filters that reach beyond it, mixed in one batch."""
     scores = torch.tensor(rows) / 2.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "_FEW", 4)
+        patch.setattr(filters, "_FEW", 4)
         keep = support(scores, params[: len(rows)])
     for index, row in enumerate(rows):
         kept = set(range(12)) if keep is None else set(keep[index].nonzero()[:, 0].tolist())
@@ -132,7 +134,7 @@ def test_a_large_vocabulary_draws_the_same_tokens_as_sorting_it_whole(
     ]
     few = sample(logits, choices)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "_FEW", 20_000)
+        patch.setattr(filters, "_FEW", 20_000)
         assert sample(logits, choices) == few
 
 

@@ -134,9 +134,9 @@ def test_split_products_as_the_kernels_do(size: str, units: int, tokens: int) ->
 @pytest.mark.parametrize(
     ("params", "most"),
     [
-        (SamplingParams(), 4),
-        (SamplingParams(temperature=1.0), 24),
-        (SamplingParams(temperature=1.0, top_p=0.9), 52),
+        (SamplingParams(), 0),
+        (SamplingParams(temperature=1.0), 20),
+        (SamplingParams(temperature=1.0, top_p=0.9), 42),
         (
             SamplingParams(
                 temperature=1.0,
@@ -158,7 +158,7 @@ def test_sampling_takes_no_more_than_planned(params: SamplingParams, most: int) 
     trace.keep(scores)
     with torch.inference_mode(), trace:
         sampler.sample(scores, [sampler.Choice(row, params, counts={1: 2}) for row in range(rows)])
-    assert most * 0.9 <= trace.peak / (rows * vocab) <= most * 1.001
+    assert most * 0.9 <= trace.peak / (rows * vocab) <= most * 1.001 + 0.01
 
 
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])

@@ -22,11 +22,11 @@ from snugvl.config import EngineConfig
 from snugvl.engine.admission import check_prompt, resolve_max_tokens
 from snugvl.engine.caches import allocate, refit
 from snugvl.engine.encoder import Encoder
-from snugvl.engine.pipeline import Flight, follow
+from snugvl.engine.pipeline import Flight, choice_of, follow
 from snugvl.engine.pressure import LOOK_S, Watch, least_blocks, reserve
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
-from snugvl.engine.sampler import Choice, Sampled, sample
+from snugvl.engine.sampler import Sampled, sample
 from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, random_stream
 from snugvl.engine.shortage import out_of_memory, refusal, release
@@ -288,10 +288,10 @@ class Engine:
         if self._flight is not None:
             self._steps += 1
             self._computed += len(flight.sequences)
-        for sequence, token in zip(flight.sequences, flight.run.tokens(), strict=True):
+        for sequence, result in zip(flight.sequences, flight.results(), strict=True):
             if sequence.state is State.RUNNING:  # it may have been aborted, or a sibling broken
                 self._scheduler.record(sequence)  # before the token, whose own slot may be in the air
-                outputs += self._emit(sequence, Sampled(token if token >= 0 else None))
+                outputs += self._emit(sequence, result)
 
     def _count(self, step: Schedule) -> None:
         for chunk in step.chunks:
@@ -307,7 +307,7 @@ class Engine:
         for chunk in step.chunks:
             self._scheduler.record(chunk.sequence)
         rows = [(row, s) for row, head in enumerate(ready) for s in (head, *self._fork(head))]
-        sampled = sample(logits, [_choice(row, sequence) for row, sequence in rows])
+        sampled = sample(logits, [choice_of(row, sequence) for row, sequence in rows])
         for (_, sequence), result in zip(rows, sampled, strict=True):
             if sequence.state is not State.FINISHED:  # a broken sibling ended it
                 outputs += self._emit(sequence, result)
@@ -379,12 +379,6 @@ class Engine:
             for sequence in live:
                 if ended in sequence.siblings:
                     sequence.siblings.remove(ended)
-
-
-def _choice(row: int, sequence: Sequence) -> Choice:
-    params = sequence.request.sampling
-    uniform = 0.0 if params.greedy else sequence.draw()
-    return Choice(row, params, sequence.prompt.vocabulary, sequence.counts, uniform, sequence.grammar)
 
 
 def _no_token(sequence: Sequence) -> EngineError:

@@ -120,6 +120,13 @@ class DecodeGraphs:
         """Run the last batch one token further; `tables` are those that have grown, by row."""
         return self._graph(rows).again(rows, tables)
 
+    def feed(self, tokens: torch.Tensor) -> None:
+        """Let the next `again` go on from these tokens `[rows]` int64, on the device.
+
+        Below 0: of a row that is broken, whose next token nobody will read.
+        """
+        self._graph(len(tokens)).feed(tokens)
+
     def _graph(self, sequences: int) -> "_Graph":
         size = self._size(sequences)
         if size not in self._graphs:
@@ -199,6 +206,9 @@ class _Graph:
                 lines[index, _FIELDS : _FIELDS + len(table)] = table
             self._tables.copy_(staging[:, _FIELDS:], non_blocking=True)
         return self._replay(rows)
+
+    def feed(self, tokens: torch.Tensor) -> None:
+        self._ids[: len(tokens)].copy_(tokens.clamp(min=0))
 
     def _next_staging(self) -> torch.Tensor:
         self._turn = 1 - self._turn

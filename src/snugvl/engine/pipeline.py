@@ -3,8 +3,9 @@
     GPU    │ step n          │ step n + 1      │ step n + 2
     host   │ … start n + 1 ──┤ read n, deliver │ start n + 2, read n + 1, deliver
 
-What step n + 1 needs of step n is on the GPU already: the most likely tokens. So only batches that take
-those, whatever they are, run this way: greedy, with nothing that the host must decide in between. A
+What step n + 1 needs of step n is on the GPU already: the tokens. Greedy ones are made by the graph itself;
+others by the sampler, from numbers that the host draws beforehand (`Sequence.random`), and from counts of
+tokens that it keeps on the GPU. Only a grammar must see a token before it can allow the next one. A
 sequence that ends with a token of step n has its token of step n + 1 thrown away; what that wrote stands in
 blocks that are rewritten, in the order of the stream, before anybody reads them.
 """
@@ -12,16 +13,31 @@ blocks that are rewritten, in the order of the stream, before anybody reads them
 from dataclasses import dataclass
 
 from snugvl.engine.graphs import DecodeGraphs, Row, Run
+from snugvl.engine.sampler import Choice, Sampled, Sampler, Sampling
 from snugvl.engine.scheduler import Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, seat_of
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A started step: whose tokens it makes, in the order of its rows."""
+    """A started step.
+
+    Attributes:
+        sequences: whose tokens it makes, in the order of its rows.
+        sampler: how they choose; None where all take the likeliest, which the graph has found.
+        sampling: what the sampler has begun.
+    """
 
     sequences: list[Sequence]
     run: Run
+    sampler: Sampler | None = None
+    sampling: Sampling | None = None
+
+    def results(self) -> list[Sampled]:
+        """A token for each sequence, waiting for them."""
+        if self.sampling is not None:
+            return self.sampling.results()
+        return [Sampled(token if token >= 0 else None) for token in self.run.tokens()]
 
 
 def plain(sequence: Sequence) -> bool:
@@ -50,6 +66,16 @@ def decodes(step: Schedule) -> bool:
     )
 
 
+def choice_of(row: int, sequence: Sequence) -> Choice:
+    """What a sequence brings to the sampler, its next random number included."""
+    params, vocabulary = sequence.request.sampling, sequence.prompt.vocabulary
+    return Choice(row, params, vocabulary, sequence.counts, _uniform(sequence), sequence.grammar)
+
+
+def _uniform(sequence: Sequence, ahead: int = 0) -> float:
+    return 0.0 if sequence.request.sampling.greedy else sequence.draw(ahead)
+
+
 def rows_of(sequences: list[Sequence]) -> list[Row]:
     """What a graph must know of sequences whose newest token is to be computed."""
     return [
@@ -62,6 +88,25 @@ def rows_of(sequences: list[Sequence]) -> list[Row]:
         )
         for sequence in sequences
     ]
+
+
+def depart(sequences: list[Sequence], graphs: DecodeGraphs) -> Flight:
+    """Start a step of sequences that decode, none of them with a grammar."""
+    run = graphs.start(rows_of(sequences))
+    if all(map(plain, sequences)):
+        return Flight(sequences, run)
+    choices = [choice_of(row, sequence) for row, sequence in enumerate(sequences)]
+    sampler = Sampler(choices, run.logits.shape[1], run.logits.device)
+    return _chosen(sequences, run, sampler, [choice.uniform for choice in choices], graphs)
+
+
+def _chosen(
+    sequences: list[Sequence], run: Run, sampler: Sampler, uniforms: list[float], graphs: DecodeGraphs
+) -> Flight:
+    """Choose from a run's logits, for the host and for the next run."""
+    sampling = sampler.begin(run.logits, uniforms)
+    graphs.feed(sampling.tokens)
+    return Flight(sequences, run, sampler, sampling)
 
 
 def follow(flight: Flight, graphs: DecodeGraphs, scheduler: Scheduler) -> Flight | None:
@@ -87,4 +132,9 @@ def follow(flight: Flight, graphs: DecodeGraphs, scheduler: Scheduler) -> Flight
             assert not copies, "a decoding sequence shares no block that it writes to"
             grown[index] = sequence.table
         sequence.computed += 1
-    return Flight(sequences, graphs.again(len(sequences), grown))
+    run = graphs.again(len(sequences), grown)
+    if flight.sampler is None or flight.sampling is None:
+        return Flight(sequences, run)
+    flight.sampler.note(flight.sampling.tokens)
+    uniforms = [_uniform(sequence, ahead=1) for sequence in sequences]
+    return _chosen(sequences, run, flight.sampler, uniforms, graphs)

@@ -10,7 +10,7 @@ import torch
 
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs import DecodeGraphs
-from snugvl.engine.pipeline import Flight, decodes, plain, rows_of
+from snugvl.engine.pipeline import Flight, decodes, depart, rows_of
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence, seat_of
 from snugvl.layers.attention import AttentionMetadata
@@ -41,10 +41,10 @@ class Runner:
     def take_off(self, step: Schedule) -> Flight | None:
         """Start a step whose tokens are read later, if it is one that can run ahead of the host."""
         sequences = [chunk.sequence for chunk in step.chunks]
-        if not self._has_graph(step) or not all(map(plain, sequences)):
+        if not self._has_graph(step) or any(sequence.grammar is not None for sequence in sequences):
             return None
         self._prepare(step)
-        return Flight(sequences, self.graphs.start(rows_of(sequences)))
+        return depart(sequences, self.graphs)
 
     def share_state(self, sequence: Sequence, siblings: list[Sequence]) -> None:
         """Let running siblings go on from a sequence's recurrent state, which is theirs to change at once."""

@@ -106,7 +106,7 @@ class Sequence:
         grammar: the choice's own state, which has seen exactly `generated`.
         siblings: parked choices that start from this one's prompt once it is computed.
         started: whether it has ever run.
-        drawn: the random number of the next token, once it is drawn: a step that failed takes it again.
+        drawn: random numbers of the next tokens, once they are drawn: a step that failed takes them again.
         alone: whether its next step must have nothing beside it, because one ran out of memory.
     """
 
@@ -125,7 +125,7 @@ class Sequence:
     state: State = State.PARKED
     siblings: list["Sequence"] = field(default_factory=list)
     started: bool = False
-    drawn: float | None = None
+    drawn: list[float] = field(default_factory=list)
     alone: bool = False
     grammar: GrammarState | None = None
 
@@ -149,11 +149,11 @@ class Sequence:
         """Running sequences it is or is about to become."""
         return 1 + len(self.siblings)
 
-    def draw(self) -> float:
-        """The random number of its next token, from 0 to 1."""
-        if self.drawn is None:
-            self.drawn = self.random.random()
-        return self.drawn
+    def draw(self, ahead: int = 0) -> float:
+        """The random number, from 0 to 1, of its next token, or of one after `ahead` that aren't read yet."""
+        while len(self.drawn) <= ahead:
+            self.drawn.append(self.random.random())
+        return self.drawn[ahead]
 
     def ids(self, start: int, end: int) -> list[int]:
         """Token ids `start … end - 1`."""
@@ -163,7 +163,7 @@ class Sequence:
     def append(self, token: int) -> FinishReason | None:
         """Add a generated token; says whether the choice ends with it."""
         self.generated.append(token)
-        self.drawn, self.alone = None, False
+        self.drawn, self.alone = self.drawn[1:], False
         self.counts[token] += 1
         if self.grammar is not None:
             self.grammar.accept(token)

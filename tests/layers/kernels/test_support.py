@@ -1,0 +1,54 @@
+"""The search for top_k's and top_p's threshold against sorting the whole row."""
+
+import pytest
+import torch
+
+from snugvl.engine.filters import _Columns, _support_of_all
+from snugvl.layers.kernels import support
+from snugvl.sampling import SamplingParams
+
+CASES = [
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 600},
+    {"top_p": 0.05},
+    {"top_p": 0.83},
+    {"top_p": 0.999},
+    {"min_p": 0.2},
+    {"top_k": 300, "top_p": 0.61, "min_p": 0.01},
+]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "STEP", 256)
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "excluded"])
+def test_what_is_left_is_what_sorting_leaves(kind: str, device: torch.device) -> None:
+    scores = torch.randn(len(CASES), 700, generator=torch.Generator().manual_seed(3))
+    if kind == "peaked":
+        scores *= 9
+    elif kind == "ties":
+        scores = (scores * 2).round()
+    elif kind == "excluded":
+        scores[:, ::3] = -torch.inf
+    params = [SamplingParams(temperature=1.0, **case) for case in CASES]
+    columns = _Columns.of(params, torch.device("cpu"))
+    expected = _support_of_all(scores, columns) & (scores > -torch.inf)
+    kept = torch.zeros_like(scores, dtype=torch.bool, device=device)
+    sure = torch.zeros(len(CASES), dtype=torch.bool, device=device)
+    given = (columns.top_k, columns.top_p.float(), columns.min_p)
+    support.search(scores.to(device), kept, sure, *(part.to(device) for part in given))
+    assert torch.equal(kept.cpu() & (scores > -torch.inf), expected)
+
+
+def test_a_row_that_is_sure_stays(device: torch.device) -> None:
+    scores = torch.randn(2, 300).to(device)
+    columns = _Columns.of([SamplingParams(temperature=1.0, top_k=3)] * 2, device)
+    kept = torch.zeros_like(scores, dtype=torch.bool)
+    kept[0, 5] = True
+    sure = torch.tensor([True, False], device=device)
+    support.search(scores, kept, sure, columns.top_k, columns.top_p.float(), columns.min_p)
+    assert kept.sum(-1).tolist() == [1, 3]
+    assert bool(kept[0, 5])
