@@ -1,8 +1,11 @@
 """Frozen configuration of an engine. "auto" is resolved once, into a new value, by `backends.native`."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from snugvl.errors import RequestError
+
+KVFormat = Literal["bf16", "fp8"]
 
 DEFAULT_BLOCK_SIZE = 16
 
@@ -20,6 +23,8 @@ class EngineConfig:
         max_waiting: requests that may queue before `QueueFull`.
         prefix_cache: whether a prompt starts from blocks that earlier requests left (see `engine.prefix`);
             a model with recurrent states goes without.
+        kv_cache: format of keys and values; "bf16" stands for that of the activations, "fp8" takes a byte
+            a value (see `layers.kv_cache`).
         encoder_cache_bytes: encodings of images that are kept beyond their request, for the next question.
     """
 
@@ -31,13 +36,19 @@ class EngineConfig:
     max_waiting: int = 256
     prefix_cache: bool = True
     encoder_cache_bytes: int = 0
+    kv_cache: KVFormat = "bf16"
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
             least = 0 if name == "encoder_cache_bytes" else 1
-            if name != "prefix_cache" and value < least:
+            if name not in ("prefix_cache", "kv_cache") and value < least:
                 raise RequestError(f"{name} must be at least {least}, not {value}", field=name)
+        if self.kv_cache not in get_args(KVFormat):
+            raise RequestError(
+                f"kv_cache {self.kv_cache!r} is unknown; use {', '.join(get_args(KVFormat))}",
+                field="kv_cache",
+            )
         if self.max_batched_tokens < self.max_num_seqs:
             raise RequestError(
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs "

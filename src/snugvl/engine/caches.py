@@ -6,7 +6,7 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.shortage import release
-from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.kv_cache import E4M3, KVCache
 from snugvl.layers.state_cache import StateCache
 from snugvl.models.batch import Network
 
@@ -20,7 +20,7 @@ def allocate(model: Network, config: EngineConfig) -> KVCache:
         block_size=config.block_size,
         num_kv_heads=text.num_kv_heads,
         head_dim=text.head_dim,
-        dtype=model.dtype,
+        dtype=E4M3 if config.kv_cache == "fp8" else model.dtype,
         device=model.device,
         states=_states(model, config.max_num_seqs),
     )

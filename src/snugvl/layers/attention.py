@@ -80,7 +80,6 @@ def paged_attention(
     their blocks all the same: other layers and the prefix cache may need them.
     The new keys and values must be in the cache already. Returns `[tokens, heads, head_dim]`.
     """
-    keys, values = cache.layer(layer)
     if query.is_cuda:
         from snugvl.layers.kernels import attention as kernels  # needs triton, which only GPUs bring
 
@@ -88,7 +87,7 @@ def paged_attention(
             metadata = metadata.on_device()
         lengths = metadata.lengths
         assert lengths is not None
-        where = (keys, values, metadata.block_tables)
+        where = (*cache.layer(layer), metadata.block_tables)
         if metadata.decodes:
             return kernels.decode(query, *where, lengths, metadata.block_size, scale, window)
         starts, longest = metadata.starts, max(metadata.query_lens)
@@ -99,7 +98,8 @@ def paged_attention(
     output = torch.empty_like(query)
     for sequence, (start, end) in enumerate(pairwise([0, *accumulate(metadata.query_lens)])):
         slots = metadata.slots(sequence, metadata.context_lens[sequence])
-        output[start:end] = _causal(query[start:end], keys[slots], values[slots], scale, window)
+        keys, values = cache.gather(layer, slots, query.dtype)
+        output[start:end] = _causal(query[start:end], keys, values, scale, window)
     return output
 
 
@@ -137,7 +137,6 @@ def _decode(
     window: int | None,
 ) -> torch.Tensor:
     """One query per sequence: gather all contexts into one padded batch, one SDPA for all."""
-    keys, values = cache.layer(layer)
     longest = max(metadata.context_lens)
     blocks = -(-longest // metadata.block_size)
     offsets = torch.arange(metadata.block_size, device=query.device)
@@ -149,10 +148,11 @@ def _decode(
         mask &= place >= lengths[:, None] - window
     # Masked places read the sequence's own first slot: a stranger's could hold NaN, and 0 × NaN is NaN.
     slots = torch.where(mask, slots, slots[:, :1])
+    keys, values = cache.gather(layer, slots, query.dtype)
     output = scaled_dot_product_attention(
         query[:, :, None],  # [sequences, heads, 1, head_dim]
-        keys[slots].transpose(1, 2),  # [sequences, kv_heads, longest, head_dim]
-        values[slots].transpose(1, 2),
+        keys.transpose(1, 2),  # [sequences, kv_heads, longest, head_dim]
+        values.transpose(1, 2),
         attn_mask=mask[:, None, None],
         scale=scale,
         enable_gqa=True,

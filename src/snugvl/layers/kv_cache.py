@@ -7,11 +7,22 @@
 A sequence owns a list of blocks (its block table); its token `i` lives in
 `table[i // block_size] × block_size + i % block_size`. Who owns which block is the engine's business
 (`engine/blocks.py`); here are only the bytes.
+
+In FP8 a value is a byte, float8 e4m3: a sign, 4 bits of exponent, 3 of mantissa, and no infinity. There is no
+scale: e4m3 has 18 powers of two, and keys after a norm and values lie well inside of them. What is beyond 448
+becomes 448. New tokens attend to what the cache gives back, their own chunk's keys included, so a token sees
+the same values however a prompt was cut. The bytes are kept as uint8: torch's index operations and Triton
+before Ada know no float8.
+
+Source: FP8 formats for deep learning, Micikevicius et al. 2022 (https://arxiv.org/abs/2209.05433).
 """
 
 import torch
 
 from snugvl.layers.state_cache import StateCache
+
+E4M3 = torch.float8_e4m3fn
+E4M3_LARGEST = 448.0
 
 
 class KVCache:
@@ -29,13 +40,23 @@ class KVCache:
         device: torch.device,
         states: StateCache | None = None,
     ) -> None:
-        """`num_layers`: those that keep keys and values; `states`: of the others, if there are any."""
+        """`num_layers`: those that keep keys and values; `states`: of the others, if there are any.
+
+        `dtype`: of what is stored; float8_e4m3fn halves it beside a 16-bit type.
+        """
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.states = states
+        self.fp8 = dtype == E4M3
         # Zeros, not empty: no run depends on what was in memory, and every page is touched at start-up.
         self.storage = torch.zeros(
-            num_layers, 2, num_blocks * block_size, num_kv_heads, head_dim, dtype=dtype, device=device
+            num_layers,
+            2,
+            num_blocks * block_size,
+            num_kv_heads,
+            head_dim,
+            dtype=torch.uint8 if self.fp8 else dtype,
+            device=device,
         )
 
     @property
@@ -52,12 +73,23 @@ class KVCache:
         self.num_blocks = num_blocks
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one layer, each `[slots, kv_heads, head_dim]`, as views."""
+        """Keys and values of one layer, each `[slots, kv_heads, head_dim]`, as views; bytes in FP8."""
         return self.storage[index, 0], self.storage[index, 1]
+
+    def gather(
+        self, index: int, slots: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer at `slots` `[…]`, each `[…, kv_heads, head_dim]`; in FP8 as `dtype`."""
+        keys, values = (stored[slots] for stored in self.layer(index))
+        if self.fp8:
+            keys, values = keys.view(E4M3).to(dtype), values.view(E4M3).to(dtype)
+        return keys, values
 
     def write(self, index: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store new `key` and `value` `[tokens, kv_heads, head_dim]` of a layer at `slots` `[tokens]`."""
         keys, values = self.layer(index)
+        if self.fp8:
+            key, value = e4m3_bytes(key), e4m3_bytes(value)
         keys.index_copy_(0, slots, key)
         values.index_copy_(0, slots, value)
 
@@ -67,3 +99,8 @@ class KVCache:
         self.storage[:, :, target * size : (target + 1) * size] = self.storage[
             :, :, source * size : (source + 1) * size
         ]
+
+
+def e4m3_bytes(values: torch.Tensor) -> torch.Tensor:
+    """Values as e4m3, one byte each: the nearest, ties to even; beyond ±448 that; NaN stays NaN."""
+    return values.clamp(-E4M3_LARGEST, E4M3_LARGEST).to(E4M3).view(torch.uint8)

@@ -11,19 +11,23 @@ from snugvl.layers.norm import RMSNorm
 from snugvl.layers.rotary import rotate
 
 BLOCK = 16
+NAN_BYTE = 0x7F  # of e4m3
 
 
-def cache(device: torch.device, kv_heads: int, dim: int, blocks: int = 24) -> KVCache:
+def cache(
+    device: torch.device, kv_heads: int, dim: int, blocks: int = 24, dtype: torch.dtype = torch.float32
+) -> KVCache:
     made = KVCache(
         num_layers=1,
         num_blocks=blocks,
         block_size=BLOCK,
         num_kv_heads=kv_heads,
         head_dim=dim,
-        dtype=torch.float32,
+        dtype=dtype,
         device=device,
     )
-    made.storage.normal_()
+    slots = torch.arange(blocks * BLOCK, device=device)
+    made.write(0, slots, *torch.randn(2, len(slots), kv_heads, dim, device=device))
     return made
 
 
@@ -51,7 +55,7 @@ def poison(store: KVCache, table: torch.Tensor, lengths: list[int]) -> None:
     for row, length in enumerate(lengths):
         place = torch.arange(length, device=live.device)
         live[table[row, place // BLOCK] * BLOCK + place % BLOCK] = True
-    store.storage[:, :, ~live] = torch.nan
+    store.storage[:, :, ~live] = NAN_BYTE if store.fp8 else torch.nan
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2), (8, 1)])

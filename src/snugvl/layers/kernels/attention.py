@@ -1,4 +1,7 @@
-"""Attention over the paged cache on a GPU: what `layers.attention.paged_attention` computes."""
+"""Attention over the paged cache on a GPU: what `layers.attention.paged_attention` computes.
+
+Keys and values have the queries' type, or are bytes of e4m3: kernels tell by the tensor's type.
+"""
 
 from functools import cache
 
@@ -6,6 +9,7 @@ import torch
 import triton
 
 from snugvl.layers.kernels.decode_attention import attend_splits, merge_splits
+from snugvl.layers.kernels.linear import native_fp8
 from snugvl.layers.kernels.prefill_attention import attend_chunk
 from snugvl.layers.kernels.rope_cache import rope_and_cache
 
@@ -68,6 +72,7 @@ def decode(
         STEP=_step(query),
         SPLITS=SPLITS,
         WINDOW=window or 0,
+        NATIVE=native_fp8(query.device),
         num_warps=4,
         num_stages=2,
     )
@@ -114,6 +119,7 @@ def chunk(
         ROWS=rows,
         STEP=_step(query),
         WINDOW=window or 0,
+        NATIVE=native_fp8(query.device),
         num_warps=8 if rows == 128 else 4,
         num_stages=2,
     )

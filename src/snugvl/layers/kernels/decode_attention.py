@@ -14,6 +14,9 @@ Sources: FlashAttention-2 (https://arxiv.org/abs/2307.08691); Flash-Decoding (Da
 import triton
 import triton.language as tl
 
+from snugvl.layers.kernels.e4m3 import cached, operand
+from snugvl.layers.kernels.weights import e4m3_factor
+
 
 @triton.jit
 def attend_splits(
@@ -35,6 +38,7 @@ def attend_splits(
     STEP: tl.constexpr,
     SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     """One (sequence, KV head, split): partial outputs of its `SHARED` query heads.
 
@@ -47,6 +51,7 @@ def attend_splits(
         logsums: `[sequences, heads, SPLITS]` float32, base 2; −inf for a split without tokens.
         WIDE: a power of two that holds DIM.
         WINDOW: tokens that a query sees, itself included; 0 for all.
+        NATIVE: the hardware converts float8; read only where keys and values are bytes of e4m3.
     """
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -70,6 +75,9 @@ def attend_splits(
     if WIDE != DIM:
         inside = inside & (dim < DIM)[None, :]
     q = tl.load(query + row[:, None] * DIM + dim[None, :], mask=inside, other=0)
+    fp8: tl.constexpr = keys.dtype.element_ty == tl.uint8
+    if fp8:
+        q = operand(q)
     # float32 is for comparing with an oracle: tf32, the default, would lose 13 of its 23 bits.
     precision: tl.constexpr = "ieee" if q.dtype == tl.float32 else "tf32"
     best = tl.full([PAD], float("-inf"), tl.float32)
@@ -77,6 +85,8 @@ def attend_splits(
     acc = tl.zeros([PAD, WIDE], tl.float32)
     table = tables + sequence.to(tl.int64) * table_width
     factor = scale * 1.4426950408889634  # log2(e): exp2 is what the hardware has
+    if fp8:
+        factor *= e4m3_factor(NATIVE)
     for first in tl.range(start, end, STEP):
         token = first + tl.arange(0, STEP)
         live = token < end
@@ -86,8 +96,9 @@ def attend_splits(
         there = live[:, None]
         if WIDE != DIM:
             there = there & (dim < DIM)[None, :]
-        k = tl.load(keys + at[:, None] + dim[None, :], mask=there, other=0).to(q.dtype)
-        v = tl.load(values + at[:, None] + dim[None, :], mask=there, other=0).to(q.dtype)
+        k = tl.load(keys + at[:, None] + dim[None, :], mask=there, other=0)
+        v = tl.load(values + at[:, None] + dim[None, :], mask=there, other=0)
+        k, v = cached(k, q.dtype, NATIVE), cached(v, q.dtype, NATIVE)
         score = tl.dot(q, tl.trans(k), input_precision=precision) * factor
         score = tl.where(live[None, :], score, float("-inf"))
         new_best = tl.maximum(best, tl.max(score, 1))
@@ -96,6 +107,8 @@ def attend_splits(
         total = total * decay + tl.sum(weight, 1)
         acc = tl.dot(weight.to(q.dtype), v, acc * decay[:, None], input_precision=precision)
         best = new_best
+    if fp8:
+        acc *= e4m3_factor(NATIVE)
     tl.store(logsums + row * SPLITS + split, best + tl.log2(total), mask=mine)
     where = (row[:, None] * SPLITS + split) * DIM + dim[None, :]
     tl.store(partial + where, acc / total[:, None], mask=inside)

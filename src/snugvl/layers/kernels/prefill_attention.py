@@ -12,6 +12,9 @@ Source: FlashAttention-2 (https://arxiv.org/abs/2307.08691), PagedAttention (htt
 import triton
 import triton.language as tl
 
+from snugvl.layers.kernels.e4m3 import cached, operand
+from snugvl.layers.kernels.weights import e4m3_factor
+
 LOWEST = tl.constexpr(-1e30)  # below every score
 
 
@@ -34,6 +37,7 @@ def attend_chunk(
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
     WINDOW: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     """One (block of `ROWS` queries, head, sequence).
 
@@ -44,6 +48,7 @@ def attend_chunk(
         lengths: `[sequences]` int32, tokens in the cache, the chunk's own included.
         WIDE: a power of two that holds DIM.
         WINDOW: tokens that a query sees, itself included; 0 for all.
+        NATIVE: the hardware converts float8; read only where keys and values are bytes of e4m3.
     """
     head = tl.program_id(1)
     sequence = tl.program_id(2)
@@ -64,6 +69,9 @@ def attend_chunk(
     if WIDE != DIM:
         inside = inside & (dim < DIM)[None, :]
     q = tl.load(query + at_q[:, None] + dim[None, :], mask=inside, other=0)
+    fp8: tl.constexpr = keys.dtype.element_ty == tl.uint8
+    if fp8:
+        q = operand(q)
     # float32 is for comparing with an oracle: tf32, the default, would lose 13 of its 23 bits.
     precision: tl.constexpr = "ieee" if q.dtype == tl.float32 else "tf32"
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -71,6 +79,8 @@ def attend_chunk(
     acc = tl.zeros([ROWS, WIDE], tl.float32)
     table = tables + sequence.to(tl.int64) * table_width
     factor = scale * 1.4426950408889634
+    if fp8:
+        factor *= e4m3_factor(NATIVE)
     end = min(context, context - new + first_row + ROWS)  # nobody here sees beyond
     begin_keys = 0
     if WINDOW > 0:
@@ -83,8 +93,9 @@ def attend_chunk(
         there = live[:, None]
         if WIDE != DIM:
             there = there & (dim < DIM)[None, :]
-        k = tl.load(keys + at[:, None] + dim[None, :], mask=there, other=0).to(q.dtype)
-        v = tl.load(values + at[:, None] + dim[None, :], mask=there, other=0).to(q.dtype)
+        k = tl.load(keys + at[:, None] + dim[None, :], mask=there, other=0)
+        v = tl.load(values + at[:, None] + dim[None, :], mask=there, other=0)
+        k, v = cached(k, q.dtype, NATIVE), cached(v, q.dtype, NATIVE)
         score = tl.dot(q, tl.trans(k), input_precision=precision) * factor
         score = tl.where(token[None, :] <= position[:, None], score, float("-inf"))
         if WINDOW > 0:
@@ -97,6 +108,8 @@ def attend_chunk(
         total = total * decay + tl.sum(weight, 1)
         acc = tl.dot(weight.to(q.dtype), v, acc * decay[:, None], input_precision=precision)
         best = new_best
+    if fp8:
+        acc *= e4m3_factor(NATIVE)
     if WINDOW > 0:  # rows beyond the chunk may have seen nothing at all
         total = tl.where(live_row, total, 1.0)
     tl.store(

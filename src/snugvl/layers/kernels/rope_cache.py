@@ -7,6 +7,8 @@ a head   | first half | second half | rest, not rotated |      read in powers of
 import triton
 import triton.language as tl
 
+from snugvl.layers.kernels.e4m3 import stored
+
 
 @triton.jit
 def _weighted(x, weight, at, inside, offset, kind: tl.constexpr, HAS_OFFSET: tl.constexpr):
@@ -75,8 +77,9 @@ def rope_and_cache(
     """One (token, head) of `qkv` `[tokens, HEADS + 2 · KV_HEADS, DIM]`; `GATED`: a gate follows each query.
 
     Query heads go to `query` `[tokens, HEADS, DIM]`, keys and values to their slot of the cache
-    `[slots, KV_HEADS, DIM]`; a slot below 0 is not written. `cosine`, `sine`: `[tokens, ROTATED]`, the second
-    half repeating the first. `HALF`, `REST`: powers of two that hold half of the rotated values and the rest.
+    `[slots, KV_HEADS, DIM]`, as e4m3 where that is bytes; a slot below 0 is not written. `cosine`, `sine`:
+    `[tokens, ROTATED]`, the second half repeating the first. `HALF`, `REST`: powers of two that hold half of
+    the rotated values and the rest.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -123,7 +126,7 @@ def rope_and_cache(
 def _store(target, low, high, rest, half, more, inside, beyond, ROTATED: tl.constexpr, DIM: tl.constexpr):
     """The three parts of a head to where it begins."""
     kind = target.dtype.element_ty
-    tl.store(target + half, low.to(kind), mask=inside)
-    tl.store(target + ROTATED // 2 + half, high.to(kind), mask=inside)
+    tl.store(target + half, stored(low, kind), mask=inside)
+    tl.store(target + ROTATED // 2 + half, stored(high, kind), mask=inside)
     if ROTATED < DIM:
-        tl.store(target + ROTATED + more, rest.to(kind), mask=beyond)
+        tl.store(target + ROTATED + more, stored(rest, kind), mask=beyond)
