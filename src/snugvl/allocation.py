@@ -236,8 +236,7 @@ def _options(model: Inventory, place: Place, wish: Wish) -> tuple[Option, ...]:
     found = tuple(
         option
         for option in made
-        if option.pending is None
-        and (wish.weights in (None, option.weights) or (wish.weights == "bf16" and option.weights in plain))
+        if (wish.weights in (None, option.weights) or (wish.weights == "bf16" and option.weights in plain))
     )
     if not found:
         raise RequestError(

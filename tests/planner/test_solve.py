@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.planner.budget import budgets
-from snugvl.planner.capabilities import Option, Refusal
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.total import footprint
-from snugvl.planner.inventory import Inventory
 from snugvl.planner.plan import Plan
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
@@ -69,7 +67,6 @@ def test_no_plan_exceeds_its_budget_or_ignores_a_wish(
         again = footprint(model, chosen, choice.budget.device)
         assert again.total_bytes == choice.footprint.total_bytes <= choice.budget.usable_bytes
         assert choice.budget.usable_bytes <= on.gpus[0].free_bytes
-        assert choice.option.pending is None
         assert wishes.backend in ("auto", chosen.engine)
         assert wishes.context is None or chosen.context == wishes.context
         assert chosen.concurrency == wishes.concurrency
@@ -102,7 +99,6 @@ def test_the_first_card_a_user_asks_about() -> None:
     wide = next(rejection for rejection in plan.rejections if "with transformers" in rejection.what)
     assert wide.blame == "weights"
     assert plan.runners_up[0].settings.engine == "vllm"
-    assert not plan.pending
 
 
 def test_a_head_in_int8_comes_where_it_makes_room_and_says_so() -> None:
@@ -192,17 +188,6 @@ def test_a_better_model_is_chosen_as_soon_as_it_fits() -> None:
     ]
     assert [name.split("-")[2] for name in names] == ["8B", "8B", "8B"]
     assert names[2] == "Qwen/Qwen3-VL-8B-Instruct"
-
-
-def test_what_is_not_built_yet_is_shown_and_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def soon(model: Inventory, *_: object) -> tuple[list[Option], list[Refusal]]:
-        return [Option(model, "native", "int4", "int4", pending="issue 99")], []
-
-    monkeypatch.setattr("snugvl.planner.solve.options", soon)
-    plan = solve([Candidate(FACTS["8B", False])], machine(12 * GIB), Wishes(backend="native"))
-    assert plan.choice is None
-    assert {entry.option.pending for entry in plan.pending} == {"issue 99"}
-    assert all(entry.option.weights == "int4" for entry in plan.pending)
 
 
 @pytest.mark.parametrize("form", ["int4", "int8"])

@@ -1,8 +1,4 @@
-"""What the engines can really do today, and what is coming: the only place that says so.
-
-An option that is pending is shown ("with int4 it would fit") and never recommended. When an issue lands, its
-row here changes, and with it every plan.
-"""
+"""What the engines can really do: the only place that says so."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -37,7 +33,6 @@ class Option:
     """A model in a format on an engine.
 
     Attributes:
-        pending: the issue that will make it possible, or None where it works today.
         stored_quality: the format whose quality it has: an FP8 checkpoint stays FP8 when it runs as bf16.
         head: format of embedding and lm_head; int8 costs next to no quality, so it comes where it gains
             larger images or a longer context.
@@ -51,7 +46,6 @@ class Option:
     engine: Engine
     weights: WeightFormat
     stored_quality: WeightFormat
-    pending: str | None = None
     head: HeadFormat = "bf16"
     offload: bool = False
     needs: str | None = None
@@ -88,7 +82,7 @@ class Refusal:
 def options(
     model: Inventory, device: Device, system: OperatingSystem, wished: WeightFormat | None = None
 ) -> tuple[list[Option], list[Refusal]]:
-    """Everything that could be tried with one model on one kind of device, today and soon.
+    """Everything that could be tried with one model on one kind of device.
 
     `wished`: int8 and int4 on a CPU, where they are slower than bf16, are there for who asks.
     """

@@ -66,16 +66,6 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """Something that would fit, once an issue has landed."""
-
-    option: Option
-    tokens: int
-    context: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
     """Why an engine was not chosen, as a clause, with what it would need."""
 
@@ -91,7 +81,6 @@ class Plan:
         choice: the best way that fits today, or None.
         runners_up: other ways that fit, best first.
         rejections: why nothing better was chosen, and why what doesn't fit doesn't.
-        pending: better ways that are on their way.
         refusals: engines that can't run a model at all on this machine, with the model's name.
         closest: where nothing fits, the way that comes nearest: its footprint shows what is missing.
         verdicts: the engines that weren't chosen for the chosen model, and why not.
@@ -103,7 +92,6 @@ class Plan:
     choice: Choice | None
     runners_up: tuple[Choice, ...]
     rejections: tuple[Rejection, ...]
-    pending: tuple[Pending, ...]
     refusals: tuple[tuple[str, Refusal], ...]
     closest: Choice | None = None
     verdicts: tuple[Verdict, ...] = ()

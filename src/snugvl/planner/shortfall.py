@@ -65,8 +65,7 @@ def why_not_fitting(fitter: Fitter) -> Rejection:
     """Why an option does not fit at all, and what would."""
     least = fitter.least()
     images = f", {least.tokens:,}-token images" if least.tokens else ""
-    pending = " (not built yet)" if fitter.option.pending else ""
-    what = f"{fitter.option.title}{pending}, {least.settings.context:,} tokens of context{images}"
+    what = f"{fitter.option.title}, {least.settings.context:,} tokens of context{images}"
     return _rejection(what, least, _remedy(fitter, least))
 
 
@@ -139,7 +138,4 @@ def way_out(plan: Plan, budget: Budget) -> str:
     remedies = [rejection.remedy for rejection in plan.rejections if rejection.remedy]
     if remedies:
         return remedies[0]
-    if plan.pending:
-        entry = plan.pending[0]
-        return f"with {entry.option.weights} (not built yet) it would fit"
     return "use a smaller model, or a GPU with more memory"

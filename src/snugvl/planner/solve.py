@@ -25,7 +25,7 @@ from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.images import scales
 from snugvl.planner.goals import comfort
 from snugvl.planner.inventory import inventory
-from snugvl.planner.plan import Choice, Pending, Plan, Rejection
+from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Engine, WeightFormat
 from snugvl.planner.shortfall import refusal_line, why_not_fitting, why_not_more
 from snugvl.planner.speed import roofline
@@ -169,20 +169,17 @@ def _decide(
 ) -> Plan:
     choices: list[Choice] = []
     failed: list[tuple[Fitter, int]] = []
-    soon: list[tuple[Fitter, Fitted, int]] = []
     for fitter, quality in fitters:
         fitted = fitter.best()
         if fitted is None:
             failed.append((fitter, quality))
-        elif fitter.option.pending:
-            soon.append((fitter, fitted, quality))
         else:
             choices.append(_choice(fitter, fitted, quality))
     choices.sort(key=lambda choice: choice.score, reverse=True)
     best = choices[0] if choices else None
     rejections = _rejections(best, fitters, failed)
     nearest = min(
-        (fitter for fitter, _ in failed if not fitter.option.pending),
+        (fitter for fitter, _ in failed),
         key=lambda fitter: _missing(fitter.least()),
         default=None,
     )
@@ -193,7 +190,6 @@ def _decide(
         best,
         _runners_up(choices),
         rejections,
-        _pending(soon, best),
         tuple(refusals),
         closest,
         verdicts(best, choices, (fitter for fitter, _ in failed), refusals) if best else (),
@@ -260,7 +256,7 @@ def _rejections(
     nearest: dict[str, tuple[int, Fitter]] = {}
     several = len({fitter.option.model.name for fitter, _ in fitters}) > 1
     for fitter, quality in failed:
-        if best is not None and (fitter.option.pending or quality < best.quality):
+        if best is not None and quality < best.quality:
             continue
         # Of several models, each is refused once, where it comes nearest.
         option = fitter.option
@@ -270,20 +266,3 @@ def _rejections(
             nearest[key] = (missing, fitter)
     ordered = sorted(nearest.values(), key=lambda entry: entry[0])
     return tuple(rejections + [why_not_fitting(fitter) for _, fitter in ordered])
-
-
-def _pending(soon: list[tuple[Fitter, Fitted, int]], best: Choice | None) -> tuple[Pending, ...]:
-    """Formats that are on their way and would be better: another model, or a leaner or longer run."""
-    kept: list[Pending] = []
-    soon = sorted(soon, key=lambda entry: (-entry[2], -FORMAT_QUALITY[entry[0].option.stored_quality]))
-    for fitter, fitted, quality in soon:
-        option = fitter.option
-        if best is not None and quality < best.quality:
-            continue
-        if best is not None and best.option.engine == "native" and quality == best.quality:
-            continue
-        if any(entry.option.model.name == option.model.name for entry in kept):
-            continue
-        total = fitted.footprint.total_bytes
-        kept.append(Pending(option, fitted.tokens, fitted.settings.context, total))
-    return tuple(kept[:RUNNERS_UP])

@@ -6,7 +6,7 @@ from snugvl.hardware.machine import Machine
 from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.placement import placement
-from snugvl.planner.plan import Choice, Pending, Plan, Rejection
+from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.report.sections import Measured, headline
 from snugvl.planner.verdicts import why_engine
 
@@ -38,7 +38,6 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "engines": [{"engine": each.engine, "reason": each.reason} for each in plan.verdicts],
         "why": why_engine(plan) if plan.choice else None,
         "instead": _choice(plan.instead, measured) if plan.instead else None,
-        "pending": [_pending(entry) for entry in plan.pending],
         "refusals": [
             {"model": name, "engine": refusal.engine, "reason": refusal.reason}
             for name, refusal in plan.refusals
@@ -85,16 +84,4 @@ def _rejection(rejection: Rejection) -> dict[str, Any]:
         "blame": rejection.blame,
         "blame_bytes": rejection.blame_bytes,
         "remedy": rejection.remedy,
-    }
-
-
-def _pending(entry: Pending) -> dict[str, Any]:
-    return {
-        "model": entry.option.model.name,
-        "engine": entry.option.engine,
-        "weights": entry.option.weights,
-        "issue": entry.option.pending,
-        "image_tokens": entry.tokens,
-        "context": entry.context,
-        "total_bytes": entry.total_bytes,
     }

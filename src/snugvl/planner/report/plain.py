@@ -31,7 +31,6 @@ def sections(report: Report) -> list[tuple[str, tuple[str, ...]]]:
         ("Engine", report.engines),
         ("Also fits", report.also),
         ("Why not", report.why_not),
-        ("Coming", report.coming),
         ("Notes", report.notes),
     ]
     return [(title, entries) for title, entries in parts if entries]

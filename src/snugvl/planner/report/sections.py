@@ -52,7 +52,6 @@ class Report:
     command: str | None
     also: tuple[str, ...]
     why_not: tuple[str, ...]
-    coming: tuple[str, ...]
     notes: tuple[str, ...]
     engines: tuple[str, ...] = ()
     plain_command: str | None = None
@@ -72,7 +71,6 @@ def report(plan: Plan, machine: Machine, measured: Measured | None = None) -> Re
         command=next_command(plan.choice, plan.wishes) if plan.choice else None,
         also=tuple(_also(choice) for choice in plan.runners_up),
         why_not=tuple(_why_not(plan)),
-        coming=tuple(_coming(plan)),
         notes=tuple(_notes(plan, machine)),
         plain_command=plain_command(plan.choice) if plan.choice else None,
         engines=(why_engine(plan), *why_not_engines(plan)) if plan.choice else (),
@@ -231,18 +229,6 @@ def _why_not(plan: Plan) -> list[str]:
             continue
         reasons.setdefault(f"with {refusal.engine}: {refusal.reason}", []).append(name)
     lines += [f"{', '.join(names)} {reason}" for reason, names in reasons.items()]
-    return lines
-
-
-def _coming(plan: Plan) -> list[str]:
-    lines = []
-    for entry in plan.pending:
-        images = f", {entry.tokens:,}-token images" if entry.tokens else ""
-        lines.append(
-            f"with {entry.option.weights} in our own engine (not built yet) "
-            f"{entry.option.model.name} would fit: {entry.context:,} tokens of context{images}, "
-            f"{gib(entry.total_bytes)}"
-        )
     return lines
 
 
