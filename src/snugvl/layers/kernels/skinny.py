@@ -26,9 +26,14 @@ from snugvl.layers.kernels.weights import BF16, FP8, INT4, scale_offsets
 
 
 @triton.jit
-def _columns(v, HEAD: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, PAIR: tl.constexpr):
+def _columns(
+    v, HEAD: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, PAIR: tl.constexpr, WORDS: tl.constexpr
+):
     """`[…HEAD…, GROUP]` with columns in the operands' order: `EACH` of four threads, by `PAIR`s in turns."""
     chunks: tl.constexpr = GROUP // (4 * EACH)
+    if WORDS and EACH > 8:
+        v = tl.reshape(v, [HEAD, chunks, 4, EACH // 16, 2, 8])
+        v = tl.permute(v, [0, 1, 2, 3, 5, 4])
     v = tl.reshape(v, [HEAD, chunks, 4, EACH // PAIR, PAIR])
     return tl.reshape(tl.permute(v, [0, 1, 3, 2, 4]), [HEAD, GROUP])
 
@@ -88,6 +93,9 @@ def _weights(
         value = int4_values(raw, kind, ASSEMBLY)
     else:
         value = int8_values(raw, kind, ASSEMBLY)
+    if FORMAT == INT4 and EACH > 8:
+        value = tl.reshape(value, [8, WARPS, BN // 8, chunks, 4, EACH // 16, 2, 8])
+        value = tl.permute(value, [0, 1, 2, 3, 4, 5, 7, 6])
     value = tl.reshape(value, [8, WARPS, BN // 8, chunks, 4, EACH // PAIR, PAIR])
     return tl.reshape(tl.permute(value, [1, 2, 0, 3, 5, 4, 6]), [WARPS, BN, GROUP])
 
@@ -107,6 +115,7 @@ def _inputs(
     WARPS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     ONE: tl.constexpr,
+    WORDS: tl.constexpr,
 ):
     """`[WARPS, GROUP, BM]`: the same groups of the input, transposed, columns in the operands' order."""
     column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # [WARPS, GROUP]
@@ -116,13 +125,22 @@ def _inputs(
         v = tl.load(x + column, mask=here, other=0)
         if HAS_NORM:  # rounded where transformers rounds
             v = (v.to(tl.float32) * rstd).to(x.dtype.element_ty) * tl.load(norm + column, mask=here, other=0)
-        v = _columns(v, WARPS, GROUP, EACH, PAIR)
+        v = _columns(v, WARPS, GROUP, EACH, PAIR, WORDS)
         return tl.broadcast_to(v[:, :, None], [WARPS, GROUP, BM])  # all columns alike; the first is kept
     at = token.to(tl.int64)[None, :, None] * K + column[:, None, :]
     v = tl.load(x + at, mask=(token < M)[None, :, None] & here[:, None, :], other=0)
     v = tl.reshape(v, [WARPS * BM, GROUP])
-    v = tl.reshape(_columns(v, WARPS * BM, GROUP, EACH, PAIR), [WARPS, BM, GROUP])
+    v = tl.reshape(_columns(v, WARPS * BM, GROUP, EACH, PAIR, WORDS), [WARPS, BM, GROUP])
     return tl.permute(v, [0, 2, 1])
+
+
+@triton.jit
+def _with_sum(value, v, WARPS: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, GROUP: tl.constexpr):
+    """`value · v` and the sums of `v`, `[WARPS, BN, BM]`: rows of ones stand under those of `value`."""
+    ones = tl.full([WARPS, BN, GROUP], 1.0, value.dtype)
+    both = tl.reshape(tl.permute(tl.join(value, ones), [0, 3, 1, 2]), [WARPS, 2 * BN, GROUP])
+    y = tl.reshape(tl.dot(both, v), [WARPS, 2, BN, BM])
+    return tl.split(tl.permute(y, [0, 2, 3, 1]))
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -202,21 +220,22 @@ def skinny(
             w, load_rows, group5, group5 < groups, groups, kind, FORMAT, GROUP, BN, WARPS, EACH, PAIR,
             groups % WARPS != 0, ASSEMBLY, NATIVE,
         )  # fmt: skip
-        v = _inputs(x, norm, group, rstd, M, K, GROUP, BM, EACH, PAIR, WARPS, HAS_NORM, ONE)
+        v = _inputs(x, norm, group, rstd, M, K, GROUP, BM, EACH, PAIR, WARPS, HAS_NORM, ONE, FORMAT == INT4)
         v = v.to(kind)
         if FORMAT == BF16:
             acc = tl.dot(value, v, acc)
         else:
-            part = tl.dot(value, v)
             here = (group < groups)[:, None]
             where = scale_offsets(rows[None, :], group[:, None], groups, FORMAT)  # [WARPS, BN]
             s = tl.load(scale + where, mask=here, other=0).to(tl.float32)
+            if FORMAT == INT4:
+                off = 8.0 - tl.load(zero + where, mask=here, other=0).to(tl.float32)
+                part, total = _with_sum(value, v, WARPS, BN, BM, GROUP)
+                part += off[:, :, None] * total
+            else:
+                part = tl.dot(value, v)
             if FORMAT == FP8:
                 s *= e4m3_values_factor(ASSEMBLY, NATIVE)
-            elif FORMAT == INT4:
-                off = 8.0 - tl.load(zero + where, mask=here, other=0).to(tl.float32)
-                total = tl.dot(tl.full([WARPS, BN, GROUP], 1.0, kind), v)
-                part += off[:, :, None] * total
             acc += part * s[:, :, None]
     y = tl.sum(acc, 0)  # [BN, BM]
     out_type = out.dtype.element_ty
