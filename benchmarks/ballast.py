@@ -14,12 +14,14 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, Self
 
 MIB = 1 << 20
 STEP_MIB = 50  # a neighbour grows in pieces
+PATIENCE_S = 5.0  # that it goes on asking: an engine may make room for it
 
 Device = Literal["cuda", "cpu"]
 
@@ -62,18 +64,19 @@ def hold(free_mib: int) -> None:
 
 
 def grow(device: Device) -> None:
-    """Take so many MiB for every line of standard input, as far as there are so many; say how many."""
+    """Take so many MiB for every line of standard input, as far as they can be had in time; say how many."""
     driver = Driver() if device == "cuda" else None
     taken: list[bytes] = []
     print(0, flush=True)
     for line in sys.stdin:
-        wanted, got = int(line), 0
-        while got < wanted:
+        wanted, got, end = int(line), 0, time.monotonic() + PATIENCE_S
+        while got < wanted and time.monotonic() < end:
             piece = min(STEP_MIB, wanted - got)
             if driver is None:
                 taken.append(b"1" * (piece * MIB))
             elif not driver.take(piece * MIB):
-                break
+                time.sleep(0.05)
+                continue
             got += piece
         print(got, flush=True)
 
@@ -137,7 +140,7 @@ class Neighbour(_Other):
         super().__init__("grow", device)
 
     def grow(self, mib: int) -> int:
-        """Take so many MiB more, or as many as there are; how many."""
+        """Take so many MiB more, or as many as can be had in `PATIENCE_S`; how many."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{mib}\n")
         self._process.stdin.flush()

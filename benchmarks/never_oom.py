@@ -165,6 +165,11 @@ def show(result: dict[str, Any]) -> None:
         f"  engine's process, peak MiB {result['process_peak_bytes'] / MIB:,.0f} of its cap {cap}; ", end=""
     )
     print(f"all processes {card / MIB:,.0f} of {result['free_bytes'] / MIB:,.0f}" if card else "no GPU")
+    load = result["memory"]["load"]
+    print(
+        f"  KV blocks {load['num_blocks']} of {load['planned_blocks']} planned at the end; steps out "
+        f"of memory and were tried again {load['shortages']}"
+    )
     print(f"  the neighbour grew by {result['neighbour_grew_mib']} of {GROWTH_MIB} MiB, ", end="")
     print(f"least free {result['least_free_bytes'] / MIB:,.0f} MiB; engine restarts {result['restarts']}")
     print("PASSED" if passed(result) else f"FAILED: {len(result['wrong'])} wrong", flush=True)

@@ -7,7 +7,7 @@ from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.pressure import LOW_BYTES, DeviceMemory, Planned, Watch
 from snugvl.engine.request import TokenOutput
-from snugvl.errors import RequestTooLarge
+from snugvl.errors import OutOfMemory, RequestTooLarge
 from snugvl.layers.kv_cache import KVCache
 from tests.engine.test_pipeline import EagerGraphs
 from tests.engine.toy import HybridToy, Toy, oracle, picture, request, tokens
@@ -48,7 +48,7 @@ class Card:
 
 def engine_on(card: Card, model: Toy | None = None) -> Engine:
     here = Engine(model or Toy(), CONFIG, card.watch())
-    here._watch._block_bytes = BLOCK  # type: ignore[union-attr]
+    here._room._watch._block_bytes = BLOCK  # type: ignore[union-attr]
     card.engine = here
     return here
 
@@ -231,6 +231,40 @@ def test_what_waits_while_not_even_one_conversation_fits(monkeypatch: pytest.Mon
     said += steps(here, card)
     assert tokens([o for o in said if o.request_id == "a"]) == oracle(Toy(), item, 12)
     assert {o.request_id for o in said if o.finish == "length"} == {"a", "b"}
+
+
+def test_who_waits_in_vain_ends_with_numbers_and_smaller_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody took the memory in the moment in which the cache let go of it: half a conversation is left."""
+    monkeypatch.setattr("snugvl.engine.engine.LOOK_S", 0)
+    resize = KVCache.resize
+
+    def tight(cache: KVCache, num_blocks: int) -> None:
+        resize(cache, 0)
+        if num_blocks > LEAST // 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 26.00 MiB.")
+        resize(cache, num_blocks)
+
+    monkeypatch.setattr(KVCache, "resize", tight)
+    card = Card()
+    here = engine_on(card)
+    small, grows = request("small", 1, 2, 3), request("grows", *range(30), max_tokens=10)
+    for item in (request("large", *range(40)), grows, small):
+        here.add(item)
+    card.neighbour = 3000 * MIB
+    said = steps(here, card, 50)
+    assert here.stats.num_blocks == LEAST // 2
+    assert not said
+    monkeypatch.setattr("snugvl.engine.pressure.PATIENCE_S", 0)
+    said += steps(here, card)
+    ends = {o.request_id: o for o in said if o.finish}
+    assert isinstance(ends["large"].error, OutOfMemory)
+    assert str(ends["large"].error) == (
+        "out of memory: other programs have taken the KV cache's memory; 32 tokens of it are left, and this "
+        "request has 40; try again when they have given memory back"
+    )
+    assert isinstance(ends["grows"].error, OutOfMemory)
+    assert tokens([o for o in said if o.request_id == "small"]) == oracle(Toy(), small, 8)
+    assert ends["small"].finish == "length"
 
 
 def test_pictures_kept_for_later_go_first_and_are_kept_again() -> None:

@@ -20,16 +20,17 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.admission import check_prompt, resolve_max_tokens
-from snugvl.engine.caches import allocate, refit
+from snugvl.engine.caches import allocate
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.pipeline import Flight, choice_of, follow
-from snugvl.engine.pressure import LOOK_S, Watch, least_blocks, reserve
+from snugvl.engine.pressure import LOOK_S, Patience, Watch, least_blocks
 from snugvl.engine.request import EngineRequest, TokenOutput
+from snugvl.engine.room import Room
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampler import Sampled, sample
 from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, random_stream
-from snugvl.engine.shortage import out_of_memory, refusal, release
+from snugvl.engine.shortage import no_room, out_of_memory, refusal, release
 from snugvl.engine.stats import EngineStats
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError
 from snugvl.models.batch import Network
@@ -49,16 +50,18 @@ class Engine:
         self.config = config
         self._cache = allocate(model, config)
         self._scheduler = Scheduler(config)
-        self._watch = watch
-        if watch is not None:
-            watch.begin(config, self._cache.nbytes // config.num_blocks)
         if model.device.type == "cuda":
             # As long as 512 tokens on a small card: a stream feels the time, not the tokens.
             units = torch.cuda.get_device_properties(model.device).multi_processor_count
             self._scheduler.prefill_beside_decodes = max(PREFILL_BESIDE_DECODES, 16 * units)
         self._encoder = Encoder(model, config.encoder_cache_bytes)
         self._runner = Runner(model, self._cache, self._encoder, config.max_model_len)
+        self._room = None
+        if watch is not None:
+            watch.begin(config, self._cache.nbytes // config.num_blocks)
+            self._room = Room(watch, config, self._scheduler, self._encoder, self._runner)
         self._flight: Flight | None = None  # a step whose tokens are not read yet
+        self._patience = Patience()  # of the oldest request, while other programs hold the memory
         self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it
         self._requests: dict[str, list[Sequence]] = {}  # the choices of each that are not finished
         self._arrivals = count()
@@ -164,24 +167,10 @@ class Engine:
 
         The KV cache becomes smaller or larger, and empty: what runs is computed again.
         """
-        before = self._scheduler.pool.num_blocks
-        blocks = None if self._watch is None else self._watch.look(before, at_once=at_once)
-        if self._watch is None or blocks in (None, before):
-            return
-        self._flight = None
-        self._scheduler.resize(0)
-        self._encoder.cache_bytes = 0 if blocks < self.config.num_blocks else self.config.encoder_cache_bytes
-        self._encoder.clear()
-        self._runner.graphs.clear()
-        refit(self._cache, (blocks, self._watch.least))
-        self._scheduler.resize(self._cache.num_blocks)
-        self._claim()
-        tokens = self._cache.num_blocks * self.config.block_size
-        if blocks < before:
-            logger.warning("other programs need memory: the KV cache shrinks to %d tokens", tokens)
-            self._watch.tell()
-        else:
-            logger.warning("there is memory again: the KV cache grows to %d tokens", tokens)
+        blocks = None if self._room is None else self._room.wanted(at_once=at_once)
+        if self._room is not None and blocks is not None:
+            self._flight = None
+            self._room.refit(blocks)
 
     def memory(self) -> dict[str, int]:
         """Bytes held, by component. `vision_inputs` are the patches of unfinished requests, on the host."""
@@ -214,11 +203,10 @@ class Engine:
     def _schedule(self, outputs: list[TokenOutput]) -> None:
         """Choose a step and run it, or only start it if it can run ahead of the host."""
         step = self._scheduler.schedule(self._encoder.ready)
-        assert step.chunks or not self.has_work or not self._cache.num_blocks, "requests wait for nothing"
         if not step.chunks:
-            if self.has_work:
-                time.sleep(LOOK_S)  # other programs have taken even the memory of one conversation
+            outputs += self._wait() if self.has_work else []
             return
+        self._patience.begin()
         self._alone = step.chunks[0] if step.alone else None
         self._flight = self._runner.take_off(step)
         if self._flight is None:
@@ -227,6 +215,17 @@ class Engine:
             self._count(step)
         for chunk in step.later:
             self._encode(chunk, outputs)
+
+    def _wait(self) -> list[TokenOutput]:
+        """Let some time pass: other programs hold the memory that the oldest request needs.
+
+        One that has waited for long enough ends, so that those behind it that need less have their turn.
+        """
+        if not self._patience.over():
+            time.sleep(LOOK_S)
+            return []
+        head = self._scheduler.waiting[0]
+        return self._fail(head.request.request_id, no_room(head.length, self._scheduler.pool))
 
     def _encode(self, chunk: Chunk, outputs: list[TokenOutput]) -> None:
         """Work a slice at an image of a chunk that waits for it. Only its own request ends with a fault."""
@@ -238,7 +237,8 @@ class Engine:
             if out_of_memory(error):  # the next step is its own; others keep what they have
                 self._shortages += 1
                 chunk.sequence.alone = True
-                self._claim()
+                if self._room is not None:
+                    self._room.claim()
                 return
             outputs += self._fail(chunk.sequence.request.request_id, self._fault(error, "encoding an image"))
 
@@ -257,14 +257,10 @@ class Engine:
         self._encoder.clear()
         clear_frames(error.__traceback__)  # they hold the step's tensors
         release(self.model.device)
-        self._claim()
+        if self._room is not None:
+            self._room.claim()
         self.look(at_once=True)
         return outputs
-
-    def _claim(self) -> None:
-        """Take the workspace again that was given back with all else, before anybody else does."""
-        if self._watch is not None:
-            reserve(self.model.device, self._watch.missing_bytes(self._cache.num_blocks))
 
     def _give_up(self, chunk: Chunk, error: Exception) -> list[TokenOutput]:
         """End a request that runs out of memory with nothing beside it."""

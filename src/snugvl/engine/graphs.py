@@ -99,6 +99,8 @@ class DecodeGraphs:
 
     def clear(self) -> None:
         """Forget all graphs, with their memory; each is captured again when it is needed."""
+        if self._graphs:
+            torch.cuda.synchronize(self._model.device)  # one may be running
         self._graphs.clear()
         self._short.clear()
         self._pool = None

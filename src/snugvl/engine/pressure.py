@@ -130,16 +130,32 @@ class Watch:
         return self._planned.total_bytes - given - held_bytes
 
 
+def sizes(blocks: int, least: int) -> list[int]:
+    """Blocks to have: the first number there is memory for. Somebody may take it while we let go of ours."""
+    return [blocks, *(least * quarters // 4 for quarters in (4, 3, 2, 1))]
+
+
 def least_blocks(config: EngineConfig) -> int:
     """Blocks of one conversation of the whole context, or of the plan where that has fewer."""
     return min(config.num_blocks, -(-config.max_model_len // config.block_size))
 
 
-def reserve(device: torch.device, nbytes: int) -> None:
-    """Let torch hold so many bytes more, unused, so that nobody else takes them; as many as there are."""
-    if device.type != "cuda" or nbytes <= 0:
-        return
-    try:
-        torch.empty(nbytes, dtype=torch.uint8, device=device)
-    except torch.OutOfMemoryError:
-        return  # what is needed of it is asked for when it is needed
+class Patience:
+    """How long the oldest request has been waiting for memory, in vain."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        """It waits no more, or something else does."""
+        self._since = None
+
+    def over(self) -> bool:
+        """Whether it has waited for long enough; then the next one begins."""
+        now = self._clock()
+        self._since = now if self._since is None else self._since
+        if now - self._since < PATIENCE_S:
+            return False
+        self._since = None
+        return True

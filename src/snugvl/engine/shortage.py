@@ -13,6 +13,7 @@ import re
 
 import torch
 
+from snugvl.engine.blocks import BlockPool
 from snugvl.engine.scheduler import Chunk
 from snugvl.errors import OutOfMemory
 
@@ -51,6 +52,16 @@ def refusal(error: BaseException, chunk: Chunk, device: torch.device) -> OutOfMe
     return OutOfMemory(
         f"out of memory: a step of {what}, with nothing beside it,{asked}{_held(device)}; {smaller}"
         "try again when other programs have given memory back"
+    )
+
+
+def no_room(tokens: int, pool: BlockPool) -> OutOfMemory:
+    """Why a request ends that waited in vain for memory that other programs have taken."""
+    held = pool.num_blocks * pool.block_size
+    assert tokens > held, "a request waits for nothing"
+    return OutOfMemory(
+        f"out of memory: other programs have taken the KV cache's memory; {held:,} tokens of it are left, "
+        f"and this request has {tokens:,}; try again when they have given memory back"
     )
 
 

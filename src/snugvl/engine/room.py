@@ -1,0 +1,68 @@
+"""Gives memory back that other programs need, and takes it again: what `pressure.py` says, done.
+
+    preempt all ─► drop graphs and encodings ─► free the KV cache ─► make it anew ─► claim the workspace again
+
+The cache is one piece of memory, of which no part can be given back alone. Between letting go of it and
+having it again in another size somebody else may be faster; so there are smaller sizes to fall back to.
+"""
+
+import logging
+
+import torch
+
+from snugvl.config import EngineConfig
+from snugvl.engine.caches import refit
+from snugvl.engine.encoder import Encoder
+from snugvl.engine.pressure import Watch, sizes
+from snugvl.engine.runner import Runner
+from snugvl.engine.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class Room:
+    """The memory that one engine could do without."""
+
+    def __init__(
+        self, watch: Watch, config: EngineConfig, scheduler: Scheduler, encoder: Encoder, runner: Runner
+    ) -> None:
+        self._watch = watch
+        self._config = config
+        self._scheduler = scheduler
+        self._encoder = encoder
+        self._runner = runner
+
+    def wanted(self, *, at_once: bool) -> int | None:
+        """How many blocks the KV cache should have, where that is another number than now."""
+        blocks = self._watch.look(self._scheduler.pool.num_blocks, at_once=at_once)
+        return None if blocks == self._scheduler.pool.num_blocks else blocks
+
+    def refit(self, blocks: int) -> None:
+        """Have so many blocks, or the most that there is memory for. No step may be running."""
+        cache, before = self._runner.cache, self._scheduler.pool.num_blocks
+        self._scheduler.resize(0)
+        self._encoder.cache_bytes = (
+            0 if blocks < self._config.num_blocks else self._config.encoder_cache_bytes
+        )
+        self._encoder.clear()
+        self._runner.graphs.clear()
+        refit(cache, sizes(blocks, self._watch.least))
+        self._scheduler.resize(cache.num_blocks)
+        self.claim()
+        tokens = cache.num_blocks * cache.block_size
+        if blocks < before:
+            logger.warning("other programs need memory: the KV cache shrinks to %d tokens", tokens)
+            self._watch.tell()
+        else:
+            logger.warning("there is memory again: the KV cache grows to %d tokens", tokens)
+
+    def claim(self) -> None:
+        """Hold the workspace that went back to the driver with all else, before anybody else takes it."""
+        device = self._runner.model.device
+        missing = self._watch.missing_bytes(self._scheduler.pool.num_blocks)
+        if device.type != "cuda" or missing <= 0:
+            return
+        try:
+            torch.empty(missing, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            return  # what is needed of it is asked for when it is needed
