@@ -3,6 +3,7 @@
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from snugvl.backends.protocol import Grammar
 from snugvl.errors import RequestError
+from snugvl.inputs import tokenizer as tokenizer_module
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.spelling import spelling_of
@@ -48,6 +50,15 @@ def test_a_stream_of_any_text_equals_transformers_decode(style: str, text: str) 
     assert ids == theirs(style).encode(text, add_special_tokens=False)
     whole = theirs(style).decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert streamed(ours(style), ids) == whole == ours(style).decode(ids)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@given(text=text)
+@settings(max_examples=60, deadline=None)
+def test_the_lower_bound_of_tokens(style: str, text: str) -> None:
+    with patch.object(tokenizer_module, "LONG_TEXT", 0):
+        assert ours(style).least_tokens(text) <= len(ours(style).encode(text))
+    assert 100_000 <= ours(style).least_tokens("🦊" * 100_000) <= 400_000
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
-from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
+from snugvl.backends.protocol import user
+from snugvl.checkpoint.configs import read_config
+from snugvl.errors import CheckpointError, RequestError, RequestTooLarge, UnsupportedModel
+from snugvl.inputs import tokenizer as tokenizer_module
+from snugvl.inputs.prompt import Processor
 from snugvl.inputs.tokenizer import Tokenizer
 
 
@@ -32,6 +37,31 @@ def test_bytes_of_tokens_make_the_text(tokenizer: Tokenizer, data: st.DataObject
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 5)))
     joined = b"".join(tokenizer.token_bytes(i) for i in ids)
     assert joined.decode("utf-8", "replace") == tokenizer.decode(ids, skip_special=False)
+
+
+@given(
+    st.text(st.sampled_from("aé😀 \t\u3000n<|im_end|>1e\u0301") | st.characters(exclude_categories=["Cs"]))
+)
+def test_the_lower_bound_of_tokens(tokenizer: Tokenizer, text: str) -> None:
+    with patch.object(tokenizer_module, "LONG_TEXT", 0):
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+        characters = "".join(text.split())
+        if characters:
+            assert tokenizer.least_tokens(characters * 50) > 0
+
+
+def test_what_is_sure_to_be_too_long_is_not_tokenised(checkpoint: Path) -> None:
+    processor = Processor.from_folder(checkpoint, read_config(checkpoint))
+    text = "😀" * 700_000
+    with patch.object(Tokenizer, "encode", side_effect=AssertionError("tokenised")):
+        for prepare in (
+            lambda: processor.prepare([user(text)], max_tokens=8191),
+            lambda: processor.prepare_prompt(text, max_tokens=8191),
+        ):
+            with pytest.raises(RequestTooLarge, match=r"at least [\d,]{7,} tokens, at most 8,191 fit"):
+                prepare()
+    spaces = processor.prepare([user(" " * 70_000 + "short")], max_tokens=80_000)
+    assert len(spaces.prompt_ids) < 80_000
 
 
 def test_single_tokens(tokenizer: Tokenizer) -> None:

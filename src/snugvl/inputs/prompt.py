@@ -96,7 +96,9 @@ class Processor:
         self._check_tools(tools)
         runs = [] if pictures is None else [run for part in parts for run in pictures.runs(part)]
         text = self.template.render(messages, tools=[tool_json(tool) for tool in tools] or None)
-        ids = self.tokenizer.encode(text if pictures is None else pictures.marked(text, parts))
+        marked = text if pictures is None else pictures.marked(text, parts)
+        self.tokenizer.refuse_long(marked, max_tokens, more=sum(runs) - len(runs), field="messages")
+        ids = self.tokenizer.encode(marked)
         if pictures is not None:
             ids = pictures.expanded(ids, runs)
         image_tokens = sum(runs)
@@ -120,6 +122,7 @@ class Processor:
         """
         if isinstance(prompt, str):
             self.tokenizer.refuse_control_tokens(prompt, field="prompt")
+            self.tokenizer.refuse_long(prompt, max_tokens, field="prompt")
             ids = tuple(self.tokenizer.encode(prompt, framed=True))
         else:
             ids = tuple(prompt)

@@ -90,6 +90,7 @@ class Preparer:
         self._check_parts(parts)
         shown = [tool_json(tool) for tool in tools] or None
         text = self._style.template.render(self._written(messages), tools=shown)
+        self.tokenizer.refuse_long(text, max_tokens, field="messages")
         prompt = self._processed(text, parts)
         self._check_length(prompt.prompt, max_tokens, "messages")
         return prompt
@@ -103,6 +104,7 @@ class Preparer:
         """
         if isinstance(prompt, str):
             self._refuse(prompt, "prompt")
+            self.tokenizer.refuse_long(prompt, max_tokens, field="prompt")
             ids = self.ids_of(prompt, special=True)
         else:
             ids = tuple(prompt)

@@ -30,6 +30,10 @@ class DecodedTokenizer(Tokenizer):
         self._anchor = next((i for text in "aAeE.0" if (i := backend.token_to_id(text)) is not None), None)
         self._decoded = cache(self._decode_one)
 
+    def least_tokens(self, text: str) -> int:
+        """Nothing is known of how such a tokenizer cuts text."""
+        return 0
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; empty outside the vocabulary."""
         return self._decoded(token_id)
