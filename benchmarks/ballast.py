@@ -43,10 +43,15 @@ class Driver:
         self._do("cuMemGetInfo", lambda: self._cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
         return free.value
 
-    def take(self, nbytes: int) -> bool:
-        """Allocate for good; whether there was so much."""
+    def take(self, nbytes: int) -> int:
+        """Allocate; where it is, or 0 where there was not so much."""
         block = ctypes.c_uint64()
-        return self._cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(nbytes)) == 0  # type: ignore[no-any-return]
+        failed = self._cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(nbytes))
+        return 0 if failed else block.value
+
+    def give(self, block: int) -> None:
+        """Give back what was taken."""
+        self._do("cuMemFree", lambda: self._cuda.cuMemFree_v2(ctypes.c_uint64(block)))
 
     def _do(self, name: str, call: Callable[[], int]) -> None:
         if code := call():
@@ -64,20 +69,27 @@ def hold(free_mib: int) -> None:
 
 
 def grow(device: Device) -> None:
-    """Take so many MiB for every line of standard input, as far as they can be had in time; say how many."""
+    """Take so many MiB for every line of standard input, as far as they can be had in time; say how many.
+
+    A line with 0 gives everything back.
+    """
     driver = Driver() if device == "cuda" else None
-    taken: list[bytes] = []
+    taken: list[bytes | int] = []
     print(0, flush=True)
     for line in sys.stdin:
         wanted, got, end = int(line), 0, time.monotonic() + PATIENCE_S
+        while not wanted and taken:
+            block = taken.pop()
+            if driver is not None and isinstance(block, int):
+                driver.give(block)
         while got < wanted and time.monotonic() < end:
             piece = min(STEP_MIB, wanted - got)
-            if driver is None:
-                taken.append(b"1" * (piece * MIB))
-            elif not driver.take(piece * MIB):
+            block = b"1" * (piece * MIB) if driver is None else driver.take(piece * MIB)
+            if block:
+                taken.append(block)
+                got += piece
+            else:
                 time.sleep(0.05)
-                continue
-            got += piece
         print(got, flush=True)
 
 
@@ -145,6 +157,10 @@ class Neighbour(_Other):
         self._process.stdin.write(f"{mib}\n")
         self._process.stdin.flush()
         return self._answer()
+
+    def leave(self) -> None:
+        """Give everything back."""
+        self.grow(0)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@
 A ballast leaves the card `--free-mib`, beside a neighbour's empty context; `snugvl serve` plans for that.
 Sixteen clients send text and pictures of all sizes (from one pixel to 24 megapixels, up to eight of them, up
 to more text than the context holds), leave early, ask for several choices; halfway the neighbour takes 500
-MiB more, as far as there are so many. Passed when every answer is a complete one or a clean refusal (4xx, or
-503 with Retry-After), the engine never restarted, and its process stayed below its cap. With `--device cpu`
+MiB more, as far as they can be had within five seconds, and gives them back in the end. Passed when every
+answer is a complete one or a clean refusal (4xx, or 503 with Retry-After), the engine never restarted, its
+process stayed below its cap, and its KV cache is whole again. With `--device cpu`
 all of it runs without a GPU; the server is then told `--memory`.
 """
 
@@ -38,6 +39,7 @@ SIZES = {
 }  # fmt: skip
 CLIENTS = 16
 GROWTH_MIB = 500
+COMES_BACK_S = 25.0  # the engine waits for ten seconds whether the room lasts
 
 
 class Load:
@@ -132,6 +134,8 @@ def soak(server: Served, neighbour: Neighbour, requests: int, limit_s: float) ->
     start = time.perf_counter()
     asyncio.run(load.run(lambda: grown.append(neighbour.grow(GROWTH_MIB))))
     memory = server.memory()
+    neighbour.leave()
+    came_back_s = came_back(server)
     process, cap = load.ledger.process_bytes, load.ledger.cap_bytes
     return {
         "requests": load.sent,
@@ -139,6 +143,7 @@ def soak(server: Served, neighbour: Neighbour, requests: int, limit_s: float) ->
         "outcomes": dict(load.outcomes.most_common()),
         "wrong": load.wrong,
         "neighbour_grew_mib": grown[0],
+        "kv_came_back_s": came_back_s,
         "process_peak_bytes": process,
         "cap_bytes": cap,
         "least_free_bytes": load.ledger.free_bytes,
@@ -147,11 +152,23 @@ def soak(server: Served, neighbour: Neighbour, requests: int, limit_s: float) ->
     }
 
 
+def came_back(server: Served) -> float | None:
+    """Seconds until the KV cache has all of its blocks again; None: not in time."""
+    start = time.perf_counter()
+    while (passed_s := time.perf_counter() - start) < COMES_BACK_S:
+        load = server.memory()["load"]
+        if load["num_blocks"] >= load["planned_blocks"]:
+            return passed_s
+        time.sleep(0.2)
+    return None
+
+
 def passed(result: dict[str, Any]) -> bool:
-    """No failure but clean refusals, nothing over the cap, and some answers at all."""
+    """No failure but clean refusals, nothing over the cap, a whole KV cache in the end, some answers at all."""
     under = result["cap_bytes"] is None or result["process_peak_bytes"] <= result["cap_bytes"]
     answers = result["outcomes"].get("answered", 0)
-    return not result["wrong"] and not result["restarts"] and under and answers > 0
+    whole = result["kv_came_back_s"] is not None
+    return not result["wrong"] and not result["restarts"] and under and whole and answers > 0
 
 
 def show(result: dict[str, Any]) -> None:
@@ -167,8 +184,12 @@ def show(result: dict[str, Any]) -> None:
     print(f"all processes {card / MIB:,.0f} of {result['free_bytes'] / MIB:,.0f}" if card else "no GPU")
     load = result["memory"]["load"]
     print(
-        f"  KV blocks {load['num_blocks']} of {load['planned_blocks']} planned at the end; steps out "
-        f"of memory and were tried again {load['shortages']}"
+        f"  KV blocks beside it {load['num_blocks']} of {load['planned_blocks']}; steps that ran out of memory "
+        f"{load['shortages']}"
+    )
+    back = result["kv_came_back_s"]
+    print(
+        "  they didn't come back" if back is None else f"  all of them again {back:.1f} s after it had left"
     )
     print(f"  the neighbour grew by {result['neighbour_grew_mib']} of {GROWTH_MIB} MiB, ", end="")
     print(f"least free {result['least_free_bytes'] / MIB:,.0f} MiB; engine restarts {result['restarts']}")

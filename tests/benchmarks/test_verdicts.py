@@ -41,6 +41,7 @@ def test_a_card_on_which_nothing_serves_is_no_result(script: Any) -> None:
         ({"wrong": ["500: oops"]}, False),
         ({"restarts": 1}, False),
         ({"process_peak_bytes": 101}, False),
+        ({"kv_came_back_s": None}, False),
         ({"outcomes": {"refused: 413": 9}}, False),
     ],
 )
@@ -50,6 +51,7 @@ def test_the_soak_passes_only_without_a_failure(script: Any, changed: dict[str, 
         "restarts": 0,
         "cap_bytes": 100,
         "process_peak_bytes": 99,
+        "kv_came_back_s": 10.5,
         "outcomes": {"answered": 1},
     }
     assert script("never_oom").passed(clean | changed) is good

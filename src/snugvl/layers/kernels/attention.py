@@ -9,7 +9,7 @@ import torch
 import triton
 
 from snugvl.layers.kernels.decode_attention import attend_splits, merge_splits
-from snugvl.layers.kernels.linear import native_fp8
+from snugvl.layers.kernels.device import native_fp8
 from snugvl.layers.kernels.prefill_attention import attend_chunk
 from snugvl.layers.kernels.rope_cache import rope_and_cache
 
