@@ -32,7 +32,8 @@ class Phases:
         self._wrap(engine._runner, "run", "prefill and mixed")
         self._wrap(engine._runner.graphs, "start", "decode")
         self._wrap(engine._runner.graphs, "again", "decode")
-        self._wrap(engine_module, "sample", "sample")
+        self._wrap(engine_module, "begin", "sample")
+        self._wrap(engine_module, "results_of", "host: wait for tokens")
         self._wrap(Run, "tokens", "host: wait for tokens")
 
     def _wrap(self, owner: Any, name: str, phase: str) -> None:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugvl.engine.engine import Engine
-from snugvl.engine.request import EngineRequest, VisionItem
+from snugvl.engine.graphs import SIZES
+from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.errors import RequestError
 from tests.engine.toy import Toy, engine, oracle, picture, request, run, tokens
 
@@ -49,6 +50,26 @@ def test_alone_an_image_is_encoded_in_one_go() -> None:
     here = sliced(1000)
     here.add(request("image", 5, picture(1, 8, 4)))
     assert [o.request_id for o in here.step()] == ["image"]
+
+
+def test_the_next_image_is_begun_while_the_host_reads_the_tokens_of_a_prompt() -> None:
+    here = sliced(1000, max_batched_tokens=12)  # a token of the stream, and all of one prompt
+    here._runner.has_graphs = True  # as on a GPU, which works while the host reads
+    here._runner.graphs._short.update(SIZES)  # but with no graph
+    streaming(here)
+    items = [request(str(seed), 5, picture(seed, 8, 4), max_tokens=9) for seed in (1, 2)]
+    for item in items:
+        here.add(item)
+    outputs: list[TokenOutput] = []
+    while not any(o.request_id == "1" for o in outputs):
+        outputs += here.step()
+    assert not here._encoder.idle, "the second image is under way, and waits for nobody"
+    assert [s.request.request_id for s in here._scheduler.waiting] == ["2"]
+    here.check_integrity()
+    rest = run(here)
+    for item in items:
+        got = [o.token_id for o in outputs if o.request_id == item.request_id]
+        assert [*got, *tokens(rest[item.request_id])] == oracle(MODEL, item, 9)
 
 
 ITEMS = [picture(seed, h, w) for seed, h, w in ((1, 4, 6), (2, 8, 2), (3, 2, 2), (4, 8, 8))]

@@ -125,14 +125,14 @@ def test_a_token_that_memory_was_short_of_is_drawn_from_the_same_number(
 ) -> None:
     items = [request(str(i), *range(1, 9), temperature=1.0, seed=i, n=2) for i in range(2)]
     right = run(engine(), *items)
-    sample, calls = engine_module.sample, iter(range(1000))
+    sample, calls = engine_module.begin, iter(range(1000))
 
     def failing(*arguments: object) -> object:
         if next(calls) in (0, 5, 11):
             raise torch.OutOfMemoryError(FULL)
         return sample(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine_module, "sample", failing)
+    monkeypatch.setattr(engine_module, "begin", failing)
     outputs = run(engine(), *items)
     for item in items:
         for choice in range(2):
@@ -149,6 +149,19 @@ def test_steps_in_the_air_are_computed_again() -> None:
     assert [tokens(outputs[item.request_id]) for item in items] == right
     assert graphs is not None
     assert graphs.followed
+
+
+def test_sampled_steps_in_the_air_are_drawn_from_the_same_numbers() -> None:
+    how = {"temperature": 1.0, "presence_penalty": 0.6, "max_tokens": 12}
+    items = [request(str(i), *range(1, 9), seed=i, **how) for i in range(2)]
+    right, model, calls = run(engine(), *items), Toy(), iter(range(1000))
+    Short(model, lambda batch: next(calls) in (3, 7, 12))
+    here, graphs = engine_with(True, model)
+    outputs = run(here, *items)
+    assert graphs is not None
+    assert graphs.followed
+    for item in items:
+        assert tokens(outputs[item.request_id]) == tokens(right[item.request_id])
 
 
 def test_a_graph_that_memory_is_short_of_is_done_without(

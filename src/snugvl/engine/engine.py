@@ -27,9 +27,9 @@ from snugvl.engine.pressure import LOOK_S, Patience, Watch, least_blocks
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.room import Room
 from snugvl.engine.runner import Runner
-from snugvl.engine.sampler import Sampled, sample
+from snugvl.engine.sampler import Sampled, begin, results_of
 from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Scheduler
-from snugvl.engine.sequence import Sequence, State, random_stream
+from snugvl.engine.sequence import Sequence, State, no_token, random_stream
 from snugvl.engine.shortage import no_room, out_of_memory, refusal, release
 from snugvl.engine.stats import EngineStats
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError
@@ -229,7 +229,7 @@ class Engine:
 
     def _encode(self, chunk: Chunk, outputs: list[TokenOutput]) -> None:
         """Work a slice at an image of a chunk that waits for it. Only its own request ends with a fault."""
-        if chunk.sequence.state is not State.RUNNING:  # a choice that decodes has ended the request
+        if chunk.sequence.state is State.FINISHED:  # a choice that decodes has ended the request
             return
         try:
             self._encoder.advance(chunk)
@@ -241,6 +241,16 @@ class Engine:
                     self._room.claim()
                 return
             outputs += self._fail(chunk.sequence.request.request_id, self._fault(error, "encoding an image"))
+
+    def _encode_upcoming(self, step: Schedule, outputs: list[TokenOutput]) -> None:
+        """Begin with the image of whoever is next, if this step left none out that comes before.
+
+        On a GPU, which has work then while the host reads and says the step's tokens.
+        """
+        self._keep_encodings()
+        ahead = self._runner.has_graphs and not step.later
+        if ahead and (upcoming := self._scheduler.upcoming()) is not None:
+            self._encode(upcoming, outputs)
 
     def _recover(self, error: Exception) -> list[TokenOutput]:
         """Go on after a step that failed: try again with less at once, or end what may have caused it."""
@@ -269,7 +279,8 @@ class Engine:
         return self._fail(chunk.sequence.request.request_id, failure)
 
     def _keep_encodings(self) -> None:
-        self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
+        who = (*self._scheduler.running, *self._scheduler.waiting[:1])
+        self._encoder.keep(who, self.config.max_batched_tokens)
 
     def _fault(self, error: Exception, what: str) -> EngineError:
         """Log and count what the model raised, to be reported."""
@@ -297,14 +308,16 @@ class Engine:
 
     def _advance(self, step: Schedule, outputs: list[TokenOutput]) -> None:
         """Run a schedule and give each sequence whose tokens are all computed its next one."""
+        self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
         logits = self._runner.run(step)
         ready = [chunk.sequence for chunk in step.chunks if chunk.samples]
         self._count(step)
         for chunk in step.chunks:
             self._scheduler.record(chunk.sequence)
         rows = [(row, s) for row, head in enumerate(ready) for s in (head, *self._fork(head))]
-        sampled = sample(logits, [choice_of(row, sequence) for row, sequence in rows])
-        for (_, sequence), result in zip(rows, sampled, strict=True):
+        begun = begin(logits, [choice_of(row, sequence) for row, sequence in rows])
+        self._encode_upcoming(step, outputs)
+        for (_, sequence), result in zip(rows, results_of(begun), strict=True):
             if sequence.state is not State.FINISHED:  # a broken sibling ended it
                 outputs += self._emit(sequence, result)
         self._keep_encodings()
@@ -319,7 +332,7 @@ class Engine:
         request = sequence.request
         if result.token_id is None:
             self._scheduler.distrust(sequence)
-            return self._fail(request.request_id, _no_token(sequence))
+            return self._fail(request.request_id, no_token(sequence))
         self._generated += 1
         finish = sequence.append(result.token_id)
         output = TokenOutput(
@@ -375,11 +388,3 @@ class Engine:
             for sequence in live:
                 if ended in sequence.siblings:
                     sequence.siblings.remove(ended)
-
-
-def _no_token(sequence: Sequence) -> EngineError:
-    """Why nothing could be sampled."""
-    where = f"after {sequence.length} tokens of this request"
-    if sequence.grammar is not None and sequence.grammar.error is not None:
-        return EngineError(f"the grammar can't go on {where}: {sequence.grammar.error}")
-    return EngineError(f"the model's logits are not finite {where}")

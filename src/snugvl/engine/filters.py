@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from snugvl.engine.upload import upload
+from snugvl.layers.upload import upload
 from snugvl.sampling import SamplingParams
 
 _FEW = 256  # tokens that decide most filters: beyond top_k of nearly everyone, and top_p of most answers

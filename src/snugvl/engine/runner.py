@@ -15,6 +15,7 @@ from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence, seat_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.upload import sent, upload
 from snugvl.models.batch import Batch, Network
 
 
@@ -85,7 +86,7 @@ class Runner:
                 logit_rows.append(len(ids) - 1)
         return Batch(
             input_ids=self._tensor(ids),
-            positions=torch.cat([_positions(chunk) for chunk in chunks], dim=1).to(self.model.device),
+            positions=sent(torch.cat([_positions(chunk) for chunk in chunks], dim=1), self.model.device),
             attention=self._attention(chunks),
             logit_rows=self._tensor(logit_rows),
             vision_rows=self._tensor(vision_rows) if vision_rows else None,
@@ -116,7 +117,7 @@ class Runner:
         return self._tensor([seat_of(chunk.sequence) for chunk in chunks])
 
     def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self.model.device)
+        return upload(values, torch.int64, self.model.device)
 
 
 def _positions(chunk: Chunk) -> torch.Tensor:

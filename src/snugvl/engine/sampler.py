@@ -22,7 +22,7 @@ import torch
 from snugvl.engine.filters import Filters
 from snugvl.engine.grammar import GrammarState, fill_allowed
 from snugvl.engine.penalties import Penalties
-from snugvl.engine.upload import upload
+from snugvl.layers.upload import upload
 from snugvl.sampling import SamplingParams
 
 _ROWS = 32  # sampled at a time: bounds the workspace for n = 128 choices, 128 × 150,000 × 40 bytes otherwise
@@ -198,14 +198,20 @@ class Sampler:
 
 def sample(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Sampled]:
     """Choose a token for each choice from `logits` `[rows, vocab]`, which stay as they are."""
-    results: list[Sampled] = []
-    for start in range(0, len(choices), _ROWS):
-        results += begin(logits, choices[start : start + _ROWS]).results()
-    return results
+    return results_of(begin(logits, choices))
 
 
-def begin(logits: torch.Tensor, choices: Sequence[Choice]) -> Sampling:
+def results_of(begun: Sequence[Sampling]) -> list[Sampled]:
+    """The tokens of all that was begun together, waiting for them."""
+    return [result for sampling in begun for result in sampling.results()]
+
+
+def begin(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Sampling]:
     """Start choosing a token for each choice from `logits` `[rows, vocab]`, which stay as they are."""
+    return [_begin(logits, choices[start : start + _ROWS]) for start in range(0, len(choices), _ROWS)]
+
+
+def _begin(logits: torch.Tensor, choices: Sequence[Choice]) -> Sampling:
     rows = [choice.row for choice in choices]
     if rows != list(range(len(logits))):
         logits = logits.index_select(0, upload(rows, torch.int64, logits.device))

@@ -156,6 +156,18 @@ class Scheduler:
             self._take(step, admitted, most - step.tokens, ready)
         return step
 
+    def upcoming(self) -> Chunk | None:
+        """The part of a prompt that the next step will want, if nothing happens until then."""
+        most = min(self.config.max_batched_tokens, self.prefill_beside_decodes)
+        for sequence in self.running:
+            if sequence.pending > 1:
+                return Chunk(sequence, sequence.computed, min(sequence.length, sequence.computed + most))
+        if not self.could_admit or self._next_alone:
+            return None
+        head = self.waiting[0]
+        start = len(self._cached(head)) * self.config.block_size
+        return Chunk(head, start, min(head.length, start + most))
+
     def resize(self, num_blocks: int) -> None:
         """Have so many blocks, all of them empty; what runs waits, to be computed again."""
         for sequence in self.running[::-1]:

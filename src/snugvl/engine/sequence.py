@@ -22,6 +22,7 @@ import torch
 from snugvl.engine.blocks import Key
 from snugvl.engine.grammar import GrammarState
 from snugvl.engine.request import EngineRequest, FinishReason, VisionItem
+from snugvl.errors import EngineError
 
 
 class State(Enum):
@@ -187,3 +188,11 @@ def random_stream(seed: int | None, choice: int) -> random.Random:
     count (torch's CPU generator keeps 32 of them), and one number costs no tensor.
     """
     return random.Random(None if seed is None else f"{seed}/{choice}")
+
+
+def no_token(sequence: Sequence) -> EngineError:
+    """Why nothing could be sampled."""
+    where = f"after {sequence.length} tokens of this request"
+    if sequence.grammar is not None and sequence.grammar.error is not None:
+        return EngineError(f"the grammar can't go on {where}: {sequence.grammar.error}")
+    return EngineError(f"the model's logits are not finite {where}")

@@ -19,6 +19,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.upload import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class AttentionMetadata:
     def on_device(self) -> "AttentionMetadata":
         """With `starts` and `lengths` beside the block tables: made once, read by every layer."""
         device = self.block_tables.device
-        starts = torch.tensor([0, *accumulate(self.query_lens)], dtype=torch.int32).to(device)
-        lengths = torch.tensor(self.context_lens, dtype=torch.int32).to(device)
+        starts = upload([0, *accumulate(self.query_lens)], torch.int32, device)
+        lengths = upload(self.context_lens, torch.int32, device)
         return replace(self, starts=starts, lengths=lengths)
 
     def slots(self, sequence: int, length: int) -> torch.Tensor:

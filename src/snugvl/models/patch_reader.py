@@ -2,6 +2,7 @@
 
 import torch
 
+from snugvl.layers.upload import sent
 from snugvl.models.batch import PatchReader
 
 
@@ -20,13 +21,13 @@ def reader(
         slots: how often the values of a channel are repeated (one frame that fills a temporal patch).
     """
     if levels is None:
-        return lambda start, end: patches[start:end].to(device, dtype)
+        return lambda start, end: sent(patches[start:end], device).to(dtype)
     channels = len(levels)
-    meanings = levels.flatten().to(device, dtype)  # rounded here as each value would be
+    meanings = sent(levels.flatten().to(dtype), device)  # rounded here as each value would be
     first = torch.arange(0, 256 * channels, 256, dtype=torch.int32, device=device)[:, None]
 
     def read(start: int, end: int) -> torch.Tensor:
-        codes = patches[start:end].to(device).view(end - start, channels, -1)
+        codes = sent(patches[start:end], device).view(end - start, channels, -1)
         places = codes + first  # int32
         values = meanings.index_select(0, places.flatten()).view(end - start, channels, 1, -1)
         return values.expand(-1, -1, slots, -1).reshape(end - start, -1)
