@@ -164,7 +164,7 @@ def came_back(server: Served) -> float | None:
 
 
 def passed(result: dict[str, Any]) -> bool:
-    """No failure but clean refusals, nothing over the cap, a whole KV cache in the end, some answers at all."""
+    """No failure but clean refusals, nothing over the cap, a whole cache in the end, some answers at all."""
     under = result["cap_bytes"] is None or result["process_peak_bytes"] <= result["cap_bytes"]
     answers = result["outcomes"].get("answered", 0)
     whole = result["kv_came_back_s"] is not None
@@ -184,8 +184,8 @@ def show(result: dict[str, Any]) -> None:
     print(f"all processes {card / MIB:,.0f} of {result['free_bytes'] / MIB:,.0f}" if card else "no GPU")
     load = result["memory"]["load"]
     print(
-        f"  KV blocks beside it {load['num_blocks']} of {load['planned_blocks']}; steps that ran out of memory "
-        f"{load['shortages']}"
+        f"  KV blocks beside it {load['num_blocks']} of {load['planned_blocks']}; "
+        f"steps that ran out of memory {load['shortages']}"
     )
     back = result["kv_came_back_s"]
     print(
