@@ -28,7 +28,12 @@ line and leaves with `exit_code`; the server answers with `http_status`. Anythin
 Exit code 2 is a usage error of the command line, 7 a batch in which some files failed.
 """
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
+
+SHORT: Final = 200  # characters of what a library says
+_ASKED: Final = re.compile(r"Tried to allocate ([\d.]+ (?:[KMGT]iB|bytes))")
+_ALLOWED: Final = re.compile(r"([\d.]+ [KMGT]iB) allowed")
 
 
 class SnugvlError(Exception):
@@ -166,3 +171,19 @@ class EngineUnavailable(EngineError):
 
 class OutOfMemory(EngineUnavailable):
     """A step of this request ran out of device memory, even with nothing beside it. The engine goes on."""
+
+
+def engine_failed(error: BaseException, what: str = "the engine failed") -> EngineError:
+    """An `EngineError` of what a library raised, in one line for users; the log must have the whole of it.
+
+    What torch says of other processes and of its own settings is left out.
+    """
+    kind, text = type(error).__name__, str(error).strip()
+    if "out of memory" in text:
+        asked, allowed = _ASKED.search(text), _ALLOWED.search(text)
+        numbers = [f"{asked[1]} asked for"] if asked else []
+        numbers += [f"{allowed[1]} allowed in all"] if allowed else []
+        told = f" ({', '.join(numbers)})" if numbers else ""
+        return EngineError(f"{what}: out of memory{told}; free some, or send less at once; the log says more")
+    line = text.splitlines()[0] if text else ""
+    return EngineError(f"{what}: {kind}: {line if len(line) <= SHORT else line[:SHORT] + ' …'}")

@@ -27,6 +27,8 @@ _CAUSES: Final = (
 _ERROR_LINE: Final = re.compile(r"(?i)[\w.]*(?:error|exception)\b.*: |terminate called|.*\berror:")
 # The traceback that faulthandler prints after a signal says where, not why.
 _TRACEBACK: Final = re.compile(r'Fatal Python error|(?:Current )?[Tt]hread 0x|  File "|Extension modules:')
+# Of "out of memory": what torch says of other processes and of its own settings.
+_TENANTS: Final = re.compile(r" GPU \d+ has a total capacity.*")
 
 
 class LastWords:
@@ -74,5 +76,5 @@ def _why(returncode: int | None, lines: tuple[str, ...]) -> str:
         cause = "killed from outside, perhaps by the system because main memory ran out"
     lines = tuple(line for line in lines if not _TRACEBACK.match(line))
     said = [line for line in lines if _ERROR_LINE.match(line)] or list(lines)
-    quoted = f' (it said: "{said[-1]}")' if said else ""
+    quoted = f' (it said: "{_TENANTS.sub("", said[-1])}")' if said else ""
     return (f": {cause}" if cause else "") + quoted

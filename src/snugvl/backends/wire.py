@@ -30,7 +30,7 @@ from snugvl.backends.protocol import (
     Usage,
 )
 from snugvl.backends.service import Snapshot, Tokens
-from snugvl.errors import EngineError, SnugvlError
+from snugvl.errors import EngineError, SnugvlError, engine_failed
 from snugvl.timeline import Timeline
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -250,4 +250,4 @@ def portable(error: BaseException) -> SnugvlError:
             return EngineError(str(error))
         assert isinstance(copy, SnugvlError)
         return copy  # without the traceback, which would keep tensors alive
-    return EngineError(f"the engine failed: {type(error).__name__}: {error}")
+    return engine_failed(error)

@@ -7,7 +7,7 @@ from threading import Thread, current_thread
 from typing import Protocol, TypeVar
 
 from snugvl.engine.request import TokenOutput
-from snugvl.errors import EngineError
+from snugvl.errors import EngineError, engine_failed
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class EngineWorker:
             # `step` says that it never raises: a bug of ours, after which nothing of the engine is sure.
             self._closed = True
             if self._died is not None:
-                self._died(EngineError(f"the engine's thread ended: {type(error).__name__}: {error}"))
+                self._died(engine_failed(error, "the engine's thread ended"))
             raise  # to the thread's hook, which says where
         finally:
             self._refuse_jobs()

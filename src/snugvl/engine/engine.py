@@ -32,7 +32,7 @@ from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Sch
 from snugvl.engine.sequence import Sequence, State, no_token, random_stream
 from snugvl.engine.shortage import no_room, out_of_memory, refusal, release
 from snugvl.engine.stats import EngineStats
-from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError
+from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError, engine_failed
 from snugvl.models.batch import Network
 from snugvl.models.loader import tensor_bytes
 
@@ -287,7 +287,7 @@ class Engine:
         # Logged here and not chained: a traceback would keep the step's tensors alive in the outputs.
         logger.exception("%s failed", what)
         self._faults += 1
-        return EngineError(f"the engine failed: {type(error).__name__}: {error}")
+        return engine_failed(error)
 
     def _land(self, flight: Flight, outputs: list[TokenOutput]) -> None:
         """Start the step after `flight` if its tokens aren't needed for that, then read and say them."""

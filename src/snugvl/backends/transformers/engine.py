@@ -40,6 +40,7 @@ from snugvl.errors import (
     QueueFull,
     RequestTooLarge,
     SnugvlError,
+    engine_failed,
 )
 from snugvl.hardware.sizes import format_size
 
@@ -304,11 +305,11 @@ class TransformersEngine:
         """What a forward raised, to be reported: `DoesNotFit` where memory ran out."""
         if _out_of_memory(error):
             logger.warning("memory ran out with %d rows running", len(self._running))
-            return DoesNotFit(str(error).splitlines()[0])
+            return DoesNotFit(str(engine_failed(error)))
         # Logged here and not chained: a traceback would keep the step's tensors alive in the outputs.
         logger.exception("a forward of transformers failed")
         self._faults += 1
-        return EngineError(f"the engine failed: {type(error).__name__}: {error}")
+        return engine_failed(error)
 
     def _recover(self, failure: SnugvlError, rows: list[Row], outputs: list[TokenOutput]) -> None:
         """Go on after a failed forward, of the prompt of `rows` or else of the batch; see the top."""
