@@ -1,6 +1,6 @@
 """The same suite against a real vLLM on the CPU.
 
-In a process of its own: with the tests spread over two processes, each would start a vLLM, which takes a
+In a process of its own: with the tests spread over several processes, each would start a vLLM, which takes a
 minute. The variable SNUGVL_CONTRACT chooses the engine (see `engines.py`).
 """
 
@@ -19,7 +19,6 @@ FILES = ("test_answers", "test_sampling", "test_refusals", "test_differences", "
 
 
 @pytest.mark.slow
-@pytest.mark.extended
 @pytest.mark.timeout(900)
 def test_a_real_vllm_keeps_the_contract() -> None:
     vllm_python()  # installed, or a reason to skip

@@ -75,9 +75,19 @@ def missing(reason: str) -> None:
 
 
 def _install(folder: Path) -> None:
-    _run(sys.executable, "-m", "venv", str(folder))
-    python = folder / "bin" / "python"
-    pip = (str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps")
+    _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(folder / "bin" / "python"),
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-compile",
+    )
     _run(*pip, "-r", str(REQUIREMENTS))
     packages = next(folder.glob("lib/python3*/site-packages"))
     shutil.copy(SCHEMAS, packages)
