@@ -13,7 +13,7 @@ from transformers.models.auto import image_processing_auto, processing_auto, vid
 
 import snugvl
 from snugvl.backends.measure import Meter
-from snugvl.backends.protocol import user
+from snugvl.backends.protocol import Grammar, user
 from snugvl.checkpoint.configs import read_config
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
@@ -203,11 +203,23 @@ def test_what_a_thinking_template_opens_the_answer_closes(folder: Path, tmp_path
     template = thinking / "chat_template.jinja"
     text = template.read_text()
     template.unlink()
-    template.write_text(text.replace("<|im_start|>assistant\\n'", "<|im_start|>assistant\\n<think>\\n'"))
+    opens = text.replace("<|im_start|>assistant\\n'", "<|im_start|>assistant\\n<think>\\n'")
+    template.write_text(opens + "{# ends with </think> #}")
     made = Processor.from_folder(thinking, read_config(thinking))
     plain = Processor.from_folder(folder, read_config(folder))
     extra = made.prepare([user("What?")]).prompt_ids[len(plain.prepare([user("What?")]).prompt_ids) :]
     assert made.tokenizer.decode(list(extra), skip_special=False) == "<think>\n"
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True)
+    messages = (user("What?"),)
+    with snugvl.load(thinking, device="cpu", dtype="float32", context=256) as model:
+        whole = list(model.backend.submit(snugvl.Request(messages, sampling)))
+        asked = snugvl.Request(messages, sampling, grammar=Grammar("regex", "[ab]{9}"))
+        held = list(model.backend.submit(asked))
+    assert "".join(delta.reasoning for delta in whole)  # random weights never end it
+    assert not "".join(delta.text for delta in whole)
+    assert whole[-1].finish_reason == "length"
+    assert set("".join(delta.text for delta in held)) <= {"a", "b"}  # a grammar leaves no room to think
+    assert not any(delta.reasoning for delta in held)
     assert answer_text("It is round and red.\n</think>\n\nA red circle.") == "A red circle."
 
 

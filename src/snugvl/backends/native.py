@@ -63,7 +63,14 @@ class NativeBackend:
             deadline=None if request.deadline_s is None else monotonic() + request.deadline_s,
             grammar=grammar,
         )
-        receiver = Receiver(tokenizer, prompt, request.sampling, stop_ids, markers=request.tools is not None)
+        receiver = Receiver(
+            tokenizer,
+            prompt,
+            request.sampling,
+            stop_ids,
+            markers=request.tools is not None,
+            grammar=request.grammar is not None,
+        )
         self._worker.call(lambda: self._add(engine_request, receiver))
         return ReceiverStream(partial(self.abort, engine_request.request_id), receiver)
 

@@ -170,6 +170,7 @@ class Delta:
         usage: on the last delta of the request.
         stop: on the last delta of a choice: the stop string that ended it, or the text of the token among
             `sampling.stop_token_ids` that did.
+        reasoning: new text of what the model thinks before its answer; none of `text`.
     """
 
     text: str
@@ -178,6 +179,7 @@ class Delta:
     finish_reason: Literal["stop", "length", "abort"] | None = None
     usage: Usage | None = None
     stop: str | None = None
+    reasoning: str = ""
 
 
 class Stream(Protocol):

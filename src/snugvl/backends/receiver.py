@@ -5,6 +5,7 @@ from snugvl.backends.protocol import Delta, Logprob, TokenLogprob, Usage
 from snugvl.engine.request import FinishReason, TokenOutput
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.prompt import PreparedPrompt
+from snugvl.inputs.reasoning import ReasoningSplitter
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools import CLOSING, OPENING
 from snugvl.sampling import SamplingParams
@@ -13,7 +14,8 @@ from snugvl.sampling import SamplingParams
 class Receiver:
     """Detokenises each choice, watches for stop strings, counts, and fills the mailbox.
 
-    `markers`: whether the markers of tool calls are part of the text.
+    `markers`: whether the markers of tool calls are part of the text. `grammar`: the whole text follows one,
+    so none of it is reasoning.
     """
 
     def __init__(
@@ -24,6 +26,7 @@ class Receiver:
         stop_ids: frozenset[int],
         *,
         markers: bool = False,
+        grammar: bool = False,
     ) -> None:
         self.mailbox: Mailbox[Delta] = Mailbox()
         self._tokenizer = tokenizer
@@ -41,6 +44,12 @@ class Receiver:
         self._logprobs: dict[int, list[Logprob]] = {choice: [] for choice in range(sampling.n)}
         self._sent = dict.fromkeys(range(sampling.n), 0)
         self._completion_tokens = 0
+        reasoning = None if grammar else prompt.reasoning
+        self._splitters = {
+            choice: ReasoningSplitter(reasoning, calls=markers)
+            for choice in range(sampling.n)
+            if reasoning is not None
+        }
 
     @property
     def prompt_tokens(self) -> int:
@@ -96,9 +105,15 @@ class Receiver:
         self, choice: int, text: str, finish: FinishReason | None, *, covered: int, stop: str | None
     ) -> None:
         """Hand out text with the log-probabilities of the tokens it completes."""
+        reasoning, splitter = "", self._splitters.get(choice)
+        if splitter is not None:
+            reasoning, text = splitter.push(text)
+            if finish is not None:
+                thought, rest = splitter.flush()
+                reasoning, text = reasoning + thought, text + rest
         if finish is not None:
             del self._detokenizers[choice]
-        if not text and finish is None:
+        if not text and not reasoning and finish is None:
             return
         logprobs = tuple(self._logprobs[choice][self._sent[choice] : covered])
         self._sent[choice] += len(logprobs)
@@ -106,7 +121,7 @@ class Receiver:
         if self.done:
             usage = Usage(self.prompt_tokens, self._completion_tokens, self._prompt.image_tokens)
         assert finish != "error", "an error output carries its error"
-        self.mailbox.put(Delta(text, choice, logprobs, finish, usage, stop))
+        self.mailbox.put(Delta(text, choice, logprobs, finish, usage, stop, reasoning))
         if self.done:
             self.mailbox.close()
 

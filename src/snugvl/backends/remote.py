@@ -58,6 +58,7 @@ def _merged(first: Delta, second: Delta) -> Delta:
         second.finish_reason,
         second.usage,
         second.stop,
+        first.reasoning + second.reasoning,
     )
 
 

@@ -75,6 +75,7 @@ def chat_deltas(chunk: Any) -> tuple[Delta, ...]:
             choice["index"],
             _logprobs(choice.get("logprobs")),
             _finish(choice.get("finish_reason")),
+            reasoning=choice["delta"].get("reasoning_content") or "",
         )
         for choice in chunk["choices"]
     ]

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from snugvl.backends.protocol import Message, Picture, Text, Tool, ToolCall, Video
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError, RequestError
+from snugvl.inputs.reasoning import thinks
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -54,6 +55,7 @@ class ChatTemplate:
             raise CheckpointError(f"{where} is not a valid template: line {error.lineno}: {error}") from None
         self.shows_tools = "tools" in used
         self._shows_calls = "tool_calls" in source
+        self.thinks = thinks(source)
 
     @classmethod
     def from_folder(cls, folder: Path, variables: Mapping[str, str] | None = None) -> "ChatTemplate":

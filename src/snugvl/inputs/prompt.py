@@ -16,6 +16,7 @@ from snugvl.engine.request import VisionItem
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.chat import ChatTemplate, call_arguments, tool_json
 from snugvl.inputs.pictures import PictureInputs
+from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
 
 
@@ -23,13 +24,15 @@ from snugvl.inputs.tokenizer import Tokenizer
 class PreparedPrompt:
     """`prompt_ids` with one placeholder per image token (`image_tokens` of them), and their patches.
 
-    `bare`: it is text to continue, not a conversation to answer.
+    `bare`: it is text to continue, not a conversation to answer. `reasoning`: whether the model's answer
+    begins inside its reasoning; None for a model that isn't known to think.
     """
 
     prompt_ids: tuple[int, ...]
     vision: tuple[VisionItem, ...]
     image_tokens: int
     bare: bool = False
+    reasoning: bool | None = None
 
 
 class Processor:
@@ -109,7 +112,8 @@ class Processor:
                 field="messages",
             )
         vision = () if pictures is None else tuple(pictures.item(part) for part in parts)
-        return PreparedPrompt(tuple(ids), vision, image_tokens)
+        reasoning = opened(text) if self.template.thinks else None
+        return PreparedPrompt(tuple(ids), vision, image_tokens, reasoning=reasoning)
 
     def prepare_prompt(self, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> PreparedPrompt:
         """A prompt that goes to the model as it is: text, or token ids of any kind but pictures'.

@@ -72,7 +72,7 @@ class Finished:
     """One choice that is complete."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self.text = self.reasoning = ""
         self.finish_reason = "abort"
         self.logprobs: list[Logprob] = []
 
@@ -107,6 +107,7 @@ async def complete(context: Context, request: Request) -> tuple[list[Finished], 
         async for delta in generation:
             choice = choices[delta.choice]
             choice.text += delta.text
+            choice.reasoning += delta.reasoning
             choice.logprobs += delta.logprobs
             choice.finish_reason = delta.finish_reason or choice.finish_reason
     if generation.usage is None or any(choice.finish_reason == "abort" for choice in choices):

@@ -54,7 +54,10 @@ def answer_text(text: str) -> str:
     if answer.startswith("<think>"):
         raise OutputError("the answer ended while the model was still thinking; allow more tokens", text=text)
     if not answer:
-        raise OutputError("the model gave an empty answer", text=text)
+        raise OutputError(
+            "the model gave an empty answer; one that thinks before it answers may need more tokens",
+            text=text,
+        )
     return answer
 
 

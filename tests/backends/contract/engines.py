@@ -17,6 +17,7 @@ from snugvl.backends.wire import HostedEngine
 
 CONTEXT = 1024
 PATIENCE_S = 240.0
+START_S = 600.0
 QUICK = Supervision(ping_s=0.2, snapshot_s=0.05)
 
 T = TypeVar("T")
@@ -129,15 +130,18 @@ async def read(stream: Stream) -> list[Delta]:
         return [delta async for delta in stream]
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
     """Wait until the condition holds."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + patience_s
     while not condition():
-        assert time.monotonic() < end, f"waited {PATIENCE_S:g} s in vain"
+        assert time.monotonic() < end, f"waited {patience_s:g} s in vain"
         await asyncio.sleep(0.005)
 
 
 async def ready(service: EngineService) -> None:
-    """Wait until it serves. One that dies as it loads would come again and again: it fails here at once."""
-    await until(lambda: service.health.state != "starting")
+    """Wait until it serves. One that dies as it loads would come again and again: it fails here at once.
+
+    A real vLLM on a busy machine takes its time; its service ends one that hangs.
+    """
+    await until(lambda: service.health.state != "starting", START_S)
     assert service.health.ready, service.health.detail

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from snugvl.backends.vllm import flags
 from snugvl.backends.vllm.activity import GPU_BYTES, Activity, Stalled
 from snugvl.backends.vllm.api import error_of, refusal
 from snugvl.backends.vllm.child import environment
-from snugvl.backends.vllm.chunks import Chunks
+from snugvl.backends.vllm.chunks import Chunks, reasoning_of
 from snugvl.backends.vllm.facts import limited, read_facts
 from snugvl.backends.vllm.log import Log, measured, stage_of
 from snugvl.backends.vllm.metrics import read
@@ -173,6 +174,36 @@ def test_the_last_end_waits_for_the_usage() -> None:
     assert chunks.complete
     assert chunks.read({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 3}}) == []
     assert chunks.end() == [Delta("c", 0, finish_reason="length", usage=Usage(3, 3))]
+
+
+def test_reasoning_is_told_from_the_answer() -> None:
+    sampling = SamplingParams(n=2, temperature=1.0)
+    request = Request((user("hi"),), sampling)
+    chunks = Chunks(sampling, reasoning_of(request, True))
+    assert chunks.read(chunk(0, "hm")) == [Delta("", reasoning="hm")]
+    assert chunks.read(chunk(1, "so</think>\n\nYes")) == [Delta("Yes", 1, reasoning="so")]
+    assert chunks.read(chunk(0, " <", finish_reason="length")) == []
+    (end,) = chunks.read(chunk(1, "!", finish_reason="stop"))
+    assert (end.text, end.reasoning, end.finish_reason) == ("", " <", "length")
+    assert reasoning_of(request, None) is None
+    assert reasoning_of(replace(request, grammar=Grammar("regex", "a")), True) is None
+
+
+def test_a_server_that_reads_reasoning_itself() -> None:
+    """With --reasoning-parser, which an attached vLLM may have."""
+    chunks = Chunks(SamplingParams(), reasoning_of(Request((user("hi"),)), True))
+    told = {"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]}
+    assert chunks.read(told) == [Delta("", reasoning="hm")]
+    assert chunks.read(chunk(0, "Yes")) == [Delta("Yes")]
+
+
+def test_the_template_says_whether_answers_begin_with_reasoning(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert read_facts("pocket").reasoning is None
+    (tmp_path / "config.json").write_text('{"architectures": ["X"]}')
+    for end, expected in (("<think>\n", True), ("<think>\n\n</think>\n\n", False)):
+        (tmp_path / "chat_template.jinja").write_text(f"</think>{{{{ messages[0].role }}}}{end}")
+        assert read_facts(str(tmp_path)).reasoning is expected
 
 
 def test_what_stopped_it() -> None:

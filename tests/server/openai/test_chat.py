@@ -71,6 +71,29 @@ def test_the_async_sdk_streams(url: str, data_url: str) -> None:
     assert "red" in asyncio.run(read())
 
 
+def test_reasoning_is_no_answer(http: httpx.Client, scripted: Scripted) -> None:
+    """As DeepSeek's API and vLLM with a parser have it; an answer cut while the model thinks is empty."""
+    scripted.answer = lambda request: [
+        Delta("", reasoning="It is"),
+        Delta("", reasoning=" round"),
+        *says("Yes"),
+    ]
+    body = {"messages": HI}
+    message = http.post("/chat/completions", json=body).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("It is round", "Yes")
+    streamed = events(http.post("/chat/completions", json=body | {"stream": True}).text)
+    deltas = [part["choices"][0]["delta"] for part in streamed]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "It is round"
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Yes"
+    again = [*HI, message, *HI]
+    assert http.post("/chat/completions", json={"messages": again}).status_code == 200
+
+    scripted.answer = lambda request: [Delta("", reasoning="It is"), *says(finish="length")]
+    (choice,) = http.post("/chat/completions", json=body).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+    assert choice["message"]["reasoning_content"] == "It is"
+
+
 def test_the_whole_answer_has_openais_shape(http: httpx.Client, scripted: Scripted) -> None:
     scripted.answer = lambda request: [
         Delta("Hi", logprobs=(token("Hi", -0.5, ("Hi", -0.5), ("Ho", float("-inf"))),)),

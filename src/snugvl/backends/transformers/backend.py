@@ -76,7 +76,12 @@ class TransformersBackend:
             vocabulary=frozenset(prompt.prompt.prompt_ids),
         )
         receiver = Receiver(
-            tokenizer, prompt.prompt, request.sampling, stop_ids, markers=request.tools is not None
+            tokenizer,
+            prompt.prompt,
+            request.sampling,
+            stop_ids,
+            markers=request.tools is not None,
+            grammar=request.grammar is not None,
         )
         self._worker.call(lambda: self._add(model_request, receiver))
         return ReceiverStream(partial(self.abort, model_request.request_id), receiver)

@@ -22,6 +22,7 @@ from snugvl.backends.transformers.tokenizer import refuse_texts, variables_of
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge, SnugvlError
 from snugvl.inputs.chat import ChatTemplate, call_arguments, tool_json
 from snugvl.inputs.prompt import PreparedPrompt
+from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
 
 _PROBE = "snugvl asks"
@@ -129,9 +130,10 @@ class Preparer:
 
     def _processed(self, text: str, parts: Sequence[Picture | Video]) -> ModelPrompt:
         """Through the processor, which repeats placeholders and prepares pixels."""
+        reasoning = opened(text) if self._inputs.template.thinks else None
         if self._inputs.processor is None:
             ids = self.ids_of(text)
-            return ModelPrompt(PreparedPrompt(ids, (), 0), _tensors(ids))
+            return ModelPrompt(PreparedPrompt(ids, (), 0, reasoning=reasoning), _tensors(ids))
         options = {**self._pictures(parts), **self._videos(parts)}
         bos = getattr(self._inputs.tokenizer, "bos_token", None)
         special = not (bos and text.startswith(bos))  # many templates write it themselves
@@ -149,7 +151,7 @@ class Preparer:
         inputs = {name: value for name, value in made.items() if isinstance(value, torch.Tensor)}
         ids = tuple(inputs["input_ids"][0].tolist())
         image_tokens = sum(token in self._image_ids for token in ids)
-        return ModelPrompt(PreparedPrompt(ids, (), image_tokens), inputs, len(parts))
+        return ModelPrompt(PreparedPrompt(ids, (), image_tokens, reasoning=reasoning), inputs, len(parts))
 
     def _pictures(self, parts: Sequence[Picture | Video]) -> dict[str, Any]:
         """Pictures, each as large as its own limit and the model's allow.

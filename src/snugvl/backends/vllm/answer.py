@@ -14,7 +14,7 @@ import httpx
 
 from snugvl.backends.remote import Inbox, RemoteStream
 from snugvl.backends.vllm.api import VllmApi, error_of
-from snugvl.backends.vllm.chunks import Chunks
+from snugvl.backends.vllm.chunks import Chunks, Reasoning
 from snugvl.backends.vllm.watch import Watchdog
 from snugvl.errors import DeadlineExceeded, EngineError, RequestError, SnugvlError
 from snugvl.sampling import SamplingParams
@@ -23,11 +23,16 @@ DYING_S = 20.0  # until it is known why vLLM died; whoever watches it ends the a
 
 
 class Answer:
-    """The answer to one request. `dog` is told of every piece that comes, and asked when none does."""
+    """The answer to one request. `dog` is told of every piece that comes, and asked when none does.
 
-    def __init__(self, api: VllmApi, sampling: SamplingParams, dog: Watchdog) -> None:
+    `reasoning`: see `Chunks`.
+    """
+
+    def __init__(
+        self, api: VllmApi, sampling: SamplingParams, dog: Watchdog, reasoning: Reasoning | None = None
+    ) -> None:
         self._api = api
-        self._chunks = Chunks(sampling)
+        self._chunks = Chunks(sampling, reasoning)
         self._dog = dog
         self._inbox = Inbox()
         self._began: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -7,24 +7,45 @@ The usage comes after everything, and belongs to the last delta: the last end of
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from snugvl.backends.protocol import Delta, Logprob, TokenLogprob, Usage
+from snugvl.backends.protocol import Delta, Logprob, Request, TokenLogprob, Usage
 from snugvl.errors import EngineError
+from snugvl.inputs.reasoning import ReasoningSplitter
 from snugvl.sampling import SamplingParams
 
 _FINISH: Mapping[str, Any] = {"stop": "stop", "length": "length", "abort": "abort", "tool_calls": "stop"}
 
 
-class Chunks:
-    """Reads the chunks of one request."""
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """How an answer thinks. `opened`: it begins inside the reasoning; `calls`: it may call tools."""
 
-    def __init__(self, sampling: SamplingParams) -> None:
+    opened: bool
+    calls: bool
+
+
+def reasoning_of(request: Request, opened: bool | None) -> Reasoning | None:
+    """How the answer to a request thinks: not at all where a grammar makes it, or to a bare prompt."""
+    if opened is None or request.grammar is not None or request.prompt is not None:
+        return None
+    return Reasoning(opened, request.tools is not None)
+
+
+class Chunks:
+    """Reads the chunks of one request. `reasoning`: None where none is to be told from the answer."""
+
+    def __init__(self, sampling: SamplingParams, reasoning: Reasoning | None = None) -> None:
         self._copies = sampling.n if sampling.greedy else 1  # of a greedy answer, which is asked for once
         self._unfinished = set(range(1 if sampling.greedy else sampling.n))
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._alternatives = sampling.logprobs or 0
+        self._splitters = {
+            index: ReasoningSplitter(reasoning.opened, calls=reasoning.calls)
+            for index in self._unfinished
+            if reasoning is not None
+        }
         self._last: Delta | None = None
         self._usage = Usage(0, 0)
         self.stop_token: int | None = None  # ended the choice that was read last, and has no text yet
@@ -77,23 +98,42 @@ class Chunks:
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[Delta]:
         index, finish = int(choice["index"]), choice.get("finish_reason")
-        text = choice["text"] if "text" in choice else choice.get("delta", {}).get("content")
+        text, reasoning = self._parts(choice, last=finish is not None)
         logprobs = _logprobs(choice.get("logprobs"), self._alternatives)
         reason = choice.get("stop_reason")
         if finish == "stop" and not isinstance(reason, str):
             logprobs = logprobs[:-1]  # of the token that ended it, which is no text
         if finish is None:
-            if text or logprobs:
-                yield from self._copied(Delta(text or "", index, logprobs))
+            if text or reasoning or logprobs:
+                yield from self._copied(Delta(text, index, logprobs, reasoning=reasoning))
             return
         self._unfinished.discard(index)
         stop = reason if isinstance(reason, str) else None
-        delta = Delta(text or "", index, logprobs, _FINISH[finish], stop=stop)
+        delta = Delta(text, index, logprobs, _FINISH[finish], stop=stop, reasoning=reasoning)
         if isinstance(reason, int) and reason in self._stop_ids:
             self.stop_token = reason
         if self._last is not None:
             yield self._last
         self._last = delta
+
+    def _parts(self, choice: Mapping[str, Any], *, last: bool) -> tuple[str, str]:
+        """Text and reasoning. A server with a parser of reasoning tells them apart itself."""
+        if "text" in choice:
+            return choice["text"] or "", ""
+        delta = choice.get("delta") or {}
+        text, told = (
+            delta.get("content") or "",
+            delta.get("reasoning") or delta.get("reasoning_content") or "",
+        )
+        index = int(choice["index"])
+        if told:
+            self._splitters.pop(index, None)
+        splitter = self._splitters.get(index)
+        if splitter is None:
+            return text, told
+        reasoning, text = splitter.push(text)
+        thought, rest = splitter.flush() if last else ("", "")
+        return text + rest, reasoning + thought
 
     def _copied(self, delta: Delta) -> list[Delta]:
         return [delta, *(replace(delta, choice=choice) for choice in range(1, self._copies))]

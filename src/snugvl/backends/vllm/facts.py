@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snugvl.backends.protocol import Capabilities
+from snugvl.backends.protocol import Capabilities, user
 from snugvl.backends.vllm import flags
 from snugvl.backends.vllm.api import Served
 from snugvl.backends.vllm.settings import Facts, VllmChoice
 from snugvl.checkpoint.locate import near
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import SnugvlError
+from snugvl.inputs.chat import ChatTemplate
+from snugvl.inputs.reasoning import opened
 from snugvl.inputs.settings import read_pixel_settings
 
 VISION = ("vision_config", "vit_config", "vision_model", "vision_tower")
@@ -38,6 +40,7 @@ def read_facts(model: str) -> Facts:
         tools=_shows_tools(folder),
         image_token=_token(config.get("image_token_id", config.get("image_token_index"))),
         control_tokens=_control_tokens(folder),
+        reasoning=_reasoning(folder),
     )
     if not facts.images:
         return facts
@@ -92,6 +95,15 @@ def _shows_tools(folder: Path) -> bool:
         if (folder / name).exists() and (source := read_json(folder / name).get("chat_template")):
             return "tools" in str(source)
     return True
+
+
+def _reasoning(folder: Path) -> bool | None:
+    """Whether answers begin inside the model's reasoning, by its template on a simple question."""
+    try:
+        template = ChatTemplate.from_folder(folder)
+        return opened(template.render([user("?")])) if template.thinks else None
+    except SnugvlError:
+        return None
 
 
 def _control_tokens(folder: Path) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from snugvl.backends.supervised import FIRST_LOAD_S, GIVEN_UP_S, Supervision
 from snugvl.backends.vllm import command, flags, log, metrics
 from snugvl.backends.vllm.answer import Answer
 from snugvl.backends.vllm.api import Served
+from snugvl.backends.vllm.chunks import reasoning_of
 from snugvl.backends.vllm.facts import capabilities_of, limited, read_facts
 from snugvl.backends.vllm.failure import Ending, understand
 from snugvl.backends.vllm.life import Attached, Launched, Life
@@ -150,7 +151,8 @@ class VllmEngine:
             data = await asyncio.to_thread(body.encoded)
         finally:
             self._waking -= 1
-        answer = Answer(session.life.api, request.sampling, session.life.dog)
+        reasoning = reasoning_of(request, session.model.facts.reasoning)
+        answer = Answer(session.life.api, request.sampling, session.life.dog, reasoning)
         session.answers.add(answer)
         left_s = request.deadline_s
         if left_s is not None:

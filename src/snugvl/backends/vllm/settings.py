@@ -27,6 +27,7 @@ class Facts:
         device, dtype, weights, architecture, parameters, tools: see `Capabilities`.
         image_token: id of the placeholder of pictures in a prompt; -1 for unknown.
         control_tokens: strings that no text of a request may contain; longest first.
+        reasoning: whether answers begin inside the reasoning; None where no template says that it thinks.
         gpu_uuids: NVML's names of the GPUs it runs on, for what is free there now.
     """
 
@@ -42,6 +43,7 @@ class Facts:
     tools: bool = True
     image_token: int = -1
     control_tokens: tuple[str, ...] = ()
+    reasoning: bool | None = None
     gpu_uuids: tuple[str, ...] = ()
 
 

@@ -67,6 +67,8 @@ def _choice(about: About, index: int, choice: Finished) -> dict[str, Any]:
         "content": text if text.strip() or not calls else None,
         "refusal": None,
     }
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
     if calls:
         message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -37,7 +37,8 @@ class ChunkedChoice:
         """
         self._logprobs += delta.logprobs
         finish = finish_of(delta)
-        added = self._added(delta.text, last=finish is not None)
+        thought = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+        added = thought | self._added(delta.text, last=finish is not None)
         found = []
         if added or (self._logprobs and finish is not None):
             found.append(self._entry(added, logprobs=True))

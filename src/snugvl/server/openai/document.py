@@ -71,6 +71,7 @@ class ChatAnswer(_Closed):
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = None
     tool_calls: list[ChatCall] = []
 
 

@@ -68,6 +68,9 @@ class AssistantMessage(Exact):
 
     role: Literal["assistant"]
     content: TextContent | None = None
+    reasoning_content: str | None = Field(
+        None, description="what the model thought before it answered; taken, and not shown to it again"
+    )
     tool_calls: Annotated[list[AssistantCall], Field(max_length=MAX_CALLS)] | None = None
     name: Name = None
 

@@ -76,19 +76,11 @@ def missing(reason: str) -> None:
 
 def _install(folder: Path) -> None:
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
-    pip = (
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(folder / "bin" / "python"),
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-compile",
-    )
-    _run(*pip, "-r", str(REQUIREMENTS))
+    pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"))
+    # What is imported is compiled then, and kept: less than all of it.
+    compiled = "--compile" if sys.dont_write_bytecode else "--no-compile"
+    options = ("--disable-pip-version-check", "--quiet", "--no-deps", compiled)
+    _run(*pip, "install", *options, "-r", str(REQUIREMENTS))
     packages = next(folder.glob("lib/python3*/site-packages"))
     shutil.copy(SCHEMAS, packages)
     # Behind its own packages come those of this interpreter.

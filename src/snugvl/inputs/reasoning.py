@@ -1,0 +1,82 @@
+"""What a model thinks before it answers, told apart from the answer as it streams.
+
+    prompt …<think>        reasoning </think> answer        a template that opens it, as Qwen3.5's may
+    prompt …        <think> reasoning </think> answer       a model that opens it itself, as Qwen3 does
+
+The forms are those of Qwen's chat templates, which vLLM's parser `qwen3` reads alike. An answer that is cut
+while the model thinks is all reasoning: its text is empty.
+"""
+
+from typing import Final
+
+from snugvl.inputs.tools import OPENING
+
+OPEN: Final = "<think>"
+CLOSE: Final = "</think>"
+
+
+def thinks(template: str) -> bool:
+    """Whether a chat template knows of reasoning."""
+    return CLOSE in template
+
+
+def opened(prompt: str) -> bool:
+    """Whether the model's answer begins inside the reasoning."""
+    return prompt.rstrip().endswith(OPEN)
+
+
+class ReasoningSplitter:
+    """Splits one choice's text into reasoning and answer, without white space between them."""
+
+    def __init__(self, opened: bool, *, calls: bool = False) -> None:
+        """`calls`: a call of a tool ends the reasoning, too."""
+        self._ends = (CLOSE, OPENING) if calls else (CLOSE,)
+        self._state = "thinking" if opened else "undecided"
+        self._begun = False  # something of the present part was there that is no white space
+        self._buffer = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Reasoning and text that are certain now."""
+        self._buffer += text
+        if self._state == "undecided":
+            self._decide()
+        reasoning = self._reasoning() if self._state == "thinking" else ""
+        return reasoning, self._answer() if self._state in ("answering", "plain") else ""
+
+    def flush(self) -> tuple[str, str]:
+        """What was held back, at the end of the answer."""
+        rest, self._buffer = self._buffer, ""
+        if self._state == "thinking":
+            return (rest if self._begun else rest.lstrip()).rstrip(), ""
+        return "", rest
+
+    def _decide(self) -> None:
+        start = self._buffer.lstrip()
+        if start.startswith(OPEN):
+            self._state, self._buffer = "thinking", start.removeprefix(OPEN)
+        elif not OPEN.startswith(start):
+            self._state = "plain"
+
+    def _reasoning(self) -> str:
+        found = [(self._buffer.find(end), end) for end in self._ends if end in self._buffer]
+        if found:
+            cut, end = min(found)
+            rest = self._buffer[cut + len(end) :] if end == CLOSE else self._buffer[cut:]
+            whole = self._buffer[:cut].rstrip()
+            thought = whole if self._begun else whole.lstrip()
+            self._state, self._begun, self._buffer = "answering", False, rest
+            return thought
+        # Held back: what may be the beginning of an end, and the white space before it.
+        held = max(n for end in self._ends for n in range(len(end)) if self._buffer.endswith(end[:n]))
+        sure = self._buffer[: len(self._buffer) - held].rstrip()
+        self._buffer = self._buffer[len(sure) :]
+        sure = sure if self._begun else sure.lstrip()
+        self._begun = self._begun or bool(sure)
+        return sure
+
+    def _answer(self) -> str:
+        text, self._buffer = self._buffer, ""
+        if self._state == "answering" and not self._begun:
+            text = text.lstrip()
+            self._begun = bool(text)
+        return text
