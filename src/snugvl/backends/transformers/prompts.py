@@ -130,7 +130,7 @@ class Preparer:
 
     def _processed(self, text: str, parts: Sequence[Picture | Video]) -> ModelPrompt:
         """Through the processor, which repeats placeholders and prepares pixels."""
-        reasoning = opened(text) if self._inputs.template.thinks else None
+        reasoning = opened(text) if self._style.template.thinks else None
         if self._inputs.processor is None:
             ids = self.ids_of(text)
             return ModelPrompt(PreparedPrompt(ids, (), 0, reasoning=reasoning), _tensors(ids))
