@@ -54,14 +54,16 @@ def network_of(config: Mapping[str, Any], images: Mapping[str, Any] | None, wher
     return describe(Section(config, f"{where}: config.json"), settings)
 
 
-def assemble(name: str, material: Material) -> ModelFacts:
+def assemble(name: str, material: Material, network: Network | None = None) -> ModelFacts:
     """The facts of `material`; every tensor that the configuration asks for must be there, and whole.
+
+    `network`: the family's view of it, where it is known already.
 
     Raises:
         CheckpointError: a tensor is missing or of another size than the configuration says.
         UnsupportedModel: an unknown architecture or quantisation.
     """
-    network = network_of(material.config, material.images, material.where)
+    network = network or network_of(material.config, material.images, material.where)
     packing = read_packing(Section(material.config, f"{material.where}: config.json"))
     positions = _native_positions(material) if network.native else None
     limited = positions is not None and positions < network.text.max_position_embeddings

@@ -103,9 +103,9 @@ def catalogue_facts(model: str) -> ModelFacts | None:
         )
     )
     download = sum(tensor.nbytes for tensor in tensors) + entry.small_files_bytes
-    return assemble(
-        model, Material(f"catalogue: {form.repo}", "catalogue", None, config, entry.images, tensors, download)
-    )
+    where = f"catalogue: {form.repo}"
+    material = Material(where, "catalogue", None, config, entry.images, tensors, download)
+    return assemble(model, material, network)
 
 
 # As published beside Qwen3's FP8 weights. Everything but the matrices of the decoder stays 16-bit.
