@@ -8,7 +8,8 @@ that doesn't fit, it is refused with the numbers and with what would.
       > images and context > embedding and lm_head in bf16, then in int8, then the vision tower too
       > tokens and sequences of a step
 
-A context below `LEAST_CONTEXT` comes last of all: a coarser format with more room is worth more.
+and all of this with the vision tower on the GPU before any of it with one that streams. A context below
+`LEAST_CONTEXT` comes last of each: a coarser format with more room is worth more.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from snugvl.planner.footprint.native import READERS, loading_bytes
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import subject_of
-from snugvl.planner.settings import Settings, WeightFormat
+from snugvl.planner.settings import Settings, TowerWish, WeightFormat
 from snugvl.planner.shortfall import gib
 
 CONTEXTS = (8192, 4096, 2048, 1024)  # tokens, tried in this order
@@ -48,12 +49,14 @@ class Wish:
         max_pixels: limit of one image; what half of the context holds.
         weights: format of the decoder's weights; the best that fits.
         language_only: leave the vision tower out.
+        tower: where its weights are; auto streams them where nothing else fits.
     """
 
     context: int | None = None
     max_pixels: int | None = None
     weights: WeightFormat | None = None
     language_only: bool = False
+    tower: TowerWish = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +115,23 @@ class _Question:
             float32=wide,
             eager=cpu,
             vision_weights=option.vision_weights,
+            vision=option.vision,
         )
         for chunk, sequences in NATIVE_STEPS[:1] if cpu else NATIVE_STEPS:
             yield replace(base, chunk=chunk, sequences=sequences)
 
     def every(self, steps: list[tuple[int, int]]) -> Iterator[Settings]:
         """All ways to reach one of `steps`, best first."""
-        formats = list(dict.fromkeys(option.weights for option in self.options))
+        for tower in dict.fromkeys(option.vision for option in self.options):
+            yield from self._among([option for option in self.options if option.vision == tower], steps)
+
+    def _among(self, options: list[Option], steps: list[tuple[int, int]]) -> Iterator[Settings]:
+        formats = list(dict.fromkeys(option.weights for option in options))
         for least, most in ((LEAST_CONTEXT, 1 << 62), (0, LEAST_CONTEXT)):
             inside = [step for step in steps if least <= step[0] < most]
             for weights in formats:
                 for length, pixels in inside:
-                    for option in self.options:
+                    for option in options:
                         if option.weights == weights:
                             yield from self.settings(length, pixels, option)
 
@@ -229,7 +237,8 @@ def _beyond(facts: ModelFacts, context: int) -> str:
 
 def _options(model: Inventory, place: Place, wish: Wish) -> tuple[Option, ...]:
     """Formats to try, best first."""
-    made = native_options(model, place.planned(), wish.weights)
+    tower = "resident" if wish.language_only else wish.tower
+    made = native_options(model, place.planned(), wish.weights, tower)
     if isinstance(made, Refusal):
         raise RequestError(f"{model.name}: {made.reason}", field="model")
     plain = ("bf16", "fp32")
@@ -279,9 +288,10 @@ def _refusal(question: _Question, steps: list[tuple[int, int]]) -> str:
     else:
         way_out = "free some memory, or ask snugvl plan for a model that fits"
     free = f"{place.name} has {gib(place.free_bytes)} free, of which {gib(place.usable_bytes)} may be used"
+    streamed = ", its vision tower streamed," if settings.vision == "streamed" else ""
     images = f" and images of {settings.max_pixels or 0:,} pixels" if question.sees else ""
     return (
-        f"{facts.name} in {settings.weights_name} with a context of {settings.context:,} tokens"
+        f"{facts.name} in {settings.weights_name}{streamed} with a context of {settings.context:,} tokens"
         f"{images} needs {gib(needed.total_bytes)} ({parts}), but "
         f"{free}; {way_out}"
     )

@@ -52,6 +52,7 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
         max_waiting=choice.max_waiting,
         language_only=choice.language_only,
         prefix_cache=choice.prefix_cache,
+        tower=choice.tower,
         progress=report,
         machine=machine,
     )

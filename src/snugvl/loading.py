@@ -24,7 +24,7 @@ from snugvl.checkpoint.read import facts_of
 from snugvl.engine.engine import Engine
 from snugvl.engine.pressure import Planned, Watch, reader
 from snugvl.errors import RequestError, UnsupportedModel
-from snugvl.hardware.machine import Machine
+from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.hardware.sizes import format_size, parse_size
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, tensor_bytes
@@ -34,7 +34,7 @@ from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
-from snugvl.planner.settings import Settings, WeightFormat
+from snugvl.planner.settings import Settings, TowerWish, WeightFormat
 from snugvl.timeline import mark
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
+TowerName = TowerWish
 BackendName = Literal["auto", "native", "transformers"]
 Progress = Callable[[str, float], None]
 """Told what loading is doing, and how much of it is done, from 0 to 1."""
@@ -49,6 +50,7 @@ Progress = Callable[[str, float], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS = ("auto", "bf16", "fp8", "int8", "int4")
 BACKENDS = ("auto", "native", "transformers")
+TOWERS = ("auto", "resident", "streamed")
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
 
 
@@ -86,6 +88,7 @@ def load(
     backend: BackendName = "native",
     language_only: bool = False,
     prefix_cache: bool = True,
+    tower: TowerName = "auto",
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> "Model":
@@ -109,6 +112,9 @@ def load(
         language_only: leave the vision tower out; pictures are refused, and its memory is free.
         prefix_cache: start a prompt from what earlier ones with the same beginning have left. The time to the
             first token then tells whether somebody asked like that before. Transformers never does it.
+        tower: where the vision tower's weights are: "resident" on the GPU, or "streamed" (our own engine
+            alone): in main memory, and block by block on the GPU while it encodes a picture. Auto streams
+            them where nothing else fits.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
         progress: called with what is being done and how much is done, from 0 to 1.
 
@@ -130,8 +136,15 @@ def load(
         "progress": progress,
     }
     made: Backend
+    if tower not in TOWERS:
+        raise RequestError(f"tower {tower!r} is unknown; use {', '.join(TOWERS)}", field="tower")
     if backend_for(model, backend) == "native":
-        made = load_engine(model, prefix_cache=prefix_cache, **wanted).backend
+        made = load_engine(model, prefix_cache=prefix_cache, tower=tower, **wanted).backend
+    elif tower == "streamed":
+        raise RequestError(
+            "only our own engine streams the vision tower; use tower='auto', or backend='native'",
+            field="tower",
+        )
     else:
         from snugvl.backends.transformers.loading import load_engine as load_transformers
 
@@ -169,6 +182,7 @@ def load_engine(
     max_waiting: int | None = None,
     language_only: bool = False,
     prefix_cache: bool = True,
+    tower: TowerName = "auto",
     progress: Progress | None = None,
     machine: Machine | None = None,
 ) -> Loaded:
@@ -192,7 +206,7 @@ def load_engine(
     kind = _dtype(dtype, counted, place)
     processor = Processor.from_folder(folder, config, max_pixels=max_pixels)
     mark("the tokenizer is read")
-    wish = Wish(context, max_pixels, _weights(weights), language_only)
+    wish = Wish(context, max_pixels, _weights(weights), language_only, tower)
     allocation = allocate(facts, kind, place, wish)
     cap_bytes = cap(place)
     mark("memory is planned and capped")
@@ -205,7 +219,7 @@ def load_engine(
         folder,
         dtype=kind,
         device=target,
-        storage=_storage(allocation.settings),
+        storage=_storage(allocation.settings, place.system),
         readers=allocation.readers,
         progress=_of_weights(report),
         language_only=language_only,
@@ -291,9 +305,12 @@ def watch_on(place: Place, planned: Mapping[str, int]) -> Watch | None:
     return Watch(reader(place.device), Planned(held, planned[GRAPHS]), told)
 
 
-def _storage(settings: Settings) -> Storage:
+def _storage(settings: Settings, system: OperatingSystem) -> Storage:
+    """Under WSL2 there is little pinned memory, and others need it too."""
     layers = "bf16" if settings.weights == "fp32" else settings.weights
-    return Storage(layers, settings.head, tower=settings.vision_weights)
+    memory: Literal["plain", "pinned"] = "plain" if system == "wsl2" else "pinned"
+    streamed = memory if settings.vision == "streamed" else None
+    return Storage(layers, settings.head, tower=settings.vision_weights, streamed=streamed)
 
 
 def _weights(name: WeightsName) -> WeightFormat | None:

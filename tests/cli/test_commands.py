@@ -47,11 +47,23 @@ def test_the_model_is_loaded_as_asked(
     snugvl("caption", pictures / "a.png")
     args = ("-m", "x/y", "--device", "cuda:1", "--dtype", "float16", "--context", 512, "--max-pixels", 4096)
     args += ("--weights", "int8", "--memory", "7200MiB", "--backend", "transformers", "--trust-remote-code")
+    args += ("--tower", "resident")
     snugvl("scene", pictures / "a.png", *args)
     assert chosen == [
         options.ModelChoice("from/environment", "auto", "auto", None, None),
         options.ModelChoice(
-            "x/y", "cuda:1", "float16", 512, 4096, None, None, "int8", "7200MiB", "transformers", True
+            "x/y",
+            "cuda:1",
+            "float16",
+            512,
+            4096,
+            None,
+            None,
+            "int8",
+            "7200MiB",
+            "transformers",
+            True,
+            "resident",
         ),
     ]
     assert backend.closed == 2
@@ -65,7 +77,7 @@ def test_load_model_passes_everything_to_load(monkeypatch: pytest.MonkeyPatch) -
         snugvl, "load", lambda model, **options: seen.update(options, model=model), raising=False
     )
     choice = options.ModelChoice("m", "cpu", "float32", 1, 2, weights="int4", memory="2GiB")
-    session.load_model(replace(choice, backend="transformers", trust_remote_code=True))
+    session.load_model(replace(choice, backend="transformers", trust_remote_code=True, tower="resident"))
     assert seen == {
         "model": "m",
         "device": "cpu",
@@ -75,6 +87,7 @@ def test_load_model_passes_everything_to_load(monkeypatch: pytest.MonkeyPatch) -
         "max_pixels": 2,
         "memory": "2GiB",
         "backend": "transformers",
+        "tower": "resident",
         "trust_remote_code": True,
     }
 

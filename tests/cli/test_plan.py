@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_exit_code_5(capsys: pytest.CaptureFixture[str]) ->
     out = capsys.readouterr().out
     assert "does not fit" in out
     assert "weights 9.86 GiB" in out
-    assert "as fp8 (int8 head, int8 tower) with native" in out
+    assert "as fp8 (int8 head, int8 tower, streamed tower) with native" in out
 
 
 def test_a_picture_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +99,17 @@ def test_language_only_says_what_it_frees(capsys: pytest.CaptureFixture[str]) ->
     assert "takes no images; 2 a request are wished" in capsys.readouterr().err
     assert run(["plan", *CARD, "--language-only", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["wishes"]["language_only"]
+
+
+def test_a_streamed_tower_has_a_price(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", MODEL, *CARD, "--tower", "streamed"]) == 0
+    out = capsys.readouterr().out
+    assert "of it stay in main memory; every picture waits at least" in out
+    assert "--tower streamed" in out
+    assert run(["plan", MODEL, *CARD, "--tower", "streamed", "--language-only"]) == 3
+    assert "none to stream" in capsys.readouterr().err
+    assert run(["plan", MODEL, *CARD, "--tower", "streamed", "--backend", "vllm"]) == 5
+    assert "only our own engine streams the vision tower" in capsys.readouterr().out
 
 
 def test_layers_in_main_memory_have_a_price_and_an_alternative(capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,16 @@ def test_the_prefix_cache_can_be_turned_off(served: Served, words: tuple[str, ..
     assert served.services[0]._start.choice.prefix_cache is not bool(words)
 
 
+def test_a_streamed_tower_reaches_the_engine(
+    served: Served, on: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on(qwen3_vl("8B"), machine(12 * GIB))
+    assert serve("Qwen/Qwen3-VL-8B-Instruct", "--tower", "streamed") == 0
+    choice = served.services[0]._start.choice
+    assert (choice.engine, choice.tower) == ("native", "streamed")
+    assert "a room through which 1.07 GiB stream" in capsys.readouterr().out
+
+
 def test_layers_in_main_memory_are_placed_by_the_plan(
     served: Served, on: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +198,9 @@ def test_what_is_not_installed_is_passed_over(
         (["--attach", "http://h:1", "--language-only", "--no-retry"], "--no-retry and --language-only"),
         (["--attach", "http://h:1", "--no-prefix-cache"], "--no-prefix-cache can't be chosen for a vLLM"),
         (["--attach-api-key", "k"], "name it with --attach"),
+        (["--language-only", "--tower", "streamed"], "no vision tower to stream"),
+        (["--backend", "vllm", "--tower", "streamed"], "--tower streamed is our own engine's alone"),
+        (["--attach", "http://h:1", "--tower", "resident"], "--tower can't be chosen for a vLLM"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together(

@@ -128,25 +128,19 @@ def qwen3_vl(size: str, *, fp8: bool = False, tied: bool | None = None) -> Model
 
 def _vision(shape: Shape) -> list[TensorFact]:
     v, i, joined = shape.vision, shape.vision_intermediate, 4 * shape.vision
-    shapes: list[tuple[int, ...]] = [(v, 3, 2, 16, 16), (v,), (2304, v)]
-    block: list[tuple[int, ...]] = [(v,)] * 4 + [
-        (3 * v, v),
-        (3 * v,),
-        (v, v),
-        (v,),
-        (i, v),
-        (i,),
-        (v, i),
-        (v,),
+    found: list[tuple[str, tuple[int, ...]]] = [
+        ("patch_embed.weight", (v, 3, 2, 16, 16)),
+        ("patch_embed.bias", (v,)),
+        ("pos_embed.weight", (2304, v)),  # the one matrix that isn't multiplied
     ]
-    shapes += block * shape.depth
+    block: list[tuple[int, ...]] = [(v,)] * 4
+    block += [(3 * v, v), (3 * v,), (v, v), (v,), (i, v), (i,), (v, i), (v,)]
     linears: list[tuple[int, ...]] = [(joined, joined), (joined,), (shape.hidden, joined), (shape.hidden,)]
-    shapes += [(v,), (v,), *linears] + [(joined,), (joined,), *linears] * 3
-    names = {2: "pos_embed.weight"}  # the one matrix that isn't multiplied
-    return [
-        _tensor(f"model.visual.{names.get(number, number)}", "vision", size)
-        for number, size in enumerate(shapes)
-    ]
+    pieces = [(f"blocks.{number}", block) for number in range(shape.depth)]
+    pieces.append(("merger", [(v,), (v,), *linears]))
+    pieces += [(f"deepstack_merger_list.{level}", [(joined,), (joined,), *linears]) for level in range(3)]
+    found += [(f"{piece}.{number}", size) for piece, sizes in pieces for number, size in enumerate(sizes)]
+    return [_tensor(f"model.visual.{name}", "vision", size) for name, size in found]
 
 
 def _tensor(name: str, role: Role, shape: tuple[int, ...], dtype: str = "BF16") -> TensorFact:

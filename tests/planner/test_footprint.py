@@ -99,9 +99,7 @@ def test_parts_and_placement() -> None:
     model = inventory(qwen3_vl("2B"))
     whole = {part.name: part.nbytes for part in weight_components(model, Settings("native"))}
     moved = weight_components(model, Settings("native", vision="cpu", embedding="cpu"))
-    streamed = weight_components(model, Settings("native", vision="streamed"))
     assert [part.name for part in moved] == ["weights: decoder", "allocator rounding"]
-    assert streamed[2].nbytes == -(-whole["weights: vision tower"] // 24) * 2
     halves = {p.name: p.nbytes for p in weight_components(model, Settings("vllm", tensor_parallel=2))}
     assert halves["weights: decoder"] == pytest.approx(whole["weights: decoder"] / 2, rel=1e-6)
 

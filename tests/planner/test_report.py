@@ -52,7 +52,7 @@ def test_plain_text_says_everything() -> None:
 
 
 def test_what_does_not_fit_says_so_first() -> None:
-    found = report(plan_of("8B", 1500 * MIB), rtx_5060(1500 * MIB))
+    found = report(plan_of("8B", 2600 * MIB), rtx_5060(2600 * MIB))
     assert not found.fits
     assert found.command is None
     assert "does not fit" in found.headline

@@ -168,18 +168,18 @@ def test_the_inverse_is_the_largest_image_that_fits() -> None:
 
 
 def test_nothing_fits_says_how_much_is_missing_and_the_way_out() -> None:
-    plan = one("8B", on=rtx_5060(1500 * MIB))
+    plan = one("8B", on=rtx_5060(2600 * MIB))
     assert plan.choice is None
     with pytest.raises(
-        DoesNotFit, match=r"8B-Instruct-FP8 does not fit .* int4 .* \(weights 5\.16 GiB.* more than the"
+        DoesNotFit, match=r"8B-Instruct-FP8 does not fit .* int4 .* \(weights 4\.67 GiB.* more than the"
     ):
         require(plan)
     with pytest.raises(DoesNotFit, match=r"a context of .* tokens fits"):
         require(one("4B", wishes=Wishes(context=65536)))
     with pytest.raises(DoesNotFit, match=r"megapixels .* fits"):
-        require(one("4B", wishes=Wishes(max_pixels=16_777_216), on=rtx_5060(1400 * MIB)))
+        require(one("4B", wishes=Wishes(max_pixels=16_777_216), on=rtx_5060(2400 * MIB)))
     with pytest.raises(DoesNotFit, match=r"others give .* back"):
-        require(solve([Candidate(FACTS["4B", True])], rtx_5060(4400 * MIB), Wishes()))
+        require(solve([Candidate(FACTS["4B", True])], rtx_5060(4900 * MIB), Wishes()))
 
 
 def test_a_better_model_is_chosen_as_soon_as_it_fits() -> None:

@@ -35,6 +35,7 @@ from snugvl.timeline import Timeline
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
+TowerName = Literal["auto", "resident", "streamed"]
 HostedEngine = Literal["native", "transformers"]
 
 _LENGTH = Struct("!Q")
@@ -52,6 +53,7 @@ class EngineChoice:
         placement: where transformers puts which module ("model.language_model.layers.3" → "cpu"), by the
             plan; empty: everything on `device`.
         prefix_cache: let a prompt start from what earlier ones have left (our own engine only).
+        tower: where our own engine has the vision tower's weights.
     """
 
     model: str = "pocket"
@@ -67,6 +69,7 @@ class EngineChoice:
     trust_remote_code: bool = False
     placement: tuple[tuple[str, str], ...] = ()
     prefix_cache: bool = True
+    tower: TowerName = "auto"
 
 
 @dataclass(frozen=True, slots=True)

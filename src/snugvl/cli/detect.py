@@ -58,6 +58,7 @@ def detect(
     max_pixels: options.MaxPixels = None,
     memory: options.Memory = None,
     backend: options.Backend = "auto",
+    tower: options.Tower = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.0,
@@ -83,7 +84,7 @@ def detect(
     )
     loaded = options.ModelChoice(
         model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
-        trust_remote_code,
+        trust_remote_code, tower,
     )  # fmt: skip
     batch.do(
         task,

@@ -53,6 +53,15 @@ Memory = Annotated[
     str | None,
     typer.Option("--memory", metavar="SIZE", help="Take at most this much memory, such as 7200MiB."),
 ]
+TowerName = Literal["auto", "resident", "streamed"]
+Tower = Annotated[
+    TowerName,
+    typer.Option(
+        "--tower",
+        help="The vision tower's weights: resident on the GPU, or streamed from main memory for every "
+        "picture; auto: streamed where nothing else fits.",
+    ),
+]
 BackendName = Literal["auto", "native", "transformers"]
 Backend = Annotated[
     BackendName,
@@ -102,6 +111,7 @@ class ModelChoice:
     memory: str | None = None
     backend: BackendName = "auto"
     trust_remote_code: bool = False
+    tower: TowerName = "auto"
 
     def __post_init__(self) -> None:
         if self.backend == "native" and self.trust_remote_code:
@@ -118,6 +128,7 @@ class ModelChoice:
             "--weights": self.weights != "auto",
             "--memory": self.memory,
             "--backend": self.backend != "auto",
+            "--tower": self.tower != "auto",
             "--trust-remote-code": self.trust_remote_code,
         }
         if said := [name for name, given in local.items() if given]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from snugvl.cli import machine_options
+from snugvl.cli import machine_options, options
 from snugvl.cli.stderr import printable
 from snugvl.errors import DoesNotFit
 
@@ -64,6 +64,7 @@ def plan(
     context: Context = None,
     images: Images = None,
     language_only: LanguageOnly = False,
+    tower: options.Tower = "auto",
     min_image_tokens: MinImageTokens = None,
     max_pixels: MaxPixels = None,
     task: Task = "caption",
@@ -89,7 +90,7 @@ def plan(
     wished = (0 if language_only else 1) if images is None else images
     wishes = Wishes(
         context, wished, min_image_tokens, max_pixels, quality, backend, concurrency, task,
-        language_only=language_only,
+        language_only=language_only, tower=tower,
     )  # fmt: skip
     choice = machine_options.MachineChoice(gpu, os, held, vram, gpus, ram, machine)
     candidates = _candidates(model, offline, wishes.images > 0)

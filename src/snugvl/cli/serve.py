@@ -41,6 +41,7 @@ def serve(
     backend: serve_options.BackendOption = "auto",
     language_only: serve_options.LanguageOnly = False,
     no_prefix_cache: serve_options.NoPrefixCache = False,
+    tower: options.Tower = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     vllm_command: serve_options.VllmCommand = None,
     images: serve_options.ImagesPlanned = None,
@@ -82,7 +83,7 @@ def serve(
     load = LoadChoice(model, device, dtype, context, max_pixels, weights, limit, max_queue)
     engine = BackendChoice(
         backend, vllm_command, attach, attach_api_key, not no_retry, sleep_after, images, concurrency,
-        language_only, trust_remote_code, not no_prefix_cache,
+        language_only, trust_remote_code, not no_prefix_cache, tower,
     )  # fmt: skip
     raise typer.Exit(start(load, engine, settings, quiet=quiet, started=started))
 

@@ -81,6 +81,7 @@ class BackendChoice:
     language_only: bool = False
     trust_remote_code: bool = False
     prefix_cache: bool = True
+    tower: options.TowerName = "auto"
 
     def __post_init__(self) -> None:
         if self.attach_api_key is not None and self.attach is None:
@@ -95,6 +96,8 @@ class BackendChoice:
             raise typer.BadParameter(
                 f"--language-only serves no pictures, --images {self.images} wants some; leave one out"
             )
+        if self.language_only and self.tower == "streamed":
+            raise typer.BadParameter("--language-only leaves no vision tower to stream; leave --tower out")
         if self.vllm_command is not None and not self.command:
             raise typer.BadParameter("--vllm-command is empty; name a program, such as /opt/venv/bin/vllm")
 
@@ -112,6 +115,10 @@ class BackendChoice:
             raise typer.BadParameter(
                 f"{' and '.join(said)} {_is(said)} vLLM's alone ({why}); say --backend vllm, or leave "
                 f"{_it(said)} out"
+            )
+        if engine != "native" and self.tower == "streamed":
+            raise typer.BadParameter(
+                f"--tower streamed is our own engine's alone ({why}); say --backend native, or leave it out"
             )
         if engine == "native" and self.trust_remote_code:
             raise typer.BadParameter(
@@ -131,6 +138,7 @@ class BackendChoice:
     def _refuse_with_attach(self) -> None:
         given = self._of_vllm() | {
             "--language-only": self.language_only,
+            "--tower": self.tower != "auto",
             "--trust-remote-code": self.trust_remote_code,
             "--no-prefix-cache": not self.prefix_cache,
         }

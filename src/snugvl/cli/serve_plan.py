@@ -126,6 +126,7 @@ def _wishes(load: LoadChoice, backend: BackendChoice, *, sees: bool) -> Wishes:
         weights=None if load.weights == "auto" else load.weights,
         memory_bytes=load.memory_bytes,
         language_only=backend.language_only,
+        tower=backend.tower,
     )
 
 

@@ -58,6 +58,7 @@ def load_model(choice: ModelChoice) -> Model | Client:
         context=choice.context,
         max_pixels=choice.max_pixels,
         backend=choice.backend,
+        tower=choice.tower,
         trust_remote_code=choice.trust_remote_code,
     )
 

@@ -7,7 +7,15 @@ from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import keeps_fp8
 from snugvl.planner.inventory import Inventory
-from snugvl.planner.settings import Engine, HeadFormat, KVFormat, VisionFormat, WeightFormat
+from snugvl.planner.settings import (
+    Engine,
+    HeadFormat,
+    KVFormat,
+    Placement,
+    TowerWish,
+    VisionFormat,
+    WeightFormat,
+)
 
 # What is said of options that need more than their engine.
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
@@ -26,6 +34,8 @@ PARTS: Final[tuple[tuple[HeadFormat, VisionFormat], ...]] = (
     ("int8", "bf16"),
     ("int8", "int8"),
 )
+# With a streamed tower: of its formats the leaner crosses sooner. Without a wish the head gives way first.
+STREAMED_PARTS: Final[tuple[tuple[HeadFormat, VisionFormat], ...]] = PARTS[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,8 @@ class Option:
             larger images or a longer context.
         vision_weights: format of the vision tower; int8 costs little, so it comes where an int8 head isn't
             enough.
+        vision: where the vision tower is; "streamed" costs time for every picture, so without a wish it comes
+            where nothing else fits.
         offload: decoder layers may stay in main memory.
         needs: what has to be installed besides, as a sentence, or None.
     """
@@ -50,6 +62,7 @@ class Option:
     offload: bool = False
     needs: str | None = None
     vision_weights: VisionFormat = "bf16"
+    vision: Placement = "gpu"
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:
@@ -68,6 +81,8 @@ class Option:
         """Short name in a report."""
         parts = ((self.head, "head"), (self.vision_weights, "tower"))
         low = ", ".join(f"{kind} {part}" for kind, part in parts if kind != "bf16")
+        if self.vision == "streamed":
+            low = f"{low}, streamed tower" if low else "streamed tower"
         return f"{self.model.name} as {self.weights}{f' ({low})' if low else ''} with {self.engine}"
 
 
@@ -80,7 +95,11 @@ class Refusal:
 
 
 def options(
-    model: Inventory, device: Device, system: OperatingSystem, wished: WeightFormat | None = None
+    model: Inventory,
+    device: Device,
+    system: OperatingSystem,
+    wished: WeightFormat | None = None,
+    tower: TowerWish = "auto",
 ) -> tuple[list[Option], list[Refusal]]:
     """Everything that could be tried with one model on one kind of device.
 
@@ -89,7 +108,7 @@ def options(
     found: list[Option] = []
     refused: list[Refusal] = []
     for made in (
-        native_options(model, device, wished),
+        native_options(model, device, wished, tower),
         _transformers(model, device, wished),
         _vllm(model, device, system),
     ):
@@ -113,9 +132,12 @@ def _stored(model: Inventory) -> WeightFormat:
 
 
 def native_options(
-    model: Inventory, device: Device, wished: WeightFormat | None = None
+    model: Inventory, device: Device, wished: WeightFormat | None = None, tower: TowerWish = "auto"
 ) -> list[Option] | Refusal:
-    """Formats of our engine, best first; on a GPU each wide, with an int8 head, and an int8 tower besides."""
+    """Formats of our engine, best first; on a GPU each wide, with an int8 head, and an int8 tower besides.
+
+    `tower`: where it is to be; with "auto" the options that stream it come last.
+    """
     stored = _stored(model)
     if not model.facts.native:
         what = f"run the {model.facts.family} family yet"
@@ -124,6 +146,9 @@ def native_options(
         return Refusal("native", f"our engine does not {what}")
     if any(group.kind == "packed" and group.part != "decoder" for group in model.groups):
         return Refusal("native", "our engine reads ready-made integers of the decoder's layers alone")
+    if tower == "streamed" and (device.cpu or model.facts.vision is None):
+        why = "there is no GPU to stream it to" if device.cpu else "the model has none"
+        return Refusal("native", f"the vision tower can't be streamed: {why}")
     if device.cpu:
         if stored == "int4":
             return [Option(model, "native", stored, stored)]
@@ -137,7 +162,30 @@ def native_options(
         formats.remove("bf16")  # the same quality in twice the memory
     elif not keeps_fp8(model):
         formats.remove("fp8")
-    parts = PARTS if model.facts.vision is not None else PARTS[:2]
+    return [
+        replace(option, vision=place)
+        for place, parts in _tower_places(model, tower)
+        for option in _formats(model, formats, stored, parts)
+    ]
+
+
+def _tower_places(
+    model: Inventory, tower: TowerWish
+) -> list[tuple[Placement, tuple[tuple[HeadFormat, VisionFormat], ...]]]:
+    """Where the tower may be, best first, with the formats to try there."""
+    if model.facts.vision is None:
+        return [("gpu", PARTS[:2])]
+    if tower == "streamed":
+        return [("streamed", PARTS)]
+    return [("gpu", PARTS)] if tower == "resident" else [("gpu", PARTS), ("streamed", STREAMED_PARTS)]
+
+
+def _formats(
+    model: Inventory,
+    formats: list[WeightFormat],
+    stored: WeightFormat,
+    parts: tuple[tuple[HeadFormat, VisionFormat], ...],
+) -> list[Option]:
     return [
         Option(
             model,

@@ -62,6 +62,8 @@ def _room(choice: Choice) -> list[str]:
     made = choice.settings.weights != choice.option.model.facts.quantization
     if choice.settings.weights in ("int8", "int4") and made:  # bf16 and FP8 an engine takes by itself
         room += ["--weights", choice.settings.weights]
+    if choice.settings.vision == "streamed":
+        room += ["--tower", "streamed"]
     return room
 
 

@@ -134,6 +134,7 @@ class Fitter:
             data_parallel=spread.data,
             language_only=self.wishes.language_only and self.option.model.facts.vision is not None,
             vision_weights=self.option.vision_weights,
+            vision=self.option.vision,
         )
 
     def variants(self, base: Settings) -> Iterator[Settings]:

@@ -2,13 +2,14 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, Literal
 
 from snugvl.checkpoint.facts import KVLayer, ModelFacts, Role, TensorFact
 
 Part = Literal["vision", "embedding", "lm_head", "decoder"]
+Kind = Literal["plain", "matrix", "fp8", "scale", "tower", "packed"]
 PARTS: Final[tuple[Part, ...]] = ("decoder", "embedding", "lm_head", "vision")
 PLAIN: Final = frozenset(("BF16", "F16", "F32", "F64"))
 
@@ -26,7 +27,7 @@ class Group:
     """
 
     part: Part
-    kind: Literal["plain", "matrix", "fp8", "scale", "tower", "packed"]
+    kind: Kind
     shape: tuple[int, ...]
     nbytes: int
     count: int
@@ -58,25 +59,27 @@ class Inventory:
 
 def inventory(facts: ModelFacts) -> Inventory:
     """Group the tensors of a model. A stored head that is tied is left out: no engine loads it."""
-    counts: dict[tuple[str, str, tuple[int, ...], int], int] = defaultdict(int)
-    parameters = 0
+    counts: dict[Group, int] = defaultdict(int)
     for tensor in facts.tensors:
-        part = _part(tensor)
-        if not tensor.loaded or (part == "lm_head" and facts.tied):
-            continue
-        kind = _kind(tensor, part)
-        counts[part, kind, tensor.shape, tensor.nbytes] += 1
-        if kind in ("plain", "matrix", "fp8", "tower"):
-            parameters += prod(tensor.shape)
-    groups = tuple(Group(*key, count) for key, count in counts.items())  # type: ignore[arg-type]
+        one = group_of(tensor)
+        if tensor.loaded and not (one.part == "lm_head" and facts.tied):
+            counts[one] += 1
+    groups = tuple(replace(one, count=count) for one, count in counts.items())
+    parameters = sum(each.elements * each.count for each in groups if each.kind not in ("scale", "packed"))
     return Inventory(facts, groups, parameters, tuple(Counter(facts.text.kv_layers).items()))
+
+
+def group_of(tensor: TensorFact) -> Group:
+    """One tensor as a group of its own."""
+    part = _part(tensor)
+    return Group(part, _kind(tensor, part), tensor.shape, tensor.nbytes, 1)
 
 
 def _part(tensor: TensorFact) -> Part:
     return _PARTS.get(tensor.role, "decoder")
 
 
-def _kind(tensor: TensorFact, part: Part) -> str:
+def _kind(tensor: TensorFact, part: Part) -> Kind:
     if tensor.role == "scale":
         return "scale"
     if tensor.dtype.startswith("F8"):

@@ -85,6 +85,7 @@ class Plan:
         closest: where nothing fits, the way that comes nearest: its footprint shows what is missing.
         verdicts: the engines that weren't chosen for the chosen model, and why not.
         instead: where layers stay in main memory, what runs whole on this machine.
+        streamed: finer weights, larger images or a longer context, with the vision tower streamed.
     """
 
     wishes: Wishes
@@ -96,3 +97,4 @@ class Plan:
     closest: Choice | None = None
     verdicts: tuple[Verdict, ...] = ()
     instead: Choice | None = None
+    streamed: Choice | None = None

@@ -9,6 +9,7 @@ HeadFormat = Literal["bf16", "int8"]
 VisionFormat = Literal["bf16", "int8"]
 KVFormat = Literal["bf16", "fp8"]
 Placement = Literal["gpu", "streamed", "cpu"]
+TowerWish = Literal["auto", "resident", "streamed"]
 
 ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm")
 KV_BYTES: Final[dict[KVFormat, int]] = {"bf16": 2, "fp8": 1}
@@ -31,7 +32,8 @@ class Settings:
         concurrency: requests that run at the same time, each with its whole context.
         chunk: most tokens of one step (`max_num_batched_tokens` of vLLM).
         sequences: most that our engine runs at once, whatever their contexts; its workspaces are for these.
-        vision: where the vision tower's weights are: on the GPU, streamed block by block, on the CPU.
+        vision: where the vision tower's weights are: on the GPU, streamed block by block (our engine alone),
+            on the CPU (transformers alone).
         offloaded: decoder layers, the last ones, whose weights stay in main memory and cross to the GPU
             for every forward pass (transformers alone).
         tensor_parallel, pipeline_parallel: GPUs that share each layer, and groups of layers.

@@ -2,7 +2,8 @@
 
 Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides:
 
-    model quality > weight format (FP8 as good as bf16) > KV format > images and context up to comfort
+    model quality > vision tower on the GPU before streamed > weight format (FP8 as good as bf16)
+    > KV format > images and context up to comfort
     > bf16 before FP8 > bf16 before int8, in the vision tower, then in the head > engine (native first)
     > images > context > fewer GPUs > CUDA graphs > chunk > sequences at once
 
@@ -34,6 +35,7 @@ from snugvl.planner.wishes import FORMAT_QUALITY, FORMAT_TIER, Wishes
 
 ENGINE_ORDER: Final[dict[Engine, int]] = {"native": 2, "vllm": 1, "transformers": 0}
 RUNNERS_UP: Final = 3
+RIVAL: Final = 7  # the end of what a score says of weights, cache, images and context up to comfort
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,13 @@ def solve(
         fitters += [(fitter, candidate.quality) for fitter in possible]
         refusals += [(candidate.facts.name, refusal) for refusal in refused]
     if len({candidate.quality for candidate in candidates}) > 1:
-        # An int8 tower has been measured on no GPU yet: who names a model may have it, nobody is led to it.
-        fitters = [pair for pair in fitters if pair[0].option.vision_weights == "bf16"]
+        # Measured on no GPU yet: who names a model may have it, nobody is led to it.
+        places = ("gpu", wishes.tower)
+        fitters = [
+            pair
+            for pair in fitters
+            if pair[0].option.vision_weights == "bf16" and pair[0].option.vision in places
+        ]
     plan = _decide(fitters, refusals, wishes, found)
     if plan.choice is None and len(candidates) == 1 and machine.gpus:
         return _offloaded(plan, fitters, host_budget(machine))
@@ -82,7 +89,8 @@ def _possible(
 ) -> tuple[list[Fitter], list[Refusal]]:
     """What may be tried with one model, and which engines may not, of those that are asked for."""
     model = inventory(candidate.facts)
-    possible, refused = options(model, found[0].device, machine.os, wishes.weights)
+    tower = "resident" if wishes.language_only else wishes.tower
+    possible, refused = options(model, found[0].device, machine.os, wishes.weights, tower)
     refusals = {refusal.engine: refusal for refusal in refused}
     fitters: list[Fitter] = []
     for option in possible:
@@ -136,6 +144,8 @@ def _excluded(option: Option, wishes: Wishes) -> str | None:
         return f"{wishes.weights} weights can't be had of it: {_stored_as(option)}"
     if FORMAT_QUALITY[option.stored_quality] < wishes.floor:
         return f"{option.stored_quality} is coarser than {wishes.quality}"
+    if wishes.tower == "streamed" and option.engine != "native":
+        return "only our own engine streams the vision tower"
     if wishes.images > 1 and option.model.facts.vision is None:
         return "the model reads no images"
     return None
@@ -193,7 +203,17 @@ def _decide(
         tuple(refusals),
         closest,
         verdicts(best, choices, (fitter for fitter, _ in failed), refusals) if best else (),
+        streamed=_streamed(choices),
     )
+
+
+def _streamed(choices: list[Choice]) -> Choice | None:
+    """What a streamed tower would make room for beyond the best choice."""
+    rivals = [each for each in choices if each.option.vision == "streamed"]
+    rival = max(rivals, key=lambda each: each.score[3:], default=None)
+    if rival is None or choices[0].option.vision == "streamed" or choices[0].option.engine != "native":
+        return None
+    return rival if rival.score[3:RIVAL] > choices[0].score[3:RIVAL] else None
 
 
 def _missing(fitted: Fitted) -> int:
@@ -211,6 +231,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int) -> Choice:
     score = (
         0 if option.offload else 1,
         quality,
+        1 if option.vision == "gpu" else 0,
         FORMAT_TIER[option.stored_quality],
         0 if settings.kv == "fp8" else 1,
         *comfort(step.tokens, step.context, fixed),

@@ -14,6 +14,9 @@ That is a prediction, no bound. accelerate copies from pageable memory: the driv
 pinned buffer of its own, on one thread. So the rate is half of the slot's, and never more than `STAGED_RATE`,
 which is assumed (`benchmarks/offload.py` measures it). An unknown slot counts as PCI Express 4.0 × 8, the
 narrowest of the cards that people have.
+
+A streamed vision tower crosses once a picture, from pinned memory at the rate of the slot and while the GPU
+computes: the longer of both is its bound.
 """
 
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ from snugvl.hardware.machine import Gpu
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_bytes
 from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
-from snugvl.planner.footprint.weights import sizes
+from snugvl.planner.footprint.weights import crossing_bytes, sizes
 from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import Inventory, Part
 from snugvl.planner.settings import Settings
@@ -50,6 +53,11 @@ def copy_rate(gpu: Gpu) -> float:
     return min((gpu.link_bandwidth or ASSUMED_LINK) / 2, STAGED_RATE)
 
 
+def tower_crossing_s(model: Inventory, settings: Settings, gpu: Gpu | None) -> float:
+    """Seconds that a streamed vision tower takes to cross at least, for every picture; else 0."""
+    return crossing_bytes(model, settings) / ((gpu and gpu.link_bandwidth) or ASSUMED_LINK)
+
+
 def roofline(model: Inventory, settings: Settings, gpu: Gpu | None) -> Speed:
     """The bounds on one GPU; None where its bandwidth or peak is unknown, or experts make it a guess."""
     if gpu is None or gpu.bandwidth is None:
@@ -68,7 +76,8 @@ def roofline(model: Inventory, settings: Settings, gpu: Gpu | None) -> Speed:
     image = largest_image(model, settings.max_pixels)
     tokens = min(settings.context, settings.images * image.tokens + PROMPT_TEXT_TOKENS)
     prefill = max(_prefill_flops(model, tokens) / peak, read / bandwidth) + across
-    vision = settings.images * _vision_seconds(model, settings, image.patches, peak, bandwidth)
+    crossing_s = tower_crossing_s(model, settings, gpu)
+    vision = settings.images * _vision_seconds(model, settings, image.patches, peak, bandwidth, crossing_s)
     if settings.images:
         vision += vision_bytes(model, settings) / copy_rate(gpu)
     return Speed(decode, prefill + vision, crossing)
@@ -86,14 +95,15 @@ def _prefill_flops(model: Inventory, tokens: int) -> float:
 
 
 def _vision_seconds(
-    model: Inventory, settings: Settings, patches: int, peak: float, bandwidth: float
+    model: Inventory, settings: Settings, patches: int, peak: float, bandwidth: float, crossing_s: float
 ) -> float:
     vision = model.facts.vision
     if vision is None or not patches:
         return 0.0
     attention = 4.0 * vision.hidden_size * float(patches) ** 2 * vision.depth
     flops = 2.0 * _elements(model, "vision") * patches + attention
-    return max(flops / peak, _bytes(model, settings, "vision") / bandwidth)
+    computing = max(flops / peak, _bytes(model, settings, "vision") / bandwidth)
+    return max(computing, crossing_s)
 
 
 def _bytes(model: Inventory, settings: Settings, part: Part) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from snugvl.errors import RequestError
-from snugvl.planner.settings import Engine, WeightFormat
+from snugvl.planner.settings import Engine, TowerWish, WeightFormat
 
 Quality = Literal["any", "int4", "int8", "fp8", "bf16"]
 PlanTask = Literal["caption", "ask", "scene", "detect"]
@@ -32,6 +32,7 @@ class Wishes:
         weights: the weight format itself.
         memory_bytes: most that may be taken of one device, the CUDA context included.
         language_only: a model that sees is wanted without its vision tower; `images` is 0 then.
+        tower: where the vision tower's weights are to be; auto streams them where nothing else fits.
     """
 
     context: int | None = None
@@ -45,6 +46,7 @@ class Wishes:
     weights: WeightFormat | None = None
     memory_bytes: int | None = None
     language_only: bool = False
+    tower: TowerWish = "auto"
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -63,6 +65,11 @@ class Wishes:
                 f"without its vision tower (language only) a model takes no images; {self.images} a request "
                 "are wished",
                 field="language_only",
+            )
+        if self.language_only and self.tower == "streamed":
+            raise RequestError(
+                "without its vision tower (language only) a model has none to stream; leave one out",
+                field="tower",
             )
         if self.images == 0 and self.task == "detect":
             raise RequestError("boxes need an image; images is 0", field="images")

@@ -11,8 +11,15 @@ A matrix whose sides don't divide so stays 16-bit, as do norms, biases, and what
 embedding, lm_head and the vision tower are 16-bit or int8 (our engine alone), a tower's matrix with a scale a
 row where its columns don't divide. With float32 activations, 16-bit is 32-bit. Ready-made 4- and
 8-bit checkpoints stay as they are stored; our engine has a 16-bit zero point beside each scale.
+
+A streamed vision tower keeps its blocks and mergers in main memory, each in one piece with its tensors at
+multiples of 256 bytes. They pass through a room on the GPU for the largest block beside the largest piece
+(`models/weight_stream.py`). What embeds patches and positions stays there: it is used first, so that nothing
+could hide its copy, and is a hundredth of the tower.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
@@ -21,14 +28,17 @@ from snugvl.planner.footprint.allocator import MIB, reserved_bytes, up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.offload import layer_bytes
 from snugvl.planner.footprint.widths import widths
-from snugvl.planner.inventory import PARTS, Group, Inventory, Part
+from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of
 from snugvl.planner.settings import Settings
+from snugvl.planner.sizes import gib
 
 GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block
 SCALE_BYTES: Final = 2
 BLOCK_SCALE_BYTES: Final = 4
 NF4_BLOCK: Final = 64  # values that share a scale
 WIDE_SCALE_BYTES: Final = 4
+STREAM_ALIGNMENT: Final = 256
+STREAMED: Final = re.compile(r"\bvisual\.(?P<piece>blocks\.\d+|merger|deepstack_merger_list\.\d+)\.")
 HEADS: Final = ("embedding", "lm_head")
 
 LABELS: Final[dict[Part, str]] = {
@@ -203,11 +213,13 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
         if part == "decoder" and settings.offloaded:
             nbytes -= layer_bytes(model, settings)
             entries = [(nbytes, 1)]
-        if place == "streamed":  # two blocks: one computes while the next arrives
-            nbytes = 2 * _largest_block(model, nbytes)
-            entries = [(nbytes // 2, 2)]
+        if place == "streamed":
+            entries = streaming_sizes(model, settings)
+            nbytes = sum(size * count for size, count in entries)
         resident += entries
-        parts.append(Component(LABELS[part], nbytes, why=_why(part, settings, share)))
+        crossing = crossing_bytes(model, settings) if place == "streamed" else 0
+        streamed = f", a room through which {gib(crossing)} stream" if crossing else ""
+        parts.append(Component(LABELS[part], nbytes, why=_why(part, settings, share) + streamed))
     exact = sum(size * count for size, count in resident)
     # transformers reserves one segment for all weights before it loads them; measured 1.0 to 3.5 MiB beyond.
     whole = settings.engine == "transformers"
@@ -226,14 +238,38 @@ def tower_bytes(model: Inventory, settings: Settings) -> int:
     return sum(size * count for size, count in sizes(model, settings, "vision"))
 
 
+def streaming_sizes(model: Inventory, settings: Settings) -> list[tuple[int, int]]:
+    """(bytes, how many) of the tensors of a streamed tower that are on the GPU, its room among them."""
+    pieces, beside = _pieces(model, settings)
+    blocks = [nbytes for name, nbytes in pieces.items() if name.startswith("blocks")]
+    return [*((nbytes, 1) for nbytes in beside), (max(blocks) + max(pieces.values()), 1)]
+
+
+def crossing_bytes(model: Inventory, settings: Settings) -> int:
+    """What main memory holds of a streamed tower, and crosses to the GPU for every picture."""
+    if settings.vision != "streamed" or without_tower(settings):
+        return 0
+    return sum(_pieces(model, settings)[0].values())
+
+
+def _pieces(model: Inventory, settings: Settings) -> tuple[dict[str, int], list[int]]:
+    """Bytes of each piece of a tower that can be streamed, and of each tensor that is in none."""
+    pieces: dict[str, int] = defaultdict(int)
+    beside: list[int] = []
+    for tensor in model.facts.tensors:
+        if tensor.role not in ("vision", "connector") or not tensor.loaded:
+            continue
+        parts = loaded_parts(group_of(tensor), settings)
+        if found := STREAMED.search(tensor.name):
+            pieces[found["piece"]] += sum(up(part, STREAM_ALIGNMENT) for part in parts)
+        else:
+            beside += parts
+    return pieces, beside
+
+
 def weight_bytes(model: Inventory, settings: Settings) -> int:
     """All weights in memory, without the allocator's rounding."""
     return sum(size * count for part in PARTS for size, count in sizes(model, settings, part))
-
-
-def _largest_block(model: Inventory, nbytes: int) -> int:
-    assert model.facts.vision is not None
-    return -(-nbytes // model.facts.vision.depth)
 
 
 def _why(part: Part, settings: Settings, share: int) -> str:

@@ -38,6 +38,7 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "engines": [{"engine": each.engine, "reason": each.reason} for each in plan.verdicts],
         "why": why_engine(plan) if plan.choice else None,
         "instead": _choice(plan.instead, measured) if plan.instead else None,
+        "streamed": _choice(plan.streamed, measured) if plan.streamed else None,
         "refusals": [
             {"model": name, "engine": refusal.engine, "reason": refusal.reason}
             for name, refusal in plan.refusals

@@ -8,11 +8,11 @@ from snugvl.hardware.machine import Machine
 from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.footprint.images import scales
 from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
-from snugvl.planner.footprint.weights import tower_bytes
+from snugvl.planner.footprint.weights import crossing_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Settings
 from snugvl.planner.shortfall import gib, megapixels, way_out
-from snugvl.planner.speed import Speed
+from snugvl.planner.speed import ASSUMED_LINK, Speed, tower_crossing_s
 from snugvl.planner.verdicts import why_engine, why_not_engines
 
 Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "margin"]
@@ -107,6 +107,8 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
         facts.append(("GPUs", _spread(settings)))
     if choice.option.offload:
         facts.append(("host", _offloaded(choice)))
+    if crossing := crossing_bytes(model, settings):
+        facts.append(("tower", f"{gib(crossing)} of it stay in main memory; {_crossing(choice)}"))
     if speed := _speed(choice.speed):
         facts.append(("speed", speed))
     return facts
@@ -130,6 +132,16 @@ def _offloaded(choice: Choice) -> str:
         f"{settings.offloaded} of {layers} decoder layers{tower} stay in main memory ({gib(held)}) and cross "
         "PCI Express when they are computed"
     )
+
+
+def _crossing(choice: Choice) -> str:
+    """The price of a streamed tower."""
+    gpu = choice.budget.gpu
+    known = gpu is not None and gpu.link_bandwidth is not None
+    rate = gpu.link_bandwidth if gpu is not None and gpu.link_bandwidth is not None else ASSUMED_LINK
+    least = 1e3 * tower_crossing_s(choice.option.model, choice.settings, gpu)
+    slot = f"at {rate / 1e9:.1f} GB/s{'' if known else ' (assumed)'}"
+    return f"every picture waits at least {least:,.0f} ms for it to cross PCI Express {slot}"
 
 
 def _speed(speed: Speed) -> str | None:
@@ -256,6 +268,8 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
             f"Language only: without the vision tower {freed} of weights and the room for images are free; "
             "pictures are refused."
         )
+    if plan.streamed is not None:
+        notes.append(_would_stream(plan.streamed))
     if choice.option.needs:
         notes.append(f"It needs {choice.option.needs}.")
     if plan.instead is not None:
@@ -264,3 +278,12 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         rate = f" and runs at up to {speed:,.0f} tokens/s" if speed else ""
         notes.append(f"{other.option.model.name} in {other.settings.weights_name} fits whole{rate}.")
     return notes
+
+
+def _would_stream(rival: Choice) -> str:
+    images = f" and images of {rival.tokens:,} tokens" if rival.settings.images else ""
+    return (
+        f"With its vision tower streamed (--tower streamed) {rival.option.model.name} fits in "
+        f"{rival.settings.weights_name} with a context of {rival.settings.context:,} tokens{images}; "
+        f"{_crossing(rival)}."
+    )

@@ -1,0 +1,197 @@
+"""A tower that streams: its bytes as the network has them, its price, and when a plan takes it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+import snugvl
+from snugvl import loading
+from snugvl.allocation import Wish, allocate
+from snugvl.checkpoint.architecture import VisionConfig
+from snugvl.checkpoint.read import facts_of
+from snugvl.errors import DoesNotFit, RequestError
+from snugvl.layers.linear import Linear
+from snugvl.loading import planned_rows
+from snugvl.models import loader
+from snugvl.models.loader import Storage, load_model, tensor_bytes
+from snugvl.models.vision import VisionTower
+from snugvl.models.weight_stream import WeightStream, room_bytes, unit_bytes
+from snugvl.planner.footprint.total import footprint
+from snugvl.planner.footprint.weights import crossing_bytes, streaming_sizes, tower_bytes
+from snugvl.planner.inventory import inventory
+from snugvl.planner.report.plain import plain
+from snugvl.planner.report.sections import report
+from snugvl.planner.settings import Settings
+from snugvl.planner.solve import Candidate, require, solve
+from snugvl.planner.speed import ASSUMED_LINK, tower_crossing_s
+from snugvl.planner.wishes import Wishes
+from tests.models.test_weight_stream import LateCopies
+from tests.planner.machines import GIB, MIB, machine, rtx_5060
+from tests.planner.models import qwen3_vl, text_only
+from tests.test_allocation import gpu
+
+POCKET = Path(loading.__file__).parent / "pocket"
+BF16 = torch.bfloat16
+SMALL = VisionConfig(24, 1024, 4096, 16, 3, 16, 2, 2, 2048, 2304, (5, 11, 17), "gelu_pytorch_tanh", 1e4)
+LARGE = VisionConfig(27, 1152, 4304, 16, 3, 16, 2, 2, 4096, 2304, (8, 16, 24), "gelu_pytorch_tanh", 1e4)
+TOWERS = {"2B": SMALL, "4B": replace(SMALL, out_hidden_size=2560), "8B": LARGE}
+FACTS = Candidate(qwen3_vl("8B"))
+STREAMED = Settings("native", "int4", "int8", vision="streamed")
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8"])
+@pytest.mark.parametrize("size", TOWERS)
+def test_the_plan_has_the_networks_bytes(size: str, form: Literal["bf16", "int8"]) -> None:
+    with torch.device("meta"):
+        tower = VisionTower(TOWERS[size]).to(BF16)
+    for module in tower.modules():
+        if isinstance(module, Linear):
+            module.store_as(form, module.columns if module.columns % 128 else 128)
+    model, wanted = inventory(qwen3_vl(size)), replace(STREAMED, vision_weights=form)
+    sizes = [unit_bytes(unit) for unit in tower.units]
+    assert crossing_bytes(model, wanted) == sum(sizes)
+    on_gpu = streaming_sizes(model, wanted)
+    assert on_gpu[-1] == (room_bytes(tower.units, sizes), 1)
+    beside = (*tower.patch_embed.parameters(), *tower.pos_embed.parameters())
+    assert sorted(size for size, _ in on_gpu[:-1]) == sorted(part.nbytes for part in beside)
+    assert sum(size for size, _ in on_gpu) < tower_bytes(model, wanted) / 6
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8"])
+def test_what_is_loaded_is_what_was_planned(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "CopyStream", LateCopies)
+    wanted = Settings("native", "bf16", vision_weights=form, vision="streamed")
+    storage = loading._storage(wanted, "linux")
+    assert storage == Storage("bf16", "bf16", tower=form, streamed="pinned")
+    assert loading._storage(wanted, "wsl2").streamed == "plain"
+    tower = load_model(POCKET, dtype=BF16, device=torch.device("cpu"), storage=storage).tower
+    assert tower is not None
+    model = inventory(facts_of(str(POCKET), offline=True))
+    assert sum(size for size, _ in streaming_sizes(model, wanted)) == tensor_bytes(tower)
+    assert isinstance(tower.weights, WeightStream)
+    assert sum(len(each) for each in tower.weights.host) == crossing_bytes(model, wanted)
+
+
+def test_only_the_weights_shrink() -> None:
+    on = machine(8 * GIB)
+    resident = replace(STREAMED, vision="gpu")
+    choice = require(solve([Candidate(qwen3_vl("2B"))], on, Wishes()))
+    parts = [
+        {
+            part.name: part.nbytes
+            for part in footprint(choice.option.model, way, choice.budget.device).components
+        }
+        for way in (resident, STREAMED)
+    ]
+    differ = {name for name in parts[0] if parts[0][name] != parts[1].get(name)}
+    assert differ <= {"weights: vision tower", "allocator rounding"}
+
+
+def test_nothing_streams_where_something_else_fits() -> None:
+    plan = solve([FACTS], rtx_5060(), Wishes())
+    assert require(plan).settings.vision == "gpu"
+    assert plan.streamed is not None
+    assert plan.streamed.settings.context > require(plan).settings.context
+    words = plain(report(plan, rtx_5060()))
+    assert "--tower streamed" in words
+    assert "every picture waits at least 73 ms for it to cross PCI Express at 15.8 GB/s (assumed)" in words
+
+
+def test_it_streams_where_nothing_else_fits_and_says_the_price() -> None:
+    on = machine(6200 * MIB)
+    plan = solve([FACTS], on, Wishes())
+    choice = require(plan)
+    assert choice.settings.vision == "streamed"
+    assert plan.streamed is None
+    words = plain(report(plan, on))
+    assert "stay in main memory; every picture waits at least" in words
+    assert "--tower streamed" in (report(plan, on).command or "")
+    assert require(solve([FACTS], on, Wishes(tower="resident"))).option.offload
+
+
+def test_nobody_is_led_to_it() -> None:
+    candidates = [Candidate(qwen3_vl("2B"), 0), Candidate(qwen3_vl("8B"), 1)]
+    on = machine(6200 * MIB)
+    assert require(solve(candidates, on, Wishes())).option.model.name == candidates[0].facts.name
+    wished = require(solve(candidates, on, Wishes(tower="streamed")))
+    assert (wished.option.model.name, wished.settings.vision) == (candidates[1].facts.name, "streamed")
+
+
+def test_a_wish_is_obeyed_and_other_engines_say_why_not() -> None:
+    plan = solve([Candidate(qwen3_vl("2B"))], machine(24 * GIB), Wishes(tower="streamed"))
+    choice = require(plan)
+    assert (choice.settings.vision, choice.settings.weights_name) == ("streamed", "bf16")
+    assert {each.reason for each in plan.verdicts} == {"only our own engine streams the vision tower"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "on", "words"),
+    [
+        (text_only(qwen3_vl("2B")), machine(24 * GIB), "can't be streamed: the model has none"),
+        (qwen3_vl("2B"), replace(machine(24 * GIB), gpus=()), "there is no GPU to stream it to"),
+    ],
+)
+def test_what_can_not_stream_says_so(facts: Any, on: Any, words: str) -> None:
+    plan = solve([Candidate(facts)], on, Wishes(images=0, tower="streamed"))
+    assert plan.choice is None
+    assert any(words in refusal.reason for _, refusal in plan.refusals)
+
+
+def test_a_tower_left_out_can_not_stream() -> None:
+    with pytest.raises(RequestError, match="none to stream"):
+        Wishes(images=0, language_only=True, tower="streamed")
+
+
+def test_the_price_follows_the_slot() -> None:
+    model = inventory(qwen3_vl("8B"))
+    card = machine(8 * GIB).gpus[0]
+    crossing = crossing_bytes(model, STREAMED)
+    assert tower_crossing_s(model, STREAMED, card) == crossing / ASSUMED_LINK
+    assert tower_crossing_s(model, STREAMED, replace(card, link_bandwidth=63e9)) == crossing / 63e9
+    assert tower_crossing_s(model, replace(STREAMED, vision="gpu"), card) == 0
+    assert tower_crossing_s(model, replace(STREAMED, language_only=True), card) == 0
+
+
+def test_more_memory_never_gives_less() -> None:
+    sizes = (5200, 5800, 6200, 6800, 7200, 9000)
+    choices = [solve([FACTS], machine(size * MIB), Wishes()).choice for size in sizes]
+    scores = [choice.score for choice in choices if choice is not None]
+    assert scores == sorted(scores)
+    places = [
+        choice.settings.vision for choice in choices if choice is not None and not choice.option.offload
+    ]
+    assert places == sorted(places, reverse=True)
+    assert {*places} == {"streamed", "gpu"}
+    assert all(choice is None or choice.spare_bytes >= 0 for choice in choices)
+
+
+def test_an_engine_allocates_it_last_or_as_wished() -> None:
+    facts = qwen3_vl("8B")
+    roomy, tight = gpu(8 * GIB), gpu(6200 * MIB)
+    assert allocate(facts, BF16, roomy).settings.vision == "gpu"
+    found = allocate(facts, BF16, tight)
+    assert found.settings.vision == "streamed"
+    assert planned_rows(found, tight)["vision weights"] < 128 * MIB
+    with pytest.raises(DoesNotFit):
+        allocate(facts, BF16, tight, Wish(tower="resident"))
+    wished = allocate(facts, BF16, roomy, Wish(tower="streamed"))
+    assert (wished.settings.vision, wished.settings.vision_weights) == ("streamed", "bf16")
+    assert wished.subject != allocate(facts, BF16, roomy).subject
+    blind = allocate(facts, BF16, gpu(12 * GIB), Wish(language_only=True))
+    assert blind.settings.vision == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tower": "cloud"}, "tower 'cloud' is unknown; use auto, resident, streamed"),
+        ({"tower": "streamed", "device": "cpu"}, "there is no GPU to stream it to"),
+        ({"tower": "streamed", "backend": "transformers"}, "only our own engine streams"),
+    ],
+)
+def test_load_refuses_what_can_not_be(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        snugvl.load("pocket", **arguments)
