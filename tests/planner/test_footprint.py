@@ -87,7 +87,7 @@ def test_joined_matrices_weigh_as_much(weights: Any) -> None:
 def test_blocks_that_are_not_the_kernels_own_do_not_stay_fp8() -> None:
     facts = qwen3_vl("2B", fp8=True)
     coarse = tuple(
-        replace(tensor, shape=(1, 1), nbytes=2) if tensor.role == "scale" else tensor
+        tensor._replace(shape=(1, 1), nbytes=2) if tensor.role == "scale" else tensor
         for tensor in facts.tensors
     )
     assert keeps_fp8(inventory(facts))

@@ -6,7 +6,7 @@ The native engine's own, stricter view of what it runs is `architecture.ModelCon
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 Role = Literal[
     "vision", "connector", "embedding", "lm_head", "linear", "expert", "norm", "scale", "other"
@@ -14,8 +14,7 @@ Role = Literal[
 FactSource = Literal["folder", "hub cache", "hub", "catalogue"]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFact:
+class TensorFact(NamedTuple):
     """One stored tensor. `role` "linear": a matrix of a decoder layer; "scale": a quantised one's scales.
 
     `loaded` False: stored, but no network has it (Qwen3.5's mtp.*, old rotary tables): it costs disk only.
