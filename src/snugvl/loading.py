@@ -28,7 +28,7 @@ from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.hardware.sizes import format_size, parse_size
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, tensor_bytes
-from snugvl.place import Place, cap, claim, device_of, place_on
+from snugvl.place import Place, cap, device_of, place_on
 from snugvl.planner.capabilities import prefers_fp32
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS
@@ -232,8 +232,6 @@ def load_engine(
     sizes = replace(allocation.engine, prefix_cache=prefix_cache)
     sizes = sizes if max_waiting is None else replace(sizes, max_waiting=max_waiting)
     engine = Engine(network, sizes, watch_on(place, planned))
-    if target.type == "cuda":
-        claim(place, _workspace(planned, place))
     mark("the engine is made")
     vision = 0 if network.tower is None else tensor_bytes(network.tower)
     held = {"text weights": tensor_bytes(network) - vision, "vision weights": vision}
@@ -290,17 +288,11 @@ def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
     return rows
 
 
-def _workspace(planned: Mapping[str, int], place: Place) -> int:
-    """What of the plan is still to come when weights and caches are there, but for graphs and libraries."""
-    later = planned[CONTEXT] + planned[GRAPHS] + place.planned().cublas_bytes
-    return sum(planned.values()) - later - torch.cuda.memory_reserved(place.device)
-
-
 def watch_on(place: Place, planned: Mapping[str, int]) -> Watch | None:
     """A watch on other programs that take a GPU's memory while the engine runs; None on a CPU."""
     if place.device.type == "cpu":
         return None
-    held = sum(planned.values()) - planned[CONTEXT] - place.planned().cublas_bytes
+    held = sum(planned.values()) - planned[CONTEXT]
     told = None if place.gpu is None else Neighbours(place.gpu, os.getpid())
     return Watch(reader(place.device), Planned(held, planned[GRAPHS]), told)
 

@@ -155,16 +155,3 @@ def cap(place: Place) -> int | None:
     most = before + place.usable_bytes - context + place.planned().cublas_bytes
     torch.cuda.set_per_process_memory_fraction(min(most / total, 1.0), place.device)
     return before + place.usable_bytes
-
-
-def claim(place: Place, nbytes: int) -> None:
-    """Take a workspace in one piece and leave it with torch's allocator, which cuts later tensors from it.
-
-    Pieces of their own for every size would leave holes that no other size fits into, and would have to be
-    asked for when a neighbour may have taken the memory.
-
-    Raises:
-        torch.OutOfMemoryError: it is not there, or torch is held to less.
-    """
-    if place.device.type == "cuda" and nbytes > 0:
-        torch.empty(nbytes, dtype=torch.uint8, device=place.device)

@@ -141,6 +141,8 @@ class Engine:
         outputs = self._expire()
         self._alone = None
         try:
+            if self._room is not None and not self._steps:
+                self._room.begin()
             self.look()
             if self._flight is not None:
                 self._land(self._flight, outputs)

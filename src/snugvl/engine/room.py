@@ -19,6 +19,8 @@ from snugvl.engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+SMALL_BYTES = 8 << 20  # for tensors of up to 1 MiB, which torch's allocator keeps apart
+
 
 class Room:
     """The memory that one engine could do without."""
@@ -56,10 +58,26 @@ class Room:
         else:
             logger.warning("there is memory again: the KV cache grows to %d tokens", tokens)
 
-    def claim(self) -> None:
-        """Hold the workspace that went back to the driver with all else, before anybody else takes it."""
+    def begin(self) -> None:
+        """Hold the whole workspace from the first step on, in the thread of all steps.
+
+        Before it comes what cuBLAS works in, which torch gives it once a thread, for good: in the middle of
+        the workspace it would leave two halves.
+        """
         device = self._runner.model.device
-        missing = self._watch.missing_bytes(self._scheduler.pool.num_blocks)
+        if device.type == "cuda":
+            one = torch.ones(1, 1, dtype=self._runner.model.dtype, device=device)
+            torch.mm(one, one)
+        self.claim()
+
+    def claim(self) -> None:
+        """Hold the workspace in one piece, of which torch's allocator cuts what steps need.
+
+        Pieces of their own for every size would leave holes that no other size fits into, and be asked for
+        when somebody else has taken the memory: at the start, and after all went back to the driver.
+        """
+        device = self._runner.model.device
+        missing = self._watch.missing_bytes(self._scheduler.pool.num_blocks) - SMALL_BYTES
         if device.type != "cuda" or missing <= 0:
             return
         try:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.ready_made import PackedMatrix
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, Piece, TensorFiles, dequantise
 from snugvl.models.weight_stream import CopyStream, WeightStream, to_host
+from snugvl.planner.footprint.allocator import together_bytes
 
 GPU_READERS = 4
 
@@ -272,7 +274,14 @@ def _without_memory(config: ModelConfig) -> LoadableNetwork:
 
 
 def _give_memory(model: nn.Module, device: torch.device) -> None:
-    """`model.to_empty(device=device)`, which imports all of sympy for a second on the way."""
+    """`model.to_empty(device=device)`, which imports all of sympy for a second on the way.
+
+    On a GPU in one piece, of which torch's allocator then cuts the tensors: pieces of their own would be
+    rounded up to 2 MiB each, or lie in 20 MiB with holes (`planner/footprint/allocator.py`).
+    """
+    if device.type == "cuda":
+        sizes = [tensor.nbytes for tensor in chain(model.parameters(), model.buffers()) if tensor.is_meta]
+        torch.empty(together_bytes(sizes), dtype=torch.uint8, device=device)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.is_meta:  # it has a place in main memory

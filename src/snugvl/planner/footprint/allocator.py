@@ -22,6 +22,12 @@ def up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def together_bytes(sizes: Iterable[int]) -> int:
+    """Bytes of one segment that holds all tensors that don't come from small ones, side by side."""
+    large = (up(size, ROUND_BYTES) for size in sizes)
+    return up(sum(size for size in large if size > SMALL_BYTES), LARGE_ROUND_BYTES)
+
+
 def reserved_bytes(sizes: Iterable[tuple[int, int]]) -> int:
     """Bytes of the segments that hold tensors of the given (size in bytes, how many)."""
     small = medium = large = 0

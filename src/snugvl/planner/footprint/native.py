@@ -47,6 +47,10 @@ KERNELS: Final = "compiled kernels"
 GRAPHS_LIBRARY: Final = "cuBLAS workspace of the graphs"
 TABLE_BYTES: Final = 8  # a block number of a graph's table, as it arrives and in its place
 
+# Tensors of up to 1 MiB, which torch's allocator keeps apart (7 MiB of them were seen on an H200), and what
+# lies idle between others in the workspace's one piece.
+SMALL_TENSORS_BYTES: Final = 16 << 20
+
 READERS: Final = (4, 2, 1)  # threads that fill a GPU
 PIECE_BYTES: Final = 8 << 20
 # Beyond the piece itself, per element of it: traced on `Linear.put`.
@@ -233,6 +237,7 @@ def native_components(
             why=f"up to {graph_sizes(settings.sequences)[-1]} sequences",
         ),
         Component(GRAPHS_LIBRARY, library),
+        Component("small tensors", SMALL_TENSORS_BYTES, basis="measured", why="and holes between large ones"),
         Component("loading buffers", loading, "load", "predicted", "one reader, beyond the cache's place"),
         Component(
             "prefill workspace",

@@ -24,7 +24,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
-from snugvl.planner.footprint.allocator import MIB, reserved_bytes, up
+from snugvl.planner.footprint.allocator import (
+    MIB,
+    ROUND_BYTES,
+    SMALL_BYTES,
+    reserved_bytes,
+    together_bytes,
+    up,
+)
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.offload import layer_bytes
 from snugvl.planner.footprint.widths import widths
@@ -221,11 +228,20 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
         streamed = f", a room through which {gib(crossing)} stream" if crossing else ""
         parts.append(Component(LABELS[part], nbytes, why=_why(part, settings, share) + streamed))
     exact = sum(size * count for size, count in resident)
-    # transformers reserves one segment for all weights before it loads them; measured 1.0 to 3.5 MiB beyond.
-    whole = settings.engine == "transformers"
-    rounding = up(exact, 4 * MIB) - exact if whole else max(0, reserved_bytes(resident) - exact)
-    parts.append(Component("allocator rounding", rounding, basis="predicted", why="segments of 2 and 20 MiB"))
+    rounding = max(0, _reserved(resident, exact, settings) - exact)
+    why = "segments of 2 and 20 MiB" if settings.engine == "vllm" else "one segment, and small ones"
+    parts.append(Component("allocator rounding", rounding, basis="predicted", why=why))
     return tuple(parts)
+
+
+def _reserved(resident: list[tuple[int, int]], exact: int, settings: Settings) -> int:
+    """What holds them. Our engine and transformers take one segment for all before they load them."""
+    if settings.engine == "transformers":
+        return up(exact, 4 * MIB)  # measured 1.0 to 3.5 MiB beyond
+    if settings.engine == "vllm":
+        return reserved_bytes(resident)
+    small = [(size, count) for size, count in resident if up(size, ROUND_BYTES) <= SMALL_BYTES]
+    return reserved_bytes(small) + together_bytes(size for size, count in resident for _ in range(count))
 
 
 def without_tower(settings: Settings) -> bool:
