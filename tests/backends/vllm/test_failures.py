@@ -334,8 +334,9 @@ async def test_our_own_death_takes_it_along(tmp_path: Path) -> None:
     await until(lambda: not any(process.is_running() for process in family))
 
 
-async def test_attached_to_nothing() -> None:
+async def test_attached_to_nothing(caplog: pytest.LogCaptureFixture) -> None:
     error = await failure(VllmChoice(attach="http://127.0.0.1:9"))
+    assert not caplog.messages  # `snugvl serve` prints the failure, once
     assert "nothing answers at http://127.0.0.1:9" in str(error)
     assert "vllm serve" in str(error)
 

@@ -326,18 +326,19 @@ class VllmEngine:
             self._moved = True
             logger.warning("vLLM's port was taken by another program; trying another one")
             return 0.0
-        logger.error("%s", failure.error)
         if failure.retry is not None and self._choice.retry and not self._retried:
+            logger.error("%s", failure.error)
             self._retried, self._choice = True, failure.retry
             told = f"{failure.cause}; trying once more with: {' '.join(failure.retry.arguments)}"
             logger.warning("%s", told)
             self._last_death = told
             self._expect_ready("restarting", told, 0.0)
             return 0.0
-        if not self._lives:
+        if not self._lives:  # whoever waits for `failure` tells of it
             tried = f" (A second start, with {' '.join(self._choice.arguments)}, failed too.)"
             self._fail(type(failure.error)(f"{failure.error}{tried}") if self._retried else failure.error)
             return None
+        logger.error("%s", failure.error)
         return self._count_death(failure.cause)
 
     def _count_death(self, reason: str) -> float:
