@@ -225,7 +225,9 @@ def test_options_that_vllm_does_not_have(served: Served, on: Any, capsys: pytest
 
 def test_vllm_on_a_machine_without_a_gpu(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve("pocket", "--backend", "vllm", "--device", "cpu") == 5
-    assert "there is no GPU" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "there is no GPU" in err
+    assert "--attach URL" in err
 
 
 def test_a_kind_of_model_that_nobody_can_plan(

@@ -232,7 +232,7 @@ def offloading(option: Option, device: Device) -> Option | Refusal:
 def _vllm(model: Inventory, device: Device, system: OperatingSystem) -> list[Option] | Refusal:
     stored, capability = _stored(model), device.compute_capability
     if device.cpu:
-        return Refusal("vllm", "there is no GPU")
+        return Refusal("vllm", "there is no GPU; start its build for CPUs yourself and use --attach URL")
     if system == "windows":
         return Refusal("vllm", "it does not run on Windows; in WSL2 it does")
     if model.facts.source == "folder" and model.facts.name == "pocket":
