@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from snugvl.config import EngineConfig
+from snugvl.engine import caches
 from snugvl.engine.engine import Engine
 from snugvl.engine.pressure import LOW_BYTES, DeviceMemory, Planned, Watch
 from snugvl.engine.request import TokenOutput
@@ -295,3 +296,46 @@ def test_marks_lie_inside_the_margin_of_a_plan() -> None:
 
     least = min(margin_bytes(free * MIB, "linux") for free in range(1024, 90000, 512))
     assert least >= 2 * LOW_BYTES
+
+
+def test_everything_that_holds_memory_lets_go_of_it_before_the_cache_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = Card()
+    here = engine_on(card)
+    graphs = EagerGraphs(here)
+    here._runner.graphs, here._runner.has_graphs = graphs, True
+    here.add(request("a", 1, 2, 3, max_tokens=30))
+    steps(here, card, 5)
+    assert here._flight is not None
+    done: list[str] = []
+    monkeypatch.setattr(graphs, "clear", lambda: done.append(f"graphs, in the air {here._flight}"))
+    monkeypatch.setattr(
+        caches, "release", lambda _device: done.append(f"release, {here._cache.nbytes} bytes")
+    )
+    card.neighbour = 200 * MIB
+    card.pass_time()
+    here.look()
+    assert done == ["graphs, in the air None", "release, 0 bytes"]
+
+
+def test_a_cache_that_could_not_be_made_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card()
+    here = engine_on(card)
+    here.add(request("a", 1, 2, 3, max_tokens=30))
+    steps(here, card, 3)
+    resize = KVCache.resize
+
+    def broken(cache: KVCache, num_blocks: int) -> None:
+        resize(cache, 0)
+        if num_blocks:
+            raise RuntimeError("an unknown error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KVCache, "resize", broken)
+        card.neighbour = 200 * MIB
+        assert [o.finish for o in steps(here, card, 1)] == ["error"]
+    card.neighbour = 0
+    item = request("b", 1, 2, 3)
+    here.add(item)
+    assert tokens(steps(here, card)) == oracle(Toy(), item, 8)

@@ -1,5 +1,6 @@
 """A step that runs out of memory is tried again in parts; only what fails alone ends, with numbers."""
 
+import random
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
@@ -197,3 +198,62 @@ def test_what_is_a_lack_of_memory() -> None:
     assert out_of_memory(RuntimeError("Triton Error [CUDA]: out of memory"))
     assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert not out_of_memory(ValueError("out of memory"))
+
+
+def test_what_can_be_spared_goes_back_to_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Toy()
+    calls = iter(range(1000))
+    Short(model, lambda batch: next(calls) == 1)
+    here = engine(model, encoder_cache_bytes=1 << 20)
+    run_of_caches: list[int] = []
+    monkeypatch.setattr(
+        engine_module, "release", lambda _device: run_of_caches.append(here.memory()["encoder_outputs"])
+    )
+    here.add(request("a", 1, picture(1)))
+    here.step()
+    assert here.memory()["encoder_outputs"]
+    here.step()
+    assert run_of_caches == [0]
+
+
+def test_a_step_alone_takes_no_graph() -> None:
+    """The memory of a graph is what may be missing: each token comes from a step of its own then."""
+    here, graphs = engine_with(True)
+    assert graphs is not None
+
+    def start(*_: object) -> None:
+        raise torch.OutOfMemoryError(FULL)
+
+    graphs.start = start  # type: ignore[assignment, method-assign]
+    items = several(2)
+    outputs = run(here, *items)
+    for item in items:
+        assert tokens(outputs[item.request_id]) == oracle(Toy(), item, item.sampling.max_tokens or 0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_fails_when(seed: int) -> None:
+    """Few blocks, short chunks, steps that fail at random: the right tokens, or a clean end."""
+    dice, kind = random.Random(seed), (Toy, HybridToy)[seed % 2]
+    model = kind()
+    Short(model, lambda batch: dice.random() < 0.15)
+    items = [
+        request(
+            str(i),
+            i + 1,
+            *([picture(i)] if kind is Toy and i % 2 else []),
+            *range(2, dice.randint(4, 40)),
+            max_tokens=dice.randint(1, 20),
+        )
+        for i in range(6)
+    ]
+    here = engine(model, num_blocks=18, max_model_len=72, max_num_seqs=4, max_batched_tokens=8)
+    outputs = run(here, *items)
+    for item in items:
+        found = outputs[item.request_id]
+        right = oracle(kind(), item, item.sampling.max_tokens or 0)
+        if found[-1].finish == "error":
+            assert isinstance(found[-1].error, OutOfMemory)
+            right = right[: len(found) - 1]
+        assert tokens(found) == right
+    assert here.stats.free_blocks == 18

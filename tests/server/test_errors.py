@@ -140,6 +140,7 @@ def test_each_protocol_has_its_form(client: TestClient) -> None:
         ("QueueFull", 429, "queue_full"),
         ("DeadlineExceeded", 504, "deadline_exceeded"),
         ("EngineUnavailable", 503, "engine_unavailable"),
+        ("OutOfMemory", 503, "out_of_memory"),
         ("EngineError", 500, "internal_error"),
         ("OutputError", 502, "invalid_model_output"),
     ],
