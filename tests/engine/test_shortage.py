@@ -10,6 +10,7 @@ import torch
 from snugvl.engine import engine as engine_module
 from snugvl.engine.graphs import DecodeGraphs
 from snugvl.engine.request import EngineRequest
+from snugvl.engine.scheduler import Ready, Schedule
 from snugvl.engine.shortage import out_of_memory
 from snugvl.errors import OutOfMemory
 from snugvl.layers.kv_cache import KVCache
@@ -248,6 +249,14 @@ def test_whatever_fails_when(seed: int) -> None:
         for i in range(6)
     ]
     here = engine(model, num_blocks=18, max_model_len=72, max_num_seqs=4, max_batched_tokens=8)
+    schedule = here._scheduler.schedule
+
+    def checked(ready: Ready) -> Schedule:
+        step = schedule(ready)
+        assert len(step.chunks) == 1 or not any(chunk.sequence.alone for chunk in step.chunks)
+        return step
+
+    here._scheduler.schedule = checked  # type: ignore[method-assign, assignment]
     outputs = run(here, *items)
     for item in items:
         found = outputs[item.request_id]
@@ -257,3 +266,14 @@ def test_whatever_fails_when(seed: int) -> None:
             right = right[: len(found) - 1]
         assert tokens(found) == right
     assert here.stats.free_blocks == 18
+
+
+def test_who_must_be_alone_is_not_admitted_beside_others() -> None:
+    here = engine()
+    for name in "ab":
+        here.add(request(name, 1, 2, 3))
+    scheduler = here._scheduler
+    scheduler.waiting[1].alone = True
+    step = scheduler.schedule()
+    assert [chunk.sequence.request.request_id for chunk in step.chunks] == ["a"]
+    assert not step.alone
