@@ -4,7 +4,11 @@ Peaks are what torch allocates beyond the weights, output included: those are th
 (`models/vision.py`). The second table has a greedy stream running while a 4096 × 4096 image is encoded and
 prefilled: the times between its tokens, with the image encoded in slices and in one go.
 
+With a streamed tower (`models/weight_stream.py`) the resident one runs first: encodings are compared bit by
+bit, and what the GPU holds less is held to the plan. `crossing_ms` is all of its copies with nothing beside.
+
     python benchmarks/vision_encode.py CHECKPOINT [--tower int8] [--profile] [--out FILE]
+    python benchmarks/vision_encode.py CHECKPOINT --tower streamed --sides 1024 2048
     python benchmarks/vision_encode.py TINY --device cpu --sides 128 256
 """
 
@@ -13,6 +17,7 @@ import itertools
 import math
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +25,29 @@ import torch
 
 import busy
 import machine
+from snugvl.checkpoint.read import facts_of
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.qwen3_vl import Qwen3VL
 from snugvl.models.vision import ROWS
+from snugvl.models.weight_stream import WeightStream
+from snugvl.planner.footprint.weights import crossing_bytes, streaming_sizes, tower_bytes
+from snugvl.planner.inventory import inventory
+from snugvl.planner.settings import Settings
 from snugvl.sampling import SamplingParams
 
 SIDES = (1024, 2048, 4096)
 REPEATS = 7
 TEXT_TOKENS = 400
+TOWERS = {
+    "bf16": Storage(),
+    "int8": Storage(tower="int8"),
+    "streamed": Storage(streamed="pinned"),
+    "streamed-plain": Storage(streamed="plain"),
+    "streamed-int8": Storage(tower="int8", streamed="pinned"),
+}
 
 
 def picture(side: int) -> VisionItem:
@@ -166,6 +183,63 @@ def stream(model: Qwen3VL, side: int, *, sliced: bool) -> dict[str, Any]:
     }
 
 
+def load(folder: Path, device: torch.device, storage: Storage) -> tuple[Qwen3VL, int]:
+    """The model, and the bytes that it holds on a GPU."""
+    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    model = load_model(folder, dtype=torch.bfloat16, device=device, storage=storage)
+    assert isinstance(model, Qwen3VL)
+    return model, allocated(model) - before
+
+
+def resident(folder: Path, device: torch.device, storage: Storage, sides: list[int]) -> dict[str, Any]:
+    """What a streamed tower is compared with: encodings, times, bytes. Nothing of it stays on the GPU."""
+    model, held = load(folder, device, replace(storage, streamed=None))
+    found = {
+        "encodings": [encode(model, picture(side)).cpu() for side in sides],
+        "sizes": [measure(model, side) for side in sides],
+        "held_bytes": held,
+    }
+    for row in found["sizes"]:
+        print("resident {side}²: {median_ms} ms ({least_ms} … {most_ms})".format(**row))
+    return found
+
+
+def compared(
+    model: Qwen3VL, folder: Path, held: int, other: dict[str, Any], sides: list[int]
+) -> dict[str, Any]:
+    """A streamed tower beside the resident one."""
+    assert model.tower is not None
+    weights = model.tower.weights
+    assert isinstance(weights, WeightStream)
+    low = model.tower.blocks[0].attn.qkv.format == "int8"
+    wanted = Settings("native", vision="streamed", vision_weights="int8" if low else "bf16")
+    counted = inventory(facts_of(str(folder), offline=True))
+    found = [encode(model, picture(side)).cpu() for side in sides]
+    times = []
+    for _ in range(REPEATS):
+        wait(model)
+        start = time.perf_counter()
+        for place, source in zip(weights.places, weights.host, strict=True):
+            place.copy_(source, non_blocking=True)
+        wait(model)
+        times.append(1e3 * (time.perf_counter() - start))
+    crossing_ms = statistics.median(times)
+    result = {
+        "identical": all(torch.equal(a, b) for a, b in zip(found, other["encodings"], strict=True)),
+        "pinned": weights.ahead,
+        "on_gpu_bytes": sum(size * count for size, count in streaming_sizes(counted, wanted)),
+        "saved_bytes": other["held_bytes"] - held,
+        "planned_saved_bytes": tower_bytes(counted, wanted)
+        - sum(size * count for size, count in streaming_sizes(counted, wanted)),
+        "crossing_bytes": crossing_bytes(counted, wanted),
+        "crossing_ms": round(crossing_ms, 2),
+        "crossing_gb_per_s": round(crossing_bytes(counted, wanted) / crossing_ms / 1e6, 1),
+        "resident_sizes": other["sizes"],
+    }
+    print({name: value for name, value in result.items() if name != "resident_sizes"})
+    return result
+
+
 @torch.inference_mode()
 def main() -> None:
     """Measure, print and save."""
@@ -173,14 +247,14 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--sides", type=int, nargs="+", default=list(SIDES))
-    parser.add_argument("--tower", choices=("bf16", "int8"), default="bf16", help="format of its weights")
+    parser.add_argument("--tower", choices=TOWERS, default="bf16", help="its weights' format and place")
     parser.add_argument("--profile", action="store_true", help="kernels of the smallest picture")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    storage = Storage(tower=arguments.tower)
-    model = load_model(arguments.checkpoint, dtype=torch.bfloat16, device=arguments.device, storage=storage)
-    assert isinstance(model, Qwen3VL)
-    sides = arguments.sides
+    storage, sides, folder = TOWERS[arguments.tower], arguments.sides, arguments.checkpoint
+    other = resident(folder, arguments.device, storage, sides) if storage.streamed else None
+    model, held = load(folder, arguments.device, storage)
+    streamed = None if other is None else compared(model, folder, held, other, sides)
     sizes = [measure(model, side) for side in sides]
     for row in sizes:
         print("{side}²: {median_ms} ms ({least_ms} … {most_ms}),".format(**row), end=" ")
@@ -190,11 +264,8 @@ def main() -> None:
     streams = [stream(model, sides[-1], sliced=sliced) for sliced in (False, True)]
     for values in streams:
         print(values)
-    machine.save(
-        "vision_encode",
-        {"rows": ROWS, "tower": arguments.tower, "sizes": sizes, "streams": streams, "profile": profile},
-        arguments.out,
-    )
+    result = {"rows": ROWS, "tower": arguments.tower, "sizes": sizes, "streams": streams}
+    machine.save("vision_encode", {**result, "profile": profile, "streamed": streamed}, arguments.out)
 
 
 if __name__ == "__main__":
