@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product as combinations
 from pathlib import Path
 from statistics import median
@@ -53,7 +53,7 @@ SHAPES = {  # rows, columns, swiglu
 }
 
 HEADS = ("bf16", "int8")  # formats that a head may have
-TOLERANCE = 5e-3  # relative error: bf16 rounds by a thousandth
+TOLERANCE = 1e-2  # relative error: bf16 rounds by some thousandths
 Tile = tuple[int, ...]
 
 
@@ -94,13 +94,21 @@ def random_weights(kind: str, rows: int, columns: int) -> Weights:
     return Weights("int4", rows, columns, data, scale, torch.full_like(scale, 7.5))
 
 
+def copy(weights: Weights) -> Weights:
+    """The same numbers in other memory."""
+    parts = (weights.data, weights.scale, weights.zero)
+    data, scale, zero = (None if part is None else part.clone() for part in parts)
+    assert data is not None
+    return replace(weights, data=data, scale=scale, zero=zero)
+
+
 def replay_us(run: Callable[[], None], calls: int) -> float:
     """Median microseconds of one call, from replays of a graph of `calls` of them."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
     times = []
-    for _ in range(12):
+    for _ in range(9):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         graph.replay()
@@ -110,22 +118,26 @@ def replay_us(run: Callable[[], None], calls: int) -> float:
     return float(median(times[2:]))
 
 
+def skinny_tiles(cell: Cell) -> tuple[Tile, ...]:
+    """Rows, warps, groups at once, early start, and whether the norm has a kernel of its own."""
+    if cell.tokens > 16:
+        return (32, 4, 4, 1), (32, 8, 8, 1), (16, 8, 8, 1)
+    both: tuple[Tile, ...] = (16, 8, 8, 1), (16, 8, 16, 1), (32, 8, 8, 1), (32, 4, 4, 1), (32, 4, 8, 1)
+    if cell.tokens > 1:
+        return both
+    normed = cell.shape in ("qkv", "gate_up")
+    return (
+        *both, (16, 4, 4, 1), (16, 4, 8, 1), (16, 4, 16, 1), (16, 16, 16, 1), (32, 8, 16, 1), (64, 4, 4, 1),
+        (16, 8, 16, 0), (32, 8, 8, 0), *((*tile, 1) for tile in both if normed),
+    )  # fmt: skip
+
+
 def variants(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
     """Kernels and tiles to try: the skinny one's, and those of the others with `thorough`."""
     yield "default", ()
     swiglu = SHAPES[cell.size][cell.shape][2]
-    if cell.tokens <= 32:
-        few: tuple[Tile, ...] = ((16, 4, 3, 1), (16, 8, 3, 1), (32, 4, 3, 1), (32, 8, 3, 1))
-        one: tuple[Tile, ...] = (
-            (16, 4, 1, 1), (16, 8, 3, 0), (16, 8, 3, 4), (32, 4, 1, 1), (32, 4, 5, 1), (32, 4, 3, 0),
-            (32, 4, 3, -1), (32, 4, 3, 4), (64, 4, 3, 1),
-            (16, 8, 3, 1, 1), (16, 8, 3, 4, 1), (32, 4, 3, 1, 1), (32, 4, 3, 4, 1), (32, 8, 3, 1, 1),
-        )  # fmt: skip
-        if cell.shape not in ("qkv", "gate_up"):
-            one = tuple(tile for tile in one if len(tile) < 5)  # there is no norm to be apart
-        if cell.tokens > 16:
-            few = ((32, 4, 3, 1),)
-        yield from (("skinny", tile) for tile in few + (one if cell.tokens == 1 else ()))
+    if cell.tokens <= 32 and cell.format != "bf16":
+        yield from (("skinny", tile) for tile in skinny_tiles(cell))
     if not thorough:
         return
     if cell.tokens == 1:
@@ -170,8 +182,9 @@ class Products:
         rows, columns, self.swiglu = SHAPES[cell.size][cell.shape]
         torch.manual_seed(0)
         width = {"bf16": 2.0, "int4": 0.5}.get(cell.format, 1.0)
-        copies = only or max(2, int(200e6 / (rows * columns * width)))
-        self.stored = [random_weights(cell.format, rows, columns) for _ in range(copies)]
+        copies = only or max(2, int(120e6 / (rows * columns * width)))
+        first = random_weights(cell.format, rows, columns)
+        self.stored = [first, *(copy(first) for _ in range(copies - 1))]
         self.x = torch.randn(cell.tokens, columns, device="cuda", dtype=torch.bfloat16)
         fused = cell.tokens == 1 and cell.shape in ("qkv", "gate_up")
         self.norm = torch.randn(columns, device="cuda", dtype=torch.bfloat16) if fused else None
@@ -234,7 +247,8 @@ def compile_only(args: argparse.Namespace, shard: int, shards: int) -> None:
 def show(results: list[Result], most: int) -> None:
     """What the package takes by itself, and the best."""
     default = [result for result in results if result.kernel == "default"]
-    for r in default + results[:most]:
+    others = [result for result in results if result.kernel != "default"]
+    for r in default + others[:most]:
         name = f"{r.cell.size} {r.cell.shape:8}{r.cell.format:5} M={r.cell.tokens:<4}"
         tile = " ".join(map(str, r.tile))
         print(f"{name} {r.kernel:8}{tile:14}{r.us:8.2f} us {r.bandwidth:5.0%}  {r.error:.1e}", flush=True)

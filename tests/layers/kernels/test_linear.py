@@ -11,7 +11,7 @@ from snugvl.layers.kernels import linear as kernels
 from snugvl.layers.kernels.linear import product
 from snugvl.layers.kernels.widen import widen_int8
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.weights import FORMATS, Format, Weights, to_int4, to_int8
+from snugvl.layers.weights import Format, Weights, to_int4, to_int8
 
 TOLERANCE = 2e-5
 
@@ -181,21 +181,23 @@ def test_a_product_of_odd_widths_by_the_kernel(device: torch.device, monkeypatch
     close(layer.wide_product(x, 10, 51), expected[:, 10:51])
 
 
-def small_skinny_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, int, int, int] = (32, 2, 2, 2)) -> None:
+def small_skinny_tiles(
+    patch: pytest.MonkeyPatch, tile: tuple[int, int, int, bool] = (32, 2, 2, True)
+) -> None:
     patch.setattr(kernels, "SKINNY_ROWS", 32)
     patch.setattr(kernels, "skinny_tile", lambda *_, **__: tile)
 
 
 @settings(max_examples=20, deadline=None)
 @given(
-    kind=st.sampled_from(FORMATS),
+    kind=st.sampled_from(["fp8", "int8", "int4"]),
     rows=st.integers(1, 70),
     groups=st.integers(1, 5),
     tokens=st.integers(1, 20),
-    tile=st.tuples(st.sampled_from([16, 32]), st.sampled_from([1, 2, 4]), st.just(2), st.integers(-1, 2)),
+    tile=st.tuples(st.sampled_from([16, 32]), st.just(2), st.sampled_from([2, 4]), st.booleans()),
 )
 def test_a_skinny_product_is_torchs(
-    kind: Format, rows: int, groups: int, tokens: int, tile: tuple[int, int, int, int]
+    kind: Format, rows: int, groups: int, tokens: int, tile: tuple[int, int, int, bool]
 ) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     weights = stored(kind, rows, 128 * groups, device)
@@ -230,7 +232,7 @@ def test_skinny_groups(group: int, device: torch.device, monkeypatch: pytest.Mon
         close(product(x, weights), linear(x, weights.wide(torch.float32)))
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
 def test_a_rows_product_does_not_depend_on_the_others(
     kind: Format, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,9 +18,10 @@ from snugvl.layers.weights import Weights
 
 _FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-_NEIGHBOURS = {"bf16": 8, "fp8": 16, "int8": 16, "int4": 32}  # weights of 16 bytes
+_NEIGHBOURS = {"fp8": 16, "int8": 16, "int4": 32}  # weights of 16 bytes
 _GROUPS = (32, 64, 128)  # of columns that the skinny kernel takes
-_PAIRS = {"bf16": 2, "fp8": 4, "int8": 4, "int4": 4 if triton.__version__ < "3.7" else 2}  # kept together
+_TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
+_PAIR = 4 if _TRITON < (3, 8) else 2  # what the compiler keeps together; others work, much slower
 SKINNY_ROWS = 0  # of input up to which the skinny kernel is used
 NORM_APART = False  # its input is normalised by a kernel of its own
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
@@ -54,7 +55,7 @@ def product(
     out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
     if not x.shape[0]:  # a step in which no sequence samples: there is nothing to read
         return out
-    if x.shape[0] <= SKINNY_ROWS and weights.group in _GROUPS:
+    if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and weights.group in _GROUPS:
         if norm is not None and NORM_APART:
             x, norm = normed(x, norm, eps), None
         _skinny(x, weights, bias, norm, eps, residual, out, swiglu=swiglu)
@@ -82,13 +83,13 @@ def _skinny(
     swiglu: bool,
 ) -> None:
     tokens, outputs = out.shape
-    rows, warps, stages, ahead = skinny_tile(tokens, outputs, weights, swiglu=swiglu)
-    data, scale, zero = _operands(weights)
-    early = ahead >= 0 and starts_early(x.device)
+    rows, warps, batch, early = skinny_tile(tokens, outputs, weights, swiglu=swiglu)
+    _, scale, zero = _operands(weights)
+    early = early and starts_early(x.device)
     skinny[(triton.cdiv(outputs, rows // 2 if swiglu else rows),)](
         x,
         x if norm is None else norm,
-        data,
+        weights.data.view(torch.int32),
         scale,
         zero,
         x if bias is None else bias,
@@ -103,8 +104,7 @@ def _skinny(
         GROUP=weights.group,
         BM=max(8, triton.next_power_of_2(tokens)),
         BN=rows,
-        WARPS=warps,
-        ONE=tokens == 1,
+        BATCH=batch,
         HAS_NORM=norm is not None,
         HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
@@ -112,11 +112,9 @@ def _skinny(
         ASSEMBLY=x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0),
         NATIVE=native_fp8(x.device),
         EACH=min(_NEIGHBOURS[weights.format], weights.group // 4),
-        PAIR=_PAIRS[weights.format],
+        PAIR=_PAIR,
         EARLY=early,
-        AHEAD=ahead,
         num_warps=warps,
-        num_stages=stages,
         **({"launch_pdl": True} if early else {}),
     )
 
@@ -255,8 +253,8 @@ def _widen(weights: Weights, first: int, out: torch.Tensor) -> None:
 
 
 def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
-    """Rows of weights of a tile, warps, stages, early start (`benchmarks/kernel_tiles.py`)."""
-    return 32 if swiglu else 16, 4, 3, True
+    """Rows of weights of a tile, warps, groups at once, early start (`benchmarks/kernel_tiles.py`)."""
+    return 32 if swiglu else 16, 8, 8, True
 
 
 def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:

@@ -1,17 +1,18 @@
-"""Stored weights as operands of a matrix instruction: two at a time, in integer registers.
+"""Words of stored weights as operands of a matrix instruction: two weights at a time, in integer registers.
 
 A conversion instruction costs as much as several others, so bits are moved instead: masked and put under an
 exponent, a code reads as a number near 2ⁿ, and a subtraction leaves what it means. On two numbers of a
-register at once this takes one to two instructions a weight. Where there is no such assembly (interpreted,
-float32, before Ampere) plain operations compute the same.
+register at once this takes one to two instructions a weight. The two are the same places of two neighbouring
+words, as that takes the fewest. Where there is no such assembly (interpreted, float32, before Ampere) plain
+operations compute the same.
 """
 
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.weights import e4m3_factor, e4m3_to_f16
+from snugvl.layers.kernels.weights import FP8, INT4, e4m3_factor, e4m3_to_f16
 
-# int4 to bf16: (w >> 4j) & 15 under 2⁷ (its ulp is 1), minus 136 = 128 + 8. Two words share a register.
+# int4 to bf16: (w >> 4j) & 15 under 2⁷ (its ulp is 1), minus 136 = 128 + 8.
 _INT4_BF16 = tl.constexpr(
     """
     {
@@ -50,14 +51,22 @@ _E4M3_BF16 = tl.constexpr(
     """
     {
     .reg .b32 a, s;
-    prmt.b32 a, $2, 0, 0x1404;
+    prmt.b32 a, $4, $5, 0x4000;
     shr.u32 s, a, 4;
     and.b32 a, a, 0x80008000;
     lop3.b32 $0, s, 0x07f007f0, a, 0xea;
-    prmt.b32 a, $2, 0, 0x3424;
+    prmt.b32 a, $4, $5, 0x5010;
     shr.u32 s, a, 4;
     and.b32 a, a, 0x80008000;
     lop3.b32 $1, s, 0x07f007f0, a, 0xea;
+    prmt.b32 a, $4, $5, 0x6020;
+    shr.u32 s, a, 4;
+    and.b32 a, a, 0x80008000;
+    lop3.b32 $2, s, 0x07f007f0, a, 0xea;
+    prmt.b32 a, $4, $5, 0x7030;
+    shr.u32 s, a, 4;
+    and.b32 a, a, 0x80008000;
+    lop3.b32 $3, s, 0x07f007f0, a, 0xea;
     }
     """
 )
@@ -67,14 +76,22 @@ _INT8_BF16 = tl.constexpr(
     {
     .reg .b32 a, s, one;
     mov.b32 one, 0x3f803f80;
-    prmt.b32 a, $2, 0, 0x4140;
+    prmt.b32 a, $4, $5, 0x0400;
     lop3.b32 s, a, 0x00800080, 0xc300c300, 0xea;
     lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;
     fma.rn.bf16x2 $0, a, one, s;
-    prmt.b32 a, $2, 0, 0x4342;
+    prmt.b32 a, $4, $5, 0x0501;
     lop3.b32 s, a, 0x00800080, 0xc300c300, 0xea;
     lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;
     fma.rn.bf16x2 $1, a, one, s;
+    prmt.b32 a, $4, $5, 0x0602;
+    lop3.b32 s, a, 0x00800080, 0xc300c300, 0xea;
+    lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;
+    fma.rn.bf16x2 $2, a, one, s;
+    prmt.b32 a, $4, $5, 0x0703;
+    lop3.b32 s, a, 0x00800080, 0xc300c300, 0xea;
+    lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;
+    fma.rn.bf16x2 $3, a, one, s;
     }
     """
 )
@@ -86,8 +103,46 @@ def _nibble(words, POSITION: tl.constexpr, kind: tl.constexpr):
 
 
 @triton.jit
-def int4_values(words, kind: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """`words` `[…, n]` int32 as `[…, n, 2, 2, 2]`: codes − 8, in their order when reshaped to `[…, 8 n]`."""
+def _byte(words, POSITION: tl.constexpr, kind: tl.constexpr, FORMAT: tl.constexpr, NATIVE: tl.constexpr):
+    if FORMAT == FP8:
+        result = e4m3_to_f16(((words >> (8 * POSITION)) & 255).to(tl.uint8), NATIVE).to(kind)
+    else:
+        result = ((words << (24 - 8 * POSITION)) >> 24).to(kind)
+    return result
+
+
+@triton.jit
+def unpacked(words, kind: tl.constexpr, FORMAT: tl.constexpr, ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr):
+    """`words` `[…, n]` int32 as numbers, in their order: `[…, n, 2, 2]`, of int4 `[…, n, 2, 2, 2]`.
+
+    int4: codes − 8; int8: codes; fp8: what `unpacked_factor` puts right.
+    """
+    if FORMAT == INT4:  # noqa: SIM108 (both sides of a ternary would need one type)
+        result = _eight(words, kind, ASSEMBLY)
+    else:
+        result = _four(words, kind, FORMAT, ASSEMBLY, NATIVE)
+    return result
+
+
+@triton.jit
+def _four(words, kind: tl.constexpr, FORMAT: tl.constexpr, ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr):
+    if ASSEMBLY:
+        a, b, c, d = tl.inline_asm_elementwise(
+            _E4M3_BF16 if FORMAT == FP8 else _INT8_BF16,
+            "=r,=r,=r,=r,r,r",
+            [words],
+            dtype=(tl.bfloat16,) * 4,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        a, b = _byte(words, 0, kind, FORMAT, NATIVE), _byte(words, 1, kind, FORMAT, NATIVE)
+        c, d = _byte(words, 2, kind, FORMAT, NATIVE), _byte(words, 3, kind, FORMAT, NATIVE)
+    return tl.join(tl.join(a, c), tl.join(b, d))
+
+
+@triton.jit
+def _eight(words, kind: tl.constexpr, ASSEMBLY: tl.constexpr):
     if ASSEMBLY:
         a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
             _INT4_BF16,
@@ -108,28 +163,10 @@ def int4_values(words, kind: tl.constexpr, ASSEMBLY: tl.constexpr):
 
 
 @triton.jit
-def e4m3_values(raw, kind: tl.constexpr, ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr):
-    """e4m3 bytes as numbers of type `kind`; `e4m3_values_factor` puts their powers of two right."""
-    if ASSEMBLY:
-        return tl.inline_asm_elementwise(
-            _E4M3_BF16, "=r,=r,r", [raw], dtype=tl.bfloat16, is_pure=True, pack=4
-        )
-    return e4m3_to_f16(raw, NATIVE).to(kind)
-
-
-@triton.jit
-def e4m3_values_factor(ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr):
-    """What `e4m3_values` must be multiplied with."""
+def unpacked_factor(FORMAT: tl.constexpr, ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr):
+    """What `unpacked` numbers must be multiplied with."""
+    if FORMAT != FP8:
+        return 1.0
     if ASSEMBLY:
         return 1.329227995784916e36  # 2¹²⁰
     return e4m3_factor(NATIVE)
-
-
-@triton.jit
-def int8_values(raw, kind: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """int8 codes as numbers of type `kind`."""
-    if ASSEMBLY:
-        return tl.inline_asm_elementwise(
-            _INT8_BF16, "=r,=r,r", [raw], dtype=tl.bfloat16, is_pure=True, pack=4
-        )
-    return raw.to(kind)
