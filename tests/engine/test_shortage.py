@@ -55,6 +55,13 @@ def test_requests_too_large_for_one_step_go_one_by_one(prefix: bool) -> None:
     assert here.stats.faults == 0
 
 
+def test_a_prompt_too_large_for_one_step_comes_in_shorter_ones() -> None:
+    model, item = Toy(), request("a", 1, picture(1), *range(2, 40))
+    short = Short(model, lambda batch: len(batch.input_ids) > 16)
+    assert tokens(run(engine(model), item)["a"]) == oracle(Toy(), item, 8)
+    assert short.failed == [47]
+
+
 def test_a_decode_batch_that_never_fits_still_gets_on() -> None:
     model, items = Toy(), several(3)
     right = [oracle(Toy(), item, item.sampling.max_tokens or 0) for item in items]
@@ -85,7 +92,7 @@ def test_only_the_request_that_fails_alone_ends_with_numbers(caplog: pytest.LogC
     assert error.http_status == 503
     assert error.retry_after_s > 0
     assert str(error) == (
-        "out of memory: a step of 19 tokens with 1 images or videos of up to 64 patches, with nothing beside "
+        "out of memory: a step of 16 tokens with 1 images or videos of up to 64 patches, with nothing beside "
         "it, asked for 26.00 MiB more than there was; send smaller or fewer images, or try again when other "
         "programs have given memory back"
     )

@@ -36,6 +36,7 @@ from snugvl.engine import prefix
 from snugvl.engine.blocks import BlockCopy, BlockPool
 from snugvl.engine.sequence import Sequence, State, seat_of
 
+ALONE_PARTS = 4  # a step that must take little memory has a quarter of the tokens
 PREFILL_BESIDE_DECODES = 512  # enough to keep a GPU busy, a fraction of the time of a whole chunk
 
 
@@ -139,7 +140,7 @@ class Scheduler:
         alone = self._alone()
         if alone is not None:
             step = Schedule(alone=True)
-            self._take(step, alone, self.config.max_batched_tokens)
+            self._take(step, alone, max(self.config.max_batched_tokens // ALONE_PARTS, 1))
             return step
         step = Schedule()
         for sequence in [s for s in self.running if s.pending == 1]:

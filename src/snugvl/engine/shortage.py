@@ -4,7 +4,7 @@ A step takes workspace. The plan has room for it, but another program may have t
 plan was wrong. So a step that runs out of memory is tried again in parts, and only what fails alone ends:
 
     step  a ▒▒▒▒  b ▒  c ▒        out of memory: all three wait, what torch keeps goes back to the driver
-          a ▒▒▒▒                  alone, without a graph; it fails again: a ends with numbers
+          a ▒                     alone, a quarter as long, without a graph; it fails again: a ends
           b ▒                     alone, until it has a token; then it shares steps again
           c ▒  b ▒
 """
