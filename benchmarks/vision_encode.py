@@ -194,7 +194,7 @@ def load(folder: Path, device: torch.device, storage: Storage) -> tuple[Qwen3VL,
 def resident(folder: Path, device: torch.device, storage: Storage, sides: list[int]) -> dict[str, Any]:
     """What a streamed tower is compared with: encodings, times, bytes. Nothing of it stays on the GPU."""
     model, held = load(folder, device, replace(storage, streamed=None))
-    found = {
+    found: dict[str, Any] = {
         "encodings": [encode(model, picture(side)).cpu() for side in sides],
         "sizes": [measure(model, side) for side in sides],
         "held_bytes": held,
@@ -205,14 +205,15 @@ def resident(folder: Path, device: torch.device, storage: Storage, sides: list[i
 
 
 def compared(
-    model: Qwen3VL, folder: Path, held: int, other: dict[str, Any], sides: list[int]
+    model: Qwen3VL, folder: Path, storage: Storage, held: int, other: dict[str, Any], sides: list[int]
 ) -> dict[str, Any]:
     """A streamed tower beside the resident one."""
     assert model.tower is not None
     weights = model.tower.weights
     assert isinstance(weights, WeightStream)
-    low = model.tower.blocks[0].attn.qkv.format == "int8"
-    wanted = Settings("native", vision="streamed", vision_weights="int8" if low else "bf16")
+    wanted = Settings(
+        "native", vision="streamed", vision_weights="int8" if storage.tower == "int8" else "bf16"
+    )
     counted = inventory(facts_of(str(folder), offline=True))
     found = [encode(model, picture(side)).cpu() for side in sides]
     times = []
@@ -254,7 +255,7 @@ def main() -> None:
     storage, sides, folder = TOWERS[arguments.tower], arguments.sides, arguments.checkpoint
     other = resident(folder, arguments.device, storage, sides) if storage.streamed else None
     model, held = load(folder, arguments.device, storage)
-    streamed = None if other is None else compared(model, folder, held, other, sides)
+    streamed = None if other is None else compared(model, folder, storage, held, other, sides)
     sizes = [measure(model, side) for side in sides]
     for row in sizes:
         print("{side}²: {median_ms} ms ({least_ms} … {most_ms}),".format(**row), end=" ")
