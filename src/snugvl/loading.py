@@ -6,6 +6,7 @@ doesn't count them, and pictures are refused.
 
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -204,8 +205,10 @@ def load_engine(
     facts = replace(facts_of(str(folder), offline=True), name=str(model))
     counted = inventory(facts)
     kind = _dtype(dtype, counted, place)
-    processor = Processor.from_folder(folder, config, max_pixels=max_pixels)
-    mark("the tokenizer is read")
+    # In a thread of its own: a tokenizer needs Python for about as long as the weights need the GPU.
+    reader = ThreadPoolExecutor(1, "processor")
+    reading = reader.submit(Processor.from_folder, folder, config, max_pixels=max_pixels)
+    reader.shutdown(wait=False)
     wish = Wish(context, max_pixels, _weights(weights), language_only, tower)
     allocation = allocate(facts, kind, place, wish)
     cap_bytes = cap(place)
@@ -213,8 +216,6 @@ def load_engine(
     left_out = tower_bytes(counted, allocation.settings) if allocation.settings.language_only else 0
     if left_out:
         report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
-    if processor.pictures is not None:
-        processor.pictures.limit(allocation.max_pixels)
     network = load_model(
         folder,
         dtype=kind,
@@ -225,6 +226,10 @@ def load_engine(
         language_only=language_only,
     )
     mark("weights are loaded")
+    processor = reading.result()
+    mark("the tokenizer is read")
+    if processor.pictures is not None:
+        processor.pictures.limit(allocation.max_pixels)
     report("allocating the KV cache", WEIGHTS_TO)
     if target.type == "cuda":
         torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
