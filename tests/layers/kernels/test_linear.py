@@ -16,6 +16,12 @@ from snugvl.layers.weights import Format, Weights, to_int4, to_int8
 TOLERANCE = 2e-5
 
 
+@pytest.fixture(autouse=True)
+def other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those for more rows, and for what the skinny one does not take, also for few rows."""
+    monkeypatch.setattr(kernels, "SKINNY_ROWS", 0)
+
+
 def stored(kind: Format, rows: int, columns: int, device: torch.device, group: int = 128) -> Weights:
     values = torch.randn(rows, columns) * 0.05
     if kind == "bf16":
@@ -242,3 +248,19 @@ def test_a_rows_product_does_not_depend_on_the_others(
     together = product(x, weights)
     for rows in (1, 3):
         assert torch.equal(together[:rows], product(x[:rows], weights))
+
+
+def test_which_products_are_skinny(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SKINNY_ROWS", 16)
+    taken: list[tuple[str, int]] = []
+    for other in ("_vector", "_matrix"):
+        monkeypatch.setattr(kernels, other, lambda *_, **__: None)
+    monkeypatch.setattr(
+        kernels, "_skinny", lambda x, weights, *_, **__: taken.append((weights.format, len(x)))
+    )
+    kinds: tuple[Format, ...] = ("bf16", "fp8", "int8", "int4")
+    for kind in kinds:
+        weights = stored(kind, 16, 128, device)
+        for tokens in (0, 1, 16, 17):
+            product(torch.randn(tokens, 128, device=device, dtype=torch.bfloat16), weights)
+    assert taken == [(kind, tokens) for kind in kinds[1:] for tokens in (1, 16)]

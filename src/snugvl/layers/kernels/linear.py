@@ -22,7 +22,7 @@ _NEIGHBOURS = {"fp8": 16, "int8": 16, "int4": 32}  # weights of 16 bytes
 _GROUPS = (32, 64, 128)  # of columns that the skinny kernel takes
 _TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 _PAIR = 4 if _TRITON < (3, 8) else 2  # what the compiler keeps together; others work, much slower
-SKINNY_ROWS = 0  # of input up to which the skinny kernel is used
+SKINNY_ROWS = 16  # of input up to which the skinny kernel is used
 NORM_APART = False  # its input is normalised by a kernel of its own
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
@@ -55,7 +55,7 @@ def product(
     out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
     if not x.shape[0]:  # a step in which no sequence samples: there is nothing to read
         return out
-    if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and weights.group in _GROUPS:
+    if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and _fits_skinny(x, weights):
         if norm is not None and NORM_APART:
             x, norm = normed(x, norm, eps), None
         _skinny(x, weights, bias, norm, eps, residual, out, swiglu=swiglu)
@@ -69,6 +69,12 @@ def product(
     else:
         _matrix(x, weights, bias, residual, out, swiglu=swiglu)
     return out
+
+
+def _fits_skinny(x: torch.Tensor, weights: Weights) -> bool:
+    """bf16 from Ampere on; in the interpreter anything."""
+    unpacks = x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0)
+    return weights.group in _GROUPS and (unpacks or not x.is_cuda)
 
 
 def _skinny(
@@ -254,7 +260,7 @@ def _widen(weights: Weights, first: int, out: torch.Tensor) -> None:
 
 def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
     """Rows of weights of a tile, warps, groups at once, early start (`benchmarks/kernel_tiles.py`)."""
-    return 32 if swiglu else 16, 8, 8, True
+    return (32, 4, 4, True) if outputs >= 6144 else (16, 8, 8, True)
 
 
 def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:
