@@ -74,7 +74,8 @@ def streamed(tower: Any, *, ahead: bool = True) -> Any:
     for unit, values in zip(units, before, strict=True):
         for (_, _, tensor), value in zip(weight_stream._tensors(unit), values, strict=True):
             tensor.copy_(value)
-    stream = WeightStream(units, host, LateCopies())  # type: ignore[arg-type]
+    room = torch.empty(room_bytes(units, [len(each) for each in host]), dtype=torch.uint8)
+    stream = WeightStream(units, host, room, LateCopies())  # type: ignore[arg-type]
     stream.ahead = ahead
     tower.weights = stream
     return stream

@@ -36,7 +36,7 @@ from snugvl.models import ready_made
 from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.ready_made import PackedMatrix
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, Piece, TensorFiles, dequantise
-from snugvl.models.weight_stream import CopyStream, WeightStream, to_host
+from snugvl.models.weight_stream import CopyStream, WeightStream, room_bytes, to_host
 from snugvl.planner.footprint.allocator import together_bytes
 
 GPU_READERS = 4
@@ -121,10 +121,12 @@ def load_model(
     _store(model, storage, form)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
     host = to_host(units, pinned=storage.streamed == "pinned")
-    _give_memory(model, device)
+    room_size = room_bytes(units, [len(each) for each in host])
+    _give_memory(model, device, room_size)
+    room = torch.empty(room_size, dtype=torch.uint8, device=device)
     _fill(dict(_targets(model)), _Stored(tensors, matrices, form), device, readers, progress)
     if model.tower is not None and units:
-        model.tower.weights = WeightStream(units, host, CopyStream(device))
+        model.tower.weights = WeightStream(units, host, room, CopyStream(device))
     return model
 
 
@@ -273,15 +275,16 @@ def _without_memory(config: ModelConfig) -> LoadableNetwork:
         return network_of(config)
 
 
-def _give_memory(model: nn.Module, device: torch.device) -> None:
+def _give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
     """`model.to_empty(device=device)`, which imports all of sympy for a second on the way.
 
     On a GPU in one piece, of which torch's allocator then cuts the tensors: pieces of their own would be
-    rounded up to 2 MiB each, or lie in 20 MiB with holes (`planner/footprint/allocator.py`).
+    rounded up to 2 MiB each, or lie in 20 MiB with holes (`planner/footprint/allocator.py`). `beside`: bytes
+    of the next tensor after these.
     """
     if device.type == "cuda":
         sizes = [tensor.nbytes for tensor in chain(model.parameters(), model.buffers()) if tensor.is_meta]
-        torch.empty(together_bytes(sizes), dtype=torch.uint8, device=device)
+        torch.empty(together_bytes([*sizes, beside]), dtype=torch.uint8, device=device)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.is_meta:  # it has a place in main memory

@@ -64,20 +64,22 @@ class WeightStream:
     """Units in main memory, in the order of their use, and their room on the GPU.
 
     Attributes:
-        room: bytes on the GPU, uint8.
         ahead: copies run beside the host, so the next is asked for before it is needed.
     """
 
-    def __init__(self, units: Sequence[nn.Module], host: Sequence[torch.Tensor], copies: CopyStream) -> None:
-        """`host`: the bytes of each unit, as `to_host` made them and the loader filled them."""
-        self.units, self.host, self.copies = units, host, copies
+    def __init__(
+        self, units: Sequence[nn.Module], host: Sequence[torch.Tensor], room: torch.Tensor, copies: CopyStream
+    ) -> None:
+        """`host`: the bytes of each unit, as `to_host` made them and the loader filled them.
+
+        `room`: on the GPU, uint8, of `room_bytes`.
+        """
+        self.units, self.host, self.room, self.copies = units, host, room, copies
         self.ahead = host[0].is_pinned()
         self.passing: Pass | None = None
-        sizes = [len(each) for each in host]
-        self.room = torch.empty(room_bytes(units, sizes), dtype=torch.uint8, device=copies.device)
         self.places = [
-            self.room[:size] if index % 2 == 0 else self.room[len(self.room) - size :]
-            for index, size in enumerate(sizes)
+            room[: len(each)] if index % 2 == 0 else room[len(room) - len(each) :]
+            for index, each in enumerate(host)
         ]
         for unit, place in zip(units, self.places, strict=True):
             _lay_out(unit, place)
@@ -127,7 +129,9 @@ def unit_bytes(unit: nn.Module) -> int:
 
 
 def room_bytes(units: Sequence[nn.Module], sizes: Sequence[int]) -> int:
-    """The largest unit that occurs again and again (a block) beside the largest of all."""
+    """The largest unit that occurs again and again (a block) beside the largest of all; 0 of none."""
+    if not units:
+        return 0
     blocks = [size for unit, size in zip(units, sizes, strict=True) if type(unit) is type(units[0])]
     return max(blocks) + max(sizes)
 
