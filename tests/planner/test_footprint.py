@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from snugvl.checkpoint.facts import KVLayer, TensorFact
+from snugvl.models.loader import segment_bytes
 from snugvl.planner.footprint import vllm
-from snugvl.planner.footprint.allocator import reserved_bytes
+from snugvl.planner.footprint.allocator import reserved_bytes, together_bytes, up
 from snugvl.planner.footprint.component import Component, footprint_of
 from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import kv_bytes
@@ -198,6 +199,11 @@ def test_the_largest_image_fills_its_budget_whatever_its_shape() -> None:
         for width, height in ((4000, 3000), (1, 190), (5000, 700), (333, 777)):
             assert rule.rule.tokens(width, height, pixels) <= bound.tokens
     assert not scales(inventory(with_rule(qwen3_vl("2B"), Fixed())))
+
+
+def test_the_loader_takes_the_segment_that_the_plan_counts() -> None:
+    sizes = [1, MIB, MIB + 1, 3 * MIB, 5 * MIB + 700, 40 * MIB]
+    assert up(segment_bytes(sizes), 2 * MIB) == together_bytes(sizes) == 50 * MIB
 
 
 def test_our_engine_holds_the_outputs_a_chunk_touches() -> None:

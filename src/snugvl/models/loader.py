@@ -14,7 +14,7 @@ no network has (`unloaded`). Ready-made 4-bit matrices are `models/ready_made.py
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -37,7 +37,6 @@ from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.ready_made import PackedMatrix
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, Piece, TensorFiles, dequantise
 from snugvl.models.weight_stream import CopyStream, WeightStream, room_bytes, to_host
-from snugvl.planner.footprint.allocator import together_bytes
 
 GPU_READERS = 4
 
@@ -284,7 +283,7 @@ def _give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
     """
     if device.type == "cuda":
         sizes = [tensor.nbytes for tensor in chain(model.parameters(), model.buffers()) if tensor.is_meta]
-        torch.empty(together_bytes([*sizes, beside]), dtype=torch.uint8, device=device)
+        torch.empty(segment_bytes([*sizes, beside]), dtype=torch.uint8, device=device)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.is_meta:  # it has a place in main memory
@@ -294,6 +293,11 @@ def _give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:
                 setattr(module, name, torch.empty(tuple(buffer.shape), dtype=buffer.dtype, device=device))
+
+
+def segment_bytes(sizes: Iterable[int]) -> int:
+    """Of one segment for all tensors of more than 1 MiB: smaller ones torch keeps apart. Each to 512 bytes."""
+    return sum(-(-size // 512) * 512 for size in sizes if size > 1 << 20)
 
 
 def check_names(
