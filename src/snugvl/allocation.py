@@ -5,8 +5,8 @@ context, pixels and the KV pool follow. Asked for nothing, the best that fits is
 that doesn't fit, it is refused with the numbers and with what would.
 
     weight format: as stored, bf16 or FP8 > int8 > int4
-      > images and context > embedding and lm_head in bf16, then in int8, then the vision tower too
-      > tokens and sequences of a step
+      > images and context > KV cache in bf16, then in FP8
+      > embedding and lm_head in bf16, then in int8, then the vision tower too > tokens and sequences of a step
 
 and all of this with the vision tower on the GPU before any of it with one that streams. A context below
 `LEAST_CONTEXT` comes last of each: a coarser format with more room is worth more.
@@ -14,14 +14,15 @@ and all of this with the vision tower on the GPU before any of it with one that 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
 from snugvl.checkpoint.facts import ModelFacts
-from snugvl.config import DEFAULT_BLOCK_SIZE, EngineConfig
+from snugvl.config import DEFAULT_BLOCK_SIZE, EngineConfig, KVFormat
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.place import Place
-from snugvl.planner.capabilities import NATIVE_STEPS, Option, Refusal, native_options
+from snugvl.planner.capabilities import NATIVE_STEPS, Option, Refusal, kv_formats_on, native_options
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.kv import block_bytes
@@ -50,6 +51,7 @@ class Wish:
         weights: format of the decoder's weights; the best that fits.
         language_only: leave the vision tower out.
         tower: where its weights are; auto streams them where nothing else fits.
+        kv_cache: format of keys and values; FP8 where that makes room, see `planner.capabilities`.
     """
 
     context: int | None = None
@@ -57,6 +59,7 @@ class Wish:
     weights: WeightFormat | None = None
     language_only: bool = False
     tower: TowerWish = "auto"
+    kv_cache: KVFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +94,14 @@ class _Question:
     dtype: torch.dtype
     place: Place
     language_only: bool = False
+    kv_formats: tuple[KVFormat, ...] = ("bf16",)
 
     @property
     def sees(self) -> bool:
         """Whether there is a vision tower to place."""
         return self.facts.vision is not None and not self.language_only
 
-    def settings(self, length: int, pixels: int, option: Option) -> Iterator[Settings]:
+    def settings(self, length: int, pixels: int, option: Option, kv: KVFormat) -> Iterator[Settings]:
         """One step in one format: as fast as it can be first."""
         wide = self.dtype == torch.float32
         weights: WeightFormat = option.weights
@@ -108,6 +112,7 @@ class _Question:
             "native",
             weights,
             option.head,
+            kv,
             context=length,
             max_pixels=pixels or None,
             images=1 if self.sees else 0,
@@ -130,10 +135,9 @@ class _Question:
         for least, most in ((LEAST_CONTEXT, 1 << 62), (0, LEAST_CONTEXT)):
             inside = [step for step in steps if least <= step[0] < most]
             for weights in formats:
-                for length, pixels in inside:
-                    for option in options:
-                        if option.weights == weights:
-                            yield from self.settings(length, pixels, option)
+                of_format = [option for option in options if option.weights == weights]
+                for (length, pixels), kv, option in product(inside, self.kv_formats, of_format):
+                    yield from self.settings(length, pixels, option, kv)
 
     def footprint(self, settings: Settings) -> Footprint:
         """Of these settings here."""
@@ -163,6 +167,7 @@ class _Question:
             max_model_len=length,
             max_num_seqs=self._sequences(settings, left - needed.named("recurrent state")),
             max_batched_tokens=settings.chunk,
+            kv_cache=settings.kv,
             encoder_cache_bytes=ENCODER_CACHE_BYTES if self.sees and left >= ROOMY_BYTES else 0,
         )
         return Allocation(
@@ -212,7 +217,8 @@ def allocate(facts: ModelFacts, dtype: torch.dtype, place: Place, wish: Wish | N
         )
     model = inventory(facts)
     options = _options(model, place, wish)
-    question = _Question(facts, model, options, dtype, place, wish.language_only)
+    kv_formats = kv_formats_on(options[0], place.planned(), wish.kv_cache)
+    question = _Question(facts, model, options, dtype, place, wish.language_only, kv_formats)
     steps = list(_steps(question, wish.context, wish.max_pixels))
     found = question.first(steps)
     if found is None:
@@ -290,8 +296,9 @@ def _refusal(question: _Question, steps: list[tuple[int, int]]) -> str:
     free = f"{place.name} has {gib(place.free_bytes)} free, of which {gib(place.usable_bytes)} may be used"
     streamed = ", its vision tower streamed," if settings.vision == "streamed" else ""
     images = f" and images of {settings.max_pixels or 0:,} pixels" if question.sees else ""
+    cache = ", with an FP8 KV cache," if settings.kv == "fp8" else ""
     return (
         f"{facts.name} in {settings.weights_name}{streamed} with a context of {settings.context:,} tokens"
-        f"{images} needs {gib(needed.total_bytes)} ({parts}), but "
+        f"{images}{cache} needs {gib(needed.total_bytes)} ({parts}), but "
         f"{free}; {way_out}"
     )

@@ -47,6 +47,7 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
         dtype=choice.dtype,
         context=choice.context,
         weights=choice.weights,
+        kv_cache=choice.kv_cache,
         max_pixels=choice.max_pixels,
         memory=choice.memory_bytes,
         max_waiting=choice.max_waiting,

@@ -35,7 +35,7 @@ from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
-from snugvl.planner.settings import Settings, TowerWish, WeightFormat
+from snugvl.planner.settings import KVFormat, Settings, TowerWish, WeightFormat
 from snugvl.timeline import mark
 
 if TYPE_CHECKING:
@@ -44,12 +44,14 @@ if TYPE_CHECKING:
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
 TowerName = TowerWish
+KVCacheName = Literal["auto", "bf16", "fp8"]
 BackendName = Literal["auto", "native", "transformers"]
 Progress = Callable[[str, float], None]
 """Told what loading is doing, and how much of it is done, from 0 to 1."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS = ("auto", "bf16", "fp8", "int8", "int4")
+KV_CACHES = ("auto", "bf16", "fp8")
 BACKENDS = ("auto", "native", "transformers")
 TOWERS = ("auto", "resident", "streamed")
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
@@ -83,6 +85,7 @@ def load(
     device: str = "auto",
     dtype: DtypeName = "auto",
     weights: WeightsName = "auto",
+    kv_cache: KVCacheName = "auto",
     context: int | None = None,
     max_pixels: int | None = None,
     memory: int | str | None = None,
@@ -98,11 +101,14 @@ def load(
     Args:
         model: `pocket`, a checkpoint folder, or a Hub id that is in the local cache.
         device: `cpu`, `cuda`, `cuda:1`, …; auto takes the GPU if there is one.
-        dtype: activations, KV cache, and weights that stay as wide; auto takes bfloat16 (float16 before
+        dtype: activations, KV cache (unless it is FP8), and weights that stay as wide; auto takes bfloat16 (float16 before
             Ampere) on a GPU, and on a CPU float32 where it leaves half of the free memory.
         weights: format of the decoder's weights in memory. Auto keeps a checkpoint that is stored in 4 bits,
             and on a GPU an FP8 one, as it is; of others it takes bf16, int8 or int4, the first that fits,
             with embedding and lm_head in int8 where that makes room. On a CPU it takes `dtype`.
+        kv_cache: format of keys and values: that of the activations (bf16), or fp8, half as large, of our own
+            engine alone. Auto takes fp8 on a GPU, where it makes room for larger images or a longer context,
+            for models that norm their keys.
         context: tokens of one conversation, image tokens included; by default as many as fit, up to 8,192.
         max_pixels: scale larger images down to this many pixels (the checkpoint's own limit at most), and
             the frames of a video until all together have as many tokens; by default what half of the
@@ -140,13 +146,18 @@ def load(
     if tower not in TOWERS:
         raise RequestError(f"tower {tower!r} is unknown; use {', '.join(TOWERS)}", field="tower")
     if backend_for(model, backend) == "native":
-        made = load_engine(model, prefix_cache=prefix_cache, tower=tower, **wanted).backend
+        made = load_engine(model, prefix_cache=prefix_cache, tower=tower, kv_cache=kv_cache, **wanted).backend
     elif tower == "streamed":
         raise RequestError(
             "only our own engine streams the vision tower; use tower='auto', or backend='native'",
             field="tower",
         )
     else:
+        if _kv_format(kv_cache) == "fp8":
+            raise RequestError(
+                "kv_cache 'fp8' is for our own engine; transformers keeps keys and values in dtype",
+                field="kv_cache",
+            )
         from snugvl.backends.transformers.loading import load_engine as load_transformers
 
         made = load_transformers(model, trust_remote_code=trust_remote_code, **wanted).backend
@@ -177,6 +188,7 @@ def load_engine(
     device: str,
     dtype: DtypeName,
     weights: WeightsName = "auto",
+    kv_cache: KVCacheName = "auto",
     context: int | None = None,
     max_pixels: int | None = None,
     memory: int | str | None = None,
@@ -209,7 +221,7 @@ def load_engine(
     reader = ThreadPoolExecutor(1, "processor")
     reading = reader.submit(Processor.from_folder, folder, config, max_pixels=max_pixels)
     reader.shutdown(wait=False)
-    wish = Wish(context, max_pixels, _weights(weights), language_only, tower)
+    wish = Wish(context, max_pixels, _weights(weights), language_only, tower, _kv_format(kv_cache))
     allocation = allocate(facts, kind, place, wish)
     cap_bytes = cap(place)
     mark("memory is planned and capped")
@@ -264,6 +276,7 @@ def _capabilities(
         min_pixels=0 if pictures is None else pictures.images.settings.min_pixels,
         dtype=str(kind).removeprefix("torch."),
         weights=allocation.settings.weights_name,
+        kv_cache=allocation.settings.kv_name,
         architecture=config.architecture,
         parameters=parameters,
         tools=processor.template.shows_tools,
@@ -313,6 +326,12 @@ def _storage(settings: Settings, system: OperatingSystem) -> Storage:
 def _weights(name: WeightsName) -> WeightFormat | None:
     if name not in WEIGHTS:
         raise RequestError(f"weights {name!r} are unknown; use {', '.join(WEIGHTS)}", field="weights")
+    return None if name == "auto" else name
+
+
+def _kv_format(name: KVCacheName) -> KVFormat | None:
+    if name not in KV_CACHES:
+        raise RequestError(f"kv_cache {name!r} is unknown; use {', '.join(KV_CACHES)}", field="kv_cache")
     return None if name == "auto" else name
 
 

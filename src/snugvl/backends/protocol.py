@@ -213,6 +213,7 @@ class Capabilities:
         device: where, as people know it ("NVIDIA GeForce RTX 5060", "CPU").
         dtype: activations and cache, such as "bfloat16".
         weights: as they are in memory, such as "int4, int8 head".
+        kv_cache: format of keys and values, such as "fp8"; empty where the engine doesn't tell.
         architecture: of the network, as the checkpoint names it; empty where the engine doesn't tell.
         parameters: number of weights; 0 where the engine doesn't tell.
         tools: whether the chat template shows tools to the model.
@@ -233,6 +234,7 @@ class Capabilities:
     parameters: int = 0
     tools: bool = True
     language_only: bool = False
+    kv_cache: str = ""
 
 
 class Backend(Protocol):

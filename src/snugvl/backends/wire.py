@@ -36,6 +36,7 @@ from snugvl.timeline import Timeline
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
 TowerName = Literal["auto", "resident", "streamed"]
+KVCacheName = Literal["auto", "bf16", "fp8"]
 HostedEngine = Literal["native", "transformers"]
 
 _LENGTH = Struct("!Q")
@@ -54,6 +55,7 @@ class EngineChoice:
             plan; empty: everything on `device`.
         prefix_cache: let a prompt start from what earlier ones have left (our own engine only).
         tower: where our own engine has the vision tower's weights.
+        kv_cache: format of keys and values (our own engine only).
     """
 
     model: str = "pocket"
@@ -70,6 +72,7 @@ class EngineChoice:
     placement: tuple[tuple[str, str], ...] = ()
     prefix_cache: bool = True
     tower: TowerName = "auto"
+    kv_cache: KVCacheName = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ def ask(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     weights: options.Weights = "auto",
+    kv_cache: options.KVCache = "auto",
     context: options.Context = None,
     max_pixels: options.MaxPixels = None,
     memory: options.Memory = None,
@@ -61,7 +62,7 @@ def ask(
     )
     loaded = options.ModelChoice(
         model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
-        trust_remote_code, tower,
+        trust_remote_code, tower, kv_cache,
     )  # fmt: skip
     batch.do(
         task,

@@ -54,6 +54,7 @@ def detect(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     weights: options.Weights = "auto",
+    kv_cache: options.KVCache = "auto",
     context: options.Context = None,
     max_pixels: options.MaxPixels = None,
     memory: options.Memory = None,
@@ -84,7 +85,7 @@ def detect(
     )
     loaded = options.ModelChoice(
         model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
-        trust_remote_code, tower,
+        trust_remote_code, tower, kv_cache,
     )  # fmt: skip
     batch.do(
         task,

@@ -49,6 +49,11 @@ Weights = Annotated[
     WeightsName,
     typer.Option("--weights", help="Format of the weights in memory; auto: the best that fits."),
 ]
+KVCacheName = Literal["auto", "bf16", "fp8"]
+KVCache = Annotated[
+    KVCacheName,
+    typer.Option("--kv-cache", help="Format of keys and values; fp8 is half as large. auto: where it helps."),
+]
 Memory = Annotated[
     str | None,
     typer.Option("--memory", metavar="SIZE", help="Take at most this much memory, such as 7200MiB."),
@@ -112,6 +117,7 @@ class ModelChoice:
     backend: BackendName = "auto"
     trust_remote_code: bool = False
     tower: TowerName = "auto"
+    kv_cache: KVCacheName = "auto"
 
     def __post_init__(self) -> None:
         if self.backend == "native" and self.trust_remote_code:
@@ -126,6 +132,7 @@ class ModelChoice:
             "--dtype": self.dtype != "auto",
             "--context": self.context,
             "--weights": self.weights != "auto",
+            "--kv-cache": self.kv_cache != "auto",
             "--memory": self.memory,
             "--backend": self.backend != "auto",
             "--tower": self.tower != "auto",

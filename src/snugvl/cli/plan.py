@@ -70,6 +70,7 @@ def plan(
     task: Task = "caption",
     quality: Quality = "any",
     backend: Backend = "auto",
+    kv_cache: options.KVCache = "auto",
     concurrency: Concurrency = 1,
     gpu: machine_options.Gpu = None,
     os: machine_options.Os = None,
@@ -90,7 +91,7 @@ def plan(
     wished = (0 if language_only else 1) if images is None else images
     wishes = Wishes(
         context, wished, min_image_tokens, max_pixels, quality, backend, concurrency, task,
-        language_only=language_only, tower=tower,
+        language_only=language_only, tower=tower, kv_cache=None if kv_cache == "auto" else kv_cache,
     )  # fmt: skip
     choice = machine_options.MachineChoice(gpu, os, held, vram, gpus, ram, machine)
     candidates = _candidates(model, offline, wishes.images > 0)

@@ -35,6 +35,7 @@ def serve(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     weights: options.Weights = "auto",
+    kv_cache: options.KVCache = "auto",
     context: options.Context = None,
     max_pixels: options.MaxPixels = None,
     memory: options.Memory = None,
@@ -80,7 +81,7 @@ def serve(
         allow_local_media=_folder(allow_local_media), allow_private_media=allow_private_media,
     )  # fmt: skip
     limit = None if memory is None else parse_size(memory, "--memory")
-    load = LoadChoice(model, device, dtype, context, max_pixels, weights, limit, max_queue)
+    load = LoadChoice(model, device, dtype, context, max_pixels, weights, limit, max_queue, kv_cache)
     engine = BackendChoice(
         backend, vllm_command, attach, attach_api_key, not no_retry, sleep_after, images, concurrency,
         language_only, trust_remote_code, not no_prefix_cache, tower,

@@ -158,6 +158,7 @@ class LoadChoice:
     weights: options.WeightsName = "auto"
     memory_bytes: int | None = None
     max_queue: int | None = None
+    kv_cache: options.KVCacheName = "auto"
 
     def check_attach(self) -> None:
         """Refuse what a server that runs already has decided."""
@@ -167,6 +168,7 @@ class LoadChoice:
             "--context": self.context is not None,
             "--max-pixels": self.max_pixels is not None,
             "--weights": self.weights != "auto",
+            "--kv-cache": self.kv_cache != "auto",
             "--memory": self.memory_bytes is not None,
             "--max-queue": self.max_queue is not None,
         }

@@ -124,6 +124,7 @@ def _wishes(load: LoadChoice, backend: BackendChoice, *, sees: bool) -> Wishes:
         backend=backend.backend,
         concurrency=backend.concurrency or 1,
         weights=None if load.weights == "auto" else load.weights,
+        kv_cache=None if load.kv_cache == "auto" else load.kv_cache,
         memory_bytes=load.memory_bytes,
         language_only=backend.language_only,
         tower=backend.tower,
@@ -145,6 +146,8 @@ def _missing(backend: BackendChoice) -> dict[Engine, str]:
 def _unplanned(load: LoadChoice, backend: BackendChoice, error: UnsupportedModel) -> Unplanned:
     assert load.model is not None, "what is downloaded is of the catalogue"
     if backend.backend == "transformers":
+        if load.kv_cache == "fp8":
+            raise RequestError("--kv-cache fp8 is not for transformers; leave it out", field="kv_cache")
         return Unplanned(load.model, "transformers", f"transformers, without a plan: {error}")
     if backend.backend == "auto":
         raise UnsupportedModel(f"{error}; --backend transformers may run it, without a plan") from None

@@ -151,6 +151,7 @@ class Loading:
         images = f", images up to {found.max_pixels:,} pixels" if found.images else ""
         where = f" on {found.device}" if found.device else ""
         where += f" in {found.weights}" if found.weights else ""
+        where += " with an FP8 KV cache" if found.kv_cache == "fp8" else ""
         seconds = time.monotonic() - self._started
         room = f"{found.context_tokens:,} tokens of context{images}{self._pool(found.context_tokens)}"
         self._say(f"ready in {seconds:.1f} s{where}: {room}")

@@ -54,6 +54,7 @@ def load_model(choice: ModelChoice) -> Model | Client:
         device=choice.device,
         dtype=choice.dtype,
         weights=choice.weights,
+        kv_cache=choice.kv_cache,
         memory=choice.memory,
         context=choice.context,
         max_pixels=choice.max_pixels,

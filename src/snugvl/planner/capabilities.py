@@ -66,8 +66,8 @@ class Option:
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:
-        """KV formats that this engine can use, best first. Whether the GPU can is `kv_formats_on`."""
-        return ("bf16", "fp8") if self.engine == "vllm" else ("bf16",)
+        """KV formats that this engine can use, best first. Which are taken is `kv_formats_on`."""
+        return ("bf16",) if self.engine == "transformers" else ("bf16", "fp8")
 
     @property
     def context_limit(self) -> int:
@@ -119,12 +119,21 @@ def options(
     return found, refused
 
 
-def kv_formats_on(option: Option, device: Device) -> tuple[KVFormat, ...]:
-    """KV formats for an option on a device, best first."""
-    capability = device.compute_capability
-    if capability is not None and capability < VLLM_FP8_KV_CAPABILITY:
-        return option.kv_formats[:1]
-    return option.kv_formats
+def kv_formats_on(option: Option, device: Device, wished: KVFormat | None = None) -> tuple[KVFormat, ...]:
+    """KV formats for an option on a device, best first; of a wished one that alone, or none.
+
+    Our engine takes FP8 unasked on a GPU alone, where memory is what is short, and for models alone that norm
+    their keys: without a scale, outliers of keys that aren't normed cost much. Its kernels need no hardware
+    for FP8, vLLM's do.
+    """
+    able, capability = option.kv_formats, device.compute_capability
+    if option.engine == "vllm" and capability is not None and capability < VLLM_FP8_KV_CAPABILITY:
+        able = able[:1]
+    if wished is not None:
+        return tuple(kind for kind in able if kind == wished)
+    if option.engine == "native" and (device.cpu or not option.model.qk_norm):
+        able = able[:1]
+    return able
 
 
 def _stored(model: Inventory) -> WeightFormat:

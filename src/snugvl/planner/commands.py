@@ -64,6 +64,8 @@ def _room(choice: Choice) -> list[str]:
         room += ["--weights", choice.settings.weights]
     if choice.settings.vision == "streamed":
         room += ["--tower", "streamed"]
+    if choice.option.engine == "native" and choice.settings.kv == "fp8":
+        room += ["--kv-cache", "fp8"]
     return room
 
 

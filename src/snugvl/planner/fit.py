@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
 from snugvl.planner.footprint.component import Footprint
-from snugvl.planner.footprint.images import largest_image, pixels_for
+from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.footprint.offload import host_bytes
 from snugvl.planner.footprint.total import footprint
-from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, TOKEN_GRAIN, Goal, goals
+from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, TOKEN_GRAIN, Goal, comfort, goals
 from snugvl.planner.settings import KVFormat, Settings
 from snugvl.planner.sizes import gib
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
@@ -51,18 +51,41 @@ class Fitter:
         self._least: Fitted | None = None
 
     def best(self) -> Fitted | None:
-        """The best that fits: KV format first, then the goal, the fewest GPUs, what is left, speed."""
+        """The best that fits: comfort, then KV format, the goal, the fewest GPUs, what is left, speed."""
         if self.option.offload:
             return self._least_offloaded()
         if not _within(self.least()):  # nor does anything larger fit, and most models are too large
             return None
-        for kv in kv_formats_on(self.option, self.budgets[0].device):
-            for goal in reversed(self.goals):
-                for spread in self._spreads():
-                    base = self.base(goal, kv, spread)
-                    if self.fastest(base) is not None:
-                        return self._refined(base, goal)
+        found = (fitted for kv in self.kv_formats if (fitted := self._best_in(kv)) is not None)
+        return max(found, key=self.comfort, default=None)  # the first of equals
+
+    def _best_in(self, kv: KVFormat) -> Fitted | None:
+        for goal in reversed(self.goals):
+            for spread in self._spreads():
+                base = self.base(goal, kv, spread)
+                if self.fastest(base) is not None:
+                    return self._refined(base, goal)
         return None
+
+    @property
+    def kv_formats(self) -> tuple[KVFormat, ...]:
+        """Formats of the cache to try, best first."""
+        return kv_formats_on(self.option, self.budgets[0].device, self.wishes.kv_cache)
+
+    def step(self, fitted: Fitted) -> Goal:
+        """The highest goal that is reached."""
+        within = [
+            goal
+            for goal in self.goals
+            if goal.tokens <= fitted.tokens and goal.context <= fitted.settings.context
+        ]
+        return within[-1] if within else self.goals[0]
+
+    def comfort(self, fitted: Fitted) -> tuple[int, ...]:
+        """How far towards comfort it is, after whether its KV cache holds keys as they should be."""
+        step, model = self.step(fitted), self.option.model
+        rough = fitted.settings.kv == "fp8" and not model.qk_norm
+        return 0 if rough else 1, *comfort(step.tokens, step.context, not scales(model))
 
     def least(self) -> Fitted:
         """The smallest way to reach the lowest goal, whether it fits or not."""
@@ -72,7 +95,7 @@ class Fitter:
 
     def _smallest(self) -> Fitted:
         goal = self.goals[0]
-        kv = kv_formats_on(self.option, self.budgets[0].device)[-1]
+        kv = self.kv_formats[-1]
         tried = [
             self.fitted(settings, goal.tokens)
             for spread in self._spreads()

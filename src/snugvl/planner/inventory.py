@@ -44,12 +44,14 @@ class Inventory:
 
     Attributes:
         kv_layers: distinct attention layers and how many there are of each.
+        qk_norm: queries and keys are normed, head by head, so that keys are small and alike.
     """
 
     facts: ModelFacts
     groups: tuple[Group, ...]
     parameters: int
     kv_layers: tuple[tuple[KVLayer, int], ...]
+    qk_norm: bool = False
 
     @property
     def name(self) -> str:
@@ -66,7 +68,8 @@ def inventory(facts: ModelFacts) -> Inventory:
             counts[one] += 1
     groups = tuple(replace(one, count=count) for one, count in counts.items())
     parameters = sum(each.elements * each.count for each in groups if each.kind not in ("scale", "packed"))
-    return Inventory(facts, groups, parameters, tuple(Counter(facts.text.kv_layers).items()))
+    normed = any(tensor.role == "norm" and "q_norm" in tensor.name for tensor in facts.tensors)
+    return Inventory(facts, groups, parameters, tuple(Counter(facts.text.kv_layers).items()), normed)
 
 
 def group_of(tensor: TensorFact) -> Group:

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from snugvl.config import KVFormat as KVFormat
+
 Engine = Literal["native", "transformers", "vllm"]
 WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int4"]
 HeadFormat = Literal["bf16", "int8"]
 VisionFormat = Literal["bf16", "int8"]
-KVFormat = Literal["bf16", "fp8"]
 Placement = Literal["gpu", "streamed", "cpu"]
 TowerWish = Literal["auto", "resident", "streamed"]
 
 ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm")
-KV_BYTES: Final[dict[KVFormat, int]] = {"bf16": 2, "fp8": 1}
 BLOCK_TOKENS: Final = 16  # tokens of a KV block, ours and vLLM's
 DEFAULT_CHUNK: Final = 2048  # tokens of one step: EngineConfig's default, and vLLM's server below 70 GB
 DEFAULT_SEQUENCES: Final = 16  # EngineConfig's max_num_seqs
@@ -25,6 +25,7 @@ class Settings:
     Attributes:
         weights: format of the decoder's matrices in memory; what isn't a matrix of a layer stays bf16.
         head: format of embedding and lm_head; our engine alone can have it other than bf16.
+        kv: format of keys and values; "bf16" stands for that of the activations.
         float32: cache, activations and what isn't quantised are float32, as always with weights "fp32".
         context: tokens of one sequence: prompt, image tokens and answer.
         max_pixels: larger images are scaled down to this many pixels; None for a model without images.
@@ -66,13 +67,18 @@ class Settings:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an activation, of a cached value, and of a weight that isn't quantised."""
+        """Bytes of an activation, and of a weight that isn't quantised."""
         return 4 if self.float32 or self.weights == "fp32" else 2
 
     @property
+    def kv_itemsize(self) -> int:
+        """Bytes of a cached value."""
+        return 1 if self.kv == "fp8" else self.itemsize
+
+    @property
     def kv_name(self) -> str:
-        """Format of the cache as it is: that of the weights in float32."""
-        return "fp32" if self.itemsize == 4 else self.kv
+        """Format of the cache as it is: that of the activations, or FP8."""
+        return "fp32" if self.itemsize == 4 and self.kv == "bf16" else self.kv
 
     @property
     def weights_name(self) -> str:

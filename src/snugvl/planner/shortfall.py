@@ -37,14 +37,16 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
                 )
             )
     wider = []
+    if base.kv != "bf16" and fitter.wishes.kv_cache is None:
+        wider.append(("the KV cache", replace(base, kv="bf16"), "in FP8 it fits"))
     if base.vision_weights != "bf16":
-        wider.append(("the vision tower", replace(base, vision_weights="bf16"), "it fits"))
+        wider.append(("the vision tower", replace(base, vision_weights="bf16"), "in int8 it fits"))
     elif base.head != "bf16":
-        wider.append(("embedding and lm_head", replace(base, head="bf16"), "they fit"))
+        wider.append(("embedding and lm_head", replace(base, head="bf16"), "in int8 they fit"))
     for part, tried, fits in wider:
         if fitter.fastest(tried) is None:
             what = f"{part} in bf16, with the same images and context"
-            rejections.append(_rejection(what, _leanest(fitter, tried), f"in int8 {fits}"))
+            rejections.append(_rejection(what, _leanest(fitter, tried), fits))
     limit = fitter.option.context_limit
     if fitter.wishes.context is None and base.context < limit:
         doubled = replace(base, context=min(limit, 2 * base.context))

@@ -3,8 +3,9 @@
 Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides:
 
     model quality > vision tower on the GPU before streamed > weight format (FP8 as good as bf16)
-    > KV format > images and context up to comfort
-    > bf16 before FP8 > bf16 before int8, in the vision tower, then in the head > engine (native first)
+    > no FP8 KV cache for keys without a norm > images and context up to comfort
+    > bf16 before FP8, in the KV cache, then in weights
+    > bf16 before int8, in the vision tower, then in the head > engine (native first)
     > images > context > fewer GPUs > CUDA graphs > chunk > sequences at once
 
 Where a named model fits nowhere, transformers may keep layers in main memory: up to comfort, as few layers as
@@ -23,8 +24,6 @@ from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import Budget, budgets, host_budget
 from snugvl.planner.capabilities import Option, Refusal, offloading, options
 from snugvl.planner.fit import Fitted, Fitter
-from snugvl.planner.footprint.images import scales
-from snugvl.planner.goals import comfort
 from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Engine, WeightFormat
@@ -97,7 +96,7 @@ def _possible(
         fitter = Fitter(option, wishes, found)
         if option.engine in missing:
             refusals[option.engine] = Refusal(option.engine, missing[option.engine])
-        elif why := _excluded(option, wishes):
+        elif why := _excluded(option, wishes) or _no_cache(fitter):
             refusals[option.engine] = Refusal(option.engine, why)
         elif not fitter.goals:
             refusals[option.engine] = Refusal(option.engine, _no_goal(fitter))
@@ -149,6 +148,16 @@ def _excluded(option: Option, wishes: Wishes) -> str | None:
     if wishes.images > 1 and option.model.facts.vision is None:
         return "the model reads no images"
     return None
+
+
+def _no_cache(fitter: Fitter) -> str | None:
+    """Why a wished format of the KV cache excludes an option, as a clause."""
+    if fitter.kv_formats:
+        return None
+    able = " or ".join(fitter.option.kv_formats)
+    if fitter.wishes.kv_cache in fitter.option.kv_formats:
+        return f"its {fitter.wishes.kv_cache} KV cache needs compute capability 8.9"
+    return f"its KV cache is {able}, {fitter.wishes.kv_cache} is wished"
 
 
 def _stored_as(option: Option) -> str:
@@ -223,18 +232,14 @@ def _missing(fitted: Fitted) -> int:
 def _choice(fitter: Fitter, fitted: Fitted, quality: int) -> Choice:
     option, settings = fitter.option, fitted.settings
     gpus = tuple(budget.gpu for budget in fitter.budgets[: settings.gpus] if budget.gpu is not None)
-    fixed = not scales(option.model)
-    goal = [
-        goal for goal in fitter.goals if goal.tokens <= fitted.tokens and goal.context <= settings.context
-    ]
-    step = goal[-1] if goal else fitter.goals[0]
+    step = fitter.step(fitted)
     score = (
         0 if option.offload else 1,
         quality,
         1 if option.vision == "gpu" else 0,
         FORMAT_TIER[option.stored_quality],
+        *fitter.comfort(fitted),
         0 if settings.kv == "fp8" else 1,
-        *comfort(step.tokens, step.context, fixed),
         FORMAT_QUALITY[option.stored_quality],
         1 if option.vision_weights == "bf16" else 0,
         1 if option.head == "bf16" else 0,

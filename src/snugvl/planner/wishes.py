@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from snugvl.errors import RequestError
-from snugvl.planner.settings import Engine, TowerWish, WeightFormat
+from snugvl.planner.settings import Engine, KVFormat, TowerWish, WeightFormat
 
 Quality = Literal["any", "int4", "int8", "fp8", "bf16"]
 PlanTask = Literal["caption", "ask", "scene", "detect"]
@@ -33,6 +33,7 @@ class Wishes:
         memory_bytes: most that may be taken of one device, the CUDA context included.
         language_only: a model that sees is wanted without its vision tower; `images` is 0 then.
         tower: where the vision tower's weights are to be; auto streams them where nothing else fits.
+        kv_cache: the format of keys and values.
     """
 
     context: int | None = None
@@ -47,6 +48,7 @@ class Wishes:
     memory_bytes: int | None = None
     language_only: bool = False
     tower: TowerWish = "auto"
+    kv_cache: KVFormat | None = None
 
     def __post_init__(self) -> None:
         for name, least in (

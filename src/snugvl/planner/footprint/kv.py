@@ -12,12 +12,11 @@ Source: the attention layers themselves; PagedAttention (https://arxiv.org/abs/2
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.inventory import Inventory
-from snugvl.planner.settings import BLOCK_TOKENS, KV_BYTES, Settings
+from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
 
 def kv_bytes(model: Inventory, settings: Settings, tokens: int) -> int:
     """Bytes of one sequence of `tokens` tokens on one GPU, with its states."""
-    itemsize = 4 if settings.itemsize == 4 else KV_BYTES[settings.kv]
     rounded = up(tokens, BLOCK_TOKENS)
     total = 0
     for layer, count in model.kv_layers:
@@ -26,7 +25,7 @@ def kv_bytes(model: Inventory, settings: Settings, tokens: int) -> int:
             # A step writes its whole chunk before old blocks are given back.
             kept = min(rounded, up(layer.window + settings.chunk, BLOCK_TOKENS))
         heads = -(-layer.kv_heads // settings.tensor_parallel)
-        total += 2 * heads * layer.head_dim * itemsize * kept * count
+        total += 2 * heads * layer.head_dim * settings.kv_itemsize * kept * count
     return -(-total // settings.pipeline_parallel) + state_bytes(model, settings)
 
 

@@ -1,0 +1,46 @@
+"""When a plan takes the KV cache in FP8, what that saves, and who may have it."""
+
+from dataclasses import replace
+
+from snugvl.planner.capabilities import Option, kv_formats_on
+from snugvl.planner.footprint.total import Device, footprint
+from snugvl.planner.inventory import inventory
+from snugvl.planner.plan import Choice
+from snugvl.planner.solve import require
+from snugvl.planner.wishes import Wishes
+from tests.planner.machines import GIB, MIB, machine, rtx_5060
+from tests.planner.test_solve import FACTS, one
+
+
+def test_an_fp8_cache_only_where_it_brings_images_or_context_up_to_comfort() -> None:
+    def chosen(wishes: Wishes, held: int = 0) -> Choice:
+        return require(one("4B", wishes=wishes, on=rtx_5060(held * MIB)))
+
+    narrow = chosen(Wishes(), 1900)
+    assert narrow.settings.kv == "fp8"
+    wide = chosen(Wishes(kv_cache="bf16"), 1900)
+    assert (wide.tokens, wide.settings.context) < (narrow.tokens, narrow.settings.context)
+    cache = one("4B", on=rtx_5060(1900 * MIB)).rejections
+    assert any("the KV cache in bf16, with the same images" in rejection.what for rejection in cache)
+    assert require(one("4B", on=machine(24 * GIB))).settings.kv == "bf16"
+    halves = [
+        footprint(narrow.option.model, replace(narrow.settings, kv=kv, context=8192), narrow.budget.device)
+        for kv in ("bf16", "fp8")
+    ]
+    assert [part.named("KV cache") for part in halves] == [1152 * MIB, 576 * MIB]
+
+
+def test_a_wished_cache_and_who_may_have_it() -> None:
+    assert require(one("4B", wishes=Wishes(kv_cache="fp8"), on=machine(24 * GIB))).settings.kv == "fp8"
+    refused = one("4B", wishes=Wishes(kv_cache="fp8", backend="transformers"), on=machine(24 * GIB))
+    assert [refusal.reason for _, refusal in refused.refusals] == ["its KV cache is bf16, fp8 is wished"]
+    model = inventory(FACTS["4B", True])
+    rough = replace(model, qk_norm=False)
+    card, turing, cpu = Device(0), Device(0, compute_capability=(7, 5)), Device(0, cpu=True)
+    ours, vllm = Option(model, "native", "fp8", "fp8"), Option(model, "vllm", "fp8", "fp8")
+    assert kv_formats_on(ours, turing) == ("bf16", "fp8"), "our kernels need no FP8 hardware"
+    assert kv_formats_on(vllm, turing) == ("bf16",)
+    assert kv_formats_on(vllm, turing, "fp8") == ()
+    for option, device in ((replace(ours, model=rough), card), (ours, cpu)):
+        assert kv_formats_on(option, device) == ("bf16",)
+        assert kv_formats_on(option, device, "fp8") == ("fp8",), "who asks may have it"
