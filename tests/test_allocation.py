@@ -48,7 +48,7 @@ def test_never_more_than_may_be_used(facts: ModelFacts, free: int, weights: Any)
     except DoesNotFit:
         return
     engine = allocation.engine
-    token_bytes = 112 * 1024
+    token_bytes = (56 if engine.kv_cache == "fp8" else 112) * 1024
     pool = engine.num_blocks * engine.block_size * token_bytes
     rest = allocation.footprint.total_bytes - allocation.footprint.named("KV cache")
     rest += engine.encoder_cache_bytes
@@ -81,12 +81,28 @@ def test_an_fp8_checkpoint_stays_fp8_where_it_fits(fp8: ModelFacts) -> None:
     def formats(gib: float) -> str:
         return allocate(fp8, BF16, gpu(int(gib * GIB))).settings.weights_name
 
-    assert [formats(gib) for gib in (24, 7.0, 6.2, 4.5)] == [
+    assert [formats(gib) for gib in (24, 7.0, 6.5, 5.0)] == [
         "fp8",
         "fp8, int8 head",
         "fp8, int8 head, int8 tower",
         "int4, int8 head, int8 tower",
     ]
+
+
+def test_an_fp8_cache_only_where_it_makes_room(fp8: ModelFacts) -> None:
+    """bf16 first at the same images and context; FP8 before either gives way; bf16 again in int4."""
+
+    def found(gib: float, wish: Wish | None = None) -> tuple[str, int, int]:
+        made = allocate(fp8, BF16, gpu(int(gib * GIB)), wish)
+        return made.engine.kv_cache, made.engine.max_model_len, made.max_pixels
+
+    assert [found(gib)[0] for gib in (24, 6.5, 6.2, 5.0)] == ["bf16", "bf16", "fp8", "bf16"]
+    assert found(6.2)[1:] == found(24)[1:] > found(6.2, Wish(kv_cache="bf16"))[1:]
+    assert found(24, Wish(kv_cache="fp8"))[0] == "fp8"
+    pools = [allocate(fp8, BF16, gpu(24 * GIB), Wish(4096, 1 << 20, kv_cache=kv)) for kv in ("bf16", "fp8")]
+    assert pools[0].engine.num_blocks == pools[1].engine.num_blocks == 16 * 256
+    assert [pool.kv_bytes for pool in pools] == [9 * GIB, 9 * GIB // 2]
+    assert [planned_rows(pool, gpu(24 * GIB))["KV cache"] for pool in pools] == [9 * GIB, 9 * GIB // 2]
 
 
 def test_what_changes_speed_alone_gives_way_first(fp8: ModelFacts) -> None:
@@ -126,9 +142,9 @@ def test_what_was_asked_for_is_kept_or_refused_with_what_fits(facts: ModelFacts)
     assert (allocation.engine.max_model_len, allocation.max_pixels) == (3000, 1_000_000)
     with pytest.raises(
         DoesNotFit,
-        match=r"int8 tower, its vision tower streamed, .*16,777,216 pixels .*decoder.* 4\.50 GiB",
+        match=r"int8 tower, its vision tower streamed, .*16,777,216 pixels.* FP8 KV .*decoder.* 4\.25 GiB",
     ) as e:
-        allocate(facts, BF16, gpu(4608 * MIB), Wish(8192, 1 << 40, "bf16"))
+        allocate(facts, BF16, gpu(4352 * MIB), Wish(8192, 1 << 40, "bf16"))
     assert "tokens with max_pixels=" in str(e.value)
 
 

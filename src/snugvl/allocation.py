@@ -6,7 +6,8 @@ that doesn't fit, it is refused with the numbers and with what would.
 
     weight format: as stored, bf16 or FP8 > int8 > int4
       > images and context > KV cache in bf16, then in FP8
-      > embedding and lm_head in bf16, then in int8, then the vision tower too > tokens and sequences of a step
+      > embedding and lm_head in bf16, then in int8, then the vision tower too
+      > tokens and sequences of a step
 
 and all of this with the vision tower on the GPU before any of it with one that streams. A context below
 `LEAST_CONTEXT` comes last of each: a coarser format with more room is worth more.

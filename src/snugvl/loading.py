@@ -101,8 +101,8 @@ def load(
     Args:
         model: `pocket`, a checkpoint folder, or a Hub id that is in the local cache.
         device: `cpu`, `cuda`, `cuda:1`, …; auto takes the GPU if there is one.
-        dtype: activations, KV cache (unless it is FP8), and weights that stay as wide; auto takes bfloat16 (float16 before
-            Ampere) on a GPU, and on a CPU float32 where it leaves half of the free memory.
+        dtype: activations, KV cache (unless it is FP8), and weights that stay as wide; auto takes bfloat16
+            (float16 before Ampere) on a GPU, and on a CPU float32 where it leaves half of the free memory.
         weights: format of the decoder's weights in memory. Auto keeps a checkpoint that is stored in 4 bits,
             and on a GPU an FP8 one, as it is; of others it takes bf16, int8 or int4, the first that fits,
             with embedding and lm_head in int8 where that makes room. On a CPU it takes `dtype`.

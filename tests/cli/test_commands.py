@@ -89,6 +89,7 @@ def test_load_model_passes_everything_to_load(monkeypatch: pytest.MonkeyPatch) -
         "backend": "transformers",
         "tower": "resident",
         "trust_remote_code": True,
+        "kv_cache": "auto",
     }
 
 
