@@ -121,7 +121,9 @@ def stored_as(tower: str) -> Any:
     return patch.object(loading, "_storage", lambda settings: replace(plain(settings), tower=tower))
 
 
-def measure(folder: Path, split: str, first: int, count: int, threads: int, weights: str, tower: str) -> Part:
+def measure(
+    folder: Path, split: str, first: int, count: int, threads: int, weights: str, tower: str, kv_cache: str
+) -> Part:
     """Tallies by tier, and every mistake, of some scenes: one model, many threads that share its batches."""
     cast, fonts = assets.load().cast, lettering.font_files(held_out=True)
     groups: dict[str, Tally] = {}
@@ -133,7 +135,7 @@ def measure(folder: Path, split: str, first: int, count: int, threads: int, weig
 
     with (
         stored_as(tower),
-        snugvl.load(folder, weights=weights) as model,
+        snugvl.load(folder, weights=weights, kv_cache=kv_cache) as model,
         ThreadPoolExecutor(threads) as pool,
     ):
         for scene, tally, mistakes in pool.map(work, range(first, first + count)):
@@ -156,11 +158,12 @@ def evaluate(
     processes: int = 1,
     weights: str = "auto",
     tower: str = "bf16",
+    kv_cache: str = "auto",
 ) -> dict[str, Any]:
     """All measures by tier, with every mistake; the same for any number of processes."""
     started = time.monotonic()
     ends = [first + count * n // processes for n in range(processes + 1)]
-    jobs = [(folder, split, a, b - a, threads, weights, tower) for a, b in pairwise(ends)]
+    jobs = [(folder, split, a, b - a, threads, weights, tower, kv_cache) for a, b in pairwise(ends)]
     if processes == 1:
         parts = [measure(*jobs[0])]
     else:
@@ -187,6 +190,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--weights", default="auto", help="format they are stored in: int8, int4, …")
     parser.add_argument("--tower", default="bf16", help="the same of the vision tower: bf16 (as it is), int8")
+    parser.add_argument("--kv-cache", default="auto", help="format of keys and values: bf16, fp8")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result = evaluate(
@@ -198,6 +202,7 @@ def main() -> None:
         args.processes,
         args.weights,
         args.tower,
+        args.kv_cache,
     )
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
