@@ -118,7 +118,7 @@ Part = tuple[dict[str, Tally], list[Any]]
 def stored_as(tower: str) -> Any:
     """Make `snugvl.load` keep the vision tower in this format, which only a plan chooses otherwise."""
     plain = loading._storage
-    return patch.object(loading, "_storage", lambda settings: replace(plain(settings), tower=tower))
+    return patch.object(loading, "_storage", lambda *given: replace(plain(*given), tower=tower))
 
 
 def measure(
