@@ -21,7 +21,9 @@ _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32:
 _NEIGHBOURS = {"fp8": 16, "int8": 16, "int4": 32}  # weights of 16 bytes
 _GROUPS = (32, 64, 128)  # of columns that the skinny kernel takes
 _TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
-_PAIR = 4 if _TRITON < (3, 8) else 2  # what the compiler keeps together; others work, much slower
+# How the compiler lays out operands and loads. With other values results are the same, much slower.
+_PAIR = 4 if _TRITON < (3, 8) else 2
+_FLIP = _TRITON >= (3, 7)
 SKINNY_ROWS = 16  # of input up to which the skinny kernel is used
 NORM_APART = False  # its input is normalised by a kernel of its own
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
@@ -119,6 +121,7 @@ def _skinny(
         NATIVE=native_fp8(x.device),
         EACH=min(_NEIGHBOURS[weights.format], weights.group // 4),
         PAIR=_PAIR,
+        FLIP=_FLIP,
         EARLY=early,
         num_warps=warps,
         **({"launch_pdl": True} if early else {}),

@@ -52,6 +52,23 @@ def _operand(
 
 
 @triton.jit
+def _loaded(start, at, mask, MASKED: tl.constexpr, EVICTION: tl.constexpr, FLIP: tl.constexpr):
+    """`start[at]`, five axes: the last is cut into four threads, the first into eight, the second into warps.
+
+    The compiler's layout of a load does so when the axes come in this order, or FLIPped in the reverse.
+    """
+    if FLIP:
+        at, mask = tl.permute(at, [3, 2, 1, 0, 4]), tl.permute(mask, [3, 2, 1, 0, 4])
+    if MASKED:
+        v = tl.load(start + at, mask=mask, other=0, eviction_policy=EVICTION)
+    else:
+        v = tl.load(start + at, eviction_policy=EVICTION)
+    if FLIP:
+        v = tl.permute(v, [3, 2, 1, 0, 4])
+    return v
+
+
+@triton.jit
 def _stored(
     w,
     rows,
@@ -61,11 +78,9 @@ def _stored(
     BATCH: tl.constexpr,
     EACH: tl.constexpr,
     PER: tl.constexpr,
+    FLIP: tl.constexpr,
 ):
     """`BATCH` groups of weights from `first` on, `[8, BATCH, BN / 8, GROUP / 4 / EACH, 4 EACH / PER]` words.
-
-    The shape of the load says which thread loads what: its last axis is cut into four threads, then the first
-    one into eight; the second one is the warps'.
 
     Args:
         rows: `[8, 1, BN // 8, 1, 1]`, which of the matrix.
@@ -76,9 +91,7 @@ def _stored(
     chunk = tl.arange(0, chunks)[None, None, None, :, None]
     within = tl.arange(0, wide)[None, None, None, None, :]
     at = rows * (groups * chunks * wide) + group * (chunks * wide) + chunk * wide + within
-    if groups % BATCH == 0:
-        return tl.load(w + at, eviction_policy="evict_first")
-    return tl.load(w + at, mask=group < groups, other=0, eviction_policy="evict_first")
+    return _loaded(w, at, group < groups, groups % BATCH != 0, "evict_first", FLIP)
 
 
 @triton.jit
@@ -95,25 +108,24 @@ def _inputs(
     EACH: tl.constexpr,
     PAIR: tl.constexpr,
     PER: tl.constexpr,
+    FLIP: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
     """`[BATCH, GROUP, BM]`: the same groups of the input, transposed; rows beyond `M` repeat the last."""
     chunks: tl.constexpr = GROUP // (4 * EACH)
+    parts: tl.constexpr = EACH // 8  # loads of a thread for one of the weights
     token = tl.arange(0, 8)[:, None, None] + tl.arange(0, BM // 8)[None, None, :] * 8
-    token = tl.minimum(token, M - 1)[:, :, :, None, None, None]
-    group = (first + tl.arange(0, BATCH))[None, :, None, None, None, None]
-    chunk = tl.arange(0, chunks)[None, None, None, :, None, None]
-    part = tl.arange(0, EACH // 8)[None, None, None, None, :, None]
-    thread = tl.arange(0, 32)[None, None, None, None, None, :]
-    column = group * GROUP + chunk * (4 * EACH) + part * 8 + thread // 8 * EACH + thread % 8
-    if (K // GROUP) % BATCH == 0:
-        v = tl.load(x + token * K + column)
-    else:
-        v = tl.load(x + token * K + column, mask=column < K, other=0)
-    if HAS_NORM:
-        everywhere = column + token * 0  # loaded as `x` is, by the threads that need it
-        g = tl.load(norm + everywhere, mask=everywhere < K, other=0)
-        # Rounded where transformers rounds.
+    token = tl.minimum(token, M - 1)[:, :, :, None, None]
+    group = (first + tl.arange(0, BATCH))[None, :, None, None, None]
+    part = tl.arange(0, chunks * parts)[None, None, None, :, None]
+    thread = tl.arange(0, 32)[None, None, None, None, :]
+    column = group * GROUP + part // parts * (4 * EACH) + part % parts * 8 + thread // 8 * EACH + thread % 8
+    here = group * GROUP < K
+    masked: tl.constexpr = K // GROUP % BATCH != 0
+    v = _loaded(x, token * K + column, here, masked, "", FLIP)
+    if HAS_NORM:  # rounded where transformers rounds
+        # Loaded for each token as the input is, by the threads that need it.
+        g = _loaded(norm, token * 0 + column, here, masked, "", FLIP)
         v = (v.to(tl.float32) * rstd).to(x.dtype.element_ty) * g
     v = tl.reshape(v, [8, BATCH, BM // 8, chunks, EACH // 8, 4, 8])
     v = tl.reshape(tl.permute(v, [0, 1, 2, 3, 5, 4, 6]), [8, BATCH, BM // 8, chunks, 4, EACH])
@@ -197,6 +209,7 @@ def skinny(
     NATIVE: tl.constexpr,
     EACH: tl.constexpr,
     PAIR: tl.constexpr,
+    FLIP: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """`out[m, n] = X[m] · W[n] …`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one.
@@ -209,6 +222,7 @@ def skinny(
         HAS_NORM: of one row of input only.
         EACH: neighbouring weights of one load of a thread.
         PAIR: how many of them the compiler's operand layout keeps together.
+        FLIP: in which order it gives the axes of a load to threads.
         EARLY: the kernel starts while the one before it ends: see `starts_early` in `kernels/device.py`.
     """
     groups: tl.constexpr = K // GROUP
@@ -224,7 +238,7 @@ def skinny(
     rows = (tl.minimum(first + r % outputs, N - 1) + (r // outputs) * N).to(tl.int64)
     flat = tl.minimum(first + flat % outputs, N - 1) + (flat // outputs) * N
 
-    words = _stored(w, rows, 0, groups, GROUP, BATCH, EACH, per)
+    words = _stored(w, rows, 0, groups, GROUP, BATCH, EACH, per, FLIP)
     if EARLY:
         gdc_wait()
     rstd = 1.0
@@ -234,14 +248,14 @@ def skinny(
         rstd = tl.rsqrt(tl.sum(whole * whole, 0) / K + eps)
     acc = tl.zeros([BATCH, BN, BM], tl.float32)
     for at in tl.range(0, last, BATCH, num_stages=1):
-        v = _inputs(x, norm, at, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, HAS_NORM)
-        following = _stored(w, rows, at + BATCH, groups, GROUP, BATCH, EACH, per)
+        v = _inputs(x, norm, at, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM)
+        following = _stored(w, rows, at + BATCH, groups, GROUP, BATCH, EACH, per, FLIP)
         acc = _multiplied(
             acc, words, v, scale, zero, flat, at, groups, kind, FORMAT, GROUP, BM, BN, BATCH, EACH, PAIR, per,
             ASSEMBLY, NATIVE,
         )  # fmt: skip
         words = following
-    v = _inputs(x, norm, last, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, HAS_NORM)
+    v = _inputs(x, norm, last, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM)
     if EARLY:
         gdc_launch_dependents()
     acc = _multiplied(
