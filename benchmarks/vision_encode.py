@@ -78,7 +78,7 @@ def planned_bytes(model: Qwen3VL, item: VisionItem) -> int:
     chunk = math.ceil(patches / math.ceil(patches / ROWS))
     output = patches * (1 + len(config.deepstack_layers)) * config.out_hidden_size * size
     kept = patches * (3 * h * size + 16)
-    work = chunk * (h + 2 * config.intermediate_size) * size + 2 * d * max(item.grid_thw)
+    work = chunk * (h + config.intermediate_size) * size + 2 * d * max(item.grid_thw)
     return kept + work + output // config.spatial_merge_size**2
 
 

@@ -120,7 +120,7 @@ def test_the_workspace_is_what_the_docstring_says(
     patches, s, d = math.prod(grid), dtype.itemsize, h // 16
     kept = max(part.end - part.start for part in groups(grid, vision.ROWS))
     chunk = chunks(kept, vision.ROWS, 4)[0].stop
-    formula = patches * (h * s + 16) + kept * 2 * h * s + chunk * (h + 2 * i) * s
+    formula = patches * (h * s + 16) + kept * 2 * h * s + chunk * (h + i) * s
     formula += 2 * d * max(grid[1:]) + patches * 4 * out * s // 4
     assert trace.peak == pytest.approx(formula, rel=1e-4)
 

@@ -150,9 +150,7 @@ class Rotation:
             return
         cos, sin = self.cos[places].flatten(1)[:, None], self.sin[places].flatten(1)[:, None]
         first, second = x.chunk(2, dim=-1)
-        turned = first * cos
-        turned -= second * sin
-        other = second * cos
-        other += first * sin
+        turned = (first * cos).addcmul_(second, sin, value=-1)
+        other = (second * cos).addcmul_(first, sin)
         first.copy_(turned)
         second.copy_(other)

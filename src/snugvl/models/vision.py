@@ -12,14 +12,13 @@ value, d = h / heads):
 
     P · (h·s + 16)     x and places
     K · 2·h·s          k and v of K patches: an image's, or a video's frame or those that fit into ROWS
-    R · (h + 2·i)·s    a chunk of R ≤ ROWS patches: normed, two intermediates
+    R · (h + i)·s      a chunk of R ≤ ROWS patches: normed, an intermediate
     2·d · max(rows, columns)  cosines and sines
 
 and the output, whose levels fill up on the way: P · (1 + levels) · out · s / merge². Of the 2B in bf16:
-10.3 kB a patch, and 38 MB (`tests/models/test_vision.py` traces it).
+10.3 kB a patch, and 42 MB (`tests/models/test_vision.py` traces it).
 
-Weights in int8 are widened a slice at a time (`Linear.wide_product`), 16 MiB at most. A slice and what is
-alive meanwhile are less than two intermediates of a full chunk, but more than those of a small image.
+Weights in int8 are widened a slice at a time (`Linear.wide_product`), 16 MiB at most, beside all that.
 
 The work can be cut anywhere between two chunks (`encode_in_steps`). Chunks depend on the grid alone: an
 encoding never depends on what ran beside it.
@@ -42,11 +41,13 @@ from snugvl.models.patches import Rotation, chunks, groups, patch_places, taps
 from snugvl.models.vision_blocks import Block, advance_frames
 from snugvl.models.weight_stream import Resident, WeightStream
 
-ROWS: Final = 2048  # patches of a chunk: enough to keep a GPU busy
+# Patches of a chunk. A 1024 × 1024 image is one: a large GPU is done with half of one before the host has
+# started what comes next.
+ROWS: Final = 4096
 
 
 class MLP(nn.Module):
-    """Two linears with a GELU between."""
+    """Two linears with a GELU between, in the memory of its input and one intermediate."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -55,8 +56,10 @@ class MLP(nn.Module):
         self.approximate = "tanh" if config.hidden_act == "gelu_pytorch_tanh" else "none"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = gelu(self.linear_fc1.wide_product(x), approximate=self.approximate)
-        return self.linear_fc2.wide_product(inner)
+        """`x` `[rows, hidden]`, which the result takes the place of."""
+        inner = self.linear_fc1.wide_product(x)
+        torch.ops.aten.gelu_(inner, approximate=self.approximate)
+        return self.linear_fc2.wide_product(inner, out=x)
 
 
 def _block(config: VisionConfig) -> Block:

@@ -103,6 +103,17 @@ class Block(nn.Module):
         # Unnamed, so that what attention gave is gone when the MLP takes its workspace.
         x += self.mlp(_added(x, self.attn(self.norm1(x), rotation, places, seen), self.norm2))
 
+    def advance(self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, seen: Seen) -> None:
+        """`remember` and `forward` of rows that are all that they see: normed once for both."""
+        x += self.mlp(_added(x, self._attended(self.norm1(x), rotation, places, seen), self.norm2))
+
+    def _attended(
+        self, x: torch.Tensor, rotation: Rotation, places: torch.Tensor, seen: Seen
+    ) -> torch.Tensor:
+        self.attn.remember(x, rotation, places, seen.kept.flatten(0, 1))
+        result: torch.Tensor = self.attn(x, rotation, places, (seen,))
+        return result
+
 
 def advance_frames(
     block: Block,
@@ -125,9 +136,13 @@ def advance_frames(
     """
     size = part.end - part.start
     x, places, kept = x[part.start : part.end], places[part.start : part.end], kept[:size]
+    frames = kept.view(part.frames, -1, *kept.shape[1:])
+    if len(pieces) == 1:
+        block.advance(x, rotation, places, Seen(size, frames))
+        yield block.work(size, size // part.frames)
+        return
     for rows in pieces:
         block.remember(x[rows], rotation, places[rows], kept[rows])
-    frames = kept.view(part.frames, -1, *kept.shape[1:])
     for rows in pieces:
         count = rows.stop - rows.start
         block(x[rows], rotation, places[rows], (Seen(count, frames),))

@@ -5,10 +5,11 @@ Ours goes through an image of P patches by rows, with h hidden, i intermediate, 
 places for the whole image, the rest for a chunk of `ROWS` patches, and the output, whose levels fill up on
 the way:
 
-    P · (3·h·s + 16)  +  min(P, ROWS) · ((h + 2i)·s + 4d)  +  P · (1 + levels) · width · s / merge²
+    P · (3·h·s + 16)  +  min(P, ROWS) · ((h + i)·s + 4d)  +  P · (1 + levels) · width · s / merge²
 
-Windows (Qwen2.5-VL) add the order in which their tokens stand, 8 · P / merge². A tower in int8 is widened a
-slice of 16 MiB at a time: with few patches that is the peak.
+Chunks are of equal size: an image of a whole number of `ROWS` may need more than a larger one. Windows
+(Qwen2.5-VL, in chunks of half as many patches) have two intermediates, and add the order in which their
+tokens stand, 8 · P / merge². A tower in int8 is widened a slice of 16 MiB at a time, beside all that.
 
 transformers', per patch, all 16-bit unless said:
 
@@ -37,7 +38,8 @@ from snugvl.planner.settings import Settings, VisionFormat
 WIDE: Final = 4  # bytes of a float32 value
 MERGE_BYTES: Final = 13  # embeddings 2, mask 1, its prefix sum 8, the result 2
 HALF: Final = 2  # bytes of a 16-bit value
-ROWS: Final = 2048  # patches of a chunk
+ROWS: Final = 4096  # patches of a chunk
+WINDOWED_ROWS: Final = 2048  # where there are windows
 PLACE_BYTES: Final = 16  # row and column of a patch, int64
 ORDER_BYTES: Final = 8  # place of a token among windows, int64
 SLICE_BYTES: Final = 16 << 20  # of widened weights
@@ -66,13 +68,30 @@ def native_held(model: Inventory, image: ImageSize, itemsize: int = HALF) -> int
 def native_workspace(
     model: Inventory, image: ImageSize, itemsize: int = HALF, weights: VisionFormat = "bf16"
 ) -> int:
-    """Our tower's peak for one image."""
-    vision, rows = _vision(model), min(image.patches, ROWS)
+    """Our tower's peak for one image, or for a smaller one that needs more."""
+    vision, patches = _vision(model), image.patches
+    if vision.windowed:
+        return _peak(model, image, min(patches, WINDOWED_ROWS), itemsize, weights)
+    unit, pieces = vision.merge_size**2, -(-patches // ROWS)
+    peaks = [_peak(model, image, up(-(-patches // pieces), unit), itemsize, weights)]
+    if whole := patches - patches % ROWS:
+        peaks.append(_peak(model, ImageSize(whole // unit, whole), ROWS, itemsize, weights))
+    return max(peaks)
+
+
+def _peak(model: Inventory, image: ImageSize, rows: int, itemsize: int, weights: VisionFormat) -> int:
+    """For an image in chunks of `rows` patches."""
+    vision = _vision(model)
     h, head = vision.hidden_size, vision.hidden_size // vision.num_heads
-    chunk = rows * ((h + 2 * vision.intermediate_size) * itemsize + WIDE * head)
+    chunk = rows * ((h + _inner(vision)) * itemsize + WIDE * head)
     if weights == "int8":
         chunk = max(chunk, _widening(model, image, rows, itemsize))
     return native_held(model, image, itemsize) + chunk
+
+
+def _inner(vision: VisionFacts) -> int:
+    """Values of a row between an MLP's products: SwiGLU has two intermediates, GELU works in place."""
+    return vision.intermediate_size * (2 if vision.windowed else 1)
 
 
 def _widening(model: Inventory, image: ImageSize, rows: int, itemsize: int) -> int:
@@ -84,8 +103,9 @@ def _widening(model: Inventory, image: ImageSize, rows: int, itemsize: int) -> i
     row = rows * itemsize
     moments = [
         4 * h * row + slice_bytes(h, h, itemsize),
-        (h + (2 * i if vision.windowed else i)) * row + slice_bytes(i, h, itemsize),
-        (2 * h + i) * row + slice_bytes(h, i, itemsize),
+        (h + _inner(vision)) * row + slice_bytes(i, h, itemsize),
+        # GELU's MLP writes its result over its input.
+        ((2 if vision.windowed else 1) * h + i) * row + slice_bytes(h, i, itemsize),
     ]
     merging = 2 * h * row + max(
         slice_bytes(joined, joined, itemsize),
