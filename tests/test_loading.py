@@ -9,7 +9,8 @@ from PIL import Image
 from snugvl import engine_process
 from snugvl.backends.protocol import Picture, Request, Video, user
 from snugvl.backends.wire import EngineChoice
-from snugvl.loading import load_engine
+from snugvl.errors import RequestError
+from snugvl.loading import load, load_engine
 from snugvl.sampling import SamplingParams
 
 
@@ -67,3 +68,27 @@ def test_the_engine_process_is_told_of_the_prefix_cache(
     monkeypatch.setattr("snugvl.loading.load_engine", load)
     with pytest.raises(RuntimeError, match=str(wanted)):
         engine_process.load(EngineChoice(prefix_cache=wanted), lambda _detail, _done: None)
+
+
+def test_a_cache_in_fp8_is_planned_held_and_told() -> None:
+    loaded = {
+        kind: load_engine("pocket", device="cpu", dtype="float32", context=512, kv_cache=kind)
+        for kind in ("auto", "fp8")
+    }
+    try:
+        wide, narrow = (loaded[kind].backend for kind in ("auto", "fp8"))
+        assert (wide.capabilities.kv_cache, narrow.capabilities.kv_cache) == ("fp32", "fp8")
+        assert narrow.memory()["kv_cache"] * 4 == wide.memory()["kv_cache"]
+        for each in loaded.values():
+            assert each.planned["KV cache"] == each.backend.memory()["kv_cache"]
+        assert loaded["auto"].subject != loaded["fp8"].subject
+    finally:
+        for each in loaded.values():
+            each.backend.close()
+
+
+def test_formats_of_the_cache_that_can_not_be_are_refused() -> None:
+    with pytest.raises(RequestError, match="kv_cache 'int8' is unknown; use auto, bf16, fp8"):
+        load_engine("pocket", device="cpu", dtype="float32", kv_cache="int8")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="kv_cache 'fp8' is for our own engine"):
+        load("pocket", device="cpu", backend="transformers", kv_cache="fp8")

@@ -357,3 +357,14 @@ def test_a_start_that_fails_is_told_with_its_cause_and_a_way_out(
     assert "Change:" in last
     assert "Traceback" not in last
     assert ("starting again" in captured.err or "once more" in captured.err) == (not words)
+
+
+def test_the_format_of_the_cache_reaches_the_engine(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, expected in (([], "auto"), (["--kv-cache", "fp8"], "fp8")):
+        assert serve("pocket", *words) == 0
+        assert served.services[-1]._start.choice.kv_cache == expected
+    assert "(fp8)" in capsys.readouterr().out
+    assert serve("pocket", "--backend", "transformers", "--kv-cache", "fp8") != 0
+    assert "its KV cache is bf16, fp8 is wished" in capsys.readouterr().err
