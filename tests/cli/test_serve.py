@@ -5,6 +5,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -302,3 +303,11 @@ def test_loading_is_a_bar_on_a_terminal(
     tell(Health("ready", "pocket is ready"))
     assert tell._bar is None
     assert "ready in" in capsys.readouterr().err
+
+
+def test_a_cache_in_fp8_is_told_when_it_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    service = FakeService()
+    assert service.capabilities is not None
+    service.capabilities = replace(service.capabilities, weights="int4", kv_cache="fp8")
+    Loading(service, quiet=False, started=0.0)(Health("ready", "ready"))
+    assert " in int4 with an FP8 KV cache: 512 tokens" in capsys.readouterr().err
