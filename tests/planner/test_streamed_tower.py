@@ -170,7 +170,7 @@ def test_more_memory_never_gives_less() -> None:
 
 def test_an_engine_allocates_it_last_or_as_wished() -> None:
     facts = qwen3_vl("8B")
-    roomy, tight = gpu(8 * GIB), gpu(6200 * MIB)
+    roomy, tight = gpu(8 * GIB), gpu(6140 * MIB)
     assert allocate(facts, BF16, roomy).settings.vision == "gpu"
     found = allocate(facts, BF16, tight)
     assert found.settings.vision == "streamed"
