@@ -10,6 +10,7 @@ import triton
 
 from snugvl.layers.kernels.decode_attention import attend_splits, merge_splits
 from snugvl.layers.kernels.device import native_fp8
+from snugvl.layers.kernels.early import early
 from snugvl.layers.kernels.prefill_attention import attend_chunk
 from snugvl.layers.kernels.rope_cache import rope_and_cache
 
@@ -75,10 +76,18 @@ def decode(
         NATIVE=native_fp8(query.device),
         num_warps=4,
         num_stages=2,
+        **early(query.device),
     )
     out = torch.empty_like(query)
     merge_splits[(sequences * heads,)](
-        partial, logsums, out, SPLITS=SPLITS, DIM=dim, WIDE=triton.next_power_of_2(dim), num_warps=4
+        partial,
+        logsums,
+        out,
+        SPLITS=SPLITS,
+        DIM=dim,
+        WIDE=triton.next_power_of_2(dim),
+        num_warps=4,
+        **early(query.device),
     )
     return out
 
@@ -171,5 +180,6 @@ def write(
         HAS_OFFSET=offset != 0,
         GATED=gated,
         num_warps=1,
+        **early(qkv.device),
     )
     return query

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.e4m3 import cached, operand
+from snugvl.layers.kernels.early import take_turn
 from snugvl.layers.kernels.weights import e4m3_factor
 
 
@@ -39,6 +40,7 @@ def attend_splits(
     SPLITS: tl.constexpr,
     WINDOW: tl.constexpr,
     NATIVE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One (sequence, KV head, split): partial outputs of its `SHARED` query heads.
 
@@ -53,6 +55,7 @@ def attend_splits(
         WINDOW: tokens that a query sees, itself included; 0 for all.
         NATIVE: the hardware converts float8; read only where keys and values are bytes of e4m3.
     """
+    take_turn(EARLY)
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -115,8 +118,17 @@ def attend_splits(
 
 
 @triton.jit
-def merge_splits(partial, logsums, out, SPLITS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
+def merge_splits(
+    partial,
+    logsums,
+    out,
+    SPLITS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """One (sequence, head): the splits' outputs, weighted, to `out` `[rows, DIM]`; 0 without any token."""
+    take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dim = tl.arange(0, WIDE)

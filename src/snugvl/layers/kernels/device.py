@@ -14,12 +14,3 @@ def capability(device: torch.device) -> tuple[int, int]:
 def native_fp8(device: torch.device) -> bool:
     """Whether the hardware converts float8 (Ada and later)."""
     return capability(device) >= (8, 9)
-
-
-def starts_early(device: torch.device) -> bool:
-    """Whether a kernel can start while the one before it ends (Hopper and later).
-
-    Such a kernel is launched with `launch_pdl`, and waits (`gdc_wait`) before it reads or writes what
-    another kernel writes or reads. Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch".
-    """
-    return capability(device) >= (9, 0)

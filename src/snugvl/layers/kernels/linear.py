@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels import weights as kinds
-from snugvl.layers.kernels.device import capability, native_fp8, starts_early
+from snugvl.layers.kernels.device import capability, native_fp8
+from snugvl.layers.kernels.early import early
 from snugvl.layers.kernels.gemm import gemm, sixteenth
 from snugvl.layers.kernels.gemv import gemv
 from snugvl.layers.kernels.norm import normed
@@ -91,9 +92,8 @@ def _skinny(
     swiglu: bool,
 ) -> None:
     tokens, outputs = out.shape
-    rows, warps, batch, early = skinny_tile(tokens, outputs, weights, swiglu=swiglu)
+    rows, warps, batch, soon = skinny_tile(tokens, outputs, weights, swiglu=swiglu)
     _, scale, zero = _operands(weights)
-    early = early and starts_early(x.device)
     skinny[(triton.cdiv(outputs, rows // 2 if swiglu else rows),)](
         x,
         x if norm is None else norm,
@@ -122,9 +122,8 @@ def _skinny(
         EACH=min(_NEIGHBOURS[weights.format], weights.group // 4),
         PAIR=_PAIR,
         FLIP=_FLIP,
-        EARLY=early,
         num_warps=warps,
-        **({"launch_pdl": True} if early else {}),
+        **(early(x.device) if soon else {"EARLY": False}),
     )
 
 

@@ -3,9 +3,8 @@
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from snugvl.layers.kernels.device import starts_early
+from snugvl.layers.kernels.early import early, take_turn
 
 
 @triton.jit
@@ -22,11 +21,9 @@ def rms_norm(
 ):
     """One row of `x` `[rows, SIZE]`; rounded before the weight, or with an offset after it.
 
-    Both as transformers does. EARLY: see `kernels/skinny.py`.
+    Both as transformers does.
     """
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     mask = column < SIZE
@@ -46,7 +43,6 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.
     x = x.contiguous()
     out = torch.empty_like(x)
     wide = triton.next_power_of_2(size)
-    early = starts_early(x.device)
     rms_norm[(x.numel() // size,)](
         x,
         weight,
@@ -56,8 +52,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.
         SIZE=size,
         WIDE=wide,
         HAS_OFFSET=offset != 0,
-        EARLY=early,
         num_warps=max(1, min(8, wide // 512)),
-        **({"launch_pdl": True} if early else {}),
+        **early(x.device),
     )
     return out

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.e4m3 import stored
+from snugvl.layers.kernels.early import take_turn
 
 
 @triton.jit
@@ -73,6 +74,7 @@ def rope_and_cache(
     HAS_NORM: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
     GATED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One (token, head) of `qkv` `[tokens, HEADS + 2 · KV_HEADS, DIM]`; `GATED`: a gate follows each query.
 
@@ -81,6 +83,7 @@ def rope_and_cache(
     `[tokens, ROTATED]`, the second half repeating the first. `HALF`, `REST`: powers of two that hold half of
     the rotated values and the rest.
     """
+    take_turn(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     half = tl.arange(0, HALF)

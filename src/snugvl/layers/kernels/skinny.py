@@ -223,7 +223,7 @@ def skinny(
         EACH: neighbouring weights of one load of a thread.
         PAIR: how many of them the compiler's operand layout keeps together.
         FLIP: in which order it gives the axes of a load to threads.
-        EARLY: the kernel starts while the one before it ends: see `starts_early` in `kernels/device.py`.
+        EARLY: the kernel starts while the one before it ends: see `kernels/early.py`.
     """
     groups: tl.constexpr = K // GROUP
     last: tl.constexpr = (groups - 1) // BATCH * BATCH
