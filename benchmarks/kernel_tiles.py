@@ -157,6 +157,7 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
         return
     with (
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
+        mock.patch.object(linear, "SKINNY_BYTES", 0),
         mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),
         mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4] if kernel == "skinny" else tile),
         mock.patch.object(linear, "NORM_APART", len(tile) == 5 and kernel == "skinny"),

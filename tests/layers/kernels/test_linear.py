@@ -191,6 +191,7 @@ def small_skinny_tiles(
     patch: pytest.MonkeyPatch, tile: tuple[int, int, int, bool] = (32, 2, 2, True)
 ) -> None:
     patch.setattr(kernels, "SKINNY_ROWS", 32)
+    patch.setattr(kernels, "SKINNY_BYTES", 0)
     patch.setattr(kernels, "skinny_tile", lambda *_, **__: tile)
 
 
@@ -263,4 +264,7 @@ def test_which_products_are_skinny(device: torch.device, monkeypatch: pytest.Mon
         weights = stored(kind, 16, 128, device)
         for tokens in (0, 1, 16, 17):
             product(torch.randn(tokens, 128, device=device, dtype=torch.bfloat16), weights)
-    assert taken == [(kind, tokens) for kind in kinds[1:] for tokens in (1, 16)]
+    assert taken == [(kind, 16) for kind in kinds[1:]]
+    monkeypatch.setattr(kernels, "SKINNY_BYTES", weights.data.nbytes)
+    product(torch.randn(1, 128, device=device, dtype=torch.bfloat16), weights)
+    assert taken[-1] == ("int4", 1)

@@ -26,6 +26,7 @@ _TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 _PAIR = 4 if _TRITON < (3, 8) else 2
 _FLIP = _TRITON >= (3, 7)
 SKINNY_ROWS = 16  # of input up to which the skinny kernel is used
+SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
@@ -75,7 +76,9 @@ def product(
 
 
 def _fits_skinny(x: torch.Tensor, weights: Weights) -> bool:
-    """bf16 from Ampere on; in the interpreter anything."""
+    """bf16 from Ampere on (in the interpreter anything); of one row, what takes long enough to read."""
+    if x.shape[0] == 1 and weights.data.nbytes < SKINNY_BYTES:
+        return False
     unpacks = x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0)
     return weights.group in _GROUPS and (unpacks or not x.is_cuda)
 
