@@ -44,6 +44,7 @@ def test_version_and_models(url: str) -> None:
     (card,) = listed["data"]
     assert card["id"] == "pocket"
     assert card["max_model_len"] > 0
+    assert card["tasks"] == ["ask", "caption", "scene", "detect"]
     assert httpx.get(url + "/v1/models/pocket").json() == card
     lost = httpx.get(url + "/v1/models/gpt-9")
     assert lost.status_code == 404
@@ -64,6 +65,7 @@ def test_models_are_named_before_they_are_loaded() -> None:
     with live(starting) as base:
         (card,) = httpx.get(base + "/v1/models").json()["data"]
         assert card["root"] is None
+        assert card["tasks"] is None
         memory = httpx.get(base + "/memory").json()
         assert memory["ledger"] is None
         assert memory["health"]["state"] == "starting"

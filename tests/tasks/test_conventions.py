@@ -16,7 +16,7 @@ from snugvl.errors import OutputError, RequestError
 from snugvl.model import Model
 from snugvl.sampling import SamplingParams
 from snugvl.tasks import detect, grammar, scene
-from snugvl.tasks.conventions import CONVENTIONS, QWEN3_VL, convention_of, grounding
+from snugvl.tasks.conventions import CONVENTIONS, QWEN3_VL, convention_of, grounding, tasks_of
 from snugvl.tasks.results import Detections, Reply
 from tests.tasks.fake import FakeBackend, prompt_of
 
@@ -31,6 +31,19 @@ Corners = tuple[float, float, float, float]
 
 def model_of(architecture: str, **changes: int) -> Capabilities:
     return replace(FakeBackend().capabilities, architecture=architecture, **changes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "images", "tasks"),
+    [
+        ("Qwen3VLForConditionalGeneration", True, ("ask", "caption", "scene", "detect")),
+        ("Gemma3ForConditionalGeneration", True, ("ask", "caption", "scene")),
+        (PALIGEMMA, True, ("ask", "caption", "detect")),
+        ("Qwen3ForCausalLM", False, ()),
+    ],
+)
+def test_the_tasks_of_a_family(architecture: str, images: bool, tasks: tuple[str, ...]) -> None:
+    assert tasks_of(model_of(architecture, images=images)) == tasks
 
 
 def found(

@@ -106,6 +106,9 @@ class ModelCard(BaseModel):
     max_pixels: int | None = Field(default=None, description="Larger images are scaled down to this.")
     images: bool | None = None
     video: bool | None = None
+    tasks: tuple[str, ...] | None = Field(
+        default=None, description="Which of /v1/vision/ it can do; none for a model of text alone."
+    )
     tools: bool | None = Field(default=None, description="Whether the model is shown tools.")
     architecture: str | None = None
     parameters: int | None = Field(default=None, description="Number of weights.")

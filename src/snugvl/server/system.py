@@ -15,6 +15,7 @@ from snugvl.server.reports import (
     ModelList,
     VersionReport,
 )
+from snugvl.tasks.conventions import tasks_of
 from snugvl.version import __version__
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -97,6 +98,7 @@ def _card(context: Context, name: str) -> ModelCard:
         max_pixels=capabilities.max_pixels,
         images=capabilities.images,
         video=capabilities.video,
+        tasks=tasks_of(capabilities),
         tools=capabilities.tools,
         architecture=capabilities.architecture or None,
         parameters=capabilities.parameters or None,

@@ -99,6 +99,15 @@ def convention_of(capabilities: Capabilities) -> Convention:
     return _BY_ARCHITECTURE.get(capabilities.architecture, QWEN3_VL)
 
 
+def tasks_of(capabilities: Capabilities) -> tuple[str, ...]:
+    """Which of our tasks about a picture a loaded model can do; none for a model of text alone."""
+    if not capabilities.images:
+        return ()
+    convention = convention_of(capabilities)
+    can = {"ask": True, "caption": True, "scene": convention.scenes, "detect": convention.named is not None}
+    return tuple(task for task, able in can.items() if able)
+
+
 def grounding() -> tuple[str, ...]:
     """Families that give boxes."""
     return tuple(convention.family for convention in CONVENTIONS if convention.named is not None)

@@ -3,6 +3,7 @@
 import { call, events, Unreachable } from "./api.js";
 import { byId, make, number } from "./dom.js";
 import { jobForm } from "./job.js";
+import { onOffer, takesPictures } from "./offer.js";
 import { dataUrl, onPicture, requirePicture } from "./picture.js";
 import { modelName } from "./server.js";
 
@@ -36,6 +37,11 @@ export function wireChat() {
     question.focus();
   });
   onPicture(restart);
+  let seen = takesPictures();
+  onOffer(() => {
+    if (seen !== takesPictures()) restart(); // another model, and perhaps a picture that it can't see
+    seen = takesPictures();
+  });
 }
 
 function startAgain() {
@@ -50,10 +56,10 @@ async function ask(signal) {
     question.focus();
     return "Write a question first";
   }
-  const picture = requirePicture();
+  const picture = takesPictures() ? requirePicture() : null;
   const mine = conversation;
   const content = [{ type: "text", text }];
-  if (!turns.length) content.unshift({ type: "image_url", image_url: { url: await dataUrl(picture) } });
+  if (picture && !turns.length) content.unshift({ type: "image_url", image_url: { url: await dataUrl(picture) } });
   signal.throwIfAborted(); // another picture may have come meanwhile
   const asked = [...turns, { role: "user", content }];
   empty.remove();

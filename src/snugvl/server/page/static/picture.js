@@ -2,6 +2,7 @@
 
 import { byId, number, say } from "./dom.js";
 import { Needed } from "./job.js";
+import { takesPictures } from "./offer.js";
 
 const image = byId("image");
 const listeners = [];
@@ -33,6 +34,7 @@ export function dataUrl(picture) {
 
 /** Takes a file, once the browser could decode it. */
 export async function take(file) {
+  if (!takesPictures()) return; // #offer says why
   say(byId("picture-error"), "");
   const name = file.name || "picture.png";
   const url = URL.createObjectURL(file);
@@ -100,7 +102,7 @@ function wireDrop() {
     veil.hidden = true;
   };
   document.addEventListener("dragenter", (event) => {
-    if (!carriesFiles(event)) return;
+    if (!carriesFiles(event) || !takesPictures()) return;
     depth += 1;
     veil.hidden = false;
   });

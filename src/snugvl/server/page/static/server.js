@@ -2,6 +2,7 @@
 
 import { json, ServerError, Unreachable } from "./api.js";
 import { byId, number, plural, say } from "./dom.js";
+import { offer } from "./offer.js";
 
 const PERIOD_MS = 1000;
 const SLOWEST_MS = 5000;
@@ -24,6 +25,7 @@ async function readModel(options) {
   factsKnown = Boolean(first.max_model_len);
   byId("model-facts").textContent = factsKnown ? `${number(first.max_model_len)} tokens of context` : "";
   byId("pocket-note").hidden = first.id !== "pocket";
+  offer(first);
   return first.id;
 }
 

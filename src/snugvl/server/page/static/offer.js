@@ -1,0 +1,30 @@
+// The page offers what the model can, and says why the rest is missing.
+
+import { byId, say } from "./dom.js";
+
+const NAMES = { ask: "Ask", caption: "Caption", scene: "Scene", detect: "Detect" };
+const listeners = [];
+let tasks = Object.keys(NAMES); // until the model is loaded nobody knows
+
+/** Calls `listener(tasks)` whenever the tasks about pictures become others; [] for a model of text alone. */
+export function onOffer(listener) {
+  listeners.push(listener);
+}
+
+/** Whether the model takes pictures at all. */
+export const takesPictures = () => tasks.length > 0;
+
+/** Takes what the server said of its model in /v1/models. */
+export function offer(card) {
+  if (!card.tasks || card.tasks.join() === tasks.join()) return;
+  tasks = card.tasks;
+  document.body.dataset.sight = takesPictures() ? "pictures" : "text";
+  say(byId("offer"), lack());
+  for (const listener of listeners) listener(tasks);
+}
+
+function lack() {
+  if (!takesPictures()) return "This model reads text alone. To ask about pictures, serve a model that sees.";
+  const missing = Object.keys(NAMES).filter((name) => !tasks.includes(name)).map((name) => NAMES[name]);
+  return missing.length ? `Not offered, because this model was not trained for it: ${missing.join(", ")}.` : "";
+}
