@@ -16,9 +16,11 @@ import triton.language as tl
 
 from snugvl.layers.kernels.e4m3 import cached, operand
 from snugvl.layers.kernels.early import take_turn
+from snugvl.layers.kernels.launch import launched
 from snugvl.layers.kernels.weights import e4m3_factor
 
 
+@launched
 @triton.jit
 def attend_splits(
     query,
@@ -117,6 +119,7 @@ def attend_splits(
     tl.store(partial + where, acc / total[:, None], mask=inside)
 
 
+@launched
 @triton.jit
 def merge_splits(
     partial,

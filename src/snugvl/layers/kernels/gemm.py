@@ -16,6 +16,7 @@ their order, so the result doesn't depend on who was last.
 import triton
 import triton.language as tl
 
+from snugvl.layers.kernels.launch import launched
 from snugvl.layers.kernels.weights import (
     BF16,
     FP8,
@@ -52,6 +53,7 @@ def _factor(kind: tl.constexpr):
     return 1.0
 
 
+@launched
 @triton.jit
 def sixteenth(x, out, size, STEP: tl.constexpr):
     """`x / 16` in float16, for products with so many rows that each of the input is read often."""
@@ -112,6 +114,7 @@ def _product(
     return acc
 
 
+@launched
 @triton.jit
 def gemm(
     x,

@@ -234,8 +234,7 @@ def _wide(
     wide = torch.empty(parts * step, weights.columns, dtype=x.dtype, device=x.device)
     for first in range(0, outputs, step):
         count = min(step, outputs - first)
-        for part in range(parts):
-            _widen(weights, part * outputs + first, wide[part * count : (part + 1) * count])
+        _widen(weights, first, wide[: parts * count], count, outputs - count)
         if swiglu:
             swiglu_into(torch.mm(x, wide[: 2 * count].T), out, first)
         else:
@@ -246,7 +245,8 @@ def _wide(
         out += residual
 
 
-def _widen(weights: Weights, first: int, out: torch.Tensor) -> None:
+def _widen(weights: Weights, first: int, out: torch.Tensor, half: int, beyond: int) -> None:
+    """Rows `first …` to `out`; from its row `half` on those that stand `beyond` further on."""
     data, scale, zero = _operands(weights)
     widen[(out.shape[0] // WIDE_TILE, weights.columns // weights.group)](
         data,
@@ -254,6 +254,8 @@ def _widen(weights: Weights, first: int, out: torch.Tensor) -> None:
         zero,
         out,
         first,
+        half,
+        beyond,
         K=weights.columns,
         FORMAT=_FORMATS[weights.format],
         GROUP=weights.group,

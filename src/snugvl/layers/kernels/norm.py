@@ -5,8 +5,10 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.early import early, take_turn
+from snugvl.layers.kernels.launch import launched
 
 
+@launched
 @triton.jit
 def rms_norm(
     x,

@@ -13,11 +13,13 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.e4m3 import cached, operand
+from snugvl.layers.kernels.launch import launched
 from snugvl.layers.kernels.weights import e4m3_factor
 
 LOWEST = tl.constexpr(-1e30)  # below every score
 
 
+@launched
 @triton.jit
 def attend_chunk(
     query,

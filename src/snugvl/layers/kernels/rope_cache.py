@@ -9,6 +9,7 @@ import triton.language as tl
 
 from snugvl.layers.kernels.e4m3 import stored
 from snugvl.layers.kernels.early import take_turn
+from snugvl.layers.kernels.launch import launched
 
 
 @triton.jit
@@ -52,6 +53,7 @@ def _normed(
     return low, high, rest
 
 
+@launched
 @triton.jit
 def rope_and_cache(
     qkv,

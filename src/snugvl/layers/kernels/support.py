@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from snugvl.layers.kernels.launch import launched
+
 STEP = 4096  # scores read at a time
 
 
@@ -46,6 +48,7 @@ def _value(key):
     return bits.to(tl.float32, bitcast=True)
 
 
+@launched
 @triton.jit
 def search_support(scores, kept, sure, top_k, top_p, min_p, vocab, STEP: tl.constexpr):
     """One row of `scores` `[n, vocab]` float32 to `kept` `[n, vocab]` bool, if it is not sure already."""

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from snugvl.layers.kernels.launch import launched
 from snugvl.layers.kernels.weights import (
     FP8,
     INT4,
@@ -21,6 +22,7 @@ from snugvl.layers.kernels.weights import (
 from snugvl.layers.weights import Weights
 
 
+@launched
 @triton.jit
 def widen(
     w,
@@ -28,18 +30,23 @@ def widen(
     zero,
     out,
     first,
+    half,
+    beyond,
     K: tl.constexpr,
     FORMAT: tl.constexpr,
     GROUP: tl.constexpr,
     BN: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Rows `first …` of one group of columns; `out` `[rows, K]`. Rows are whole tiles: no masks."""
+    """Rows `first …` of one group of columns; `out` `[rows, K]`. Rows are whole tiles: no masks.
+
+    From row `half` of `out` on, rows that stand `beyond` further on in the weights: SwiGLU's second half.
+    """
     group = tl.program_id(1)
     groups: tl.constexpr = K // GROUP
     inner: tl.constexpr = GROUP // 8 if FORMAT == INT4 else GROUP
     local = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
-    rows = local + first
+    rows = local + first + tl.where(local >= half, beyond, 0)
     raw = tl.load(w + rows[:, None] * (groups * inner) + group * inner + tl.arange(0, inner)[None, :])
     where = scale_offsets(rows, group, groups, FORMAT)
     s = tl.load(scale + where).to(tl.float32)
@@ -55,6 +62,7 @@ def widen(
     tl.store(out + local[:, None] * K + group * GROUP + element[None, :], value.to(out.dtype.element_ty))
 
 
+@launched
 @triton.jit
 def widen_codes(
     w,
@@ -94,6 +102,7 @@ def widen_int8(weights: Weights, first: int, out: torch.Tensor) -> None:
     )
 
 
+@launched
 @triton.jit
 def gated(gate_up, out, columns, first, width, STEP: tl.constexpr):
     """`silu(gate) · up` of a slice: `gate_up` `[tokens, 2 · columns]` to columns `first …` of `out`."""

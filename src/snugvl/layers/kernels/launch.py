@@ -1,0 +1,66 @@
+"""Launching a compiled kernel without asking Triton anew which one it is.
+
+A step of a prompt starts hundreds of kernels, of 5 to 20 µs each. Triton takes longer than that to see
+which compiled variant a launch needs, and asks hooks that nobody has set: about 15 µs on a fast host, 70 on a
+busy one. What it looks at is little, and is looked at here in a third of the time; the first launch of each
+variant goes through Triton as ever.
+
+    @launched            above `@triton.jit`; then `kernel[grid](*values, NAME=constant, num_warps=4)`
+    @triton.jit          as before: what varies by position, constants by name
+    def kernel(…)
+
+How a compiled kernel is started is what `JITFunction.run` does in Triton 3.6 to 3.9;
+`tests/layers/kernels/test_launch.py` holds it to that.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from triton.runtime import JITFunction, driver
+
+
+class Launched:
+    """A kernel and its compiled variants."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self._variants: dict[tuple[object, ...], tuple[Any, ...]] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*values: object, **constants: object) -> None:
+            device = driver.active.get_current_device()
+            key = (device, *map(trait, values), *constants.items())
+            found = self._variants.get(key)
+            if found is None:
+                self._variants[key] = self._first(grid, values, constants)
+                return
+            run, function, metadata, rest = found
+            x, y, z = (*grid, 1, 1)[:3]
+            stream = driver.active.get_current_stream(device)
+            run(x, y, z, stream, function, metadata, None, None, None, *values, *rest)  # None: no hooks
+
+        return launch
+
+    def _first(
+        self, grid: tuple[int, ...], values: tuple[object, ...], constants: dict[str, object]
+    ) -> tuple[Any, ...]:
+        """Launch by Triton, which compiles; what later launches of the variant need."""
+        compiled = self.kernel[grid](*values, **constants)
+        names = self.kernel.arg_names[len(values) :]
+        rest = tuple(constants[name] for name in names)
+        return compiled.run, compiled.function, compiled.packed_metadata, rest
+
+
+def trait(value: Any) -> object:
+    """What of a value Triton compiles a variant for: type, and whether 16 divides an address or a number."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() & 15 == 0
+    if isinstance(value, int):
+        return value == 1, value & 15 == 0, -0x80000000 <= value <= 0x7FFFFFFF
+    return type(value)
+
+
+def launched(kernel: Any) -> Any:
+    """Make a kernel's launches quick; in Triton's interpreter it stays as it is."""
+    return Launched(kernel) if isinstance(kernel, JITFunction) else kernel

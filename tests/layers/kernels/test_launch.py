@@ -1,0 +1,96 @@
+"""A quick launch hands a compiled kernel exactly what Triton's own launch does."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.runtime import JITFunction, driver
+
+from snugvl.layers.kernels.launch import Launched, launched
+
+
+def doubled(x, out, factor, size, SIZE: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    at = tl.program_id(0) * SIZE + tl.arange(0, WIDE)
+    mask = at < size
+    tl.store(out + at, tl.load(x + at, mask=mask, other=0) * factor, mask=mask)
+
+
+class Recorder:
+    """A driver that compiles for an H200 and writes down what would be launched."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+        self.loaded = 0
+        self.utils = self
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 7
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": 232_448}
+
+    def load_binary(self, *_: object) -> tuple[int, int, int, int, int]:
+        self.loaded += 1
+        return self.loaded, 100 + self.loaded, 32, 0, 1024
+
+    def unload_module(self, module: int) -> None:
+        pass
+
+    def launcher_cls(self, source: object, metadata: object) -> Any:
+        return lambda *arguments: self.launches.append(arguments)
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    before, recorder = driver._active, Recorder()
+    driver.set_active(recorder)
+    yield recorder
+    gc.collect()  # compiled kernels are given back to the driver that they came from
+    driver._active = before
+
+
+VALUES = (torch.zeros(40), torch.zeros(40), 2.5, 40)
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_a_later_launch_is_what_triton_would_do(recorder: Recorder) -> None:
+    kernel = launched(JITFunction(doubled))
+    assert isinstance(kernel, Launched)
+    for _ in range(2):
+        kernel[(3,)](*VALUES, SIZE=16, WIDE=16, num_warps=1)
+    first, second = recorder.launches
+    assert first[:6] == second[:6] == (3, 1, 1, 7, 101, first[5]), "grid, stream, function, metadata"
+    assert first[9:] == second[9:] == (*VALUES, 16, 16)
+    assert second[6:9] == (None, None, None), "nobody's hooks are asked"
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_what_triton_compiles_anew_is_another_variant(recorder: Recorder) -> None:
+    kernel = launched(JITFunction(doubled))
+    x, out, factor, _ = VALUES
+    odd = torch.zeros(44)[1:41]
+    cases: list[tuple[tuple[Any, ...], dict[str, int]]] = [
+        (VALUES, {"SIZE": 16, "WIDE": 16, "num_warps": 1}),
+        (VALUES, {"SIZE": 8, "WIDE": 16, "num_warps": 1}),
+        (VALUES, {"SIZE": 16, "WIDE": 16, "num_warps": 2}),
+        ((x, out, factor, 48), {"SIZE": 16, "WIDE": 16, "num_warps": 1}),
+        ((x, out, factor, 1), {"SIZE": 16, "WIDE": 16, "num_warps": 1}),
+        ((odd, out, factor, 40), {"SIZE": 16, "WIDE": 16, "num_warps": 1}),
+        ((x.half(), out, factor, 40), {"SIZE": 16, "WIDE": 16, "num_warps": 1}),
+    ]
+    for values, constants in cases * 2:
+        kernel[(3, 1)](*values, **constants)
+    half = len(cases)
+    functions = [launch[4] for launch in recorder.launches]
+    assert functions[:half] == functions[half:]
+    assert len(set(functions)) == half == recorder.loaded
