@@ -40,6 +40,7 @@ COUNTERS = (
     "preemptions", "prompt_tokens", "generated_tokens", "items_encoded", "prefix_hit_tokens",
     "prefix_query_tokens", "encoder_queries", "encoder_hits", "faults", "shortages",
 )  # fmt: skip
+SWITCH_S = 0.0005
 _SET_PARENT_DEATH_SIGNAL = 1
 
 Report = Callable[[str, float], None]
@@ -65,6 +66,9 @@ def run(channel: Channel, load: Loader, prepare: Callable[[], None] | None = Non
 
     `prepare` is called in a thread while the server plans: imports, without which nothing can be loaded.
     """
+    # Whoever prepares a picture lets go of the interpreter this soon when the engine's thread wants it: a GPU
+    # idles meanwhile. Python's own 5 ms are as long as two decode steps.
+    sys.setswitchinterval(SWITCH_S)
     recorder = Recorder()
     mark("process runs")
     if prepare is not None:

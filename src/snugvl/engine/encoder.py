@@ -25,9 +25,9 @@ from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence
 from snugvl.models.batch import GridTHW, Network
 
-# Floating point operations of a slice: about 5 ms of any GPU, as much time as a decode step of a few billion
-# weights takes; some tenths of a second of a CPU, likewise.
-SLICE_OF_MULTIPROCESSOR = 15e9
+# Floating point operations of a slice: about 6 ms of any GPU, as much time as a decode step of a few billion
+# weights takes, and half of a 1024 × 1024 image on a large one; some tenths of a second of a CPU, likewise.
+SLICE_OF_MULTIPROCESSOR = 18e9
 SLICE_OF_CPU = 20e9
 
 Key = tuple[bytes, GridTHW]
