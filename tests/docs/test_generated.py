@@ -2,11 +2,13 @@
 
 import re
 import shlex
+from dataclasses import fields
 
 import pytest
 import typer
 
 from snugvl.cli.app import app
+from snugvl.planner.settings import Settings
 from snugvl.server.app import create_app
 from snugvl.server.context import Context
 from snugvl.server.intake.intake import Intake
@@ -31,6 +33,13 @@ def test_every_field_is_named() -> None:
     for request in (*generated.REQUESTS.values(), *generated.OTHER_REQUESTS):
         for field in request.model_fields:
             assert re.search(rf"[`\"]{field.removesuffix('_')}[`\"]", page), f"{request.__name__}.{field}"
+
+
+def test_every_setting_of_a_plan_is_named() -> None:
+    page = (generated.FOLDER / "plan.md").read_text(encoding="utf-8")
+    _, _, listed = page.partition("\n`settings`: ")
+    listed, _, _ = listed.partition(". A component:")
+    assert re.findall(r"`(\w+)`", listed) == [field.name for field in fields(Settings)]
 
 
 def test_every_route_is_named() -> None:
