@@ -53,14 +53,14 @@ class Question:
     levels: tuple[tuple[int, int], ...]
     repeat: int
 
-    def ask(self, url: str, ready_s: float) -> Result:
-        """Warm up, then measure; `ready_s` is kept with the result."""
+    def ask(self, url: str, ready_s: float | None) -> Result:
+        """Warm up, then measure; `ready_s` is kept with the result, where the server was started for it."""
         warm = tuple((clients, clients) for clients, _ in self.levels)
         Measurement(self._settings(url, warm, 1, self.workload.seed + 500_000), _quiet).run()
         measurement = Measurement(self._settings(url, self.levels, self.repeat, self.workload.seed), print)
         measurement.run()
         assert measurement.result is not None
-        return replace(measurement.result, start=Start(ready_s, None))
+        return replace(measurement.result, start=None if ready_s is None else Start(ready_s, None))
 
     def _settings(self, url: str, levels: tuple[tuple[int, int], ...], repeat: int, seed: int) -> Settings:
         workload = replace(self.workload, seed=seed)
@@ -126,6 +126,7 @@ def main() -> None:
         "--peer", default=VLLM, help="Its command; {python}, {model} and {port} are filled in."
     )
     parser.add_argument("--peer-path", help="PYTHONPATH of the peer.")
+    parser.add_argument("--peer-url", help="of a peer that runs already, on the same machine, and is idle")
     parser.add_argument("--no-peer", action="store_true", help="Only ours.")
     parser.add_argument("--out-folder", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
@@ -150,7 +151,10 @@ def main() -> None:
         return
     try:
         log = folder / f"versus_{arguments.name}_peer.log"
-        other = theirs(arguments.peer, arguments.model, arguments.peer_path, log, question)
+        if arguments.peer_url is not None:
+            other = question.ask(arguments.peer_url, None)
+        else:
+            other = theirs(arguments.peer, arguments.model, arguments.peer_path, log, question)
     except PeerDied as error:
         sys.exit(f"the peer did not start: {error}")
     (folder / f"versus_{arguments.name}_peer.json").write_text(to_json(other))
