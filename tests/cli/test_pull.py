@@ -83,7 +83,7 @@ def test_a_model_that_no_engine_could_run_here_is_refused(monkeypatch: pytest.Mo
     from snugvl.cli.pull import why_not
     from snugvl.hardware.describe import describe
 
-    small = describe(gpu="rtx-5060", os="wsl2", held="1500MiB", ram="4GiB")
+    small = describe(gpu="rtx-5060", os="wsl2", held="2500MiB", ram="4GiB")
     monkeypatch.setattr(machine_options, "machine_from", lambda _: small)
     refusal = why_not(facts_of("Qwen/Qwen3-VL-8B-Instruct", offline=True))
     assert refusal is not None

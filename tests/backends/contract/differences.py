@@ -25,9 +25,9 @@ DIFFERENCES = (
     ),
     Difference(
         "prompts that begin alike",
-        "computed once (prefix cache)",
+        "computed once (prefix cache; `--no-prefix-cache`)",
         "computed each time",
-        "computed once (prefix cache)",
+        "computed once (prefix cache; `--no-prefix-cache`)",
     ),
     Difference(
         "memory of conversations",
