@@ -15,6 +15,7 @@ from snugvl.checkpoint.configs import read_config
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge, UnsupportedModel
 from snugvl.inputs import tokenizer as tokenizer_module
 from snugvl.inputs.prompt import Processor
+from snugvl.inputs.spelling import ByteLevel
 from snugvl.inputs.tokenizer import Tokenizer
 
 
@@ -71,11 +72,20 @@ def test_single_tokens(tokenizer: Tokenizer) -> None:
     assert end in tokenizer.special_ids
     assert tokenizer.token_id("<think>") not in tokenizer.special_ids
     assert tokenizer.token_id("no such token") is None
-    assert tokenizer.token_bytes(10**9) == tokenizer.token_bytes(-1) == b""
+    assert tokenizer.token_bytes(10**9) == tokenizer.token_bytes(1 << 40) == tokenizer.token_bytes(-1) == b""
     half = tokenizer.encode("é")[0]
     if len(tokenizer.encode("é")) == 2:
         assert tokenizer.token_bytes(half) == b"\xc3"
         assert tokenizer.token_text(half) == "\ufffd"
+
+
+def test_a_start_makes_no_table_of_the_vocabulary(checkpoint: Path) -> None:
+    """For 150,000 tokens that takes as long as all other files of a checkpoint."""
+    config = read_config(checkpoint)
+    with patch.object(ByteLevel, "inside", side_effect=ByteLevel.inside, autospec=True) as inside:
+        processor = Processor.from_folder(checkpoint, config)
+    assert processor.pictures is not None
+    assert inside.call_count < 20
 
 
 def test_end_of_sequence(broken: Path) -> None:

@@ -19,6 +19,7 @@ from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
 from snugvl.inputs.spelling import ByteLevel, Spelling, spelling_of
 
 LONG_TEXT = 1 << 16  # characters; what is shorter is tokenised in no time
+_IDS = 1 << 32  # ids that the Rust side can be asked for
 _UTF8 = frozenset(range(0xF5)) - {0xC0, 0xC1}  # bytes that a text can have
 
 
@@ -119,13 +120,14 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; empty outside the vocabulary."""
-        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+        token = self._token(token_id)
+        return b"" if token is None else self._spelling.inside(token)
 
     def opening_bytes(self, token_id: int) -> bytes:
         """The bytes it stands for at the beginning of a text, where some tokenizers write one space less."""
         if isinstance(self._spelling, ByteLevel):
             return self.token_bytes(token_id)
-        token = self._backend.id_to_token(token_id) if token_id >= 0 else None
+        token = self._token(token_id)
         return b"" if token is None else self._spelling.opening(token)
 
     def token_text(self, token_id: int) -> str:
@@ -161,26 +163,22 @@ class Tokenizer:
                 field=field,
             )
 
+    def _token(self, token_id: int) -> str | None:
+        """Its string. One token is asked for: a table of all takes longer to make than a whole start may."""
+        return self._backend.id_to_token(token_id) if 0 <= token_id < _IDS else None
+
     @cached_property
     def _costs(self) -> npt.NDArray[np.float64]:
         """What each byte costs at least, in tokens; nothing where not every text is tokens of its bytes."""
         added = [token.content.encode() for token in self._backend.get_added_tokens_decoder().values()]
         longest, alone = np.zeros(256), set()
-        for token in (*self._bytes, *added):
+        stored = (self._spelling.inside(token) for token in self._backend.get_vocab(with_added_tokens=True))
+        for token in (*stored, *added):
             if len(token) == 1:
                 alone.add(token[0])
             for byte in set(token):
                 longest[byte] = max(longest[byte], len(token))
         return 1 / np.maximum(longest, 1) if alone >= _UTF8 else np.zeros(256)
-
-    @cached_property
-    def _bytes(self) -> list[bytes]:
-        """Bytes of every token by id."""
-        vocab = self._backend.get_vocab(with_added_tokens=True)
-        table = [b""] * (max(vocab.values(), default=-1) + 1)
-        for token, token_id in vocab.items():
-            table[token_id] = self._spelling.inside(token)
-        return table
 
 
 def _special_strings(config: dict[str, Any]) -> dict[str, str]:
