@@ -1,4 +1,4 @@
-"""Sequences in, logits out: the only place that builds tensors.
+"""Sequences in, logits out: what a step is to the network (its numbers: `packing.py`).
 
 chunks        [ s0: tokens 16 … 31 | s1: token 40 | s2: token 7 ]
 input_ids     [ 5 8 ▒ ▒ ▒ ▒ 9 …    | 17           | 3           ]     ▒ placeholder
@@ -10,12 +10,13 @@ import torch
 
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs import DecodeGraphs
+from snugvl.engine.packing import numbers_of, pack, shape_of
 from snugvl.engine.pipeline import Flight, decodes, depart, rows_of
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence, seat_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.upload import sent, upload
+from snugvl.layers.upload import sent
 from snugvl.models.batch import Batch, Network
 
 
@@ -73,56 +74,28 @@ class Runner:
         )
 
     def _batch(self, chunks: list[Chunk]) -> Batch:
-        ids: list[int] = []
-        logit_rows: list[int] = []
-        vision_rows: list[int] = []
-        embeds: list[torch.Tensor] = []
-        for chunk in chunks:
-            prompt, offset = chunk.sequence.prompt, len(ids) - chunk.start
-            vision_rows += [offset + index for index in prompt.placeholders_in(chunk.start, chunk.end)]
-            embeds += self.encoder.rows(chunk)
-            ids += chunk.sequence.ids(chunk.start, chunk.end)
-            if chunk.samples:
-                logit_rows.append(len(ids) - 1)
+        model, shape = self.model, shape_of(chunks)
+        numbers = numbers_of(sent(pack(chunks, shape, self.cache.block_size), model.device), shape)
+        embeds = [part for chunk in chunks for part in self.encoder.rows(chunk)]
+        kernels = model.device.type == "cuda"
         return Batch(
-            input_ids=self._tensor(ids),
-            positions=sent(torch.cat([_positions(chunk) for chunk in chunks], dim=1), self.model.device),
-            attention=self._attention(chunks),
-            logit_rows=self._tensor(logit_rows),
-            vision_rows=self._tensor(vision_rows) if vision_rows else None,
-            vision_embeds=torch.cat(embeds) if vision_rows else None,
+            input_ids=numbers.ids,
+            positions=numbers.positions,
+            attention=AttentionMetadata(
+                query_lens=tuple(chunk.end - chunk.start for chunk in chunks),
+                context_lens=tuple(chunk.end for chunk in chunks),
+                slot_mapping=numbers.slots,
+                block_tables=numbers.tables,
+                block_size=self.cache.block_size,
+                starts=numbers.starts if kernels else None,
+                lengths=numbers.lengths if kernels else None,
+                seats=None if self.cache.states is None else numbers.seats,
+            ),
+            logit_rows=numbers.logit_rows,
+            vision_rows=numbers.pictured if embeds else None,
+            vision_embeds=_joined(embeds) if embeds else None,
         )
 
-    def _attention(self, chunks: list[Chunk]) -> AttentionMetadata:
-        size = self.cache.block_size
-        slots: list[int] = []
-        for chunk in chunks:
-            table = chunk.sequence.table
-            slots += [table[i // size] * size + i % size for i in range(chunk.start, chunk.end)]
-        tables = [chunk.sequence.table for chunk in chunks]
-        width = max(len(table) for table in tables)
-        metadata = AttentionMetadata(
-            query_lens=tuple(chunk.end - chunk.start for chunk in chunks),
-            context_lens=tuple(chunk.end for chunk in chunks),
-            slot_mapping=self._tensor(slots),
-            block_tables=self._tensor([table + [0] * (width - len(table)) for table in tables]),
-            block_size=size,
-            seats=self._seats(chunks),
-        )
-        return metadata.on_device() if self.model.device.type == "cuda" else metadata
 
-    def _seats(self, chunks: list[Chunk]) -> torch.Tensor | None:
-        if self.cache.states is None:
-            return None
-        return self._tensor([seat_of(chunk.sequence) for chunk in chunks])
-
-    def _tensor(self, values: list[int] | list[list[int]]) -> torch.Tensor:
-        return upload(values, torch.int64, self.model.device)
-
-
-def _positions(chunk: Chunk) -> torch.Tensor:
-    """M-RoPE positions of a chunk, `[3, tokens]` int64: the prompt's own, then counting on."""
-    prompt = chunk.sequence.prompt
-    first = max(chunk.start, len(prompt))
-    generated = torch.arange(first, max(first, chunk.end)) + prompt.delta
-    return torch.cat([prompt.positions[:, chunk.start : chunk.end], generated.expand(3, -1)], dim=1)
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

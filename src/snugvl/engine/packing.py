@@ -1,0 +1,175 @@
+"""The numbers of a step in one tensor: what the host writes with numpy, and one copy brings to the device.
+
+    ids │ positions × 3 │ slots │ logit rows │ placeholders │ tables │ seats │ starts │ lengths
+
+One copy, because each takes the host as long as a kernel of the step does. Every part begins at a multiple of
+16 bytes and tables are as wide as a multiple of 16: Triton compiles another kernel for those that are not.
+
+A `Shape` may be larger than its step. What fills it up is read by nobody: tokens that are written nowhere
+(slot −1) and belong to no sequence, and sequences of no tokens at the end.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from snugvl.engine.scheduler import Chunk
+from snugvl.engine.sequence import seat_of
+
+T = TypeVar("T")
+Array = NDArray[Any]
+
+_ALIGNED = 2  # values of 8 bytes
+_TABLE = 16  # blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many of what a step has.
+
+    Attributes:
+        blocks: of a block table.
+        logits: rows whose logits are wanted.
+        pictured: placeholders.
+    """
+
+    tokens: int
+    sequences: int
+    blocks: int
+    logits: int
+    pictured: int
+
+    @property
+    def size(self) -> int:
+        """Values of 8 bytes in all."""
+        return sum(_aligned(count) for count in self._counts())
+
+    def split(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The parts of `flat` `[size]` int64, in their order."""
+        start = 0
+        for count in self._counts():
+            yield flat[start : start + count]
+            start += _aligned(count)
+
+    def _counts(self) -> tuple[int, ...]:
+        lines = self.sequences
+        ends = (_halves(lines + 1), _halves(lines))
+        return (
+            self.tokens,
+            3 * self.tokens,
+            self.tokens,
+            self.logits,
+            self.pictured,
+            lines * self.blocks,
+            lines,
+            *ends,
+        )
+
+
+class Numbers(NamedTuple, Generic[T]):
+    """The parts of a flat tensor, as views; int64 but for the last two, which are int32.
+
+    Attributes:
+        ids: `[tokens]`.
+        positions: `[3, tokens]`.
+        slots: `[tokens]`, −1 where nothing is written.
+        logit_rows: `[logits]`, among the tokens.
+        pictured: `[pictured]`, tokens that are placeholders.
+        tables: `[sequences, blocks]`.
+        seats: `[sequences]`.
+        starts: `[sequences + 1]`, where each sequence begins among the tokens.
+        lengths: `[sequences]`, tokens in the cache once these are written.
+    """
+
+    ids: T
+    positions: T
+    slots: T
+    logit_rows: T
+    pictured: T
+    tables: T
+    seats: T
+    starts: T
+    lengths: T
+
+
+def shape_of(chunks: Sequence[Chunk]) -> Shape:
+    """Exactly what chunks need."""
+    return Shape(
+        tokens=sum(chunk.end - chunk.start for chunk in chunks),
+        sequences=len(chunks),
+        blocks=table_width(max(len(chunk.sequence.table) for chunk in chunks)),
+        logits=sum(chunk.samples for chunk in chunks),
+        pictured=sum(len(chunk.sequence.prompt.placeholders_in(chunk.start, chunk.end)) for chunk in chunks),
+    )
+
+
+def table_width(blocks: int) -> int:
+    """Width of tables that hold so many blocks."""
+    return -(-blocks // _TABLE) * _TABLE
+
+
+def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
+    """The parts of `flat` `[shape.size]` int64."""
+    ids, positions, slots, logit_rows, pictured, tables, seats, starts, lengths = shape.split(flat)
+    lines = shape.sequences
+    return Numbers(
+        ids,
+        positions.view(3, shape.tokens),
+        slots,
+        logit_rows,
+        pictured,
+        tables.view(lines, shape.blocks),
+        seats,
+        starts.view(torch.int32)[: lines + 1],
+        lengths.view(torch.int32)[:lines],
+    )
+
+
+def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor:
+    """The numbers of `chunks` on the host, `[shape.size]` int64."""
+    flat = torch.zeros(shape.size, dtype=torch.int64)
+    lines = Numbers[Array](*(part.numpy() for part in numbers_of(flat, shape)))
+    lines.slots[:] = -1
+    end = logits = pictured = 0
+    for row, chunk in enumerate(chunks):
+        sequence, start = chunk.sequence, end
+        end += chunk.end - chunk.start
+        lines.ids[start:end] = sequence.ids(chunk.start, chunk.end)
+        _positions(chunk, lines.positions[:, start:end])
+        table = np.asarray(sequence.table)
+        places = np.arange(chunk.start, chunk.end)
+        lines.slots[start:end] = table[places // block_size] * block_size + places % block_size
+        found = sequence.prompt.placeholders_in(chunk.start, chunk.end)
+        lines.pictured[pictured : pictured + len(found)] = found
+        lines.pictured[pictured : pictured + len(found)] += start - chunk.start
+        pictured += len(found)
+        lines.tables[row, : len(table)] = table
+        lines.seats[row] = seat_of(sequence)
+        lines.starts[row] = start
+        lines.lengths[row] = chunk.end
+        if chunk.samples:
+            lines.logit_rows[logits] = end - 1
+            logits += 1
+    lines.starts[len(chunks) :] = end
+    return flat
+
+
+def _positions(chunk: Chunk, out: Array) -> None:
+    """M-RoPE positions of a chunk to `out` `[3, tokens]`: the prompt's own, then counting on."""
+    prompt = chunk.sequence.prompt
+    own = max(min(chunk.end, len(prompt)) - chunk.start, 0)
+    out[:, :own] = prompt.positions[:, chunk.start : chunk.start + own].numpy()
+    out[:, own:] = np.arange(chunk.start + own, chunk.end) + prompt.delta
+
+
+def _aligned(count: int) -> int:
+    return -(-count // _ALIGNED) * _ALIGNED
+
+
+def _halves(count: int) -> int:
+    """Values of 8 bytes that hold so many of 4."""
+    return -(-count // 2)
