@@ -94,3 +94,17 @@ def test_what_triton_compiles_anew_is_another_variant(recorder: Recorder) -> Non
     functions = [launch[4] for launch in recorder.launches]
     assert functions[:half] == functions[half:]
     assert len(set(functions)) == half == recorder.loaded
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_what_a_kernel_does_not_look_at_makes_no_variant(recorder: Recorder) -> None:
+    """Neither of ours nor of Triton's: a number of tokens or an odd beginning must not compile anything."""
+    kernel = launched(JITFunction(doubled, do_not_specialize=["out", "size"]))
+    x, out, factor, _ = VALUES
+    odd = torch.zeros(44)[1:41]
+    for target, size in ((out, 40), (odd, 48), (out, 1), (odd, 16)):
+        kernel[(3,)](x, target, factor, size, SIZE=16, WIDE=16, num_warps=1)
+    assert recorder.loaded == len(kernel._variants) == 1
+    assert [launch[11:13] for launch in recorder.launches[1:]] == [(2.5, 48), (2.5, 1), (2.5, 16)]
+    kernel[(3,)](x, out, factor, 1 << 40, SIZE=16, WIDE=16, num_warps=1)
+    assert recorder.loaded == len(kernel._variants) == 2, "a number of 64 bits is another type"

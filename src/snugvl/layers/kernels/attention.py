@@ -3,13 +3,11 @@
 Keys and values have the queries' type, or are bytes of e4m3: kernels tell by the tensor's type.
 """
 
-from functools import cache
-
 import torch
 import triton
 
 from snugvl.layers.kernels.decode_attention import attend_splits, merge_splits
-from snugvl.layers.kernels.device import native_fp8
+from snugvl.layers.kernels.device import capability, native_fp8
 from snugvl.layers.kernels.early import early
 from snugvl.layers.kernels.prefill_attention import attend_chunk
 from snugvl.layers.kernels.rope_cache import rope_and_cache
@@ -22,12 +20,7 @@ def _narrow(query: torch.Tensor) -> bool:
 
     So it is in float32, which is never rounded to tf32, and before Ampere, which has less shared memory too.
     """
-    return query.is_cuda and (query.dtype == torch.float32 or _before_ampere(query.device))
-
-
-@cache
-def _before_ampere(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) < (8, 0)
+    return query.is_cuda and (query.dtype == torch.float32 or capability(query.device) < (8, 0))
 
 
 def _step(query: torch.Tensor) -> int:

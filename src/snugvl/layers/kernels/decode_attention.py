@@ -21,7 +21,7 @@ from snugvl.layers.kernels.weights import e4m3_factor
 
 
 @launched
-@triton.jit
+@triton.jit(do_not_specialize=["tables", "lengths", "table_width"])
 def attend_splits(
     query,
     keys,

@@ -11,10 +11,13 @@ import torch
 import triton
 import triton.language as tl
 
+from snugvl.layers.kernels.launch import launched
+
 BLOCK = 32  # values of a program: S takes 128 · 32 registers of a block's
 
 
-@triton.jit
+@launched
+@triton.jit(do_not_specialize=["seats"])
 def correct(
     query,
     key,

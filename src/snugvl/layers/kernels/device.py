@@ -1,14 +1,56 @@
 """What the hardware under the kernels can do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 
 
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What kernels are chosen and compiled for.
+
+    Attributes:
+        capability: CUDA's compute capability.
+        units: multiprocessors.
+    """
+
+    capability: tuple[int, int]
+    units: int
+
+
+_INTERPRETED = Hardware((0, 0), 4)  # of the interpreter: nothing special
+_described: list[Hardware] = []
+
+
+@contextmanager
+def described(hardware: Hardware) -> Iterator[None]:
+    """Take every tensor for one on `hardware`: for a process that prepares for a GPU without touching it."""
+    _described.append(hardware)
+    try:
+        yield
+    finally:
+        _described.pop()
+
+
+def hardware_of(device: torch.device) -> Hardware:
+    """The hardware behind a device."""
+    return _described[-1] if _described else _look(device)
+
+
 @cache
+def _look(device: torch.device) -> Hardware:
+    if device.type != "cuda":
+        return _INTERPRETED
+    facts = torch.cuda.get_device_properties(device)
+    return Hardware((facts.major, facts.minor), facts.multi_processor_count)
+
+
 def capability(device: torch.device) -> tuple[int, int]:
     """Of the hardware; none where kernels are interpreted."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    return hardware_of(device).capability
 
 
 def native_fp8(device: torch.device) -> bool:

@@ -115,7 +115,7 @@ def _product(
 
 
 @launched
-@triton.jit
+@triton.jit(do_not_specialize=["arrivals", "M"])
 def gemm(
     x,
     w,

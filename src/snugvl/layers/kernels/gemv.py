@@ -11,6 +11,7 @@ The norm is computed again by every program: the vector is in the L2 cache, a la
 import triton
 import triton.language as tl
 
+from snugvl.layers.kernels.launch import launched
 from snugvl.layers.kernels.weights import (
     BF16,
     FP8,
@@ -86,6 +87,7 @@ def _dot_rows(
     return tl.sum(total, 1)
 
 
+@launched
 @triton.jit
 def gemv(
     x,

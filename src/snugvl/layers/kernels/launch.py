@@ -9,28 +9,46 @@ variant goes through Triton as ever.
     @triton.jit          as before: what varies by position, constants by name
     def kernel(…)
 
+A variant that was never compiled on this machine takes a second or more, and everybody waits. So what Triton
+compiles a kernel anew for is as little as can be: numbers of tokens, of blocks or of rows are not looked at
+(`do_not_specialize`), nor where index tensors begin; and what a model will need is compiled before it is
+needed (`kernels/ahead.py`), for which `Launched.instead` is there.
+
 How a compiled kernel is started is what `JITFunction.run` does in Triton 3.6 to 3.9;
 `tests/layers/kernels/test_launch.py` holds it to that.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from triton.runtime import JITFunction, driver
 
+Instead = Callable[["Launched", tuple[object, ...], dict[str, object]], None]
+
 
 class Launched:
-    """A kernel and its compiled variants."""
+    """A kernel and its compiled variants.
+
+    Attributes:
+        instead: given every launch of any kernel, in place of launching it: the kernel, its values and its
+            constants. For a process that has no GPU.
+    """
+
+    instead: ClassVar[Instead | None] = None
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
+        self._looks = tuple(kind if p.do_not_specialize else trait for p in kernel.params)
         self._variants: dict[tuple[object, ...], tuple[Any, ...]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*values: object, **constants: object) -> None:
+            if Launched.instead is not None:
+                Launched.instead(self, values, constants)
+                return
             device = driver.active.get_current_device()
-            key = (device, *map(trait, values), *constants.items())
+            key = device, self.variant(values, constants)
             found = self._variants.get(key)
             if found is None:
                 self._variants[key] = self._first(grid, values, constants)
@@ -41,6 +59,11 @@ class Launched:
             run(x, y, z, stream, function, metadata, None, None, None, *values, *rest)  # None: no hooks
 
         return launch
+
+    def variant(self, values: tuple[object, ...], constants: dict[str, object]) -> tuple[object, ...]:
+        """Equal for two launches that the same compiled kernel serves."""
+        looks = zip(self._looks, values, strict=False)  # constants are no values
+        return (*[look(value) for look, value in looks], *constants.items())
 
     def _first(
         self, grid: tuple[int, ...], values: tuple[object, ...], constants: dict[str, object]
@@ -59,6 +82,13 @@ def trait(value: Any) -> object:
     if isinstance(value, int):
         return value == 1, value & 15 == 0, -0x80000000 <= value <= 0x7FFFFFFF
     return type(value)
+
+
+def kind(value: Any) -> object:
+    """`trait` where a kernel asks Triton not to look at the number or the address."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype
+    return -0x80000000 <= value <= 0x7FFFFFFF if isinstance(value, int) else type(value)
 
 
 def launched(kernel: Any) -> Any:

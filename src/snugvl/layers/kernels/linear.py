@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels import weights as kinds
-from snugvl.layers.kernels.device import capability, native_fp8
+from snugvl.layers.kernels.device import capability, hardware_of, native_fp8
 from snugvl.layers.kernels.early import early
 from snugvl.layers.kernels.gemm import gemm, sixteenth
 from snugvl.layers.kernels.gemv import gemv
@@ -176,7 +176,8 @@ def _matrix(
     swiglu: bool,
 ) -> None:
     tokens, outputs = out.shape
-    bm, bn, split, warps, stages = matrix_tile(tokens, outputs, weights, _units(x.device), swiglu=swiglu)
+    units = hardware_of(x.device).units
+    bm, bn, split, warps, stages = matrix_tile(tokens, outputs, weights, units, swiglu=swiglu)
     data, scale, zero = _operands(weights)
     kind = _KINDS[x.dtype]
     if tokens > SMALL and weights.format != "bf16" and x.dtype == torch.bfloat16:
@@ -297,13 +298,6 @@ def _operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     data = weights.data.view(torch.uint8) if weights.format == "fp8" else weights.data
     scale = weights.scale if weights.scale is not None else data
     return data, scale, weights.zero if weights.zero is not None else scale
-
-
-@cache
-def _units(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 4
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache

@@ -20,7 +20,7 @@ LOWEST = tl.constexpr(-1e30)  # below every score
 
 
 @launched
-@triton.jit
+@triton.jit(do_not_specialize=["tables", "starts", "lengths", "table_width"])
 def attend_chunk(
     query,
     keys,

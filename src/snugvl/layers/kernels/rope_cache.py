@@ -54,7 +54,7 @@ def _normed(
 
 
 @launched
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def rope_and_cache(
     qkv,
     q_norm,

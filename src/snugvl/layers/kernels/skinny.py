@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from snugvl.layers.kernels.launch import launched
 from snugvl.layers.kernels.unpack import unpacked, unpacked_factor
 from snugvl.layers.kernels.weights import INT4, scale_offsets
 
@@ -181,6 +182,7 @@ def _multiplied(
     return acc + part * s[:, :, None]
 
 
+@launched
 @triton.jit(do_not_specialize=["M"])
 def skinny(
     x,

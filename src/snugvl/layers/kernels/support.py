@@ -49,7 +49,7 @@ def _value(key):
 
 
 @launched
-@triton.jit
+@triton.jit(do_not_specialize=["sure", "top_k", "top_p", "min_p"])
 def search_support(scores, kept, sure, top_k, top_p, min_p, vocab, STEP: tl.constexpr):
     """One row of `scores` `[n, vocab]` float32 to `kept` `[n, vocab]` bool, if it is not sure already."""
     index = tl.program_id(0).to(tl.int64)

@@ -12,7 +12,7 @@ from snugvl.layers.kernels.launch import launched
 
 
 @launched
-@triton.jit
+@triton.jit(do_not_specialize=["places"])
 def rotate_patches(
     x,
     places,

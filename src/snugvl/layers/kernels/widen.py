@@ -23,7 +23,7 @@ from snugvl.layers.weights import Weights
 
 
 @launched
-@triton.jit
+@triton.jit(do_not_specialize=["first", "half", "beyond"])
 def widen(
     w,
     scale,
@@ -63,7 +63,7 @@ def widen(
 
 
 @launched
-@triton.jit
+@triton.jit(do_not_specialize=["first", "count"])
 def widen_codes(
     w,
     scale,
