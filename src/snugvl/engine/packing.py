@@ -64,14 +64,14 @@ class Shape:
             self.tokens,
             self.logits,
             self.pictured,
-            lines * self.blocks,
+            _halves(lines * self.blocks),
             lines,
             *ends,
         )
 
 
 class Numbers(NamedTuple, Generic[T]):
-    """The parts of a flat tensor, as views; int64 but for the last two, which are int32.
+    """The parts of a flat tensor, as views; int64, but int32 what attention reads.
 
     Attributes:
         ids: `[tokens]`.
@@ -79,10 +79,11 @@ class Numbers(NamedTuple, Generic[T]):
         slots: `[tokens]`, −1 where nothing is written.
         logit_rows: `[logits]`, among the tokens.
         pictured: `[pictured]`, tokens that are placeholders.
-        tables: `[sequences, blocks]`.
+        tables: `[sequences, blocks]` int32, as in the graphs of decode steps: for another type kernels would
+            be compiled again.
         seats: `[sequences]`.
-        starts: `[sequences + 1]`, where each sequence begins among the tokens.
-        lengths: `[sequences]`, tokens in the cache once these are written.
+        starts: `[sequences + 1]`, int32, where each begins among the tokens.
+        lengths: `[sequences]` int32, tokens in the cache once these are written.
     """
 
     ids: T
@@ -122,7 +123,7 @@ def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
         slots,
         logit_rows,
         pictured,
-        tables.view(lines, shape.blocks),
+        tables.view(torch.int32).view(lines, shape.blocks),
         seats,
         starts.view(torch.int32)[: lines + 1],
         lengths.view(torch.int32)[:lines],
