@@ -1,5 +1,5 @@
 """`python -m snugvl.cli` is `snugvl`."""
 
-from snugvl.cli.app import main
+from snugvl.cli.entry import main
 
 main()

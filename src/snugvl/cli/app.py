@@ -8,10 +8,12 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
+from snugvl.backends.launch import Launched
 from snugvl.cli import ask, bench, caption, detect, doctor, plan, pull, scene, serve, top
 from snugvl.cli.stderr import say, trace
 from snugvl.cli.stdout import ClosedPipe
@@ -59,13 +61,17 @@ def _root(
         typer.echo(context.get_help())
 
 
-def run(args: Sequence[str] | None = None) -> int:
-    """Run one command line (that of the process by default); its exit code."""
+def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> int:
+    """Run one command line (that of the process by default); its exit code.
+
+    `launched`: an engine's process that was begun ahead; ended here where the command didn't take it.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a path may hold bytes that are no text in this locale
             stream.reconfigure(errors="replace")
     try:
-        code = app(args=args, prog_name="snugvl", standalone_mode=False)
+        with launched or nullcontext():
+            code = app(args=args, prog_name="snugvl", standalone_mode=False, obj=launched)
         sys.stdout.flush()
     except typer.TyperException as error:
         _say_usage(error)
@@ -94,11 +100,11 @@ def run(args: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def main() -> None:
-    """The console script."""
+def main(launched: Launched | None = None) -> None:
+    """The command of this process, and its end; `launched`: see `run`."""
     # Start-up makes many small objects that stay: the default of 700 would walk over them all the time.
     gc.set_threshold(50_000)
-    sys.exit(run())
+    sys.exit(run(launched=launched))
 
 
 def _say_usage(error: typer.TyperException) -> None:

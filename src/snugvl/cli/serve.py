@@ -25,6 +25,7 @@ MIB = 1024 * 1024
 
 
 def serve(
+    command: typer.Context,
     model: server_options.Model = None,
     host: server_options.Host = "127.0.0.1",
     port: server_options.Port = 8000,
@@ -86,16 +87,23 @@ def serve(
         backend, vllm_command, attach, attach_api_key, not no_retry, sleep_after, images, concurrency,
         language_only, trust_remote_code, not no_prefix_cache, tower,
     )  # fmt: skip
-    raise typer.Exit(start(load, engine, settings, quiet=quiet, started=started))
+    code = start(load, engine, settings, quiet=quiet, started=started, begun=command.obj)
+    raise typer.Exit(code)
 
 
 def start(
-    load: LoadChoice, backend: BackendChoice, settings: ServerSettings, *, quiet: bool, started: float
+    load: LoadChoice,
+    backend: BackendChoice,
+    settings: ServerSettings,
+    *,
+    quiet: bool,
+    started: float,
+    begun: Launched | None = None,
 ) -> int:
-    """Plan, print, load, serve; the exit code."""
+    """Plan, print, load, serve; the exit code. `begun`: an engine's process that was launched already."""
     from snugvl.cli.serve_engine import launch
 
-    with launch(backend) as launched:  # it imports torch while we import the rest, and plan
+    with launch(backend, begun) as launched:  # it imports torch while we import the rest, and plan
         from snugvl.cli.serve_show import Loading
         from snugvl.server.run import run
         from snugvl.server.sockets import address_of, listen

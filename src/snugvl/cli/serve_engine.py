@@ -30,10 +30,17 @@ LESS_SHARE = (
 FEWER_AT_ONCE = ("cuda_graphs", "batch", "out_of_memory")  # no graphs, small chunks, few sequences, too
 
 
-def launch(backend: BackendChoice) -> AbstractContextManager[Launched | None]:
-    """Our engine's process, importing torch while the plan is made; ended on exit where nobody took it."""
+def launch(backend: BackendChoice, begun: Launched | None = None) -> AbstractContextManager[Launched | None]:
+    """Our engine's process, importing torch while the plan is made; ended on exit where nobody took it.
+
+    `begun`: one that the command's first words made likely (`cli/entry.py`).
+    """
     if backend.attach is not None or backend.backend == "vllm":
+        if begun is not None:
+            begun.abandon()
         return nullcontext()
+    if begun is not None:
+        return begun
     from snugvl.backends.launch import Launched
 
     try:

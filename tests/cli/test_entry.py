@@ -1,0 +1,86 @@
+"""The engine's process is begun before the command line is imported: when, and what becomes of it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from snugvl.backends.supervised import SupervisedEngine
+from snugvl.cli import app, entry
+from tests.cli.conftest import Served, SleepingProcess
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "serve",
+        "serve pocket --port 0",
+        "serve vllm --backend native",
+        "serve --backend auto --served-model-name vllm",
+    ],
+)
+def test_where_it_is_begun(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "Launched", SleepingProcess)
+    begun = entry.begin(line.split())
+    assert begun is not None
+    begun.abandon()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--version",
+        "caption serve",
+        "serve -h",
+        "serve pocket --help",
+        "serve --backend vllm",
+        "serve --backend=vllm pocket",
+        "serve --attach http://127.0.0.1:8001",
+        "serve --attach=http://127.0.0.1:8001",
+    ],
+)
+def test_where_it_is_not(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "Launched", lambda: pytest.fail("launched"))
+    assert entry.begin(line.split()) is None
+
+
+def test_a_process_that_cannot_be_started_is_nobodys_error_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(entry, "Launched", refuse)
+    assert entry.begin(["serve"]) is None
+
+
+def test_the_command_takes_it(served: Served) -> None:
+    with SleepingProcess() as begun:
+        assert app.run(["serve", "--port", "0", "--quiet"], begun) == 0
+        service = served.services[0]
+        assert isinstance(service, SupervisedEngine)
+        assert service._launched is begun
+        assert served.processes == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("serve --port 0 --attach http://127.0.0.1:9 --quiet", 0),
+        ("serve --port x", 2),
+        ("serve nobody/nothing --port 0", 4),
+        ("--version", 0),
+    ],
+)
+def test_nobody_took_it(served: Served, line: str, code: int) -> None:
+    begun = SleepingProcess()
+    assert app.run(line.split(), begun) == code
+    assert begun.ended
+    assert served.processes == []
+
+
+def test_nothing_slow_comes_before_it() -> None:
+    code = (
+        "import sys, snugvl.cli.entry\n"
+        "print([name for name in ('typer', 'snugvl.cli.app', 'asyncio', 'torch') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
