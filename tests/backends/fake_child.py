@@ -9,6 +9,7 @@ stuck       loads, then its engine's thread never answers
 slow        takes its time to load
 """
 
+import logging
 import os
 import sys
 import threading
@@ -83,6 +84,11 @@ class Backend:
             raise REFUSALS[text]()
         if text == "print the environment":
             print("\n".join(sorted(os.environ)), flush=True)
+        if text == "log":
+            log = logging.getLogger("snugvl.somewhere")
+            log.debug("a detail")
+            log.info("a remark about %d", 1)
+            log.warning("a warning")
         if text == "think":
             time.sleep(0.3)
         if text == "wait":

@@ -451,3 +451,19 @@ def test_a_killed_server_leaves_no_engine_behind(tmp_path: Path) -> None:
 def test_the_servers_side_imports_no_torch() -> None:
     code = "import sys, snugvl.backends.supervised; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_the_engine_logs_is_in_the_servers_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Remarks come as such; warnings over stderr, among the last words that a death is explained by."""
+    caplog.set_level("DEBUG", "snugvl")
+
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            await read(await service.submit(say("log")))
+            await until(lambda: {"a remark about 1", "a warning"} <= set(caplog.messages))
+
+    run(test())
+    levels = {record.getMessage(): record.levelname for record in caplog.records}
+    assert (levels["a remark about 1"], levels["a warning"]) == ("INFO", "WARNING")
+    assert "a detail" not in levels

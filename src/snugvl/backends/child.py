@@ -12,6 +12,7 @@ must not keep it.
 
 import ctypes
 import faulthandler
+import logging
 import os
 import signal
 import socket
@@ -39,6 +40,7 @@ PREPARERS = 4  # threads; preparing is mostly Pillow and numpy, which leave Pyth
 COUNTERS = (
     "preemptions", "prompt_tokens", "generated_tokens", "items_encoded", "prefix_hit_tokens",
     "prefix_query_tokens", "encoder_queries", "encoder_hits", "faults", "shortages",
+    "kernel_compilations", "graph_captures",
 )  # fmt: skip
 SWITCH_S = 0.0005
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -107,6 +109,25 @@ class Outbox:
                 os._exit(0)  # the server is gone
 
 
+class Notes(logging.Handler):
+    """What this package logs: trouble goes to stderr, as without any handler, and INFO to the server."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__(logging.INFO)
+        self._outbox = outbox
+        self._trouble = logging.StreamHandler()
+        ours = logging.getLogger("snugvl")
+        ours.setLevel(logging.INFO)
+        ours.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A record."""
+        if record.levelno > logging.INFO:
+            self._trouble.handle(record)
+        else:
+            self._outbox.put(wire.Note(record.getMessage()))
+
+
 class Child:
     """What runs here: the model and its requests."""
 
@@ -114,6 +135,7 @@ class Child:
         mark("told what to load")
         self._recorder = recorder
         self._outbox = Outbox(channel)
+        Notes(self._outbox)
         self._preparers = ThreadPoolExecutor(PREPARERS, "snugvl-prepare")
         self._model: HostedModel | None = None
         self._asked_at: float | None = None  # when the engine's thread was asked something, until it answers

@@ -98,6 +98,8 @@ class NativeBackend:
             prefix_query_tokens=stats.prefix_query_tokens,
             faults=stats.faults,
             shortages=stats.shortages,
+            kernel_compilations=stats.kernel_compilations,
+            graph_captures=stats.graph_captures,
         )
 
     def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:

@@ -191,6 +191,8 @@ class EngineProcess:
                     call.set_result(event.value)
                 else:
                     call.set_exception(event.error)
+            case wire.Note():
+                logger.info("%s", event.text)
             case wire.Loading() | wire.Ready() | wire.Failed() | wire.Pong() | Snapshot():
                 notice(event)
 

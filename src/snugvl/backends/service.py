@@ -47,6 +47,7 @@ class Load:
             `planned_blocks` is 0 where the engine's cache never changes.
         encoder_queries: pictures that prompts needed; `encoder_hits` of them were encoded already.
         shortages: steps that ran out of memory and were tried again in parts.
+        kernel_compilations: kernels that requests waited for; `graph_captures`: CUDA graphs, likewise.
     """
 
     running: int = 0
@@ -65,6 +66,8 @@ class Load:
     prefix_query_tokens: int = 0
     faults: int = 0
     shortages: int = 0
+    kernel_compilations: int = 0
+    graph_captures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

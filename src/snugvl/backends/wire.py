@@ -172,8 +172,15 @@ class Pong:
     stalled_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the server's log that is no trouble; what is, the process writes to stderr."""
+
+    text: str
+
+
 ToEngine = Start | Submit | Abort | Tokenize | Detokenize | Ping | Bye
-Event = Loading | Ready | Failed | Reply | tuple[int, Delta] | End | Pong | Snapshot
+Event = Loading | Ready | Failed | Reply | tuple[int, Delta] | End | Pong | Note | Snapshot
 
 
 def _values_of(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:

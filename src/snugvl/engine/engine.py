@@ -94,6 +94,8 @@ class Engine:
             encoder_hits=self._encoder.hits,
             faults=self._faults,
             shortages=self._shortages,
+            kernel_compilations=self._runner.compilations.count,
+            graph_captures=self._runner.graphs.captures,
         )
 
     def add(self, request: EngineRequest) -> None:

@@ -13,6 +13,7 @@ the seat of recurrent states that is nobody's.
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -67,13 +68,18 @@ class Run:
 
 
 class DecodeGraphs:
-    """Captured on first use, in one memory pool."""
+    """Captured on first use, in one memory pool.
+
+    Attributes:
+        captures: graphs captured, each again after a `clear`.
+    """
 
     def __init__(self, model: Network, cache: KVCache, max_model_len: int, sizes: Rows[int] = SIZES) -> None:
         self._model = model
         self._cache = cache
         self._table_width = -(-max_model_len // cache.block_size)
         self._sizes = tuple(sizes)
+        self.captures = 0
         self._graphs: dict[int, _Graph] = {}
         self._short: set[int] = set()  # sizes that memory was short of
         self._pool: Any = None  # of memory, which torch shares among captures
@@ -132,10 +138,14 @@ class DecodeGraphs:
     def _graph(self, sequences: int) -> "_Graph":
         size = self._size(sequences)
         if size not in self._graphs:
+            begun = time.monotonic()
             made = _Graph(self._model, self._cache, size, self._table_width)
             self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self._pool = made.capture(self._pool, self._stream)
             self._graphs[size] = made
+            self.captures += 1
+            spent = time.monotonic() - begun
+            logger.info("recorded the CUDA graph of %d sequences in %.2f s", size, spent)
         return self._graphs[size]
 
     def _size(self, sequences: int) -> int:

@@ -15,6 +15,7 @@ from snugvl.engine.pipeline import Flight, decodes, depart, rows_of
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence, seat_of
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import sent
 from snugvl.models.batch import Batch, Network
@@ -29,6 +30,7 @@ class Runner:
         self.encoder = encoder
         self.graphs = DecodeGraphs(model, cache, max_model_len)
         self.has_graphs = model.device.type == "cuda"
+        self.compilations = compilations(model.device)  # those that a step waits for
 
     def run(self, step: Schedule) -> torch.Tensor:
         """Logits `[n, vocab]` float32, on the model's device, of the `n` chunks that sample, in their order.

@@ -11,6 +11,7 @@ class EngineStats:
         num_blocks: of the KV cache now; `planned_blocks`: where no other program is short of memory.
         encoder_queries: images and videos that a prompt needed; `encoder_hits`: found encoded.
         shortages: steps that ran out of memory.
+        kernel_compilations: kernels that were compiled; `graph_captures`: CUDA graphs that were recorded.
     """
 
     requests: int
@@ -30,3 +31,5 @@ class EngineStats:
     encoder_hits: int
     faults: int
     shortages: int
+    kernel_compilations: int
+    graph_captures: int

@@ -27,6 +27,8 @@ ENGINE_COUNTERS = (
     ("snugvl_prefix_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
     ("snugvl_engine_faults", "Steps of the engine that failed.", "faults"),
     ("snugvl_engine_shortages", "Steps that ran out of memory and were tried in parts.", "shortages"),
+    ("snugvl_kernel_compilations", "Kernels compiled while requests waited.", "kernel_compilations"),
+    ("snugvl_graph_captures", "CUDA graphs recorded while requests waited.", "graph_captures"),
 )
 
 

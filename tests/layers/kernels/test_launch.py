@@ -2,14 +2,17 @@
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import triton.language as tl
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
+from snugvl.layers.compilations import Compilations
 from snugvl.layers.kernels.launch import Launched, launched
 
 
@@ -108,3 +111,15 @@ def test_what_a_kernel_does_not_look_at_makes_no_variant(recorder: Recorder) -> 
     assert [launch[11:13] for launch in recorder.launches[1:]] == [(2.5, 48), (2.5, 1), (2.5, 16)]
     kernel[(3,)](x, out, factor, 1 << 40, SIZE=16, WIDE=16, num_warps=1)
     assert recorder.loaded == len(kernel._variants) == 2, "a number of 64 bits is another type"
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_triton_tells_what_it_compiles(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in its folder already is not compiled again."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(knobs.compilation, "listener", counted := Compilations())
+    for _ in range(2):
+        launched(JITFunction(doubled))[(3,)](*VALUES, SIZE=16, WIDE=16, num_warps=1)
+    assert (counted.count, recorder.loaded) == (1, 2)

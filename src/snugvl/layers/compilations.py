@@ -1,0 +1,47 @@
+"""How often a kernel had to be compiled in this process. Everybody waits meanwhile, so each is said, too.
+
+What Triton finds in its folder on disk is not compiled: it is there within some milliseconds.
+"""
+
+import logging
+from functools import cache
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+class Compilations:
+    """Triton's listener.
+
+    Attributes:
+        count: kernels compiled.
+    """
+
+    def __init__(self, other: Any = None) -> None:
+        """`other`: a listener that was there before, who goes on hearing everything."""
+        self.count = 0
+        self._other = other
+
+    def __call__(self, *, src: Any, times: Any, cache_hit: bool, **more: Any) -> None:
+        """What Triton tells after every kernel that a process asks for the first time; times in µs."""
+        if not cache_hit:
+            self.count += 1
+            logger.info("compiled the kernel %s in %.2f s", src.name, times.total / 1e6)
+        if self._other is not None:
+            self._other(src=src, times=times, cache_hit=cache_hit, **more)
+
+
+def compilations(device: torch.device) -> Compilations:
+    """Those of this process since the first call; none for a device that has no kernels."""
+    return _of_triton() if device.type == "cuda" else Compilations()
+
+
+@cache
+def _of_triton() -> Compilations:
+    from triton import knobs  # which only GPUs bring
+
+    counted = Compilations(knobs.compilation.listener)
+    knobs.compilation.listener = counted
+    return counted
