@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 import machine
 from snugvl.backends.protocol import user
 from snugvl.checkpoint.configs import read_config
-from snugvl.config import EngineConfig
+from snugvl.config import EngineConfig, KVFormat
 from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
@@ -116,7 +116,7 @@ def compare_inputs(cases: list[Case]) -> list[dict[str, Any]]:
     return rows
 
 
-def our_logits(model: LoadableNetwork, prompt: PreparedPrompt) -> torch.Tensor:
+def our_logits(model: LoadableNetwork, prompt: PreparedPrompt, kv: KVFormat = "bf16") -> torch.Tensor:
     """Logits of every prompt position, `[tokens, vocab]`, in one prefill."""
     config, ids, device = model.config, list(prompt.prompt_ids), model.device
     total, pads = len(ids), config.placeholders
@@ -124,7 +124,7 @@ def our_logits(model: LoadableNetwork, prompt: PreparedPrompt) -> torch.Tensor:
     merge = 1 if config.vision is None else config.vision.spatial_merge_size
     positions, _ = mrope_positions(ids, grids, placeholders=pads, merge_size=merge)
     blocks = -(-total // 16)
-    cache = allocate(model, EngineConfig(num_blocks=blocks, max_num_seqs=1))
+    cache = allocate(model, EngineConfig(num_blocks=blocks, max_num_seqs=1, kv_cache=kv))
     everything = torch.arange(total, device=device)
     table = torch.arange(blocks, device=device)[None]
     rows = torch.tensor([i for i, token in enumerate(ids) if token in pads], device=device)

@@ -24,6 +24,7 @@ class Place:
         context_bytes: what of the CUDA context and its libraries is still to come.
         limit_bytes: most that may be taken, the context included, or None without a wish.
         gpu: as NVML knows it, or None.
+        host_bytes: beside a GPU, what weights may take of main memory; None where nobody has looked.
     """
 
     device: torch.device
@@ -36,6 +37,7 @@ class Place:
     limit_bytes: int | None = None
     multiprocessors: int = MOST_MULTIPROCESSORS
     gpu: Gpu | None = None
+    host_bytes: int | None = None
 
     @property
     def margin_bytes(self) -> int:
@@ -60,6 +62,7 @@ class Place:
             cpu=cpu,
             free_bytes=self.free_bytes if cpu else 0,
             multiprocessors=self.multiprocessors,
+            host_bytes=self.host_bytes,
         )
 
 
@@ -105,8 +108,9 @@ def place_on(device: torch.device, limit_bytes: int | None = None, machine: Mach
     """
     if limit_bytes is not None and limit_bytes <= 0:
         raise RequestError(f"memory must be more than 0 bytes, not {limit_bytes:,}", field="memory")
+    available = psutil.virtual_memory().available
     if device.type == "cpu":
-        return Place(device, "main memory", psutil.virtual_memory().available, limit_bytes=limit_bytes)
+        return Place(device, "main memory", available, limit_bytes=limit_bytes)
     fresh = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     machine = machine or probe()  # first: whatever asks torch for more makes a context
     facts = torch.cuda.get_device_properties(device)
@@ -138,6 +142,7 @@ def place_on(device: torch.device, limit_bytes: int | None = None, machine: Mach
         limit_bytes,
         facts.multi_processor_count,
         gpu,
+        available - host_margin_bytes(available),
     )
 
 

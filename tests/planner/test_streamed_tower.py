@@ -112,6 +112,19 @@ def test_it_streams_where_nothing_else_fits_and_says_the_price() -> None:
     assert require(solve([FACTS], on, Wishes(tower="resident"))).option.offload
 
 
+def test_main_memory_must_hold_it() -> None:
+    """The 8B's tower in int8 beside a process of 1 GiB and the margin of 0.5."""
+    small = replace(machine(6200 * MIB), ram_total_bytes=4 * GIB, ram_free_bytes=int(1.9 * GIB))
+    plan = solve([FACTS], small, Wishes(backend="native"))
+    assert plan.choice is None
+    wished = solve([FACTS], small, Wishes(backend="native", tower="streamed"))
+    assert [refusal.reason for _, refusal in wished.refusals] == [
+        "the vision tower can't be streamed: it takes 552 MiB of main memory, of which 410 MiB may be used"
+    ]
+    enough = replace(small, ram_free_bytes=3 * GIB)
+    assert require(solve([FACTS], enough, Wishes(backend="native"))).settings.vision == "streamed"
+
+
 def test_nobody_is_led_to_it() -> None:
     candidates = [Candidate(qwen3_vl("2B"), 0), Candidate(qwen3_vl("8B"), 1)]
     on = machine(6200 * MIB)
@@ -180,6 +193,12 @@ def test_an_engine_allocates_it_last_or_as_wished() -> None:
     wished = allocate(facts, BF16, roomy, Wish(tower="streamed"))
     assert (wished.settings.vision, wished.settings.vision_weights) == ("streamed", "bf16")
     assert wished.subject != allocate(facts, BF16, roomy).subject
+    with pytest.raises(
+        RequestError, match=r"can't be streamed: it takes 552 MiB of main memory, of which 256 MiB"
+    ):
+        allocate(facts, BF16, replace(roomy, host_bytes=GIB // 4), Wish(tower="streamed"))
+    with pytest.raises(DoesNotFit):
+        allocate(facts, BF16, replace(tight, host_bytes=GIB // 4))
     blind = allocate(facts, BF16, gpu(12 * GIB), Wish(language_only=True))
     assert blind.settings.vision == "gpu"
 

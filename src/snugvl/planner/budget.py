@@ -15,6 +15,7 @@ from typing import Final
 
 from snugvl.hardware.context_cost import estimate
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
+from snugvl.planner.footprint.offload import HOST_PROCESS_BYTES
 from snugvl.planner.footprint.total import Device
 
 MIB: Final = 1 << 20
@@ -55,8 +56,10 @@ def host_margin_bytes(free_bytes: int) -> int:
     return min(free_bytes, max(free_bytes // 10, 512 * MIB))
 
 
-def gpu_budget(gpu: Gpu, system: OperatingSystem, limit_bytes: int | None = None) -> Budget:
-    """The budget of one GPU; beyond `limit_bytes` all is margin."""
+def gpu_budget(
+    gpu: Gpu, system: OperatingSystem, limit_bytes: int | None = None, host_bytes: int | None = None
+) -> Budget:
+    """The budget of one GPU; beyond `limit_bytes` all is margin. `host_bytes`: see `Device`."""
     measured = gpu.context_bytes is not None
     context = gpu.context_bytes if gpu.context_bytes is not None else estimate(gpu)
     return Budget(
@@ -64,7 +67,7 @@ def gpu_budget(gpu: Gpu, system: OperatingSystem, limit_bytes: int | None = None
         gpu.total_bytes,
         gpu.held_bytes,
         _limited(margin_bytes(gpu.free_bytes, system), gpu.free_bytes, limit_bytes),
-        Device(context, measured, gpu.compute_capability),
+        Device(context, measured, gpu.compute_capability, host_bytes=host_bytes),
         gpu,
     )
 
@@ -90,5 +93,6 @@ def budgets(machine: Machine, limit_bytes: int | None = None) -> list[Budget]:
 
     `limit_bytes`: most that may be taken of each.
     """
-    found = [gpu_budget(gpu, machine.os, limit_bytes) for gpu in machine.gpus]
+    host_bytes = max(host_budget(machine).usable_bytes - HOST_PROCESS_BYTES, 0)
+    found = [gpu_budget(gpu, machine.os, limit_bytes, host_bytes) for gpu in machine.gpus]
     return sorted(found, key=lambda budget: -budget.usable_bytes) or [host_budget(machine, limit_bytes)]

@@ -5,17 +5,19 @@ from typing import Final
 
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.footprint.total import Device
-from snugvl.planner.footprint.weights import keeps_fp8
+from snugvl.planner.footprint.weights import crossing_bytes, keeps_fp8
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import (
     Engine,
     HeadFormat,
     KVFormat,
     Placement,
+    Settings,
     TowerWish,
     VisionFormat,
     WeightFormat,
 )
+from snugvl.planner.sizes import gib
 
 # What is said of options that need more than their engine.
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
@@ -171,11 +173,31 @@ def native_options(
         formats.remove("bf16")  # the same quality in twice the memory
     elif not keeps_fp8(model):
         formats.remove("fp8")
-    return [
+    found = [
         replace(option, vision=place)
         for place, parts in _tower_places(model, tower)
         for option in _formats(model, formats, stored, parts)
     ]
+    return [option for option in found if _in_main_memory(option, device)] or _too_much(found, device)
+
+
+def _streaming_bytes(option: Option) -> int:
+    """What an option keeps of the vision tower in main memory."""
+    settings = Settings(
+        "native", option.weights, option.head, vision_weights=option.vision_weights, vision=option.vision
+    )
+    return crossing_bytes(option.model, settings)
+
+
+def _in_main_memory(option: Option, device: Device) -> bool:
+    return device.host_bytes is None or _streaming_bytes(option) <= device.host_bytes
+
+
+def _too_much(streamed: list[Option], device: Device) -> Refusal:
+    """Why a tower that is to be streamed can't be."""
+    least = min(map(_streaming_bytes, streamed))
+    why = f"it takes {gib(least)} of main memory, of which {gib(device.host_bytes or 0)} may be used"
+    return Refusal("native", f"the vision tower can't be streamed: {why}")
 
 
 def _tower_places(

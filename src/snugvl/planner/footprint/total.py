@@ -26,6 +26,7 @@ class Device:
         context_measured: on this machine; otherwise the documented default.
         cpu: main memory, no GPU; `free_bytes` of it decide about float32.
         multiprocessors: bound how small products are split; that of the largest GPUs where it isn't known.
+        host_bytes: what weights beside a GPU may take of main memory; None where nobody has looked.
     """
 
     context_bytes: int
@@ -34,6 +35,7 @@ class Device:
     cpu: bool = False
     free_bytes: int = 0
     multiprocessors: int = MOST_MULTIPROCESSORS
+    host_bytes: int | None = None
 
     @property
     def cublas_bytes(self) -> int:

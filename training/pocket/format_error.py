@@ -1,0 +1,171 @@
+"""How far each format of weights and of the KV cache moves the logits of a trained model: pocket's.
+
+    PYTHONPATH=benchmarks python -m training.pocket.format_error [--scenes 100] [--json FILE]
+
+The model in float32 describes scenes that it never trained on, and answers a question about each. Every
+format is given the same pictures, questions and answers, in one prefill, and its logits at the answers'
+tokens are compared with float32's:
+
+    error    ‖logits − those of float32‖ / ‖those of float32‖, of all tokens together
+    KL       nats a token, from float32's distribution to this one
+    top-1    tokens whose most likely successor stays the same
+
+bf16 is the yardstick: what the official checkpoints are published and computed in.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from training.pocket import assets, lettering
+from training.pocket.evaluate import make
+
+import machine
+import snugvl
+from gpu_oracle import our_logits
+from snugvl.backends.protocol import user
+from snugvl.checkpoint.configs import read_config
+from snugvl.config import EngineConfig, KVFormat
+from snugvl.engine.engine import Engine
+from snugvl.engine.request import EngineRequest
+from snugvl.inputs.prompt import PreparedPrompt, Processor
+from snugvl.models.loader import Storage, load_model
+from snugvl.models.networks import LoadableNetwork
+from snugvl.sampling import SamplingParams
+
+POCKET = Path(snugvl.__file__).parent / "pocket"
+BLOCK, E4M3_MOST = 128, 448.0
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MOST_TOKENS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How weights, keys and values are stored, and what it is computed in."""
+
+    name: str
+    storage: Storage = field(default_factory=Storage)
+    kv: KVFormat = "bf16"
+    dtype: torch.dtype = torch.bfloat16
+
+
+WAYS = (
+    Way("bf16"),
+    Way("fp8", Storage("fp8")),
+    Way("int8", Storage("int8")),
+    Way("int4, groups of 64", Storage("int4", group=64)),
+    Way("int4, groups of 128", Storage("int4", group=128)),
+    Way("bf16, int8 head", Storage(head="int8")),
+    Way("bf16, int8 tower", Storage(tower="int8")),
+    Way("bf16, FP8 KV cache", kv="fp8"),
+    Way("int4, int8 head and tower, FP8 KV cache", Storage("int4", head="int8", tower="int8"), "fp8"),
+)
+
+
+def fp8_copy(folder: Path) -> Path:
+    """Pocket with the decoder's matrices in FP8, in the layout of the official FP8 checkpoints."""
+    shutil.copytree(POCKET, folder, dirs_exist_ok=True)
+    values = json.loads((folder / "config.json").read_text())
+    values["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
+    values["quantization_config"] |= {"fmt": "e4m3", "activation_scheme": "dynamic"}
+    (folder / "config.json").write_text(json.dumps(values))
+    state = load_file(folder / "model.safetensors")
+    for name in [name for name in state if name.split(".")[-2] in LINEARS]:
+        rows, columns = state[name].shape
+        blocks = state[name].float().view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
+        scale = blocks.abs().amax((1, 3)) / E4M3_MOST
+        stored = (blocks / scale[:, None, :, None]).view(rows, columns)
+        state[name], state[f"{name}_scale_inv"] = stored.to(torch.float8_e4m3fn), scale
+    save_file(state, folder / "model.safetensors")
+    return folder
+
+
+def scenes(count: int, processor: Processor) -> Iterable[PreparedPrompt]:
+    """Prompts about scenes of the test split: a caption of each, and a question."""
+    cast, fonts = assets.load().cast, lettering.font_files(held_out=True)
+    chosen = random.Random(0)
+    for index in range(count):
+        _, image, asked = make("test", index, cast, fonts)
+        for text in ("Describe this picture in detail.", chosen.choice(asked).question):
+            yield processor.prepare([user(image, text)])
+
+
+def answered(
+    model: LoadableNetwork, prompts: list[PreparedPrompt], ends: frozenset[int]
+) -> list[tuple[int, ...]]:
+    """The greedy answer to each."""
+    engine = Engine(model, EngineConfig(num_blocks=2048, max_model_len=4096))
+    sampling = SamplingParams(max_tokens=MOST_TOKENS)
+    for name, prompt in enumerate(prompts):
+        engine.add(EngineRequest(str(name), prompt.prompt_ids, sampling, prompt.vision, stop_ids=ends))
+    answers: dict[str, list[int]] = {str(name): [] for name in range(len(prompts))}
+    while engine.has_work:
+        for output in engine.step():
+            if output.token_id is not None:
+                answers[output.request_id].append(output.token_id)
+    return [tuple(answers[str(name)]) for name in range(len(prompts))]
+
+
+def at_answers(
+    model: LoadableNetwork, prompts: list[PreparedPrompt], answers: list[tuple[int, ...]], kv: KVFormat
+) -> torch.Tensor:
+    """Logits where each token of the answers is chosen, `[tokens, vocab]`."""
+    rows = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        whole = replace(prompt, prompt_ids=(*prompt.prompt_ids, *answer))
+        logits = our_logits(model, whole, kv)
+        rows.append(logits[len(prompt.prompt_ids) - 1 : -1].float())
+    return torch.cat(rows)
+
+
+def compared(logits: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
+    """The three figures of one format."""
+    ours, right = logits.log_softmax(-1), exact.log_softmax(-1)
+    return {
+        "relative_error": ((logits - exact).norm() / exact.norm()).item(),
+        "kl_nats": (right.exp() * (right - ours)).sum(-1).mean().item(),
+        "top1_agreement": (logits.argmax(-1) == exact.argmax(-1)).float().mean().item(),
+    }
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Every format, one after the other."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scenes", type=int, default=100)
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    print(machine.describe())
+    config = read_config(POCKET)
+    processor = Processor.from_folder(POCKET, config)
+    prompts = list(scenes(given.scenes, processor))
+    exact_model = load_model(POCKET, dtype=torch.float32, device=given.device)
+    answers = answered(exact_model, prompts, processor.tokenizer.eos_ids)
+    exact = at_answers(exact_model, prompts, answers, "bf16")
+    print(f"{len(prompts)} answers, {len(exact):,} tokens\n{'':<42}{'error':>9}{'KL':>10}{'top-1':>9}")
+    results: dict[str, Any] = {"scenes": given.scenes, "tokens": len(exact), "formats": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        fp8 = fp8_copy(Path(folder) / "pocket-fp8")
+        for way in WAYS:
+            source = fp8 if way.storage.layers == "fp8" else POCKET
+            model = load_model(source, dtype=way.dtype, device=given.device, storage=way.storage)
+            row = compared(at_answers(model, prompts, answers, way.kv), exact)
+            results["formats"][way.name] = row
+            print(f"{way.name:<42}{row['relative_error']:>9.2%}{row['kl_nats']:>10.5f}", end="")
+            print(f"{row['top1_agreement']:>9.2%}", flush=True)
+    machine.save("pocket/format_error", results, given.json)
+
+
+if __name__ == "__main__":
+    main()
