@@ -33,6 +33,7 @@ from snugvl.backends.protocol import Request, Text, user
 from snugvl.backends.service import Load, Snapshot, Tokens
 from snugvl.backends.wire import Channel, EngineChoice, Event
 from snugvl.errors import DeadlineExceeded, RequestTooLarge, SnugvlError
+from snugvl.heap import keep_freed_memory
 from snugvl.sampling import SamplingParams
 from snugvl.timeline import Recorder, mark
 
@@ -71,6 +72,7 @@ def run(channel: Channel, load: Loader, prepare: Callable[[], None] | None = Non
     # Whoever prepares a picture lets go of the interpreter this soon when the engine's thread wants it: a GPU
     # idles meanwhile. Python's own 5 ms are as long as two decode steps.
     sys.setswitchinterval(SWITCH_S)
+    keep_freed_memory()
     recorder = Recorder()
     mark("process runs")
     if prepare is not None:

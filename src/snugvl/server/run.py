@@ -19,6 +19,7 @@ import uvicorn
 
 from snugvl.backends.service import EngineService, Health
 from snugvl.errors import EngineError
+from snugvl.heap import keep_freed_memory
 from snugvl.server.settings import ServerSettings
 from snugvl.server.sockets import uvicorn_config
 
@@ -159,4 +160,5 @@ def run(service: EngineService, settings: ServerSettings, listener: socket.socke
     """`serve` in an event loop of its own."""
     import uvloop
 
+    keep_freed_memory()
     return uvloop.run(serve(service, settings, listener, watch))

@@ -21,6 +21,7 @@ from typing import IO, Any, Literal, cast
 
 from PIL import Image
 
+from snugvl import heap
 from snugvl.errors import EngineUnavailable, ImageError, ImageTooLarge, SnugvlError
 from snugvl.inputs.image import ImageLimits
 from snugvl.server.intake import pipe
@@ -34,7 +35,7 @@ _PIPE_BYTES = MIB  # what Linux lets any user have
 _START_S = 60.0
 # No secrets in there: what Python needs to find itself and its packages, and nothing else.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")
-_THRIFT = {"MALLOC_ARENA_MAX": "2", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_THRIFT = {**heap.ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 class _Gone(Exception):
