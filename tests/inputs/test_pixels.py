@@ -171,3 +171,14 @@ def test_older_and_newer_files(broken: Path) -> None:
     (broken / "processor_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"has no preprocessor_config\.json"):
         read_pixel_settings(broken)
+
+
+def test_digest_of_a_file_stands_for_its_pixels(images: ImagePreprocessor) -> None:
+    image = noise(200, 100)
+    first = images.prepare(image, file=b"one").digest
+    assert images.prepare(image, file=b"one").digest == first
+    assert images.prepare(image, file=b"two").digest != first
+    assert images.prepare(image, max_pixels=10_000, file=b"one").digest != first
+    # What pixels hash to is no file's hash, whatever its bytes are.
+    patches = images.prepare(image).patches.numpy().tobytes()
+    assert images.prepare(image, file=patches).digest != images.prepare(image).digest

@@ -41,10 +41,16 @@ class Text:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """An image in a message: decoded, upright, RGB (see `inputs.image.open_image`)."""
+    """An image in a message: decoded, upright, RGB (see `inputs.image.open_image`).
+
+    Attributes:
+        max_pixels: lowers the checkpoint's own limit for this image.
+        file: hash of the file that it was decoded from; pictures of one file are the same picture.
+    """
 
     image: Image
-    max_pixels: int | None = None  # lowers the checkpoint's own limit for this image
+    max_pixels: int | None = None
+    file: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

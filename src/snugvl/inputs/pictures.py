@@ -88,7 +88,7 @@ class PictureInputs:
     def item(self, part: Picture | Video) -> VisionItem:
         """Its patches, and where they stand."""
         if isinstance(part, Picture):
-            return self.images.prepare(part.image, part.max_pixels)
+            return self.images.prepare(part.image, part.max_pixels, part.file)
         return self._videos().prepare(part)
 
     def _videos(self) -> VideoPreprocessor:

@@ -74,11 +74,14 @@ class ImagePreprocessor:
         _, rows, columns = self.grid(width, height, max_pixels)
         return rows * columns // self.settings.merge_size**2
 
-    def prepare(self, image: Image.Image, max_pixels: int | None = None) -> VisionItem:
+    def prepare(
+        self, image: Image.Image, max_pixels: int | None = None, file: bytes | None = None
+    ) -> VisionItem:
         """Resize, normalise and cut into patches.
 
         Args:
             max_pixels: lowers the checkpoint's limit for this image.
+            file: hash of the file that it was decoded from, which is far smaller than its patches.
 
         Returns:
             `[rows·columns, 3·patch_size²]` bytes with their grid and meaning.
@@ -95,7 +98,11 @@ class ImagePreprocessor:
         levels = normalise(every_byte().div_(scale), self.settings.mean, self.settings.std)
         # The one frame fills every temporal slot of its patch.
         slots = self.settings.temporal_patch_size
-        return VisionItem(patches, grid, digest(patches, grid, self.settings, "image"), levels, slots)
+        if file is None:
+            content = digest(patches.numpy().data, grid, self.settings, "image")
+        else:
+            content = digest(file, grid, self.settings, "file")
+        return VisionItem(patches, grid, content, levels, slots)
 
     def _limited(self, max_pixels: int | None) -> PixelSettings:
         """The settings with a lower limit, which also wins over `min_pixels`."""
@@ -149,8 +156,8 @@ def normalise(values: torch.Tensor, mean: tuple[float, ...], std: tuple[float, .
     return values
 
 
-def digest(patches: torch.Tensor, grid: GridTHW, settings: PixelSettings, kind: str) -> bytes:
-    """A hash of everything an encoding depends on: patches, grid and settings."""
+def digest(content: bytes | memoryview, grid: GridTHW, settings: PixelSettings, kind: str) -> bytes:
+    """A hash of everything an encoding depends on: patches, or what they follow from; grid and settings."""
     state = blake2b(f"{kind} {grid} {settings}".encode(), digest_size=32)
-    state.update(patches.numpy().data)
+    state.update(content)
     return state.digest()

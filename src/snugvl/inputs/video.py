@@ -162,7 +162,9 @@ class VideoPreprocessor:
         step = self.time_step(video)
         # The positions are none of the encoding's, but of the keys and values that the prefix cache keeps.
         kind = "video" if step is None else f"video {step}"
-        return VisionItem(patches, grid, digest(patches, grid, settings, kind), levels, time_step=step)
+        return VisionItem(
+            patches, grid, digest(patches.numpy().data, grid, settings, kind), levels, time_step=step
+        )
 
     def time_step(self, video: Video) -> float | None:
         """Positions of time between temporal patches; None where times are text."""

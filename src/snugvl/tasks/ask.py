@@ -5,7 +5,7 @@ from typing import Final
 
 from PIL.Image import Image
 
-from snugvl.backends.protocol import Capabilities, Request
+from snugvl.backends.protocol import Capabilities, Picture, Request
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
 from snugvl.tasks.conventions import convention_of
@@ -17,7 +17,7 @@ MAX_TOKENS: Final = 768
 
 
 def request(
-    images: Sequence[Image],
+    images: Sequence[Image | Picture],
     question: str,
     capabilities: Capabilities,
     *,

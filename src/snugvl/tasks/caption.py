@@ -4,7 +4,7 @@ from typing import Final
 
 from PIL.Image import Image
 
-from snugvl.backends.protocol import Capabilities, Request
+from snugvl.backends.protocol import Capabilities, Picture, Request
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
 from snugvl.tasks import prompts
@@ -17,7 +17,7 @@ MAX_TOKENS: Final[dict[prompts.Detail, int]] = {"short": 128, "detailed": 768}
 
 
 def request(
-    image: Image,
+    image: Image | Picture,
     capabilities: Capabilities,
     *,
     detail: prompts.Detail = "short",

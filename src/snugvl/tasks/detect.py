@@ -13,7 +13,7 @@ from typing import Final
 
 from PIL.Image import Image
 
-from snugvl.backends.protocol import Capabilities, Request
+from snugvl.backends.protocol import Capabilities, Picture, Request
 from snugvl.errors import OutputError, RequestError
 from snugvl.sampling import SamplingParams
 from snugvl.tasks.boxes import Four
@@ -34,7 +34,7 @@ def check(objects: Sequence[str], capabilities: Capabilities) -> None:
 
 
 def request(
-    image: Image,
+    image: Image | Picture,
     objects: Sequence[str],
     capabilities: Capabilities,
     *,

@@ -12,7 +12,7 @@ from snugvl.tasks.results import Reply
 
 
 def about(
-    images: Iterable[Image],
+    images: Iterable[Image | Picture],
     prompt: str,
     *,
     sampling: SamplingParams | None,
@@ -39,8 +39,13 @@ def about(
     if sampling.max_tokens is None:
         fitting = max(64, capabilities.context_tokens // 4)
         sampling = replace(sampling, max_tokens=min(max_tokens, fitting))
-    pictures = tuple(Picture(image, max_pixels) for image in images)
+    pictures = tuple(_picture(image, max_pixels) for image in images)
     return Request((Message("user", (*pictures, Text(prompt, marks))),), sampling, grammar=grammar)
+
+
+def _picture(image: Image | Picture, max_pixels: int | None) -> Picture:
+    picture = image if isinstance(image, Picture) else Picture(image)
+    return replace(picture, max_pixels=max_pixels)
 
 
 def collect(deltas: Iterable[Delta]) -> Reply:

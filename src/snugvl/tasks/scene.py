@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from PIL.Image import Image
 
-from snugvl.backends.protocol import Capabilities, Request
+from snugvl.backends.protocol import Capabilities, Picture, Request
 from snugvl.errors import OutputError, RequestError
 from snugvl.sampling import SamplingParams
 from snugvl.tasks import grammar, prompts
@@ -33,7 +33,7 @@ def check(capabilities: Capabilities) -> None:
 
 
 def request(
-    image: Image,
+    image: Image | Picture,
     capabilities: Capabilities,
     *,
     sampling: SamplingParams | None = None,

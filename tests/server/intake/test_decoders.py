@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -414,3 +415,22 @@ def test_whoever_forgets_to_close_leaves_no_process() -> None:
     process = asyncio.run(run())
     gc.collect()
     assert process.wait(10) is not None
+
+
+def test_a_picture_knows_its_file() -> None:
+    async def run() -> None:
+        intake = Intake()
+        try:
+            one, other = encoded("PNG", (100, 99)), encoded("PNG", (99, 100))
+            found = [await intake.picture_bytes(data, field="a") for data in (one, one, other)]
+            found.append(await intake.picture(data_url(one), field="a"))
+            assert found[0].file == found[1].file == found[3].file is not None
+            assert found[2].file != found[0].file
+        finally:
+            await intake.close()
+
+    asyncio.run(run())
+
+
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{b64encode(data).decode()}"

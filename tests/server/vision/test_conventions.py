@@ -5,6 +5,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from snugvl.backends.protocol import Picture
 from tests.server.fake import CAPABILITIES, FakeService, Script
 from tests.server.live import live
 
@@ -39,3 +40,19 @@ def test_what_a_family_cannot_do_is_refused_before_its_picture_is_fetched(
     assert error["param"] == "model"
     assert "fake is a" in error["message"]
     assert not service.requests
+
+
+def test_every_way_of_asking_about_a_file_is_about_the_same_picture(data_url: str) -> None:
+    """What was encoded for one question is there for the next one, however it is put."""
+    service = FakeService(Script(["{}"]))
+    part = {"type": "image_url", "image_url": {"url": data_url}}
+    chat = {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}]}
+    bodies = {"ask": {"question": "What is it?"}, "detect": {"objects": ["cat"]}, "scene": {}, "caption": {}}
+    with live(service) as base:
+        httpx.post(f"{base}/v1/chat/completions", json=chat, timeout=60)
+        for task, fields in bodies.items():
+            httpx.post(f"{base}/v1/vision/{task}", json={"image": data_url, **fields}, timeout=60)
+    shown = [part for r in service.requests for part in r.messages[-1].content if isinstance(part, Picture)]
+    assert len(shown) == 5
+    assert {picture.file for picture in shown} == {shown[0].file}
+    assert shown[0].file is not None

@@ -13,6 +13,7 @@ import math
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Self
 
 from PIL import Image
@@ -90,14 +91,14 @@ class Intake:
         name = f"the image at {field}"
         with _blaming(field):
             data = await self._bytes(url, self._settings.image.max_bytes, _IMAGES, name, field)
-            return Picture(await self._image(data, name), max_pixels)
+            return await self._picture(data, max_pixels, name)
 
     async def picture_bytes(self, data: bytes, *, detail: str | None = "auto", field: str) -> Picture:
         """The same for a file's bytes (a multipart upload)."""
         self.before(field)
         max_pixels = _pixels_of(detail, field)
         with _blaming(field):
-            return Picture(await self._image(data, f"the image at {field}"), max_pixels)
+            return await self._picture(data, max_pixels, f"the image at {field}")
 
     async def video(self, url: str | list[str], *, fps: float | None = None, field: str) -> Video:
         """A video: a URL of a video file or of an animation, or a list of URLs of its frames.
@@ -140,12 +141,16 @@ class Intake:
             return await asyncio.to_thread(read_file_url, url, self._folder, max_bytes, name, field)
         return await self._fetcher.fetch(url, accept=accept, max_bytes=max_bytes, name=name, field=field)
 
-    async def _image(self, data: bytes, name: str) -> Image.Image:
-        _check_bytes(data, self._settings.image.max_bytes, name)
+    async def _picture(self, data: bytes, max_pixels: int | None, name: str) -> Picture:
+        settings = self._settings
+        _check_bytes(data, settings.image.max_bytes, name)
         with self._live.encoded(data):
-            image = await self._pictures.picture(data, self._settings.image, self._settings.decode_s, name)
+            image, file = await asyncio.gather(
+                self._pictures.picture(data, settings.image, settings.decode_s, name),
+                asyncio.to_thread(_hash, data),
+            )
         self._live.add([image])
-        return image
+        return Picture(image, max_pixels, file)
 
     async def _video(self, data: bytes, fps: float | None, name: str) -> Video:
         _check_bytes(data, self._settings.video.max_bytes, name)
@@ -226,6 +231,10 @@ def _pixels_of(detail: str | None, field: str) -> int | None:
 def _check_fps(fps: float | None, field: str) -> None:
     if fps is not None and not (math.isfinite(fps) and 0 < fps <= 1000):
         raise RequestError(f"fps is {fps}; give frames a second, above 0 and up to 1000", field=field)
+
+
+def _hash(data: bytes) -> bytes:
+    return sha256(data).digest()
 
 
 def _check_bytes(data: bytes, max_bytes: int, name: str) -> None:

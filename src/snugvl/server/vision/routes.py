@@ -54,9 +54,9 @@ async def post_caption(http: Request) -> Any:
     received = await CAPTION.read(http)
     options = received.options
     name, capabilities = context.check_model(options.model), context.capabilities
-    image = (await picture(context, received.sources)).image
+    shown = await picture(context, received.sources)
     request = caption.request(
-        image,
+        shown,
         capabilities,
         detail=options.detail,
         sampling=options.sampling(),
@@ -81,7 +81,7 @@ async def post_ask(http: Request) -> Any:
     options = received.options
     name, capabilities = context.check_model(options.model), context.capabilities
     request = ask.request(
-        [picture.image for picture in await pictures(context, received.sources)],
+        await pictures(context, received.sources),
         options.question,
         capabilities,
         sampling=options.sampling(),
@@ -104,8 +104,8 @@ async def post_scene(http: Request) -> Any:
     options = received.options
     name, capabilities = context.check_model(options.model), context.capabilities
     scene.check(capabilities)
-    image = (await picture(context, received.sources)).image
-    request = scene.request(image, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels)
+    shown = await picture(context, received.sources)
+    request = scene.request(shown, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels)
     return await answer(
         context, request, options, lambda reply: SceneResponse(model=name, **dict(scene.result(reply)))
     )
@@ -125,17 +125,17 @@ async def post_detect(http: Request) -> Any:
     names = detect.check_names(options.objects)
     name, capabilities = context.check_model(options.model), context.capabilities
     detect.check(names, capabilities)
-    image = (await picture(context, received.sources)).image
+    shown = await picture(context, received.sources)
     request = detect.request(
-        image, names, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
+        shown, names, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
     )
 
     def finish(reply: Reply) -> Detections:
-        return detect.result(reply, image.size, names, capabilities, max_pixels=options.max_pixels)
+        return detect.result(reply, shown.image.size, names, capabilities, max_pixels=options.max_pixels)
 
     found = await answer(context, request, options, finish)
     if options.format == "png":
-        return Response(await drawn(image, found), media_type="image/png")
+        return Response(await drawn(shown.image, found), media_type="image/png")
     if options.format == "coco":
         data_set = await asyncio.to_thread(export.coco, [(_file_name(received.sources[0]), found)], names)
         return Response(data_set, media_type="application/json")
