@@ -23,22 +23,34 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def context_threads() -> list[Any]:
-    return [thread for thread in threading.enumerate() if thread.name == "snugvl-context"]
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The GPUs for which Triton was read."""
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(engine_process, "read_triton", lambda capability: found.append(capability) or True)
+    return found
+
+
+def threads_beside() -> list[Any]:
+    return [thread for thread in threading.enumerate() if thread.name == "snugvl-beside"]
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:0"])
-def test_a_gpu_is_looked_at_before_its_context_is_made(opened: list[int], device: str) -> None:
+def test_a_gpu_is_looked_at_before_its_context_is_made(
+    opened: list[int], read: list[tuple[int, int]], device: str
+) -> None:
     machine = engine_process._look(device)
-    for thread in context_threads():
+    for thread in threads_beside():
         thread.join()
     assert machine is not None
     assert machine.gpus[0].index == 0
     assert opened == [0]
+    assert read == [(8, 9)]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1", "cuda:x", "nonsense"])
-def test_another_device_is_left_alone(opened: list[int], device: str) -> None:
+def test_another_device_is_left_alone(opened: list[int], read: list[tuple[int, int]], device: str) -> None:
     assert engine_process._look(device) is None
-    assert not context_threads()
+    assert not threads_beside()
     assert opened == []
+    assert read == []

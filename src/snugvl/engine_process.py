@@ -1,19 +1,22 @@
 """The process that runs the engine: `python -m snugvl.engine_process FD`, started by the server.
 
 `backends/supervised.py` is the other end of the socket; what to load comes over it. Until then torch is
-imported; then the GPU is looked at and its CUDA context made, which needs no lock of Python's, while that
-goes on.
+imported; then the GPU is looked at, its CUDA context made and Triton read, which need no lock of Python's,
+while that goes on.
 """
 
 import gc
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from snugvl.backends.child import Loader, Report, attach, run
 from snugvl.backends.hosted import HostedModel
 from snugvl.backends.wire import EngineChoice, HostedEngine
 from snugvl.hardware.machine import Machine
+from snugvl.layers.kernels.ahead import read_kernels, read_triton
 from snugvl.timeline import mark
 
 
@@ -41,6 +44,8 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
 
     _collect_garbage()
     mark("the engine is imported")
+    if machine is not None:
+        _beside("kernels are read", read_kernels)
     loaded = load_engine(
         choice.model,
         device=choice.device,
@@ -81,7 +86,8 @@ LOADERS: dict[HostedEngine, Loader] = {"native": native, "transformers": transfo
 
 
 def _look(device: str) -> Machine | None:
-    """The machine before this process holds anything of its GPU; then the GPU's context, in a thread.
+    """The machine before this process holds anything of its GPU; then, in threads, the GPU's context and
+    what Triton needs for it.
 
     None for a device that is no GPU of this machine: it is looked at, or refused, later.
     """
@@ -92,16 +98,23 @@ def _look(device: str) -> Machine | None:
     if kind not in ("auto", "cuda") or not (index or "0").isdecimal():
         return None
     machine = probe()
-    if not any(gpu.index == int(index or 0) for gpu in machine.gpus):
+    gpu = next((gpu for gpu in machine.gpus if gpu.index == int(index or 0)), None)
+    if gpu is None:
         return None
     mark("the GPU is looked at")
-
-    def open_it() -> None:
-        if open_context(int(index or 0)):
-            mark("the CUDA context is made")
-
-    threading.Thread(target=open_it, name="snugvl-context", daemon=True).start()
+    _beside("the CUDA context is made", partial(open_context, gpu.index))
+    _beside("Triton is read", partial(read_triton, gpu.compute_capability))
     return machine
+
+
+def _beside(step: str, job: Callable[[], bool]) -> None:
+    """Do something in a thread, and mark the step that it is where it worked."""
+
+    def run() -> None:
+        if job():
+            mark(step)
+
+    threading.Thread(target=run, name="snugvl-beside", daemon=True).start()
 
 
 def _collect_garbage() -> None:

@@ -1,0 +1,38 @@
+"""What the first launch of a kernel asks of Triton, asked while something else is waited for.
+
+To find a compiled kernel on disk Triton hashes all of itself (400 MB), asks the assembler for its version and
+reads the sources of the kernel and of what it calls. None of it needs a GPU, and most of it no lock of
+Python's; the answers are kept by Triton for the process. What fails here is asked again by that launch.
+"""
+
+import sys
+from contextlib import suppress
+
+
+def read_triton(compute_capability: tuple[int, int] | None) -> bool:
+    """What kernels for such a GPU have in common; whether that worked. Imports no torch."""
+    with suppress(Exception):
+        from triton.backends.nvidia.compiler import get_ptxas_version
+        from triton.runtime.build import platform_key
+        from triton.runtime.cache import triton_key
+
+        major, minor = compute_capability or (8, 0)
+        get_ptxas_version(10 * major + minor)
+        platform_key()
+        triton_key()
+        return True
+    return False
+
+
+def read_kernels() -> bool:
+    """The sources of the kernels that every model needs; whether that worked."""
+    with suppress(Exception):
+        from snugvl.layers.kernels import attention, linear, norm, vision, widen  # noqa: F401
+        from snugvl.layers.kernels.launch import Launched
+
+        modules = [each for name, each in sys.modules.items() if name.startswith(__package__)]
+        for value in [value for module in modules for value in vars(module).values()]:
+            if isinstance(value, Launched):
+                _ = value.kernel.cache_key
+        return True
+    return False
