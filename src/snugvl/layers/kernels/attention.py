@@ -3,16 +3,22 @@
 Keys and values have the queries' type, or are bytes of e4m3: kernels tell by the tensor's type.
 """
 
+from typing import Any
+
 import torch
 import triton
 
 from snugvl.layers.kernels.decode_attention import attend_splits, merge_splits
-from snugvl.layers.kernels.device import capability, native_fp8
+from snugvl.layers.kernels.decode_cut import DecodeCut, counters, cut_by_load
+from snugvl.layers.kernels.device import capability, hardware_of, native_fp8
 from snugvl.layers.kernels.early import early
+from snugvl.layers.kernels.merged_attention import attend_merged
 from snugvl.layers.kernels.prefill_attention import attend_chunk
 from snugvl.layers.kernels.rope_cache import rope_and_cache
 
-SPLITS = 16  # of a context in decode; a power of two
+# Decode in one kernel instead of two. Off until a GPU has shown it right and faster:
+# benchmarks/decode_attention.py compares both.
+ONE_KERNEL = False
 
 
 def _narrow(query: torch.Tensor) -> bool:
@@ -24,9 +30,16 @@ def _narrow(query: torch.Tensor) -> bool:
 
 
 def _step(query: torch.Tensor) -> int:
-    """Tokens of the cache read at a time: two steps of keys and values take 64 KiB of shared memory."""
+    """Tokens of the cache read at a time: keys and values of a step take 32 KiB of shared memory."""
     step = 64 if query.shape[-1] <= 128 else 32
     return step // 2 if _narrow(query) else step
+
+
+def decode_cut(query: torch.Tensor, kv_heads: int) -> DecodeCut:
+    """How contexts of `query` `[sequences, heads, dim]` are cut among programs."""
+    if ONE_KERNEL and not _narrow(query):
+        return cut_by_load(query.shape[0] * kv_heads, hardware_of(query.device).units, _step(query))
+    return DecodeCut(step=_step(query))
 
 
 def decode(
@@ -43,46 +56,94 @@ def decode(
 
     `window`: tokens that each query sees, itself included; None for all.
     """
-    sequences, heads, dim = query.shape
-    kv_heads = keys.shape[1]
-    partial = torch.empty(sequences, heads, SPLITS, dim, dtype=torch.float32, device=query.device)
-    logsums = torch.empty(sequences, heads, SPLITS, dtype=torch.float32, device=query.device)
-    attend_splits[(sequences, kv_heads, SPLITS)](
-        query,
-        keys,
-        values,
-        tables,
-        lengths,
-        partial,
-        logsums,
-        scale,
-        tables.shape[1],
-        KV_HEADS=kv_heads,
-        SHARED=heads // kv_heads,
-        PAD=max(16, triton.next_power_of_2(heads // kv_heads)),
-        DIM=dim,
-        WIDE=triton.next_power_of_2(dim),
-        BLOCK=block_size,
-        STEP=_step(query),
-        SPLITS=SPLITS,
-        WINDOW=window or 0,
-        NATIVE=native_fp8(query.device),
-        num_warps=4,
-        num_stages=2,
+    cut = decode_cut(query, keys.shape[1])
+    shape = query, keys, values, tables, lengths, block_size, scale, window
+    return _merged(*shape, cut) if ONE_KERNEL else _split_and_merged(*shape, cut)
+
+
+def _constants(
+    query: torch.Tensor, keys: torch.Tensor, block_size: int, window: int | None, cut: DecodeCut
+) -> dict[str, Any]:
+    """What both ways of decoding are compiled for."""
+    heads, dim, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
+    return {
+        "KV_HEADS": kv_heads,
+        "SHARED": heads // kv_heads,
+        "PAD": max(16, triton.next_power_of_2(heads // kv_heads)),
+        "DIM": dim,
+        "WIDE": triton.next_power_of_2(dim),
+        "BLOCK": block_size,
+        "STEP": cut.step,
+        "SPLITS": cut.splits,
+        "WINDOW": window or 0,
+        "NATIVE": native_fp8(query.device),
+        "num_warps": cut.warps,
+        "num_stages": cut.stages,
         **early(query.device),
-    )
+    }
+
+
+def _split_and_merged(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    block_size: int,
+    scale: float,
+    window: int | None,
+    cut: DecodeCut,
+) -> torch.Tensor:
+    """Decode in two kernels."""
+    sequences, heads, dim = query.shape
+    partial, logsums = _partial(query, cut.splits)
+    attend_splits[(sequences, keys.shape[1], cut.splits)](
+        query, keys, values, tables, lengths, partial, logsums, scale, tables.shape[1],
+        **_constants(query, keys, block_size, window, cut),
+    )  # fmt: skip
     out = torch.empty_like(query)
     merge_splits[(sequences * heads,)](
         partial,
         logsums,
         out,
-        SPLITS=SPLITS,
+        SPLITS=cut.splits,
         DIM=dim,
         WIDE=triton.next_power_of_2(dim),
         num_warps=4,
         **early(query.device),
     )
     return out
+
+
+def _merged(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    block_size: int,
+    scale: float,
+    window: int | None,
+    cut: DecodeCut,
+) -> torch.Tensor:
+    """Decode in one kernel."""
+    (sequences, heads, dim), kv_heads = query.shape, keys.shape[1]
+    partial, logsums = _partial(query, cut.splits)
+    arrived = counters(query.device, sequences * kv_heads)
+    out = torch.empty_like(query)
+    attend_merged[(sequences, kv_heads, cut.splits)](
+        query, keys, values, tables, lengths, partial, logsums, arrived, out, scale, tables.shape[1],
+        keys.shape[0], LEAST=max(cut.least, cut.step), TOGETHER=cut.together(heads // kv_heads, dim),
+        AHEAD=cut.ahead, **_constants(query, keys, block_size, window, cut),
+    )  # fmt: skip
+    return out
+
+
+def _partial(query: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for what splits give: outputs `[sequences, heads, splits, dim]`, and logs of sums of weights."""
+    sequences, heads, dim = query.shape
+    room = torch.empty(sequences, heads, splits, dim, dtype=torch.float32, device=query.device)
+    return room, torch.empty(sequences, heads, splits, dtype=torch.float32, device=query.device)
 
 
 def chunk(

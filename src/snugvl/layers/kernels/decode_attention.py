@@ -20,6 +20,65 @@ from snugvl.layers.kernels.launch import launched
 from snugvl.layers.kernels.weights import e4m3_factor
 
 
+@triton.jit
+def attend_range(
+    q,
+    keys,
+    values,
+    table,
+    kv_head,
+    start,
+    end,
+    scale,
+    KV_HEADS: tl.constexpr,
+    PAD: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Attention of `q` `[PAD, WIDE]` to tokens `start … end` of a sequence, one or more; `table`: its blocks.
+
+    Returns outputs `[PAD, WIDE]` and logs of the sums of exponentials `[PAD]`, base 2, both float32.
+    """
+    dim = tl.arange(0, WIDE)
+    fp8: tl.constexpr = keys.dtype.element_ty == tl.uint8
+    if fp8:
+        q = operand(q)
+    # float32 is for comparing with an oracle: tf32, the default, would lose 13 of its 23 bits.
+    precision: tl.constexpr = "ieee" if q.dtype == tl.float32 else "tf32"
+    best = tl.full([PAD], float("-inf"), tl.float32)
+    total = tl.zeros([PAD], tl.float32)
+    acc = tl.zeros([PAD, WIDE], tl.float32)
+    factor = scale * 1.4426950408889634  # log2(e): exp2 is what the hardware has
+    if fp8:
+        factor *= e4m3_factor(NATIVE)
+    for first in tl.range(start, end, STEP):
+        token = first + tl.arange(0, STEP)
+        live = token < end
+        block = tl.load(table + token // BLOCK, mask=live, other=0).to(tl.int64)
+        at = ((block * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * DIM
+        # Masked slots read as 0: what a freed block holds may be NaN, and 0 · NaN is NaN.
+        there = live[:, None]
+        if WIDE != DIM:
+            there = there & (dim < DIM)[None, :]
+        k = tl.load(keys + at[:, None] + dim[None, :], mask=there, other=0)
+        v = tl.load(values + at[:, None] + dim[None, :], mask=there, other=0)
+        k, v = cached(k, q.dtype, NATIVE), cached(v, q.dtype, NATIVE)
+        score = tl.dot(q, tl.trans(k), input_precision=precision) * factor
+        score = tl.where(live[None, :], score, float("-inf"))
+        new_best = tl.maximum(best, tl.max(score, 1))
+        decay = tl.exp2(best - new_best)
+        weight = tl.exp2(score - new_best[:, None])
+        total = total * decay + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(q.dtype), v, acc * decay[:, None], input_precision=precision)
+        best = new_best
+    if fp8:
+        acc *= e4m3_factor(NATIVE)
+    return acc / total[:, None], best + tl.log2(total)
+
+
 @launched
 @triton.jit(do_not_specialize=["tables", "lengths", "table_width"])
 def attend_splits(
@@ -80,43 +139,13 @@ def attend_splits(
     if WIDE != DIM:
         inside = inside & (dim < DIM)[None, :]
     q = tl.load(query + row[:, None] * DIM + dim[None, :], mask=inside, other=0)
-    fp8: tl.constexpr = keys.dtype.element_ty == tl.uint8
-    if fp8:
-        q = operand(q)
-    # float32 is for comparing with an oracle: tf32, the default, would lose 13 of its 23 bits.
-    precision: tl.constexpr = "ieee" if q.dtype == tl.float32 else "tf32"
-    best = tl.full([PAD], float("-inf"), tl.float32)
-    total = tl.zeros([PAD], tl.float32)
-    acc = tl.zeros([PAD, WIDE], tl.float32)
     table = tables + sequence.to(tl.int64) * table_width
-    factor = scale * 1.4426950408889634  # log2(e): exp2 is what the hardware has
-    if fp8:
-        factor *= e4m3_factor(NATIVE)
-    for first in tl.range(start, end, STEP):
-        token = first + tl.arange(0, STEP)
-        live = token < end
-        block = tl.load(table + token // BLOCK, mask=live, other=0).to(tl.int64)
-        at = ((block * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * DIM
-        # Masked slots read as 0: what a freed block holds may be NaN, and 0 · NaN is NaN.
-        there = live[:, None]
-        if WIDE != DIM:
-            there = there & (dim < DIM)[None, :]
-        k = tl.load(keys + at[:, None] + dim[None, :], mask=there, other=0)
-        v = tl.load(values + at[:, None] + dim[None, :], mask=there, other=0)
-        k, v = cached(k, q.dtype, NATIVE), cached(v, q.dtype, NATIVE)
-        score = tl.dot(q, tl.trans(k), input_precision=precision) * factor
-        score = tl.where(live[None, :], score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1))
-        decay = tl.exp2(best - new_best)
-        weight = tl.exp2(score - new_best[:, None])
-        total = total * decay + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(q.dtype), v, acc * decay[:, None], input_precision=precision)
-        best = new_best
-    if fp8:
-        acc *= e4m3_factor(NATIVE)
-    tl.store(logsums + row * SPLITS + split, best + tl.log2(total), mask=mine)
+    part, logsum = attend_range(
+        q, keys, values, table, kv_head, start, end, scale, KV_HEADS, PAD, DIM, WIDE, BLOCK, STEP, NATIVE
+    )
+    tl.store(logsums + row * SPLITS + split, logsum, mask=mine)
     where = (row[:, None] * SPLITS + split) * DIM + dim[None, :]
-    tl.store(partial + where, acc / total[:, None], mask=inside)
+    tl.store(partial + where, part, mask=inside)
 
 
 @launched
