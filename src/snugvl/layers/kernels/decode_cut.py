@@ -47,7 +47,7 @@ class DecodeCut:
 
 
 def cut_by_load(rows: int, units: int, step: int) -> DecodeCut:
-    """A cut for `rows` (sequences · KV heads) on `units` multiprocessors: short splits where few would leave the GPU idle.
+    """A cut for `rows` (sequences · KV heads) on `units` multiprocessors: none of them idle where it can be.
 
     Not below 4 splits, so that one long context among short ones is not the work of one multiprocessor.
     """
