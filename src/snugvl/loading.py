@@ -54,7 +54,8 @@ WEIGHTS = ("auto", "bf16", "fp8", "int8", "int4")
 KV_CACHES = ("auto", "bf16", "fp8")
 BACKENDS = ("auto", "native", "transformers")
 TOWERS = ("auto", "resident", "streamed")
-WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
+# Of all progress: nearly all the time goes into reading weights.
+READING, WEIGHTS_FROM, WEIGHTS_TO = 0.03, 0.05, 0.9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,7 +206,7 @@ def load_engine(
     it was before this process took anything of it, where somebody has looked.
     """
     report = progress or (lambda _detail, _done: None)
-    report("reading headers", 0.0)
+    report("reading headers", READING)
     folder = locate(str(model))
     config = read_config(folder)
     if language_only:

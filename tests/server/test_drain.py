@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import psutil
@@ -14,6 +16,7 @@ import pytest
 
 from snugvl.backends.service import Health
 from snugvl.errors import CheckpointError, EngineError
+from snugvl.server import run as run_module
 from snugvl.server.run import run
 from snugvl.server.settings import ServerSettings
 from snugvl.server.sockets import PortTaken, address_of, listen
@@ -46,6 +49,26 @@ def chat(base: str) -> "Iterator[str]":
 def test_a_decoder_is_there_before_the_first_picture() -> None:
     with served(wait_s=0.0, drain_s=1) as (process, _):
         until(lambda: bool(psutil.Process(process.pid).children()))
+
+
+def test_the_decoder_is_started_while_the_engine_loads() -> None:
+    warmed = asyncio.Event()
+
+    class Intake:
+        async def warm(self) -> None:
+            warmed.set()
+
+    async def test() -> None:
+        service = FakeService(health=Health("starting", "starting torch", 0.0))
+        context: Any = SimpleNamespace(service=service, intake=Intake())
+        warmer = asyncio.ensure_future(run_module._warm(context))
+        await asyncio.sleep(3 * run_module.POLL_S)
+        assert not warmed.is_set()  # torch is being imported
+        service.health = Health("starting", "reading headers", 0.03)
+        await asyncio.wait_for(warmer, 5)
+        assert warmed.is_set()
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

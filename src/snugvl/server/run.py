@@ -121,8 +121,9 @@ def _config(service: EngineService, settings: ServerSettings) -> "tuple[uvicorn.
 
 
 async def _warm(context: "Context") -> None:
-    """Once the engine is ready, start what decodes the first picture; before that it would only slow it."""
-    while not context.service.health.ready:
+    """Start what decodes the first picture while weights are loaded: before that it would only slow the
+    imports down, and once the engine is ready the first picture would wait for it."""
+    while not ((health := context.service.health).ready or health.progress):
         await asyncio.sleep(POLL_S)
     await context.intake.warm()
 
