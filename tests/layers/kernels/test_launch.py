@@ -53,8 +53,16 @@ class Recorder:
         return lambda *arguments: self.launches.append(arguments)
 
 
+LANGUAGE = dict(
+    vars(tl.core)
+)  # tests are imported before the interpreter runs, which leaves its own in there
+
+
 @pytest.fixture
-def recorder() -> Iterator[Recorder]:
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    for name, value in LANGUAGE.items():
+        if name in vars(tl.core) and vars(tl.core)[name] is not value:
+            monkeypatch.setattr(tl.core, name, value)
     before, recorder = driver._active, Recorder()
     driver.set_active(recorder)
     yield recorder
