@@ -48,7 +48,7 @@ ALLOWED = {
         "diagnose",
     },
 }
-TOP = {"errors", "sampling", "config", "version", "ledger", "timeline", "heap"}
+TOP = {"errors", "sampling", "config", "version", "ledger", "timeline", "heap", "region"}
 TOP_FOR_CLI = TOP | {"loading", "model"}
 SLOW = (
     "torch",

@@ -23,6 +23,7 @@ from PIL import Image
 
 from snugvl.errors import EngineUnavailable, ImageError, ImageTooLarge, QueueFull, SnugvlError
 from snugvl.inputs.image import ImageLimits, open_image
+from snugvl.region import Region
 from snugvl.server.intake import decoders as module
 from snugvl.server.intake import pipe
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures
@@ -96,6 +97,51 @@ def test_pixels_are_those_of_this_process(decoders: Decoders) -> None:
             assert there.mode == "RGB"
             assert there.size == here.size, kind
             assert there.tobytes() == here.tobytes(), kind
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("shared", [None, 3 * 20 * 10 - 1])
+def test_pixels_without_memory_for_them_come_through_the_pipe(
+    decoders: Decoders, monkeypatch: pytest.MonkeyPatch, shared: int | None
+) -> None:
+    """No shared memory at all, or too little of it for this picture."""
+    made = Region.made
+    monkeypatch.setattr(Region, "made", lambda _: None if shared is None else made(shared))
+    sizes, receive = [], pipe.receive
+
+    def watched(*args: Any) -> tuple[dict[str, Any], bytearray]:
+        header, payload = receive(*args)
+        sizes.append(len(payload))
+        return header, payload
+
+    monkeypatch.setattr(pipe, "receive", watched)
+
+    async def run() -> None:
+        data = encoded("PNG", (20, 10))
+        assert (await decoded(decoders, data)).tobytes() == open_image(data).tobytes()
+
+    asyncio.run(run())
+    assert sizes == [0, 600]
+
+
+@pytest.mark.parametrize("lie", [-1, "144", 1 << 40, 143, 145, None])
+def test_a_lie_about_shared_pixels_costs_the_process(
+    decoders: Decoders, monkeypatch: pytest.MonkeyPatch, lie: object
+) -> None:
+    receive = pipe.receive
+
+    def liar(*args: Any) -> tuple[dict[str, Any], bytearray]:
+        header, payload = receive(*args)
+        return {**header, "shared": lie}, payload
+
+    async def run() -> None:
+        await decoders.warm()
+        process = only_process(decoders)
+        monkeypatch.setattr(pipe, "receive", liar)
+        with pytest.raises(ImageError, match="the decoder failed on it"):
+            await decoded(decoders, encoded("PNG"))
+        assert process.poll() is not None
 
     asyncio.run(run())
 

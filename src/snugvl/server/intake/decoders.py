@@ -4,8 +4,9 @@ Each thread of a pool owns one process (`worker.py`) and gives it one job at a t
 the queue. A process that takes too long is killed, one that crashes is noticed; either costs the one request
 that it was working for. What a process answers is checked like anything from outside.
 
-Measured (2 cores, Linux): 0.4 ms for a small picture and 1 to 4 ms for a megapixel beyond decoding it in this
-process, most of it for carrying pixels over. So every picture takes this way, however small.
+Pixels come through memory that both share (`region.py`); through the pipe where there is none, or not enough.
+Measured (2 cores, Linux): 0.4 ms for a small picture and 1 to 2 ms for a megapixel beyond decoding it in this
+process. So every picture takes this way, however small.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from PIL import Image
 from snugvl import heap
 from snugvl.errors import EngineUnavailable, ImageError, ImageTooLarge, SnugvlError
 from snugvl.inputs.image import ImageLimits
+from snugvl.region import Region
 from snugvl.server.intake import pipe
 from snugvl.server.intake.settings import MIB, VideoLimits
 
@@ -32,6 +34,7 @@ if sys.platform == "linux":
 
 Kind = Literal["pictures", "videos"]
 _PIPE_BYTES = MIB  # what Linux lets any user have
+_REGION_BYTES = 48 * MIB  # 16 megapixels, the most that Qwen3-VL reads of a picture
 _START_S = 60.0
 # No secrets in there: what Python needs to find itself and its packages, and nothing else.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")
@@ -119,7 +122,9 @@ class Decoders:
             self._drop(self._process())
             raise _failed_on(job["name"]) from None
 
-    def _ask(self, job: dict[str, Any], data: bytes, max_payload: int) -> tuple[dict[str, Any], bytearray]:
+    def _ask(
+        self, job: dict[str, Any], data: bytes, max_payload: int
+    ) -> tuple[dict[str, Any], bytearray | memoryview]:
         """What this thread's process answers. A process that did not answer in full is never used again."""
         process = self._process()
         try:
@@ -162,17 +167,8 @@ class _Process:
     """One decoder process, used by one thread. Calls block."""
 
     def __init__(self, kind: Kind, memory_bytes: int) -> None:
-        command = [sys.executable, "-P", "-m", "snugvl.server.intake.worker", kind, str(memory_bytes)]
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        self._popen = subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env=environment | _THRIFT,
-            start_new_session=True,  # Ctrl+C is for the server, which finishes what runs
-        )
+        self._region = Region.made(_REGION_BYTES)
+        self._popen = _started(kind, memory_bytes, self._region)
         for stream in (self._popen.stdin, self._popen.stdout):
             _widen(stream)
 
@@ -194,8 +190,8 @@ class _Process:
 
     def call(
         self, job: dict[str, Any], data: bytes, max_payload: int, timeout_s: float
-    ) -> tuple[dict[str, Any], bytearray]:
-        """Send a job and wait for its answer.
+    ) -> tuple[dict[str, Any], bytearray | memoryview]:
+        """Send a job and wait for its answer, whose pixels are there until the next call.
 
         Raises:
             _TooSlow, _Gone: there is none; the process must not be used again.
@@ -210,10 +206,12 @@ class _Process:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+        if self._region is not None:
+            self._region.close()
 
     def _exchange(
         self, job: dict[str, Any] | None, data: bytes, max_payload: int, timeout_s: float
-    ) -> tuple[dict[str, Any], bytearray]:
+    ) -> tuple[dict[str, Any], bytearray | memoryview]:
         stdin, stdout = self._popen.stdin, self._popen.stdout
         assert stdin is not None
         assert stdout is not None
@@ -221,12 +219,38 @@ class _Process:
             try:
                 if job is not None:
                     pipe.send(cast(Any, stdin), job, data)
-                answer = pipe.receive(cast(Any, stdout), max_payload)
+                header, pixels = pipe.receive(cast(Any, stdout), max_payload)
+                found = self._shared(header["shared"], max_payload) if "shared" in header else pixels
             except (OSError, ValueError, pipe.BrokenMessage):  # ValueError: closed by `kill`
                 raise (_TooSlow if watchdog.fired else _Gone) from None
         if watchdog.fired:  # in the moment after it answered: the process is dead all the same
             raise _TooSlow
-        return answer
+        return header, found
+
+    def _shared(self, count: object, max_payload: int) -> memoryview:
+        """What the process says it has written into the memory that we share."""
+        if self._region is None or not isinstance(count, int) or not 0 <= count <= max_payload:
+            raise pipe.BrokenMessage("no such pixels")
+        return self._region.view[:count]  # shorter, where the region is
+
+
+def _started(kind: Kind, memory_bytes: int, region: Region | None) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-P", "-m", "snugvl.server.intake.worker", kind, str(memory_bytes)]
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    try:
+        return subprocess.Popen(  # noqa: S603 - our own module, fixed arguments
+            command if region is None else [*command, *region.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env=environment | _THRIFT,
+            start_new_session=True,  # Ctrl+C is for the server, which finishes what runs
+            pass_fds=() if region is None else (region.descriptor,),
+        )
+    finally:
+        if region is not None:
+            region.keep_to_ourselves()
 
 
 class _Watchdog:
@@ -278,7 +302,7 @@ def memory_for_videos(limits: VideoLimits) -> int:
 
 
 def _images(
-    header: dict[str, Any], pixels: bytearray, max_pixels: int, max_frames: int
+    header: dict[str, Any], pixels: bytearray | memoryview, max_pixels: int, max_frames: int
 ) -> tuple[list[Image.Image], list[float]]:
     """Pictures out of an answer whose every number is doubted."""
     width, height, times = header.get("width"), header.get("height"), header.get("timestamps")

@@ -1,8 +1,9 @@
 """The process that decodes: bytes of strangers in, RGB pixels out.
 
-Started by `decoders.py` with pipes for stdin and stdout. Everything it needs is imported first; then it
-gives up what it can: memory beyond a limit, new files and sockets, core dumps. A decoder that crashes, hangs
-or is taken over has no network, no files, no secrets in its environment, and can only answer with pixels.
+Started by `decoders.py` with pipes for stdin and stdout, and with memory for pixels that both share.
+Everything it needs is imported first; then it gives up what it can: memory beyond a limit, new files and
+sockets, core dumps. A decoder that crashes, hangs or is taken over has no network, no files, no secrets in
+its environment, and can only answer with pixels.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from PIL import Image
 
 from snugvl.errors import ImageError, ImageTooLarge
 from snugvl.inputs.image import ImageLimits, open_image
+from snugvl.region import Region
 from snugvl.server.intake import frames, pipe
 from snugvl.server.intake.frames import Frames, decode_video
 from snugvl.server.intake.settings import VideoLimits
@@ -32,8 +34,8 @@ _LATER = (
 MAX_INPUT_BYTES = 1 << 32
 
 
-def main(kind: str, memory_bytes: int) -> None:
-    """Answer jobs until stdin ends. `kind`: "pictures" or "videos"."""
+def main(kind: str, memory_bytes: int, region: Region | None) -> None:
+    """Answer jobs until stdin ends. `kind`: "pictures" or "videos". `region`: for pixels, if they fit."""
     # Service managers signal every process at once, but the server first finishes what runs. It closes stdin.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -47,15 +49,18 @@ def main(kind: str, memory_bytes: int) -> None:
     pipe.send(outgoing, {"ready": True})
     with contextlib.suppress(pipe.BrokenMessage):
         while True:
-            _serve_one(incoming, outgoing)
+            _serve_one(incoming, outgoing, region)
 
 
-def _serve_one(incoming: BinaryIO, outgoing: BinaryIO) -> None:
+def _serve_one(incoming: BinaryIO, outgoing: BinaryIO, region: Region | None) -> None:
     """In a function of its own, so that nothing of a picture is kept while waiting for the next."""
     job, data = pipe.receive(incoming, MAX_INPUT_BYTES)
     limit_cpu(job["decode_s"])
     header, pixels = answer(job, bytes(data))
-    pipe.send(outgoing, header, *pixels)
+    if region is not None and region.put(pixels):
+        pipe.send(outgoing, {**header, "shared": sum(map(len, pixels))})
+    else:
+        pipe.send(outgoing, header, *pixels)
 
 
 def preload() -> None:
@@ -148,4 +153,4 @@ def _address_space() -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), Region.inherited(*sys.argv[3:]) if sys.argv[3:] else None)

@@ -1,0 +1,71 @@
+"""Memory that a process shares with a child of its own: pixels go through it without a copy on the way.
+
+    parent: made ─► a descriptor that the child inherits, as arguments ─► child: inherited
+
+Linux only; elsewhere pixels go through the pipe or socket that is there for everything else. Its pages come
+as they are first written to, and stay.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Self
+
+
+class Region:
+    """Shared memory, mapped.
+
+    Attributes:
+        view: its bytes.
+        descriptor: what a child inherits, until `keep_to_ourselves`.
+    """
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self.descriptor = descriptor
+        self._map = mmap.mmap(descriptor, nbytes)
+        self.view = memoryview(self._map)
+
+    @classmethod
+    def made(cls, nbytes: int) -> Self | None:
+        """A new one; None where there is no such memory."""
+        if not hasattr(os, "memfd_create"):
+            return None
+        try:
+            descriptor = os.memfd_create("snugvl")
+        except OSError:  # a sandbox that forbids it
+            return None
+        os.ftruncate(descriptor, nbytes)
+        return cls(descriptor, nbytes)
+
+    @classmethod
+    def inherited(cls, descriptor: str, nbytes: str) -> Self:
+        """The one that the parent made, in the child, by its `arguments`."""
+        region = cls(int(descriptor), int(nbytes))
+        region.keep_to_ourselves()
+        return region
+
+    @property
+    def arguments(self) -> tuple[str, str]:
+        """Of a command line, for a child that inherits `descriptor`."""
+        return str(self.descriptor), str(len(self.view))
+
+    def keep_to_ourselves(self) -> None:
+        """No more children get it."""
+        os.close(self.descriptor)
+
+    def put(self, pieces: Sequence[memoryview]) -> bool:
+        """Write pieces one after the other from the start on; False, and nothing, where they don't fit."""
+        if sum(map(len, pieces)) > len(self.view):
+            return False
+        end = 0
+        for piece in pieces:
+            start, end = end, end + len(piece)
+            self.view[start:end] = piece
+        return True
+
+    def close(self) -> None:
+        """Unmap it, once nobody looks at a part of it any more. Safe to call twice."""
+        self.view.release()
+        with suppress(BufferError):
+            self._map.close()
