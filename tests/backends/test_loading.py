@@ -10,7 +10,7 @@ import snugvl
 from snugvl.loading import load_engine
 
 
-def test_progress_runs_from_zero_to_nearly_one(folder: Path) -> None:
+def test_progress_runs_from_nearly_zero_to_nearly_one(folder: Path) -> None:
     told: list[tuple[str, float]] = []
     with snugvl.load(folder, device="cpu", progress=lambda detail, done: told.append((detail, done))):
         pass
@@ -20,7 +20,8 @@ def test_progress_runs_from_zero_to_nearly_one(folder: Path) -> None:
     assert any(detail.startswith("loading weights (") for detail in details)
     assert len([detail for detail in details if detail.startswith("loading weights")]) <= 101
     assert list(shares) == sorted(shares)
-    assert (shares[0], shares[-1]) == (0.0, 0.9)
+    assert 0 < shares[0] < 0.05  # the server takes it for: torch is imported
+    assert shares[-1] == 0.9
 
 
 def test_the_plan_of_what_was_loaded(folder: Path) -> None:
