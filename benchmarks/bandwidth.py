@@ -4,10 +4,11 @@
     python benchmarks/bandwidth.py pocket=POCKET:bf16 --device cpu --dtype float32     # without a GPU
 
 Each argument is NAME=FOLDER:LAYERS[+HEAD], formats as in `models.loader.Storage`. One sequence decodes
-greedily after a short prompt: a step reads every weight of the text model once (of an embedding that is not
-also the head, one row) and the KV cache of the sequence. The floor is those bytes over the read bandwidth,
-measured first. Kernels are timed by torch's profiler over a few steps; what a step lasts beyond the sum of
-its kernels is launches, gaps and the host.
+greedily after a prompt of `--context` tokens: a step reads every weight of the text model once (of an
+embedding that is not also the head, one row) and the KV cache of the sequence. The floor is those bytes over
+the read bandwidth, measured first. Kernels are timed by torch's profiler over a few steps; what a step lasts
+beyond the sum of its kernels is launches, gaps and the host. From Hopper on a kernel starts while the one
+before it ends, and its time begins there: the sum may exceed the step.
 
 On a card of 448 GB/s (RTX 5060) two figures bound what to expect: the same fraction of the bandwidth as here
 (low: short kernels waste less of a slower memory), and the floor plus as many milliseconds as here lie above
@@ -32,7 +33,6 @@ from snugvl.engine.request import EngineRequest
 from snugvl.models.loader import Storage, load_model
 from snugvl.sampling import SamplingParams
 
-PROMPT_TOKENS = 256
 WARM_STEPS = 24
 SMALL_CARD = 448e9  # bytes per second
 GROUPS = (
@@ -86,13 +86,14 @@ def step_bytes(model: Any, context: int) -> int:
     return weights + cache
 
 
-def decode(model: Any, steps: int) -> Steps:
+def decode(model: Any, context: int, steps: int) -> Steps:
     """Time a sequence step by step, then profile some more of its steps."""
-    config = EngineConfig(num_blocks=128, max_model_len=1024, max_num_seqs=1)
-    engine = Engine(model, config)
     tokens = WARM_STEPS + 2 * steps + 8
+    longest = max(1024, context + tokens)
+    config = EngineConfig(num_blocks=2 * -(-longest // 16), max_model_len=longest, max_num_seqs=1)
+    engine = Engine(model, config)
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    prompt = tuple(100 + index % 200 for index in range(PROMPT_TOKENS))
+    prompt = tuple(100 + index % 200 for index in range(context))
     engine.add(EngineRequest("0", prompt, sampling, ()))
     for _ in range(WARM_STEPS):
         engine.step()
@@ -128,7 +129,7 @@ def grouped(kernels: dict[str, float]) -> dict[str, float]:
 
 
 def measure(
-    argument: str, device: torch.device, dtype: torch.dtype, bandwidth: float, steps: int
+    argument: str, device: torch.device, dtype: torch.dtype, bandwidth: float, context: int, steps: int
 ) -> dict[str, Any]:
     """One model in one format."""
     name, _, rest = argument.partition("=")
@@ -136,8 +137,8 @@ def measure(
     layers, _, head = formats.partition("+")
     storage = Storage(layers=layers, head=head or "bf16")  # type: ignore[arg-type]
     model = load_model(locate(folder), dtype=dtype, device=device, storage=storage)
-    nbytes = step_bytes(model, PROMPT_TOKENS + WARM_STEPS + steps // 2)
-    found = decode(model, steps)
+    nbytes = step_bytes(model, context + WARM_STEPS + steps // 2)
+    found = decode(model, context, steps)
     step_s = median(found.seconds)
     floor_s = nbytes / bandwidth
     return {
@@ -180,15 +181,25 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--context", type=int, default=256, help="tokens of the prompt")
+    parser.add_argument(
+        "--one-kernel",
+        action="store_true",
+        help="decode attention in one kernel, on a GPU (decode_attention.py)",
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
+    if arguments.one_kernel:
+        from snugvl.layers.kernels import attention  # needs triton, which only GPUs bring
+
+        attention.ONE_KERNEL = True
     bandwidth = read_bandwidth(device)
     print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s")
     print(f"{'':<12}{'reads':>11}{'floor':>8}{'step':>8}   {'share':>7}")
     rows = []
     for model in arguments.models:
-        rows.append(measure(model, device, dtype, bandwidth, arguments.steps))
+        rows.append(measure(model, device, dtype, bandwidth, arguments.context, arguments.steps))
         show(rows[-1])
     machine.save("bandwidth", {"read_bytes_per_s": bandwidth, "results": rows}, arguments.out)
 

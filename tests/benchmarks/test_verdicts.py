@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from snugvl.layers.kernels.decode_cut import DecodeCut
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 MIB = 1 << 20
@@ -80,3 +83,19 @@ def test_stages_of_a_start_are_in_the_order_of_time(script: Any) -> None:
     assert [(row["stage"], row["median_s"], row["seen"]) for row in rows] == [
         ("starting", 1.5, 2), ("ready", 4.0, 2), ("warming up", 4.5, 1),
     ]  # fmt: skip
+
+
+def test_a_cut_of_attention_that_is_wrong_is_told_and_left_out(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decode_attention = script("decode_attention")
+    cell = decode_attention.Cell("tiny", "fp8", sequences=1, context=20)
+    race, cut = decode_attention.Race(cell, torch.device("cpu")), DecodeCut(splits=2, step=16)
+    today, one = race.enter("today", cut), race.enter("one", cut)
+    assert race.results == [today, one]
+    assert race.enter("one", cut) is one, "measured once"
+    right = decode_attention.attention.decode
+    monkeypatch.setattr(decode_attention.attention, "decode", lambda *where: 1.1 * right(*where))
+    assert race.enter("one", DecodeCut(splits=2, step=32)) is None
+    assert "WRONG" in capsys.readouterr().out
+    assert race.results == [today, one]
