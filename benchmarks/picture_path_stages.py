@@ -1,7 +1,7 @@
 """The server of `picture_path.py`, and its engine: functions on a picture's way that tell when they run.
 
 python benchmarks/picture_path_stages.py server CHECKPOINT DEVICE     prints the port
-python benchmarks/picture_path_stages.py engine DESCRIPTOR            started by the server
+python benchmarks/picture_path_stages.py engine …                     started by the server
 """
 
 import functools
@@ -144,7 +144,7 @@ def server(checkpoint: str, device: str) -> int:
         wire,
         "encode",
         PACK,
-        lambda m: f"{current().id} submit {m.id}" if isinstance(m, wire.Submit) else None,
+        lambda m, *_: f"{current().id} submit {m.id}" if isinstance(m, wire.Submit) else None,
     )
     before(process.EngineProcess, "_deliver", delivered)
     listener = listen(ServerSettings(port=0))
@@ -154,7 +154,7 @@ def server(checkpoint: str, device: str) -> int:
     return run(engine, ServerSettings(), listener, lambda _: None)
 
 
-def engine(descriptor: int) -> None:
+def engine(*arguments: str) -> None:
     """The engine's process; never returns."""
     from snugvl.backends import child, native, receiver
     from snugvl.backends.wire import Submit
@@ -193,7 +193,7 @@ def engine(descriptor: int) -> None:
     before(receiver.Receiver, "receive", received)
     if STAND_IN in os.environ:
         _stand_in(*(float(value) / 1e3 for value in os.environ[STAND_IN].split(",")))
-    child.run(child.attach(descriptor), load, prepare)
+    child.run(child.attach(*arguments), load, prepare)
 
 
 def _key(*_: Any, **__: Any) -> str | None:
@@ -234,5 +234,5 @@ def _busy(seconds: float) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "engine":
-        engine(int(sys.argv[2]))
+        engine(*sys.argv[2:])
     sys.exit(server(*sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""The process that runs the engine: `python -m snugvl.engine_process FD`, started by the server.
+"""The process that runs the engine: `python -m snugvl.engine_process FD …`, started by the server.
 
 `backends/supervised.py` is the other end of the socket; what to load comes over it. Until then torch is
 imported; then the GPU is looked at, its CUDA context made and Triton read, which need no lock of Python's,
@@ -124,4 +124,4 @@ def _collect_garbage() -> None:
 
 
 if __name__ == "__main__":
-    run(attach(int(sys.argv[1])), load, prepare)
+    run(attach(*sys.argv[1:]), load, prepare)

@@ -1,6 +1,7 @@
 """An engine process without an engine: the real child around a fake model that does what its name says.
 
-echo        answers with "0 1 2 …", one word a millisecond, until max_tokens
+echo        answers with "0 1 2 …", one word a millisecond, until max_tokens; says that its prompt has as many
+            tokens as the first pixel of its picture has red
 abort       dies while loading, with a message
 bug         raises what is no SnugvlError while loading
 broken      reports a CheckpointError
@@ -22,7 +23,7 @@ from typing import Any
 from snugvl.backends.child import Report, attach, run
 from snugvl.backends.hosted import HostedModel
 from snugvl.backends.mailbox import Mailbox
-from snugvl.backends.protocol import Capabilities, Delta, Request, Text, Usage
+from snugvl.backends.protocol import Capabilities, Delta, Picture, Request, Text, Usage
 from snugvl.backends.service import Load, Tokens
 from snugvl.backends.wire import EngineChoice
 from snugvl.errors import CheckpointError, DoesNotFit, OutputError, QueueFull, RequestTooLarge
@@ -34,7 +35,8 @@ class Stream:
         self._mailbox: Mailbox[Delta] = Mailbox()
         self._backend = backend
         self._closed = False
-        self.prompt_tokens = 1
+        shown = [part for part in request.messages[0].content if isinstance(part, Picture)]
+        self.prompt_tokens = shown[0].image.getpixel((0, 0))[0] if shown else 1  # type: ignore[index]
         self._count = request.sampling.max_tokens or 10
         backend.running += 1
         threading.Thread(target=self._talk, daemon=True).start()
@@ -154,4 +156,4 @@ def load(choice: EngineChoice, report: Report) -> HostedModel:
 
 
 if __name__ == "__main__":
-    run(attach(int(sys.argv[1])), load)
+    run(attach(*sys.argv[1:]), load)

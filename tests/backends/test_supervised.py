@@ -12,7 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
+from PIL import Image
 
+from snugvl.backends.arena import Arena
 from snugvl.backends.protocol import Delta, Request, Stream, Text, user
 from snugvl.backends.supervised import EngineChoice, SupervisedEngine, Supervision
 from snugvl.errors import (
@@ -24,6 +26,7 @@ from snugvl.errors import (
     RequestTooLarge,
     SnugvlError,
 )
+from snugvl.region import Region
 from snugvl.sampling import SamplingParams
 
 COMMAND = (sys.executable, str(Path(__file__).parent / "fake_child.py"))
@@ -192,6 +195,58 @@ def test_a_prompt_that_takes_long_to_prepare_holds_up_nobody() -> None:
             assert await read(await slow)
 
     run(test())
+
+
+def show(red: int, size: tuple[int, int] = (100, 100), text: str = "look") -> Request:
+    message = user(Text(text), Image.new("RGB", size, (red, 0, 0)))
+    return Request((message,), SamplingParams(max_tokens=1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory of Linux")
+@pytest.mark.parametrize("shared", [None, 4096, 100_000, 10_000_000])
+def test_pictures_come_to_their_own_requests_and_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, shared: int | None
+) -> None:
+    """Through no shared memory, too little, enough for a few, enough for all."""
+    made = Region.made
+    monkeypatch.setattr(Region, "made", lambda _: None if shared is None else made(shared))
+
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            for _ in range(2):
+                streams = await asyncio.gather(*(service.submit(show(red)) for red in range(1, 21)))
+                assert [stream.prompt_tokens for stream in streams] == list(range(1, 21))
+                await asyncio.gather(*map(read, streams))
+            assert shared is None or not arena_of(service)._used
+
+    run(test())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory of Linux")
+def test_pictures_of_requests_that_are_given_up_leave_nothing_behind() -> None:
+    """Before they are packed, while they are, and in every state that they have in the engine's process."""
+
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            for pause_s in (0.0, 0.002, 0.01, 0.1):
+                # More than prepare at once, so that some wait for their turn.
+                begun = [asyncio.create_task(service.submit(show(9, (700, 700), "think"))) for _ in range(6)]
+                await asyncio.sleep(pause_s)
+                for each in begun:
+                    each.cancel()
+                await asyncio.wait(begun)
+            assert (await service.submit(show(7))).prompt_tokens == 7
+            await until(lambda: not arena_of(service)._used)
+
+    run(test())
+
+
+def arena_of(service: SupervisedEngine) -> Arena:
+    assert service._process is not None
+    assert service._process._arena is not None
+    return service._process._arena
 
 
 def test_an_unread_stream_is_merged_and_loses_nothing() -> None:

@@ -34,6 +34,7 @@ from snugvl.backends.service import Load, Snapshot, Tokens
 from snugvl.backends.wire import Channel, EngineChoice, Event
 from snugvl.errors import DeadlineExceeded, RequestTooLarge, SnugvlError
 from snugvl.heap import keep_freed_memory
+from snugvl.region import Region
 from snugvl.sampling import SamplingParams
 from snugvl.timeline import Recorder, mark
 
@@ -52,16 +53,21 @@ Report = Callable[[str, float], None]
 Loader = Callable[[EngineChoice, Report], HostedModel]
 
 
-def attach(descriptor: int) -> Channel:
-    """The channel to the server over an inherited socket, and what makes this process a good child."""
+def attach(descriptor: str, *region: str) -> Channel:
+    """The channel to the server over an inherited socket, and what makes this process a good child.
+
+    The arguments are those of the process: the socket's, and of a `Region`, if there is one.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches both; the server decides
     faulthandler.enable()  # a segmentation fault says on stderr where
     threading.excepthook = lambda event: _die(event.exc_value)  # no thread ends unnoticed
-    os.set_inheritable(descriptor, False)  # no grandchild may keep the connection open
+    os.set_inheritable(int(descriptor), False)  # no grandchild may keep the connection open
+    if region:
+        wire.share(Region.inherited(*region))
     if sys.platform == "linux":
         # The main thread may hang in a driver call when the server dies, and not see the connection close.
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    return Channel(socket.socket(fileno=descriptor))
+    return Channel(socket.socket(fileno=int(descriptor)))
 
 
 def run(channel: Channel, load: Loader, prepare: Callable[[], None] | None = None) -> NoReturn:
@@ -196,7 +202,8 @@ class Child:
 
     def _submit(self, message: wire.Submit, received: float) -> None:
         if message.id not in self._streams:
-            return  # given up while it waited
+            self._outbox.put(wire.Reply(message.id))  # given up while it waited
+            return
         try:
             stream = self._backend.submit(_on_time(message.request, time.monotonic() - received))
         except Exception as error:

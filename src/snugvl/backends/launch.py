@@ -18,6 +18,9 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+from snugvl.backends.arena import REGION_BYTES
+from snugvl.region import Region
+
 # -P: a torch.py in the current folder is not torch.
 COMMAND = (sys.executable, "-P", "-m", "snugvl.engine_process")
 
@@ -31,6 +34,7 @@ class Launched:
 
     Attributes:
         at: `time.time()` of its start.
+        region: memory that it shares, for pictures; None where there is none.
     """
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
@@ -40,7 +44,8 @@ class Launched:
         self._socket, theirs = socket.socketpair()
         with theirs, ExitStack() as undo:
             undo.callback(self._socket.close)
-            self._popen = _popen(command, theirs.fileno())
+            self.region = Region.made(REGION_BYTES)
+            self._popen = _popen(command, theirs.fileno(), self.region)
             undo.pop_all()
 
     def __enter__(self) -> Self:
@@ -66,13 +71,25 @@ class Launched:
             self._popen.communicate()
 
 
-def _popen(command: Sequence[str], descriptor: int) -> "subprocess.Popen[bytes]":
+def _popen(command: Sequence[str], descriptor: int, region: Region | None) -> "subprocess.Popen[bytes]":
+    shared = [] if region is None else [region]
+    try:
+        return _process(
+            [*command, str(descriptor), *(text for each in shared for text in each.arguments)],
+            (descriptor, *(each.descriptor for each in shared)),
+        )
+    finally:
+        for each in shared:
+            each.keep_to_ourselves()
+
+
+def _process(command: list[str], descriptors: tuple[int, ...]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(  # noqa: S603 (ourselves)
-        [*command, str(descriptor)],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        pass_fds=(descriptor,),
+        pass_fds=descriptors,
         env=_NO_OTHER_DEVICES | _without_secrets(os.environ),
         process_group=0,  # Ctrl+C in a terminal is the server's business
     )

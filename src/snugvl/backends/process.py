@@ -9,6 +9,7 @@ from itertools import count
 from typing import IO, Any
 
 from snugvl.backends import postmortem, wire
+from snugvl.backends.arena import Arena
 from snugvl.backends.launch import Launched
 from snugvl.backends.protocol import Delta, Message, Request, ToolUse
 from snugvl.backends.remote import Inbox, RemoteStream
@@ -26,8 +27,9 @@ Notice = wire.Loading | wire.Ready | wire.Failed | wire.Pong | Snapshot
 class EngineProcess:
     """A child process with an engine. Everything here runs in one event loop."""
 
-    def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, popen: "subprocess.Popen[bytes]", arena: Arena | None) -> None:
         self._popen = popen
+        self._arena = arena
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._words = postmortem.LastWords()
@@ -42,7 +44,7 @@ class EngineProcess:
         popen, ours = launched.take()
         with ExitStack() as undo:
             undo.callback(ours.close)
-            process = cls(popen)
+            process = cls(popen, None if launched.region is None else Arena(launched.region))
             undo.callback(process._abandon)
             ours.setblocking(False)
             process._reader, process._writer = await asyncio.open_unix_connection(sock=ours)
@@ -149,13 +151,26 @@ class EngineProcess:
         answer = asyncio.get_running_loop().create_future()
         self._calls[message.id] = answer
         try:
-            data = await asyncio.to_thread(wire.encode, message) if heavy else wire.encode(message)
+            data = await self._packed(message) if heavy else wire.encode(message)
             if not answer.done():  # the process may have died meanwhile
                 self._send(data)
                 await self._drained()
             return await answer
         finally:
             self._calls.pop(message.id, None)
+
+    async def _packed(self, message: wire.Submit | wire.Tokenize | wire.Detokenize) -> bytes:
+        """A message whose pictures are copied in a thread."""
+        packing = asyncio.ensure_future(asyncio.to_thread(wire.encode, message, self._arena))
+        try:
+            return await asyncio.shield(packing)
+        except BaseException:  # it is never sent, but the thread may still be at it
+            packing.add_done_callback(lambda _: self._free(message.id))
+            raise
+
+    def _free(self, message_id: int) -> None:
+        if self._arena is not None:
+            self._arena.free(message_id)
 
     def _abandon(self) -> None:
         """End a process that could not be connected."""
@@ -184,6 +199,7 @@ class EngineProcess:
                 if inbox is not None:
                     inbox.end(event.error)
             case wire.Reply():
+                self._free(event.id)
                 call = self._calls.get(event.id)
                 if call is None or call.done():
                     return

@@ -3,8 +3,9 @@
     server ── Start, Submit, Abort, Tokenize, Detokenize, Ping, Bye ─► engine process
            ◄── lists of Loading, Ready, Failed, Reply, (id, Delta), End, Pong, Snapshot ──
 
-The engine's events go out as one list a step. Both ends are this package in the same version, started by
-one another over a socket pair that nobody else can open; that is why pickle will do.
+The engine's events go out as one list a step. Pixels go beside the socket where they can (`arena.py`); every
+Submit and Tokenize has a Reply, after which the engine has read them. Both ends are this package in the same
+version, started by one another over a socket pair that nobody else can open; that is why pickle will do.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import pickle
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from io import BytesIO
 from operator import attrgetter
 from struct import Struct
@@ -19,6 +21,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
+from snugvl.backends.arena import Arena
 from snugvl.backends.protocol import (
     Capabilities,
     Delta,
@@ -31,6 +34,7 @@ from snugvl.backends.protocol import (
 )
 from snugvl.backends.service import Snapshot, Tokens
 from snugvl.errors import EngineError, SnugvlError, engine_failed
+from snugvl.region import Region
 from snugvl.timeline import Timeline
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -85,7 +89,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submit:
-    """Start a request; answered by a `Reply`, then deltas, then an `End`."""
+    """Start a request; answered by a `Reply`, then deltas, then an `End`. Aborted before: by a `Reply`."""
 
     id: int
     request: Request
@@ -194,25 +198,55 @@ _FAST: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
 
 
 class _Pickler(pickle.Pickler):
+    def __init__(self, buffer: BytesIO, put: Callable[[bytes], int | None]) -> None:
+        super().__init__(buffer, protocol=5)
+        self._put = put
+
     def reducer_override(self, value: object) -> Any:
         values = _FAST.get(type(value))
         if values is not None:
             return type(value), values(value)
         if isinstance(value, Image.Image):  # raw pixels, without what the file said besides
-            return Image.frombytes, (value.mode, value.size, value.tobytes())
+            pixels = value.tobytes()
+            start = self._put(pixels)
+            if start is None:
+                return Image.frombytes, (value.mode, value.size, pixels)
+            return _shared, (value.mode, value.size, start, start + len(pixels))
         return NotImplemented
 
 
-def encode(message: ToEngine | list[Event]) -> bytes:
-    """A message as it goes over the socket."""
+_region: Region | None = None  # of this process, if it is an engine's
+
+
+def share(region: Region) -> None:
+    """Pictures of messages to this process are there."""
+    global _region
+    _region = region
+
+
+def _shared(mode: str, size: tuple[int, int], start: int, end: int) -> Image.Image:
+    assert _region is not None, "the server knows whether we have one"
+    return Image.frombytes(mode, size, _region.view[start:end])
+
+
+def encode(message: ToEngine | list[Event], arena: Arena | None = None) -> bytes:
+    """A message as it goes over the socket; its pictures in `arena`, if there is room."""
     buffer = BytesIO()
     buffer.write(bytes(_LENGTH.size))
-    _Pickler(buffer, protocol=5).dump(message)
+    if arena is None or not isinstance(message, Submit | Tokenize):
+        put = _no_room
+    else:
+        put = partial(arena.put, message.id)
+    _Pickler(buffer, put).dump(message)
     length = buffer.tell() - _LENGTH.size
     view = buffer.getbuffer()
     _LENGTH.pack_into(view, 0, length)
     view.release()
     return buffer.getvalue()
+
+
+def _no_room(_: bytes) -> int | None:
+    return None
 
 
 class Channel:
