@@ -86,7 +86,7 @@ def test_every_sharing_of_kv_heads(shape: Shape, kv: torch.dtype | None) -> None
     st.sampled_from([(2, 1, 16), (4, 2, 32), (2, 2, 80)]),
     st.lists(st.integers(1, 90), min_size=1, max_size=2),
     st.none() | st.integers(1, 130),
-    st.sampled_from([1, 2, 8]),
+    st.sampled_from([1, 3, 8]),
     st.sampled_from([0, 32, 48]),
 )
 def test_any_length_window_and_cut(
@@ -116,9 +116,9 @@ def test_half_precision(dtype: torch.dtype, kv: torch.dtype | None) -> None:
 
 
 def test_more_values_than_are_merged_at_a_time() -> None:
-    cut = replace(CUT, splits=32)
-    assert cut.together(3, 256) == 1
-    torch.testing.assert_close(*decode((3, 1, 256), [40], cut), **tolerance(DEVICE))
+    cut = replace(CUT, splits=33)
+    assert cut.together(3, 128) == 1
+    torch.testing.assert_close(*decode((3, 1, 128), [40], cut), **tolerance(DEVICE))
 
 
 def test_rows_without_tokens_are_zero_beside_others() -> None:
@@ -158,7 +158,7 @@ def test_a_short_context_is_one_split(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sequences", "splits"), [(1, 32), (2, 32), (4, 32), (8, 16), (16, 8), (32, 4), (64, 4), (512, 4)]
+    ("sequences", "splits"), [(1, 32), (2, 32), (4, 32), (8, 16), (16, 8), (32, 8), (64, 8), (512, 8)]
 )
 def test_few_sequences_are_cut_into_more_splits(sequences: int, splits: int) -> None:
     """An H200 has 132 multiprocessors; Qwen3-VL has 8 KV heads."""

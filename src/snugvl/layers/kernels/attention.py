@@ -128,13 +128,14 @@ def _merged(
 ) -> torch.Tensor:
     """Decode in one kernel."""
     (sequences, heads, dim), kv_heads = query.shape, keys.shape[1]
-    partial, logsums = _partial(query, cut.splits)
+    partial, logsums = _partial(query, cut.room)
     arrived = counters(query.device, sequences * kv_heads)
     out = torch.empty_like(query)
+    constants = _constants(query, keys, block_size, window, cut) | {"SPLITS": cut.room}
     attend_merged[(sequences, kv_heads, cut.splits)](
         query, keys, values, tables, lengths, partial, logsums, arrived, out, scale, tables.shape[1],
-        keys.shape[0], LEAST=max(cut.least, cut.step), TOGETHER=cut.together(heads // kv_heads, dim),
-        AHEAD=cut.ahead, **_constants(query, keys, block_size, window, cut),
+        keys.shape[0], max(cut.least, cut.step), TOGETHER=cut.together(heads // kv_heads, dim),
+        AHEAD=cut.ahead, **constants,
     )  # fmt: skip
     return out
 

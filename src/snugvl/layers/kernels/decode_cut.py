@@ -13,6 +13,7 @@ import torch
 import triton
 
 PROGRAMS = 4  # a multiprocessor: enough loads on their way to fill the memory's latency
+FEWEST, MOST = 8, 32  # splits
 MERGED_VALUES = 8192  # of partial outputs that a program merges at a time: 64 registers of each thread
 COUNTERS = 4096
 
@@ -22,7 +23,7 @@ class DecodeCut:
     """Splits of a context and how a program goes through its own.
 
     Attributes:
-        splits: of a context at most, a power of two.
+        splits: of a context at most; in two kernels a power of two.
         step: tokens read at a time, a power of two, 16 or more.
         warps: of a program.
         stages: Triton's. A step waits for its block table, then for its keys and values, and Triton gives
@@ -40,19 +41,25 @@ class DecodeCut:
     least: int = 0
     ahead: int = 0
 
+    @property
+    def room(self) -> int:
+        """Splits that there is room for in one kernel: the same for any number up to `MOST`."""
+        return int(max(MOST, triton.next_power_of_2(self.splits)))
+
     def together(self, shared: int, dim: int) -> int:
         """Heads of the `shared` ones of a KV head that are merged at a time, a power of two."""
-        most = max(1, MERGED_VALUES // (self.splits * triton.next_power_of_2(dim)))
+        most = max(1, MERGED_VALUES // (self.room * triton.next_power_of_2(dim)))
         return int(min(triton.next_power_of_2(shared), most))
 
 
 def cut_by_load(rows: int, units: int, step: int) -> DecodeCut:
     """A cut for `rows` (sequences · KV heads) on `units` multiprocessors: none of them idle where it can be.
 
-    Not below 4 splits, so that one long context among short ones is not the work of one multiprocessor.
+    Never below `FEWEST`, so that one long context among short ones is not the work of one multiprocessor.
+    Sums are rounded in another order where a batch has other splits, as in the products of other batches.
     """
     wanted = triton.next_power_of_2(-(-PROGRAMS * units // rows))
-    return DecodeCut(splits=max(4, min(32, wanted)), step=step // 2, stages=5, least=step)
+    return DecodeCut(splits=max(FEWEST, min(MOST, wanted)), step=step // 2, stages=5, least=step)
 
 
 @cache

@@ -50,16 +50,14 @@ def _look_ahead(
     values,
     table,
     length,
+    least,
     kv_head,
-    split,
     slots,
     table_width,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LEAST: tl.constexpr,
     WINDOW: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
@@ -68,7 +66,7 @@ def _look_ahead(
     Lengths and tables are older than the kernel before. Should they not be, only the speed suffers: whatever
     they say, no address lies outside of the cache.
     """
-    start, end, _ = _bounds(length, split, STEP, SPLITS, LEAST, WINDOW)
+    start, end, _ = _bounds(length, least, STEP, WINDOW)
     token = start + tl.arange(0, AHEAD)
     live = (token >= 0) & (token < end) & (token < table_width * BLOCK)
     block = tl.load(table + token // BLOCK, mask=live, other=0, cache_modifier=".cg")
@@ -79,15 +77,13 @@ def _look_ahead(
 
 
 @triton.jit
-def _bounds(
-    length, split, STEP: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, WINDOW: tl.constexpr
-):
+def _bounds(length, least, STEP: tl.constexpr, WINDOW: tl.constexpr):
     """A split's first token, the one after its last (none if no more); how many splits have tokens."""
     seen = length
     if WINDOW > 0:
         seen = tl.minimum(length, WINDOW)
-    each = tl.maximum(tl.cdiv(tl.cdiv(seen, SPLITS), STEP) * STEP, LEAST)
-    start = length - seen + split * each
+    each = tl.maximum(tl.cdiv(tl.cdiv(seen, tl.num_programs(2)), STEP) * STEP, least)
+    start = length - seen + tl.program_id(2) * each
     return start, tl.minimum(start + each, length), tl.cdiv(seen, each)
 
 
@@ -126,7 +122,7 @@ def _merge(
 
 
 @launched
-@triton.jit(do_not_specialize=["tables", "lengths", "arrived", "table_width", "slots"])
+@triton.jit(do_not_specialize=["tables", "lengths", "arrived", "table_width", "slots", "least"])
 def attend_merged(
     query,
     keys,
@@ -140,6 +136,7 @@ def attend_merged(
     scale,
     table_width,
     slots,
+    least,
     KV_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     PAD: tl.constexpr,
@@ -148,7 +145,6 @@ def attend_merged(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
     SPLITS: tl.constexpr,
-    LEAST: tl.constexpr,
     TOGETHER: tl.constexpr,
     WINDOW: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -162,7 +158,8 @@ def attend_merged(
         arrived: `[sequences · KV_HEADS]` int32, 0 before and after.
         out: `[sequences, heads, DIM]`; 0 for a row that only pads the batch.
         slots: of the cache.
-        LEAST: tokens of a split, unless the context ends; 1 or more.
+        least: tokens of a split, unless the context ends; 1 or more.
+        SPLITS: a power of two, and no fewer than the grid has: one kernel for every number of splits.
         TOGETHER: heads merged at a time, a power of two.
         AHEAD: tokens to prefetch, a power of two; 0 for none.
 
@@ -175,12 +172,12 @@ def attend_merged(
     if EARLY and AHEAD > 0:
         early_length = tl.load(lengths + sequence, cache_modifier=".cg")
         _look_ahead(
-            keys, values, table, early_length, kv_head, split, slots, table_width,
-            KV_HEADS, DIM, BLOCK, STEP, SPLITS, LEAST, WINDOW, AHEAD,
+            keys, values, table, early_length, least, kv_head, slots, table_width,
+            KV_HEADS, DIM, BLOCK, STEP, WINDOW, AHEAD,
         )  # fmt: skip
     take_turn(EARLY)
     length = tl.load(lengths + sequence, cache_modifier=".cg")
-    start, end, used = _bounds(length, split, STEP, SPLITS, LEAST, WINDOW)
+    start, end, used = _bounds(length, least, STEP, WINDOW)
     head = tl.arange(0, PAD)
     dim = tl.arange(0, WIDE)
     first = sequence.to(tl.int64) * (KV_HEADS * SHARED) + kv_head * SHARED
