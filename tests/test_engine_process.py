@@ -48,6 +48,17 @@ def test_a_gpu_is_looked_at_before_its_context_is_made(
     assert read == [(8, 9)]
 
 
+def test_what_the_server_has_seen_is_not_looked_at_again(
+    opened: list[int], read: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snugvl.hardware.probe.probe", lambda: pytest.fail("looked"))
+    seen = describe("rtx-4060")
+    assert engine_process._look("cuda:0", seen) is seen
+    for thread in threads_beside():
+        thread.join()
+    assert opened == [0]
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:1", "cuda:x", "nonsense"])
 def test_another_device_is_left_alone(opened: list[int], read: list[tuple[int, int]], device: str) -> None:
     assert engine_process._look(device) is None

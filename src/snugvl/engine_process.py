@@ -37,7 +37,7 @@ def load(choice: EngineChoice, report: Report) -> HostedModel:
 
 def native(choice: EngineChoice, report: Report) -> HostedModel:
     """On our own engine."""
-    machine = _look(choice.device)
+    machine = _look(choice.device, choice.machine)
     from snugvl.backends.measure import Meter
     from snugvl.loading import load_engine
     from snugvl.remember import keeper
@@ -85,11 +85,12 @@ def transformers(choice: EngineChoice, report: Report) -> HostedModel:
 LOADERS: dict[HostedEngine, Loader] = {"native": native, "transformers": transformers}
 
 
-def _look(device: str) -> Machine | None:
+def _look(device: str, seen: Machine | None = None) -> Machine | None:
     """The machine before this process holds anything of its GPU; then, in threads, the GPU's context and
     what Triton needs for it.
 
-    None for a device that is no GPU of this machine: it is looked at, or refused, later.
+    `seen`: where the server has looked already. None for a device that is no GPU of this machine: it is
+    looked at, or refused, later.
     """
     from snugvl.hardware.cuda_driver import open_context
     from snugvl.hardware.probe import probe
@@ -97,7 +98,7 @@ def _look(device: str) -> Machine | None:
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cuda") or not (index or "0").isdecimal():
         return None
-    machine = probe()
+    machine = seen or probe()
     gpu = next((gpu for gpu in machine.gpus if gpu.index == int(index or 0)), None)
     if gpu is None:
         return None

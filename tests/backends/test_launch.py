@@ -11,6 +11,7 @@ import pytest
 from snugvl.backends.launch import Launched
 from snugvl.backends.protocol import Capabilities
 from snugvl.backends.supervised import EngineChoice, SupervisedEngine
+from snugvl.hardware.describe import describe
 from tests.backends.test_supervised import COMMAND, QUICK, read, run, say, until
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(60)")
@@ -43,9 +44,11 @@ def test_a_command_that_is_not_there_leaves_nothing_open() -> None:
 def test_the_first_life_is_the_launched_process_and_the_next_is_not() -> None:
     async def test() -> None:
         with Launched(COMMAND) as launched:
-            service = SupervisedEngine(EngineChoice("echo"), QUICK, COMMAND, launched)
+            choice = EngineChoice("echo", machine=describe("rtx-4060"))
+            service = SupervisedEngine(choice, QUICK, COMMAND, launched)
             await service.start()
             await until(lambda: service.health.ready)
+            assert service._start.choice == EngineChoice("echo")  # the next life looks for itself
             pid = service.pid
             assert pid == launched._popen.pid
             psutil.Process(pid).kill()

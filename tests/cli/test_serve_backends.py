@@ -49,6 +49,23 @@ def test_ours_is_named_with_the_reason(served: Served, capsys: pytest.CaptureFix
     assert "Engine   native: as asked for" in out
 
 
+@pytest.mark.parametrize("words", [(), ("--backend", "transformers")])
+def test_our_engine_is_told_of_the_machine_that_the_plan_is_for(
+    served: Served, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    place, looked = replace(machine(8 * GIB), source="probed"), 0
+
+    def look(_: object) -> Machine:
+        nonlocal looked
+        looked += 1
+        return place
+
+    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", look)
+    assert serve("pocket", *words) == 0
+    assert served.services[0]._start.choice.machine == (None if words else place)
+    assert looked == 1
+
+
 def test_transformers_gets_the_plan(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve("pocket", "--backend", "transformers", "--trust-remote-code", "--max-queue", "7") == 0
     choice = served.services[0]._start.choice

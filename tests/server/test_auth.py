@@ -3,8 +3,7 @@
 import httpx
 import pytest
 
-from snugvl.server.auth import is_loopback
-from snugvl.server.settings import ServerSettings
+from snugvl.server.settings import ServerSettings, is_loopback
 from tests.server.fake import FakeService
 from tests.server.live import live
 from tests.server.raw import connect, head

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snugvl.backends import wire
 from snugvl.backends.launch import COMMAND, Launched
@@ -215,6 +215,8 @@ class SupervisedEngine:
             launched, self._launched = self._launched or Launched(self._command), None
             self._launched_at = launched.at
             process = self._process = await EngineProcess.meet(launched, self._start)
+            # What was free when the first life began is not what the next one finds.
+            self._start = replace(self._start, choice=replace(self._start.choice, machine=None))
         except OSError as error:
             return f"the engine process can't be started: {error}"
         watch = asyncio.create_task(self._watch(process))

@@ -34,6 +34,7 @@ from snugvl.backends.protocol import (
 )
 from snugvl.backends.service import Snapshot, Tokens
 from snugvl.errors import EngineError, SnugvlError, engine_failed
+from snugvl.hardware.machine import Machine
 from snugvl.region import Region
 from snugvl.timeline import Timeline
 
@@ -60,6 +61,7 @@ class EngineChoice:
         prefix_cache: let a prompt start from what earlier ones have left (our own engine only).
         tower: where our own engine has the vision tower's weights.
         kv_cache: format of keys and values (our own engine only).
+        machine: as the server saw it a moment ago; None: the process looks itself (our own engine only).
     """
 
     model: str = "pocket"
@@ -77,6 +79,7 @@ class EngineChoice:
     prefix_cache: bool = True
     tower: TowerName = "auto"
     kv_cache: KVCacheName = "auto"
+    machine: Machine | None = None
 
 
 @dataclass(frozen=True, slots=True)

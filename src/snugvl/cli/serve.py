@@ -17,8 +17,11 @@ from snugvl.cli.serve_options import BackendChoice, LoadChoice
 from snugvl.cli.stderr import say
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from snugvl.backends.launch import Launched
     from snugvl.backends.service import EngineService
+    from snugvl.hardware.machine import Machine
     from snugvl.server.settings import ServerSettings
 
 MIB = 1024 * 1024
@@ -102,15 +105,17 @@ def start(
 ) -> int:
     """Plan, print, load, serve; the exit code. `begun`: an engine's process that was launched already."""
     from snugvl.cli.serve_engine import launch
+    from snugvl.cli.serve_plan import look
 
     with launch(backend, begun) as launched:  # it imports torch while we import the rest, and plan
+        seen = None if backend.attach is not None else look()
         from snugvl.cli.serve_show import Loading
         from snugvl.server.run import run
         from snugvl.server.sockets import address_of, listen
 
         with listen(settings) as listener:  # before anything is loaded: a taken port is known at once
             settings = replace(settings, port=address_of(listener)[1])
-            service, settings = _service(load, backend, settings, launched, quiet=quiet)
+            service, settings = _service(load, backend, settings, launched, seen, quiet=quiet)
             _log(quiet=quiet)
             loading = Loading(service, quiet=quiet, started=started)
             try:
@@ -124,6 +129,7 @@ def _service(
     backend: BackendChoice,
     settings: ServerSettings,
     launched: Launched | None,
+    seen: Future[Machine] | None,
     *,
     quiet: bool,
 ) -> tuple[EngineService, ServerSettings]:
@@ -139,7 +145,7 @@ def _service(
         if not quiet:
             show_attached(backend.attach, load.model, settings)
         return service, settings
-    planned = plan_for(load, backend)
+    planned = plan_for(load, backend, seen)
     backend.check(planned.engine, planned.why)
     if planned.engine == "vllm":
         load.check_vllm(planned.why)
@@ -153,7 +159,7 @@ def _service(
 
 def _keys(given: list[str], file: Path | None, *, no_auth: bool, host: str) -> tuple[str, ...]:
     from snugvl.server import keys
-    from snugvl.server.auth import is_loopback
+    from snugvl.server.settings import is_loopback
 
     found = list(given)
     if os.environ.get("SNUGVL_API_KEY"):

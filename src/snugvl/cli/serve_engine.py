@@ -83,6 +83,8 @@ def engine_for(
     )  # fmt: skip
     if isinstance(planned, Planned) and load.device == "auto" and planned.choice.gpus:
         choice = replace(choice, device=f"cuda:{planned.choice.gpus[0].index}")
+    if isinstance(planned, Planned) and planned.engine == "native" and planned.machine.source == "probed":
+        choice = replace(choice, machine=planned.machine)  # looked at a moment ago
     if isinstance(planned, Planned) and planned.engine == "transformers":
         # Its process doesn't plan by itself: it is told what was planned.
         settings = planned.choice.settings

@@ -11,6 +11,7 @@ from snugvl.errors import CheckpointNotFound, RequestError, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
 
     from snugvl.cli.serve_options import BackendChoice, LoadChoice
     from snugvl.hardware.machine import Machine
@@ -58,8 +59,24 @@ class Unplanned:
     reason: str | None = None
 
 
-def plan_for(load: LoadChoice, backend: BackendChoice) -> Planned | Unplanned:
+def look() -> Future[Machine]:
+    """This machine, looked at in a thread: a GPU's free memory is watched for a quarter of a second."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from snugvl.cli.machine_options import MachineChoice, machine_from
+
+    thread = ThreadPoolExecutor(1, "snugvl-look")
+    seen = thread.submit(machine_from, MachineChoice())
+    thread.shutdown(wait=False)
+    return seen
+
+
+def plan_for(
+    load: LoadChoice, backend: BackendChoice, seen: Future[Machine] | None = None
+) -> Planned | Unplanned:
     """The plan of the model that was named, or of the best one that is on this machine already.
+
+    `seen`: of `look`, where it was begun before.
 
     Raises:
         CheckpointNotFound: it is not on this machine; says how to get it.
@@ -67,11 +84,10 @@ def plan_for(load: LoadChoice, backend: BackendChoice) -> Planned | Unplanned:
         DoesNotFit: it needs more memory than there is, with the numbers.
         RequestError: a wish that no plan can meet; a device that is not there.
     """
-    from snugvl.cli.machine_options import MachineChoice, machine_from
     from snugvl.planner.recommend import with_instead
     from snugvl.planner.solve import require, solve
 
-    machine = on_device(load.device, machine_from(MachineChoice()))
+    machine = on_device(load.device, (seen or look()).result())
     try:
         candidates = _downloaded() if load.model is None else [_named(load.model)]
     except UnsupportedModel as error:

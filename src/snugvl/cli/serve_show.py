@@ -102,7 +102,7 @@ def curl_line(base: str, settings: ServerSettings) -> str:
 
 
 def _keys(settings: ServerSettings) -> str:
-    from snugvl.server.auth import is_loopback
+    from snugvl.server.settings import is_loopback
 
     if settings.api_keys:
         return f"{len(settings.api_keys)}; every route but /health and the page needs one"

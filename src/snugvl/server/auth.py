@@ -7,7 +7,6 @@ and without API keys a request that a foreign page sent is refused. No CORS head
 
 import hashlib
 import hmac
-import ipaddress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -17,20 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from snugvl.errors import Unauthorized
 from snugvl.server.openapi import open_to_all
 from snugvl.server.record import current
-from snugvl.server.settings import ServerSettings
+from snugvl.server.settings import ServerSettings, is_loopback
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or name can only be reached from this machine."""
-    name = host.strip("[]").rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 class Auth:

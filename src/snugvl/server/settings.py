@@ -1,9 +1,21 @@
 """Frozen settings of a server."""
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 MIB = 1024 * 1024
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name can only be reached from this machine."""
+    name = host.strip("[]").rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
