@@ -9,6 +9,7 @@ import pytest
 
 from snugvl.errors import ImageError
 from snugvl.server.intake.intake import Intake
+from snugvl.server.intake.settings import IntakeSettings
 from tests.server.intake.films import film
 from tests.server.intake.pictures import animation, encoded
 
@@ -61,7 +62,7 @@ def test_damaged_files(seed: int) -> None:
             videos = [opened(intake.video_bytes, damaged(d, chance)) for d in VIDEOS * 5]
             outcomes = await asyncio.gather(*pictures, *videos)
             assert set(outcomes) == {True, False}
-            assert len(intake._pictures._processes) <= 2
+            assert len(intake._pictures._processes) <= IntakeSettings().workers
             assert len(intake._videos._processes) == 1
         finally:
             await intake.close()

@@ -28,7 +28,7 @@ from snugvl.server.intake import decoders as module
 from snugvl.server.intake import pipe
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures
 from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.settings import IntakeSettings
+from snugvl.server.intake.settings import IntakeSettings, workers_for
 from tests.server.intake.pictures import encoded, png_bomb
 
 MIB = 1024 * 1024
@@ -430,7 +430,7 @@ def test_many_at_once_come_back_to_their_own_requests() -> None:
                 *(intake.picture_bytes(encoded("PNG", size), field="a") for size in sizes)
             )
             assert [picture.image.size for picture in found] == sizes
-            assert len(intake._pictures._processes) <= 2
+            assert len(intake._pictures._processes) <= IntakeSettings().workers
         finally:
             await intake.close()
 
@@ -480,3 +480,9 @@ def test_a_picture_knows_its_file() -> None:
 
 def data_url(data: bytes) -> str:
     return f"data:image/png;base64,{b64encode(data).decode()}"
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 2), (8, 2), (12, 3), (16, 4), (128, 4)])
+def test_more_cores_decode_more_at_once(cores: int, workers: int) -> None:
+    assert workers_for(cores) == workers
+    assert 2 <= IntakeSettings().workers <= 4

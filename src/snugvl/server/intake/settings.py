@@ -1,11 +1,20 @@
 """What the intake allows. Every limit has a number, and every refusal names it."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from snugvl.inputs.image import ImageLimits
 
 MIB = 1024 * 1024
+FEWEST_WORKERS, MOST_WORKERS = 2, 4  # of which the largest picture may take 1.9 GB each
+
+
+def workers_for(cores: int | None = None) -> int:
+    """A quarter of the cores that this process may use, or of so many, within bounds."""
+    if cores is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(cores // 4, FEWEST_WORKERS), MOST_WORKERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,7 @@ class IntakeSettings:
         image: bytes and pixels of one picture, checked before it is decoded.
         local_folder: from which `file:` URLs are read; None for none.
         allow_private: whether http(s) URLs may point to private addresses.
-        workers: pictures decoded at once, each in a process of its own.
+        workers: pictures decoded at once, each in a process of its own; processes start when first needed.
         decode_s: seconds one picture may take to decode.
         max_live_bytes: of all decoded pictures and videos that requests still hold; beyond it `QueueFull`.
     """
@@ -69,6 +78,6 @@ class IntakeSettings:
     fetch: FetchLimits = field(default_factory=FetchLimits)
     local_folder: Path | None = None
     allow_private: bool = False
-    workers: int = 2
+    workers: int = field(default_factory=workers_for)
     decode_s: float = 15.0
     max_live_bytes: int = 2048 * MIB
