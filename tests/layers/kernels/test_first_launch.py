@@ -8,7 +8,7 @@ import pytest
 import triton.language as tl
 from triton.runtime import JITFunction
 
-from snugvl.layers.kernels import ahead
+from snugvl.layers.kernels import first_launch
 from snugvl.layers.kernels.launch import Launched
 
 
@@ -22,7 +22,7 @@ def test_triton_is_read_for_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas_version", asked.append)
     monkeypatch.setattr("triton.runtime.build.platform_key", lambda: asked.append("platform"))
     monkeypatch.setattr("triton.runtime.cache.triton_key", lambda: asked.append("itself"))
-    assert ahead.read_triton((9, 0))
+    assert first_launch.read_triton((9, 0))
     assert asked == [90, "platform", "itself"]
 
 
@@ -31,9 +31,9 @@ def test_a_triton_that_cannot_be_read_is_the_first_launchs_business(monkeypatch:
         raise FileNotFoundError("ptxas")
 
     monkeypatch.setattr("triton.backends.nvidia.compiler.get_ptxas_version", fail)
-    assert not ahead.read_triton((9, 0))
+    assert not first_launch.read_triton((9, 0))
     monkeypatch.setitem(sys.modules, "triton.backends.nvidia.compiler", None)  # Triton without NVIDIA's part
-    assert not ahead.read_triton(None)
+    assert not first_launch.read_triton(None)
 
 
 def test_the_kernels_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,12 +41,12 @@ def test_the_kernels_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(module).update(twice=Launched(kernel), again=Launched(kernel), settings={"a": 1})
     monkeypatch.setitem(sys.modules, "snugvl.layers.kernels.one_of_ours", module)
     assert kernel.hash is None
-    assert ahead.read_kernels()
+    assert first_launch.read_kernels()
     assert kernel.hash is not None
 
 
 def test_it_needs_no_torch() -> None:
     code = (
-        "import sys, snugvl.layers.kernels.ahead as it, triton.runtime.cache; print('torch' in sys.modules)"
+        "import sys, triton.runtime.cache, snugvl.layers.kernels.first_launch\nprint('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
