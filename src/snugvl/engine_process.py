@@ -6,6 +6,7 @@ while that goes on.
 """
 
 import gc
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -38,10 +39,12 @@ def load(choice: EngineChoice, report: Report) -> HostedModel:
 def native(choice: EngineChoice, report: Report) -> HostedModel:
     """On our own engine."""
     machine = _look(choice.device, choice.machine)
+    from snugvl.backends.ahead import VARIABLE, ahead_of
     from snugvl.backends.measure import Meter
     from snugvl.loading import load_engine
     from snugvl.remember import keeper
 
+    ahead = ahead_of(os.environ.get(VARIABLE))
     _collect_garbage()
     mark("the engine is imported")
     if machine is not None:
@@ -71,7 +74,7 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
         cap_bytes=loaded.cap_bytes,
         keep=keeper(loaded.place, loaded.subject),
     )
-    return HostedModel(loaded.backend, meter)
+    return HostedModel(loaded.backend, meter, partial(loaded.backend.settle, ahead))
 
 
 def transformers(choice: EngineChoice, report: Report) -> HostedModel:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from snugvl.backends.ahead import Ahead
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Delta, Request, user
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, RequestTooLarge
@@ -265,3 +266,40 @@ def test_who_asks_how_an_idle_engine_stands_lets_it_look_at_the_memory(
     stats = backend.stats()
     assert looks == ["snugvl-engine"]
     assert stats.planned_blocks == stats.num_blocks == engine.config.num_blocks
+
+
+@pytest.mark.parametrize("ahead", ["none", "kernels", "graphs"])
+def test_what_can_be_done_ahead_is_done_piece_by_piece(
+    ahead: Ahead, backend: NativeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels first, as graphs need them; then a graph a call, until none is left."""
+    begun: list[object] = []
+    left = [True, True, False]
+    monkeypatch.setattr(backend._kernels, "begin", begun.append)
+    monkeypatch.setattr(backend._engine, "record_ahead", lambda: left.pop(0))
+    backend.settle(ahead)
+    assert begun == ([] if ahead == "none" else [backend._engine])
+    assert backend.warm_up() is (ahead == "graphs")
+    assert len(left) == 3, "kernels are not ready"
+    backend._kernels.finished.set()
+    assert [backend.warm_up() for _ in range(4)] == [*[ahead == "graphs"] * 2, False, False]
+    assert len(left) == (0 if ahead == "graphs" else 3)
+
+
+def test_a_graph_that_fails_ahead_ends_nothing(
+    backend: NativeBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> bool:
+        raise RuntimeError("no graph today")
+
+    monkeypatch.setattr(backend._engine, "record_ahead", fails)
+    monkeypatch.setattr(backend._kernels, "begin", lambda _: backend._kernels.finished.set())
+    backend.settle("graphs")
+    assert backend.warm_up() is False
+    assert "can't be recorded ahead" in caplog.text
+    assert text_of(backend, max_tokens=3)
+
+
+def test_on_a_cpu_there_is_nothing_to_do_ahead(backend: NativeBackend) -> None:
+    backend.settle("graphs")
+    assert backend.warm_up() is False

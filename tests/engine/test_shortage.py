@@ -198,6 +198,28 @@ def test_a_graph_that_memory_is_short_of_is_done_without(
     assert asked == [3, 3, 3]
 
 
+def test_graphs_are_recorded_ahead_one_at_a_time_for_as_many_as_may_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = engine()
+    graphs = DecodeGraphs(here.model, here._cache, 64, (1, 2, 4, 8, 16))
+    asked: list[int] = []
+
+    def record(sequences: int) -> None:
+        asked.append(sequences)
+        if sequences == 2:
+            raise torch.OutOfMemoryError(FULL)
+        graphs._graphs[sequences] = None  # type: ignore[assignment]
+
+    monkeypatch.setattr(graphs, "_graph", record)
+    graphs._graphs[4] = None  # type: ignore[assignment]
+    assert [graphs.record_next(5) for _ in range(4)] == [True, True, False, False]
+    assert asked == [1, 2, 8], "that of 4 was there, and nobody needs that of 16"
+    assert not graphs.record_next(8)
+    graphs.record_next(9)
+    assert asked[3:] == [16]
+
+
 def test_what_is_a_lack_of_memory() -> None:
     wrapped = ValueError("capture failed")
     wrapped.__context__ = torch.OutOfMemoryError(FULL)

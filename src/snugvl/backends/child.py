@@ -237,13 +237,13 @@ class Child:
             self._outbox.put(self._snapshot(model, before))
             mark("ready")
             self._outbox.put(wire.Ready(model.backend.capabilities, self._recorder.timeline))
-            cold = True
+            model.settled()
+            cold = True  # whether something can be done before it is needed
             while True:
                 time.sleep(start.snapshot_s)
                 self._outbox.put(self._snapshot(model, before))
                 if cold and not self._streams:  # a pause: nobody waits for what this takes
-                    cold = False
-                    model.backend.warm_up()
+                    cold = model.backend.warm_up()
         except SnugvlError as error:
             self._outbox.put(wire.Failed(wire.portable(error)))
         except BaseException:

@@ -36,8 +36,8 @@ class HostedBackend(Backend, Protocol):
         """The text of token ids, control tokens included."""
         ...
 
-    def warm_up(self) -> None:
-        """Do now what the first requests would wait for."""
+    def warm_up(self) -> bool:
+        """Do some of what later requests would wait for, while nobody does; whether more is left."""
         ...
 
 
@@ -51,7 +51,12 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostedModel:
-    """A loaded model and what measures it."""
+    """A loaded model and what measures it.
+
+    Attributes:
+        settled: called once, when requests are taken; returns at once.
+    """
 
     backend: HostedBackend
     meter: Meter
+    settled: Callable[[], None] = lambda: None

@@ -1,11 +1,13 @@
 """Our engine in this process: prompts are prepared in the caller's thread, tokens made in the engine's."""
 
+import logging
 import weakref
 from collections.abc import Mapping
 from functools import partial
 from itertools import count
 from time import monotonic
 
+from snugvl.backends.ahead import Ahead, KernelsAhead
 from snugvl.backends.protocol import Capabilities, Message, Request, ToolUse
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.service import Load, Tokens
@@ -19,6 +21,8 @@ from snugvl.errors import EngineError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 
+logger = logging.getLogger(__name__)
+
 
 class NativeBackend:
     """A loaded model on our engine. Safe to use from several threads and event loops."""
@@ -30,6 +34,8 @@ class NativeBackend:
         self._grammars = GrammarCompiler(processor.tokenizer, processor.config.text.vocab_size)
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
         self._ids = count()
+        self._kernels = KernelsAhead()
+        self._graphs_ahead = False  # whether some are to be recorded before they are needed
         # The worker must not hold this backend: dropped without `close`, it stops its thread, also at exit.
         self._worker = EngineWorker(
             engine, partial(deliver, engine.abort, self._receivers), partial(fail_all, self._receivers)
@@ -117,12 +123,29 @@ class NativeBackend:
         """The text of token ids, control tokens included."""
         return self._processor.tokenizer.decode(list(ids), skip_special=False)
 
-    def warm_up(self) -> None:
-        """Do now what the first request with a grammar would stall all others for: see `GrammarCompiler`."""
+    def settle(self, ahead: Ahead) -> None:
+        """Requests are taken: let what later ones would wait for be done beside them."""
+        self._graphs_ahead = ahead == "graphs"
+        if ahead != "none":
+            self._kernels.begin(self._engine)
+
+    def warm_up(self) -> bool:
+        """What the first request with a grammar would stall all others for; then, if wished, CUDA graphs.
+
+        One graph a call, and only when kernels are compiled: a request that comes meanwhile waits for it.
+        """
         self._grammars.warm_up()
+        if self._graphs_ahead and self._kernels.finished.is_set():
+            try:
+                self._graphs_ahead = self._worker.call(self._engine.record_ahead)
+            except Exception:
+                logger.exception("a CUDA graph can't be recorded ahead; each is when it is needed")
+                self._graphs_ahead = False
+        return self._graphs_ahead
 
     def close(self) -> None:
         """End all requests with an error and stop the engine. Safe to call twice."""
+        self._kernels.stop()
         self._worker.close()
         fail_all(self._receivers, EngineError("the model was closed while this request was running"))
 

@@ -154,6 +154,11 @@ class Engine:
             outputs += self._recover(error)
         return outputs
 
+    @torch.inference_mode()
+    def record_ahead(self) -> bool:
+        """Record a CUDA graph that steps will need, before one does; whether others are left."""
+        return self._runner.has_graphs and self._runner.graphs.record_next(self.config.max_num_seqs)
+
     def reset(self, error: SnugvlError | None = None) -> list[TokenOutput]:
         """End every request that has started with `error` and go on with an empty cache.
 

@@ -103,6 +103,16 @@ class DecodeGraphs:
                 logger.warning("no memory for the CUDA graph of %d sequences: %s", size, error)
         return size in self._graphs
 
+    def record_next(self, sequences: int) -> bool:
+        """Capture the smallest graph that is missing of those for up to so many; whether others are."""
+        missing = [size for size in self._sizes if size < 2 * sequences and self._lacks(size)]
+        if missing:
+            self.made(missing[0])
+        return len(missing) > 1
+
+    def _lacks(self, size: int) -> bool:
+        return size not in self._graphs and size not in self._short
+
     def clear(self) -> None:
         """Forget all graphs, with their memory; each is captured again when it is needed."""
         if self._graphs:

@@ -102,7 +102,7 @@ def load_model(
     config = read_config(folder)
     if language_only:
         config = replace(config, vision=None)
-    model = _without_memory(config)
+    model = without_memory(config)
     tensors = _renamed(read_tensors(folder), model.aliases)
     model.requires_grad_(False).eval()
     model.to(dtype)  # still without memory
@@ -269,7 +269,8 @@ class _NoInitialValues(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def _without_memory(config: ModelConfig) -> LoadableNetwork:
+def without_memory(config: ModelConfig) -> LoadableNetwork:
+    """The network that a configuration describes, on torch's device for tensors without memory."""
     with torch.device("meta"), _NoInitialValues():
         return network_of(config)
 

@@ -110,9 +110,10 @@ class TransformersBackend:
         """The text of token ids, control tokens included."""
         return self._preparer.tokenizer.decode(list(ids), skip_special=False)
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> bool:
         """Do now what the first request with a grammar would wait for: see `GrammarCompiler`."""
         self._grammars.warm_up()
+        return False
 
     def close(self) -> None:
         """End all requests with an error and stop the engine. Safe to call twice."""

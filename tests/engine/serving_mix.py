@@ -1,0 +1,245 @@
+"""Run by `test_rehearsal.py` in a process of its own, where kernels are not interpreted.
+
+Engines serve a mix of requests on networks without memory, in the shapes of real ones; what they would launch
+on an H200 is compared with what a rehearsal finds. Prints one line of JSON, by network: the kernels of the
+rehearsal, and those that were launched besides.
+"""
+
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.checkpoint.configs import parse_config
+from snugvl.config import EngineConfig, KVFormat
+from snugvl.engine.caches import allocate
+from snugvl.engine.engine import Engine
+from snugvl.engine.graphs import SIZES
+from snugvl.engine.rehearsal import rehearse
+from snugvl.engine.request import EngineRequest, VisionItem
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kernels.device import Hardware
+from snugvl.layers.kernels.dry_run import Launch, dry_run
+from snugvl.layers.kv_cache import KVCache
+from snugvl.models.batch import Batch, GridTHW, PatchReader
+from snugvl.models.loader import Storage, _store, without_memory
+from snugvl.models.networks import LoadableNetwork
+from snugvl.models.outline import drawn, outline_of
+from snugvl.sampling import SamplingParams
+
+H200 = Hardware((9, 0), 132)
+IMAGE = 4000
+CROWD = 36
+FP8 = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+VISION = {
+    "depth": 2,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_heads": 16,
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "in_channels": 3,
+    "num_position_embeddings": 2304,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+QWEN3_VL_2B: dict[str, Any] = {  # but for its number of layers and its vocabulary
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "tie_word_embeddings": True,
+    "image_token_id": IMAGE,
+    "text_config": {
+        "vocab_size": 4096,
+        "hidden_size": 2048,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5000000,
+        "rope_scaling": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
+        "hidden_act": "silu",
+    },
+    "vision_config": {**VISION, "out_hidden_size": 2048, "deepstack_visual_indexes": [0]},
+}
+QWEN3_5: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "tie_word_embeddings": True,
+    "image_token_id": IMAGE,
+    "text_config": {
+        "vocab_size": 4096,
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "intermediate_size": 3584,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000000,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [11, 11, 10],
+            "mrope_interleaved": True,
+        },
+        "hidden_act": "silu",
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+    },
+    "vision_config": {**VISION, "out_hidden_size": 1024},
+}
+CASES: dict[str, tuple[dict[str, Any], Storage, KVFormat]] = {
+    "2B-FP8": (QWEN3_VL_2B | {"quantization_config": FP8}, Storage("fp8"), "bf16"),
+    "2B in 4 bits": (QWEN3_VL_2B, Storage("int4", "int8", tower="int8"), "fp8"),
+    "Qwen3.5": (QWEN3_5, Storage("int8"), "bf16"),
+}
+
+
+class Stage:
+    """A network for an engine on the CPU: it lets one without memory do the work, and answers with zeros."""
+
+    device, dtype = torch.device("cpu"), torch.bfloat16
+
+    def __init__(self, network: LoadableNetwork, config: EngineConfig) -> None:
+        text = network.config.text
+        linear = None if text.linear is None else replace(text.linear, value_dim=1, key_dim=1)
+        # For the engine's own cache, which nobody reads.
+        self.config: ModelConfig = replace(
+            network.config, text=replace(text, num_kv_heads=1, head_dim=1, linear=linear)
+        )
+        self._network = network
+        self._cache = allocate(network, replace(config, num_blocks=1))
+
+    def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
+        def shape_only(start: int, end: int) -> torch.Tensor:
+            return without_values(read(start, end))
+
+        made = yield from self._network.encode_in_steps(shape_only, grid)
+        return torch.zeros(made.shape, dtype=made.dtype)
+
+    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+        there = as_on_a_gpu(batch)
+        if batch.attention.decodes and len(batch.input_ids) <= SIZES[-1]:
+            there = as_in_a_graph(there, next(size for size in SIZES if size >= len(batch.input_ids)))
+        logits = self._network.forward(there, self._cache)
+        return torch.zeros(len(batch.logit_rows), logits.shape[1])
+
+
+def without_values(tensor: torch.Tensor) -> torch.Tensor:
+    """As long, and as far from the beginning of its memory."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = torch.empty(size, dtype=tensor.dtype, device="meta")
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def as_on_a_gpu(batch: Batch) -> Batch:
+    def moved(value: Any) -> Any:
+        return without_values(value) if isinstance(value, torch.Tensor) else value
+
+    attention = batch.attention.on_device()
+    names = AttentionMetadata.__dataclass_fields__
+    attention = replace(attention, **{name: moved(getattr(attention, name)) for name in names})
+    numbers = {name: moved(getattr(batch, name)) for name in Batch.__dataclass_fields__}
+    return Batch(**numbers | {"attention": attention})
+
+
+def as_in_a_graph(batch: Batch, size: int) -> Batch:
+    """Filled up, with tables as wide as a sequence may be long."""
+
+    def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    attention = replace(
+        batch.attention,
+        query_lens=(1,) * size,
+        context_lens=(1,) * size,
+        slot_mapping=numbers(size),
+        block_tables=numbers(size, 512, dtype=torch.int32),
+        starts=None,
+        lengths=numbers(size, dtype=torch.int32),
+        seats=numbers(size) if batch.attention.seats is not None else None,
+    )
+    return Batch(numbers(size), numbers(3, size), attention, numbers(size))
+
+
+def request(name: str, words: int, answer: int, grid: GridTHW | None) -> EngineRequest:
+    ids = [random.randrange(3000) for _ in range(words)]
+    vision = []
+    if grid is not None:
+        ids += [IMAGE] * (grid[1] * grid[2] // 4)
+        patches = torch.zeros(grid[1] * grid[2], 1536)
+        vision = [VisionItem(patches, grid, random.randbytes(8))]
+    sampling = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+    return EngineRequest(name, tuple(ids), sampling, tuple(vision))
+
+
+def serve(engine: Engine, requests: Sequence[EngineRequest]) -> int:
+    """All of them, some arriving together and some later; how many ran at once at most."""
+    left, most = list(requests), 0
+    while left or engine.has_work:
+        for _ in range(random.choice((0, 0, 1, 2, 9)) if most else CROWD):
+            if left:
+                engine.add(left.pop())
+        for output in engine.step():
+            assert output.error is None, output.error
+        most = max(most, engine.stats.running)
+    return most
+
+
+def mix() -> list[EngineRequest]:
+    """Prompts of 1 to 4,096 tokens, a quarter of them with a picture; the last ones, short, come at once."""
+    made = []
+    for index in range(16):
+        grid = (1, 2 * random.randrange(1, 24), 2 * random.randrange(1, 24)) if index % 4 == 0 else None
+        words = int(2 ** random.uniform(0, 12)) if index else 4096
+        made.append(request(f"mixed {index}", words, random.randrange(1, 9), grid))
+    return made + [request(f"short {index}", 1 + index % 6, 6 + index % 6, None) for index in range(CROWD)]
+
+
+def rehearsed(
+    values: dict[str, Any], storage: Storage, kv: KVFormat
+) -> tuple[list[Launch], list[Launch], int]:
+    """Launches that a rehearsal finds, those of the mix beyond them, and how many requests ran at once."""
+    config = parse_config(values, "config.json")
+    network = without_memory(config)
+    network.to(torch.bfloat16)
+    _store(network, storage, config.quantization)
+    network = drawn(outline_of(network, config))
+    sizes = EngineConfig(num_blocks=8192, max_num_seqs=33, kv_cache=kv, prefix_cache=False)
+    with torch.inference_mode(), dry_run(H200) as launches:
+        rehearse(network, sizes)
+        known = len(launches)
+        most = serve(Engine(Stage(network, sizes), sizes), mix())
+    return launches[:known], launches[known:], most
+
+
+def main() -> None:
+    random.seed(5)
+    found = {}
+    for name, case in CASES.items():
+        known, beyond, most = rehearsed(*case)
+        kernels = Counter(launch.name for launch in known)
+        found[name] = {"known": kernels, "beyond": [str((x.name, x.values, x.constants)) for x in beyond]}
+        assert most > SIZES[-1], f"at most {most} requests ran at once"
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

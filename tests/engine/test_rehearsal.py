@@ -1,0 +1,55 @@
+"""What is compiled ahead is all that a mix of requests launches: `serving_mix.py` does the work."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import snugvl
+from snugvl.engine.rehearsal import edges
+
+KERNELS = Path(snugvl.__file__).parent / "layers" / "kernels"
+MOST = {"2B-FP8": 40, "2B in 4 bits": 46, "Qwen3.5": 46}  # each takes a processor half a second or more
+
+
+@pytest.fixture(scope="module")
+def mixes() -> dict[str, Any]:
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.engine.serving_mix"]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    assert set(found) == set(MOST)
+    return found
+
+
+def test_nothing_is_launched_that_was_not_rehearsed(mixes: dict[str, Any]) -> None:
+    assert {name: mix["beyond"] for name, mix in mixes.items()} == {name: [] for name in MOST}
+
+
+def test_there_are_few_variants(mixes: dict[str, Any]) -> None:
+    """A number that makes Triton compile anew has come in where this fails: see `kernels/launch.py`."""
+    for name, mix in mixes.items():
+        assert sum(mix["known"].values()) <= MOST[name], (name, mix["known"])
+
+
+def test_every_kernel_takes_part(mixes: dict[str, Any]) -> None:
+    """Each is started quickly, and found by a rehearsal."""
+    entry = re.compile(r"^@launched\n@triton\.jit.*\ndef (\w+)", re.MULTILINE)
+    sources = [path.read_text(encoding="utf-8") for path in KERNELS.glob("*.py")]
+    names = {name for source in sources for name in entry.findall(source)}
+    assert names == {name for mix in mixes.values() for name in mix["known"]}
+    assert len(names) >= 14
+
+
+def test_edges_stand_on_both_sides_of_powers_of_two_and_of_their_triples() -> None:
+    assert edges(1) == [1]
+    assert edges(7) == [1, 2, 3, 4, 5, 6, 7]
+    assert {16, 17, 64, 65, 191, 192, 700} <= set(edges(700))
+    assert max(edges(700)) == 700

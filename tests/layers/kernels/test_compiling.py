@@ -1,0 +1,58 @@
+"""What is compiled without a GPU is what a launch on one finds."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from triton import knobs
+from triton.runtime import JITFunction
+
+from snugvl.layers.compilations import Compilations
+from snugvl.layers.kernels.compiling import compile_all
+from snugvl.layers.kernels.device import Hardware, capability, described, hardware_of
+from snugvl.layers.kernels.dry_run import Address, Launch
+from snugvl.layers.kernels.launch import Launched
+from tests.layers.kernels.test_launch import VALUES, Recorder, doubled, recorder
+
+__all__ = ["recorder"]
+H200 = Hardware((9, 0), 132)
+CONSTANTS = {"SIZE": 16, "WIDE": 16, "num_warps": 1}
+
+
+def broken(x, out, factor, size, SIZE: int, WIDE: int):  # type: ignore[no-untyped-def]  # noqa: N803
+    return x.nonsense
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_a_launch_finds_what_was_compiled_ahead(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(knobs.compilation, "listener", counted := Compilations())
+    values = tuple(Address(v.dtype, 0) if isinstance(v, torch.Tensor) else v for v in VALUES)
+    odd = (Address(torch.float32, 4), *values[1:])
+    before = torch.cuda.is_initialized()
+    done = compile_all(
+        [Launch(Launched(JITFunction(kernel)), each, dict(CONSTANTS)) for kernel, each in (
+            (doubled, values), (broken, values), (doubled, odd),
+        )],
+        H200,
+        threads=2,
+    )  # fmt: skip
+    errors = [(launch.name, error is None) for launch, error in done]
+    assert errors == [("doubled", True), ("broken", False), ("doubled", True)]
+    assert (counted.count, recorder.loaded) == (2, 0)
+    assert torch.cuda.is_initialized() == before
+    from triton.runtime import driver
+
+    driver.set_active(recorder)
+    Launched(JITFunction(doubled))[(3,)](*VALUES, **CONSTANTS)
+    assert (counted.count, recorder.loaded) == (2, 1), "found in the folder"
+
+
+def test_hardware_can_be_described() -> None:
+    device = torch.device("cpu")
+    with described(H200):
+        assert hardware_of(device) == H200
+        assert capability(device) == (9, 0)
+    assert capability(device) == (0, 0)
