@@ -178,8 +178,14 @@ def by_request(lines: Sequence[str]) -> dict[str, dict[str, Span]]:
     names = {key.partition(" ")[2]: key.partition(" ")[0] for key, *_ in entries if key.count(" ") == 2}
     found: dict[str, dict[str, Span]] = defaultdict(dict)
     for key, stage, *span in entries:
-        found[names.get(key) or key.partition(" ")[0]][stage] = Span(*span)
+        stages, one = found[names.get(key) or key.partition(" ")[0]], Span(*span)
+        stages[stage] = both(stages[stage], one) if stage in stages else one
     return found
+
+
+def both(first: Span, then: Span) -> Span:
+    """A stage that came in two parts, as one."""
+    return Span(then.ended, first.began, first.cpu_s + then.cpu_s, first.faults + then.faults)
 
 
 def medians(requests: dict[str, Sent], spans: dict[str, dict[str, Span]]) -> list[Stage]:

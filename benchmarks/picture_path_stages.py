@@ -20,16 +20,19 @@ STAND_IN = "SNUGVL_BENCHMARK_NETWORK_MS"  # environment: what stands in for enco
 BODY, FIELDS, BASE64 = "body arrives, JSON checked", "fields checked", "base64"
 QUEUE, DECODE = "waits for a decoder", "decoder: there, decoding, back"
 PACK, CROSS, TURN = "packed for the engine", "crosses, unpacked", "waits for a preparing thread"
-PROMPT, PIXELS, HASH = "prompt", "pixels", "hash"
-THREAD, NETWORK = "waits for the engine's thread", "encode and prefill"
+PROMPT, PIXELS = "prompt", "pixels"
+THREAD, ENGINE = "waits for the engine's thread", "engine, until its first token"
+ENCODE, PREFILL = "encode: the host's part", "prefill: the same, and that"
 BACK, CLIENT = "first token at the server", "first token at the client"
 STAGES = {
     **dict.fromkeys((BODY, FIELDS, BASE64, QUEUE, DECODE, PACK, CROSS, TURN, PROMPT), 0),
     PIXELS: 1,
-    HASH: 2,
-    **dict.fromkeys((THREAD, NETWORK, BACK, CLIENT), 0),
+    THREAD: 0,
+    ENCODE: 1,
+    PREFILL: 1,
+    **dict.fromkeys((ENGINE, BACK, CLIENT), 0),
 }
-"""Stages in order, with their depth: those of depth 1 are part of the one before, and so on."""
+"""Stages in order, with their depth: those of depth 1 lie within one of depth 0 beside them."""
 
 _this = threading.local()  # `key`: the request that this thread of the engine works for
 
@@ -158,10 +161,12 @@ def engine(*arguments: str) -> None:
     """The engine's process; never returns."""
     from snugvl.backends import child, native, receiver
     from snugvl.backends.wire import Submit
+    from snugvl.engine import encoder, runner
     from snugvl.engine_process import load, prepare
     from snugvl.inputs import pixels, prompt
 
-    keys: dict[Any, str] = {}  # of a picture's hash, of a receiver
+    keys: dict[int, str] = {}  # of a receiver
+    shown: dict[bytes, str] = {}  # who shows a picture, by its hash
 
     def arrived(_: Any, message: Any) -> None:
         if isinstance(message, Submit):
@@ -173,19 +178,22 @@ def engine(*arguments: str) -> None:
 
     def added(_: Any, request: Any, to: Any) -> None:
         if request.vision:
-            keys[id(to)] = keys.pop(request.vision[0].digest)
+            keys[id(to)] = shown[request.vision[0].digest]
             tell(keys[id(to)], THREAD)
 
     def received(to: Any, _: Any) -> None:
         if id(to) in keys:
-            tell(keys.pop(id(to)), NETWORK)
+            tell(keys.pop(id(to)), ENGINE)
 
     def remember(_: Any, prepared: Any, *__: Any, **___: Any) -> None:
-        keys.update({item.digest: _this.key for item in prepared.vision})
+        shown.update({item.digest: _this.key for item in prepared.vision})
+
+    def prefilled(_: Any, step: Any) -> str | None:
+        prompts = [c.sequence.prompt for c in step.chunks if c.start < len(c.sequence.prompt)]
+        return next((shown.get(prompt.vision[0].digest) for prompt in prompts if prompt.vision), None)
 
     watch(prompt.Processor, "prepare", PROMPT, _key)
     watch(pixels.ImagePreprocessor, "prepare", PIXELS, _key)
-    watch(pixels, "digest", HASH, _key)
     before(child.Child, "handle", arrived)
     before(child.Child, "_submit", begun)
     before(native, "Receiver", remember)
@@ -193,6 +201,8 @@ def engine(*arguments: str) -> None:
     before(receiver.Receiver, "receive", received)
     if STAND_IN in os.environ:
         _stand_in(*(float(value) / 1e3 for value in os.environ[STAND_IN].split(",")))
+    watch(encoder.Encoder, "_encode", ENCODE, lambda _, item, *__: shown.get(item.digest))
+    watch(runner.Runner, "run", PREFILL, prefilled)
     child.run(child.attach(*arguments), load, prepare)
 
 
