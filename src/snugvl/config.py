@@ -26,6 +26,9 @@ class EngineConfig:
         kv_cache: format of keys and values; "bf16" stands for that of the activations, "fp8" takes a byte
             a value (see `layers.kv_cache`).
         encoder_cache_bytes: encodings of images that are kept beyond their request, for the next question.
+        step_graph_bytes: memory of the CUDA graphs of steps with prompts and of small pictures
+            (`engine.step_graphs`); 0 for none. Off unless somebody asks: no GPU has run them yet
+            (2026-11-21), and what they must show first is in `benchmarks/engine_speed.py --step-graphs`.
     """
 
     num_blocks: int
@@ -36,12 +39,13 @@ class EngineConfig:
     max_waiting: int = 256
     prefix_cache: bool = True
     encoder_cache_bytes: int = 0
+    step_graph_bytes: int = 0
     kv_cache: KVFormat = "bf16"
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            least = 0 if name == "encoder_cache_bytes" else 1
+            least = 0 if name in ("encoder_cache_bytes", "step_graph_bytes") else 1
             if name not in ("prefix_cache", "kv_cache") and value < least:
                 raise RequestError(f"{name} must be at least {least}, not {value}", field=name)
         if self.kv_cache not in get_args(KVFormat):

@@ -1,5 +1,6 @@
 """The workspace is claimed in one piece: what the plan has beside cache and graphs and isn't there yet."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,11 @@ import torch
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.pressure import DeviceMemory, Planned, Watch
+from snugvl.engine.recordings import Recordings
 from snugvl.engine.room import SMALL_BYTES, Room
-from tests.engine.toy import Toy
+from tests.engine.test_pressure import BLOCK, CONFIG, Card, steps
+from tests.engine.test_step_graphs import Again
+from tests.engine.toy import Toy, oracle, request, tokens
 
 MIB = 1 << 20
 GPU = torch.device("cuda", 0)
@@ -59,3 +63,61 @@ def test_a_workspace_that_is_not_there_is_asked_for_later(monkeypatch: pytest.Mo
         patch.setattr(Toy, "device", GPU)
         patch.setattr(torch, "empty", full)
         here.claim()
+
+
+class Roomy(Card):
+    """One with CUDA graphs of steps with prompts, which the plan had room for."""
+
+    graphs = 200 * MIB
+
+    def read(self) -> DeviceMemory:
+        memory = super().read()
+        recordings = None if self.engine is None else self.engine._runner.recordings
+        held = self.graphs if recordings is None or recordings.on else 0
+        return DeviceMemory(memory.free_bytes + self.graphs - held, memory.held_bytes + held)
+
+    def watch(self) -> Watch:
+        planned = Planned(64 * BLOCK + 512 * MIB + self.graphs, self.graphs)
+        return Watch(self.read, planned, self.tell, lambda: self.now)
+
+
+def test_graphs_of_prompts_go_before_the_cache_does_and_come_back_after_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    card = Roomy()
+    here = Engine(Toy(), replace(CONFIG, step_graph_bytes=card.graphs), card.watch())
+    assert here._room is not None
+    here._room._watch._block_bytes = BLOCK
+    card.engine = here
+    made = Recordings(Again(), here.model, 1)
+    here._runner.record(made)
+    claims: list[int] = []
+    watch = here._room._watch
+    monkeypatch.setattr(here._room, "claim", lambda: claims.append(watch.missing_bytes(64)))
+
+    def look(neighbour: int, seconds: float = 1.0) -> tuple[bool, int]:
+        card.neighbour = neighbour * MIB
+        card.pass_time(seconds)
+        here.look()
+        return made.on, here.stats.num_blocks
+
+    for name in "abc":
+        here.add(request(name, *range(20)))
+        steps(here, card)
+    assert made.made
+    assert look(0) == (True, 64)
+    assert look(100) == (False, 64), "the cache keeps all that it has"
+    assert not made._replays
+    assert claims[1:] == [0], "nothing is missing of what is still planned"
+    assert "steps with prompts go without CUDA graphs" in caplog.text
+    assert look(100) == (False, 64)
+    assert look(300)[1] < 64
+    assert look(100)[1] < 64
+    assert look(100, 11) == (False, 64), "first the cache"
+    for _ in range(12):
+        assert look(100) == (False, 64), "there is no room for graphs"
+    assert look(0) == (False, 64)
+    assert look(0, 9) == (False, 64)
+    assert look(0, 2) == (True, 64)
+    here.add(request("d", *range(20)))
+    assert tokens(steps(here, card)) == oracle(Toy(), request("d", *range(20)), 8)

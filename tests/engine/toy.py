@@ -105,15 +105,19 @@ class Toy(nn.Module):
             raise RuntimeError("the bomb went off")
         x = self.embed[batch.input_ids]
         x = x.masked_fill((batch.input_ids == POISON)[:, None], torch.nan)
-        if batch.vision_rows is not None:
-            x[batch.vision_rows] = batch.vision_embeds[:, :HIDDEN]
+        rows, embeds = batch.vision_rows, batch.vision_embeds
+        if rows is not None and rows.dtype == torch.bool:
+            assert not embeds[~rows].any(), "a row that holds no placeholder"
+            embeds = embeds[rows]
+        if rows is not None:
+            x[rows] = embeds[:, :HIDDEN]
         turn = torch.sin(batch.positions.to(self.dtype).T @ self.position)
         for layer in range(LAYERS):
             normed = x / x.pow(2).mean(-1, keepdim=True).sqrt() + turn
             mixed = self.mix(layer, normed @ self.qkv[layer].T, cache, batch.attention)
             x = x + torch.tanh(mixed.flatten(1) @ self.out[layer].T)
-            if layer == 0 and batch.vision_rows is not None:
-                x[batch.vision_rows] += batch.vision_embeds[:, HIDDEN:]
+            if layer == 0 and rows is not None:
+                x[rows] += embeds[:, HIDDEN:]
         logits = (x[batch.logit_rows] @ self.head.T).float() / 4
         logits[:, 42:] -= 1000  # never generates an image, a poison or a bomb; NaN stays NaN
         return logits

@@ -9,17 +9,20 @@ its chunks end anyway.
 
 An encoding is held while a running sequence is before its last row; who shares a step shares it. Afterwards
 it stays within `cache_bytes`, least recently used first to go, for the next question about the same image.
-Items are encoded one at a time: the workspace is that of the largest one.
+Items are encoded one at a time: the workspace is that of the largest one. Where there is memory for it, small
+pictures of a size that comes again are one recording each (`picture_graphs.py`), done in one go.
 
 Not thread-safe.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 
 import torch
 
+from snugvl.engine.picture_graphs import SLICES, PictureGraphs
 from snugvl.engine.request import VisionItem
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence
@@ -31,6 +34,7 @@ SLICE_OF_MULTIPROCESSOR = 18e9
 SLICE_OF_CPU = 20e9
 
 Key = tuple[bytes, GridTHW]
+_GRIDS = 256  # whose work is remembered
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class Encoder:
         hits: those of them that were encoded for another one.
         slice: floating point operations of a slice.
         cache_bytes: what may be held for the next question, from the next `keep` on.
+        graphs: recordings of small pictures, where there is memory for them.
     """
 
     def __init__(self, model: Network, cache_bytes: int = 0) -> None:
@@ -62,6 +67,9 @@ class Encoder:
             self.slice = SLICE_OF_MULTIPROCESSOR * units
         self._encodings: OrderedDict[Key, Encoding] = OrderedDict()  # least recently used first
         self._begun: tuple[Key, Generator[int, None, torch.Tensor]] | None = None
+        self.graphs: PictureGraphs | None = None
+        self._work: OrderedDict[GridTHW, int] = OrderedDict()  # of those encoded last
+        self._spent = 0  # of the one in the making
 
     @property
     def nbytes(self) -> int:
@@ -129,19 +137,35 @@ class Encoder:
         key = _key(item)
         if self._begun is None or self._begun[0] != key:
             self._begun = None  # before the next one takes memory
+            rows = self._recorded(item)
+            if rows is not None:
+                self._store(key, rows)
+                return
             model = self._model
             self._begun = key, model.encode_in_steps(item.reader(model.device, model.dtype), item.grid_thw)
-        steps, spent = self._begun[1], 0
+            self._spent = 0
+        steps, before = self._begun[1], self._spent
         try:
-            while spent < budget:
-                spent += next(steps)
+            while self._spent - before < budget:
+                self._spent += next(steps)
         except StopIteration as end:
-            self._encodings[key] = Encoding(end.value)
+            self._store(key, end.value)
             self._begun = None
-            self.items_encoded += 1
+            self._work[item.grid_thw] = self._spent
+            if len(self._work) > _GRIDS:
+                self._work.popitem(last=False)
         except BaseException:
             self._begun = None  # a generator that has raised returns nothing ever after
             raise
+
+    def _recorded(self, item: VisionItem) -> torch.Tensor | None:
+        """Rows of an item by a recording, if it is one for that."""
+        work = self._work.get(item.grid_thw, math.inf)
+        return None if self.graphs is None or work > SLICES * self.slice else self.graphs.encode(item)
+
+    def _store(self, key: Key, rows: torch.Tensor) -> None:
+        self._encodings[key] = Encoding(rows)
+        self.items_encoded += 1
 
 
 def _key(item: VisionItem) -> Key:

@@ -55,7 +55,7 @@ class Engine:
             units = torch.cuda.get_device_properties(model.device).multi_processor_count
             self._scheduler.prefill_beside_decodes = max(PREFILL_BESIDE_DECODES, 16 * units)
         self._encoder = Encoder(model, config.encoder_cache_bytes)
-        self._runner = Runner(model, self._cache, self._encoder, config.max_model_len)
+        self._runner = Runner(model, self._cache, self._encoder, config)
         self._room = None
         if watch is not None:
             watch.begin(config, self._cache.nbytes // config.num_blocks)
@@ -95,7 +95,7 @@ class Engine:
             faults=self._faults,
             shortages=self._shortages,
             kernel_compilations=self._runner.compilations.count,
-            graph_captures=self._runner.graphs.captures,
+            graph_captures=self._runner.captures,
         )
 
     def add(self, request: EngineRequest) -> None:
@@ -246,6 +246,7 @@ class Engine:
             if out_of_memory(error):  # the next step is its own; others keep what they have
                 self._shortages += 1
                 chunk.sequence.alone = True
+                self._runner.do_without()
                 if self._room is not None:
                     self._room.claim()
                 return
@@ -275,6 +276,7 @@ class Engine:
             self._scheduler.retreat()
         self._encoder.clear()
         clear_frames(error.__traceback__)  # they hold the step's tensors
+        self._runner.do_without()
         release(self.model.device)
         if self._room is not None:
             self._room.claim()

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from snugvl.engine.recordings import captured
 from snugvl.engine.shortage import out_of_memory
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
@@ -145,13 +146,17 @@ class DecodeGraphs:
         """
         self._graph(len(tokens)).feed(tokens)
 
+    def stream(self) -> Any:
+        """The stream of all captures."""
+        self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        return self._stream
+
     def _graph(self, sequences: int) -> "_Graph":
         size = self._size(sequences)
         if size not in self._graphs:
             begun = time.monotonic()
             made = _Graph(self._model, self._cache, size, self._table_width)
-            self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            self._pool = made.capture(self._pool, self._stream)
+            self._pool = made.capture(self._pool, self.stream())
             self._graphs[size] = made
             self.captures += 1
             spent = time.monotonic() - begun
@@ -181,7 +186,7 @@ class _Graph:
         self._staging = [self._pinned(size, _FIELDS + table_width, torch.int32) for _ in range(2)]
         self._results = [self._pinned(size, 1, torch.int64) for _ in range(2)]
         self._turn = 0
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph: Any = None
         self._logits = torch.empty(0)
 
     @staticmethod
@@ -193,15 +198,7 @@ class _Graph:
         # On the stream of all other work, whose workspace it may use: compiles kernels and makes handles,
         # which a recording can't.
         self._step()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            # Not `torch.cuda.graph`, which first gives back all that torch's allocator holds free: the
-            # workspace that was claimed at the start (`place.py`). Other threads may use the GPU meanwhile.
-            self._graph.capture_begin(pool, capture_error_mode="thread_local")
-            try:
-                self._logits = self._step()
-            finally:
-                self._graph.capture_end()
+        self._graph, self._logits = captured(self._step, pool, stream)
         return pool or self._graph.pool()
 
     def start(self, rows: Rows[Row]) -> Run:

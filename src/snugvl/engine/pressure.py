@@ -67,6 +67,7 @@ class Watch:
     Attributes:
         full: blocks of the plan.
         least: blocks of one conversation of the whole context.
+        given_bytes: what else of the plan is not to come, because it was given up for other programs.
     """
 
     def __init__(
@@ -83,6 +84,8 @@ class Watch:
         self._clock = clock
         self._looked = float("-inf")
         self._roomy_since: float | None = None
+        self._spare_since: float | None = None
+        self.given_bytes = 0
         self.full = self.least = self._block_bytes = 0
 
     def begin(self, config: EngineConfig, block_bytes: int) -> None:
@@ -112,6 +115,18 @@ class Watch:
         self._roomy_since = now if self._roomy_since is None else self._roomy_since
         return blocks + back if now - self._roomy_since >= PATIENCE_S else blocks
 
+    def roomy(self) -> bool:
+        """Whether there has been room for what was given up beside a whole cache, at looks since a while."""
+        now = self._clock()
+        if self._slack(self.full) < self.given_bytes + BACK_BYTES:
+            self._spare_since = None
+            return False
+        self._spare_since = now if self._spare_since is None else self._spare_since
+        if now - self._spare_since < PATIENCE_S:
+            return False
+        self._spare_since = None
+        return True
+
     def tell(self) -> None:
         """Say that a neighbour has made the cache smaller."""
         if self._told is not None:
@@ -119,7 +134,8 @@ class Watch:
 
     def missing_bytes(self, blocks: int) -> int:
         """What torch should hold beside a cache of `blocks` and doesn't yet, graphs left out."""
-        return max(self._to_come(blocks, self._read().held_bytes) - self._planned.graph_bytes, 0)
+        graphs = max(self._planned.graph_bytes - self.given_bytes, 0)
+        return max(self._to_come(blocks, self._read().held_bytes) - graphs, 0)
 
     def _slack(self, blocks: int) -> int:
         memory = self._read()
@@ -127,7 +143,7 @@ class Watch:
 
     def _to_come(self, blocks: int, held_bytes: int) -> int:
         given = (self.full - blocks) * self._block_bytes
-        return self._planned.total_bytes - given - held_bytes
+        return self._planned.total_bytes - self.given_bytes - given - held_bytes
 
 
 def sizes(blocks: int, least: int) -> list[int]:

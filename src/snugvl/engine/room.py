@@ -1,5 +1,6 @@
 """Gives memory back that other programs need, and takes it again: what `pressure.py` says, done.
 
+    drop recordings of prompts, if that is not enough:
     preempt all ─► drop graphs and encodings ─► free the KV cache ─► make it anew ─► claim the workspace again
 
 The cache is one piece of memory, of which no part can be given back alone. Between letting go of it and
@@ -35,9 +36,24 @@ class Room:
         self._runner = runner
 
     def wanted(self, *, at_once: bool) -> int | None:
-        """How many blocks the KV cache should have, where that is another number than now."""
-        blocks = self._watch.look(self._scheduler.pool.num_blocks, at_once=at_once)
-        return None if blocks == self._scheduler.pool.num_blocks else blocks
+        """How many blocks the KV cache should have, where that is another number than now.
+
+        Before it gets smaller the recordings go, which only save time; they come back after it has grown.
+        """
+        now, recordings = self._scheduler.pool.num_blocks, self._runner.recordings
+        if recordings is not None:
+            self._watch.given_bytes = 0 if recordings.on else self._config.step_graph_bytes
+        blocks = self._watch.look(now, at_once=at_once)
+        if blocks is None or recordings is None:
+            return None if blocks == now else blocks
+        if blocks < now and recordings.on:
+            logger.warning("other programs need memory: steps with prompts go without CUDA graphs")
+            self._runner.do_without()
+            self.claim()
+            return None
+        if blocks == now == self._config.num_blocks and not recordings.on and self._watch.roomy():
+            recordings.start()
+        return None if blocks == now else blocks
 
     def refit(self, blocks: int) -> None:
         """Have so many blocks, or the most that there is memory for. No step may be running."""
@@ -47,7 +63,7 @@ class Room:
             0 if blocks < self._config.num_blocks else self._config.encoder_cache_bytes
         )
         self._encoder.clear()
-        self._runner.graphs.clear()
+        self._runner.clear()
         refit(cache, sizes(blocks, self._watch.least))
         self._scheduler.resize(cache.num_blocks)
         self.claim()

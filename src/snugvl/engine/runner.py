@@ -8,29 +8,67 @@ vision_embeds       rows 10 … 13 of the image's encoding              its rows
 
 import torch
 
+from snugvl.config import EngineConfig
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs import DecodeGraphs
 from snugvl.engine.packing import numbers_of, pack, shape_of
+from snugvl.engine.picture_graphs import PictureGraphs
 from snugvl.engine.pipeline import Flight, decodes, depart, rows_of
+from snugvl.engine.recordings import CudaRecorder, Recordings
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence, seat_of
+from snugvl.engine.shortage import release
+from snugvl.engine.step_graphs import StepGraphs
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import sent
 from snugvl.models.batch import Batch, Network
+from snugvl.models.weight_stream import WeightStream
 
 
 class Runner:
     """Runs the network over a schedule. Not thread-safe."""
 
-    def __init__(self, model: Network, cache: KVCache, encoder: Encoder, max_model_len: int) -> None:
+    def __init__(self, model: Network, cache: KVCache, encoder: Encoder, config: EngineConfig) -> None:
         self.model = model
         self.cache = cache
         self.encoder = encoder
-        self.graphs = DecodeGraphs(model, cache, max_model_len)
+        self.graphs = DecodeGraphs(model, cache, config.max_model_len)
         self.has_graphs = model.device.type == "cuda"
         self.compilations = compilations(model.device)  # those that a step waits for
+        self.recordings: Recordings | None = None
+        self._config = config
+        self._steps: StepGraphs | None = None
+        if self.has_graphs and config.step_graph_bytes:
+            recorder = CudaRecorder(model.device, lambda: self.graphs.stream())
+            self.record(Recordings(recorder, model, config.step_graph_bytes))
+
+    def record(self, recordings: Recordings) -> None:
+        """Record steps with parts of prompts, and small pictures, from now on."""
+        self.recordings = recordings
+        if self.cache.states is None:
+            self._steps = StepGraphs(self.model, self.cache, self._config, recordings)
+        tower = getattr(self.model, "tower", None)
+        if not isinstance(getattr(tower, "weights", None), WeightStream):
+            self.encoder.graphs = PictureGraphs(self.model, recordings)
+
+    def clear(self) -> None:
+        """Let go of all graphs; each is made again when it is needed."""
+        self.graphs.clear()
+        if self.recordings is not None:
+            self.recordings.clear()
+
+    @property
+    def captures(self) -> int:
+        """CUDA graphs that were recorded, each again after a `clear`."""
+        return self.graphs.captures + (0 if self.recordings is None else self.recordings.made)
+
+    def do_without(self) -> None:
+        """Let go of the recordings, whose memory is wanted, and make none: it was room to spare."""
+        if self.recordings is not None and self.recordings.on:
+            self.recordings.stop()
+            release(self.model.device)
 
     def run(self, step: Schedule) -> torch.Tensor:
         """Logits `[n, vocab]` float32, on the model's device, of the `n` chunks that sample, in their order.
@@ -40,7 +78,10 @@ class Runner:
         self._prepare(step)
         if self._has_graph(step):
             return self.graphs.start(rows_of([chunk.sequence for chunk in step.chunks])).logits
-        return self.model.forward(self._batch(step.chunks), self.cache)
+        embeds = [part for chunk in step.chunks for part in self.encoder.rows(chunk)]
+        if self._steps is not None and not step.alone and self._steps.takes(step.chunks):
+            return self._steps.run(step.chunks, embeds)
+        return self.model.forward(self._batch(step.chunks, embeds), self.cache)
 
     def take_off(self, step: Schedule) -> Flight | None:
         """Start a step whose tokens are read later, if it is one that can run ahead of the host."""
@@ -75,10 +116,9 @@ class Runner:
             and self.graphs.made(len(step.chunks))
         )
 
-    def _batch(self, chunks: list[Chunk]) -> Batch:
+    def _batch(self, chunks: list[Chunk], embeds: list[torch.Tensor]) -> Batch:
         model, shape = self.model, shape_of(chunks)
         numbers = numbers_of(sent(pack(chunks, shape, self.cache.block_size), model.device), shape)
-        embeds = [part for chunk in chunks for part in self.encoder.rows(chunk)]
         kernels = model.device.type == "cuda"
         return Batch(
             input_ids=numbers.ids,

@@ -29,12 +29,13 @@ class AttentionMetadata:
     Attributes:
         query_lens: new tokens of each sequence, in batch order; their sum is `tokens`.
         context_lens: tokens of each sequence in the cache once this step's are written.
-        slot_mapping: `[tokens]` int64, cache slot of each new token; below 0 it is not written (GPU only).
+        slot_mapping: `[tokens]` int64, cache slot of each new token; below 0 it is not written.
         block_tables: `[sequences, blocks]` int64 or int32, padded with 0 (masked, never read as a result).
         block_size: tokens per block.
         starts: `[sequences + 1]` int32, where each sequence begins in the batch; for kernels (`on_device`).
-        lengths: `[sequences]` int32, `context_lens` on the device; for kernels. A CUDA graph is given its
-            own: there the tuples only say how many sequences and that each has one token.
+        lengths: `[sequences]` int32, `context_lens` on the device; for kernels. Where these are given they
+            count. In a CUDA graph the tuples only say how many sequences there are at most, and the most
+            tokens that one has: the last sequences may have none, and the last tokens none to belong to.
         seats: `[sequences]` int64, where the recurrent states are (`state_cache.py`); None without any.
     """
 
@@ -58,6 +59,13 @@ class AttentionMetadata:
         starts = upload([0, *accumulate(self.query_lens)], torch.int32, device)
         lengths = upload(self.context_lens, torch.int32, device)
         return replace(self, starts=starts, lengths=lengths)
+
+    def on_host(self) -> "AttentionMetadata":
+        """With the tuples that `starts` and `lengths` tell."""
+        assert self.starts is not None
+        assert self.lengths is not None
+        new = tuple(end - start for start, end in pairwise(self.starts.tolist()))
+        return replace(self, query_lens=new, context_lens=tuple(self.lengths.tolist()))
 
     def slots(self, sequence: int, length: int) -> torch.Tensor:
         """Slots of the first `length` tokens of a sequence, `[length]` int64."""
@@ -94,10 +102,14 @@ def paged_attention(
         starts, longest = metadata.starts, max(metadata.query_lens)
         assert starts is not None
         return kernels.chunk(query, *where, starts, lengths, longest, metadata.block_size, scale, window)
-    if metadata.decodes:
+    if metadata.starts is not None:
+        metadata = metadata.on_host()
+    elif metadata.decodes:
         return _decode(query, cache, layer, metadata, scale, window)
     output = torch.empty_like(query)
     for sequence, (start, end) in enumerate(pairwise([0, *accumulate(metadata.query_lens)])):
+        if start == end:
+            continue
         slots = metadata.slots(sequence, metadata.context_lens[sequence])
         keys, values = cache.gather(layer, slots, query.dtype)
         output[start:end] = _causal(query[start:end], keys, values, scale, window)

@@ -86,7 +86,13 @@ class KVCache:
         return keys, values
 
     def write(self, index: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Store new `key` and `value` `[tokens, kv_heads, head_dim]` of a layer at `slots` `[tokens]`."""
+        """Store new `key` and `value` `[tokens, kv_heads, head_dim]` of a layer at `slots` `[tokens]`.
+
+        Those with a slot below 0 are not stored.
+        """
+        live = slots >= 0
+        if not bool(live.all()):
+            slots, key, value = slots[live], key[live], value[live]
         keys, values = self.layer(index)
         if self.fp8:
             key, value = e4m3_bytes(key), e4m3_bytes(value)

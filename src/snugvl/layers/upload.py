@@ -20,3 +20,8 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor.to(device)
     # torch keeps the pinned copy until the transfer is done, and gives its memory to later ones.
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def sent_to(target: torch.Tensor, tensor: torch.Tensor) -> None:
+    """A tensor of the host copied to `target`, likewise."""
+    target.copy_(tensor.pin_memory() if target.is_cuda else tensor, non_blocking=True)

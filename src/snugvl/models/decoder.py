@@ -153,14 +153,24 @@ class Decoder(nn.Module):
         """Hidden states `[tokens, hidden]`, before the last norm.
 
         `vision_levels[0]` `[k, hidden]` replaces the embeddings of `vision_rows` `[k]`; level `i > 0` is
-        added to them after layer `i - 1`.
+        added to them after layer `i - 1`. `vision_rows` may be `[tokens]` bool: see `Batch`.
         """
         x = self.embed_tokens.lookup(input_ids, self.norm.weight.dtype)
         if vision_rows is not None:
-            x.index_copy_(0, vision_rows, vision_levels[0].to(x.dtype))
+            x = _replaced(x, vision_rows, vision_levels[0].to(x.dtype))
         rotation = rotation_of(positions, self.config.rope, x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, cache, metadata)
             if vision_rows is not None and index + 1 < len(vision_levels):
-                x.index_add_(0, vision_rows, vision_levels[index + 1].to(x.dtype))
+                x = _added(x, vision_rows, vision_levels[index + 1].to(x.dtype))
         return x
+
+
+def _replaced(x: torch.Tensor, rows: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
+    if rows.dtype == torch.bool:
+        return torch.where(rows[:, None], level, x)
+    return x.index_copy_(0, rows, level)
+
+
+def _added(x: torch.Tensor, rows: torch.Tensor, level: torch.Tensor) -> torch.Tensor:
+    return x.add_(level) if rows.dtype == torch.bool else x.index_add_(0, rows, level)

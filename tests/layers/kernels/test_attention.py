@@ -100,6 +100,32 @@ def test_chunks_over_a_cached_prefix(new: list[int], lengths: list[int], device:
     torch.testing.assert_close(ours, expected, **tolerance(device))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+@pytest.mark.parametrize("window", [None, 8])
+def test_tokens_and_sequences_that_fill_up_a_step(
+    dtype: torch.dtype, window: int | None, device: torch.device
+) -> None:
+    """A recorded step is larger than what is in it: tokens of nobody, sequences of no tokens, NaN in both."""
+    new, lengths = [20, 1, 3], [20, 65, 40]
+    store, table = cache(device, 2, 32, dtype=dtype), tables(lengths, device)
+    poison(store, table, lengths)
+    query = torch.randn(64, 4, 32, device=device)
+    query[24:] = torch.nan
+    starts = torch.tensor([0, 20, 21, 24, 24, 24], dtype=torch.int32, device=device)
+    counts = torch.tensor([*lengths, 0, 0], dtype=torch.int32, device=device)
+    wide = torch.zeros(5, table.shape[1], dtype=torch.int64, device=device)
+    wide[:3] = table
+    nowhere = torch.zeros(1, dtype=torch.int64)
+    exact = AttentionMetadata(tuple(new), tuple(lengths), nowhere, table, BLOCK)
+    right = paged_attention(query[:24], store, 0, exact, 32**-0.5, window)
+    where = (*store.layer(0), wide, starts, counts)
+    ours = attention.chunk(query, *where, 64, BLOCK, 32**-0.5, window)
+    torch.testing.assert_close(ours[:24], right, **tolerance(device))
+    filled = AttentionMetadata((64, 1, 1, 1, 1), (64,) * 5, nowhere, wide, BLOCK, starts, counts)
+    again = paged_attention(query, store, 0, filled, 32**-0.5, window)
+    torch.testing.assert_close(again[:24], right, **tolerance(device))
+
+
 @pytest.mark.parametrize("normed", [True, False])
 def test_norm_rotation_and_cache_write(normed: bool, device: torch.device) -> None:
     heads, kv_heads, dim, tokens = 4, 2, 32, 5

@@ -1,0 +1,265 @@
+"""Steps and pictures by recordings give the tokens of steps that are launched one by one.
+
+A recording stands in for a CUDA graph by doing its work again on the same tensors, as a graph would.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from snugvl.config import EngineConfig
+from snugvl.engine.engine import Engine
+from snugvl.engine.recordings import Recordings, Work
+from snugvl.engine.request import EngineRequest
+from snugvl.engine.step_graphs import size_of
+from snugvl.errors import EngineError
+from snugvl.layers import attention
+from snugvl.models.loader import load_model
+from tests.engine.test_network import requests as network_requests
+from tests.engine.test_pipeline import EagerGraphs
+from tests.engine.toy import (
+    BOMB,
+    POISON,
+    HybridToy,
+    Toy,
+    engine,
+    oracle,
+    picture,
+    request,
+    run,
+    tokens,
+)
+
+CPU = torch.device("cpu")
+FULL = "CUDA out of memory. Tried to allocate 26.00 MiB."
+
+
+class Again:
+    """A recorder whose recordings do the work again."""
+
+    def __init__(self) -> None:
+        self.forgotten = 0
+        self.fails: Exception | None = None
+
+    def record(self, work: Work) -> Work:
+        if self.fails is not None:
+            raise self.fails
+        return work
+
+    def settle(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
+@pytest.fixture(autouse=True)
+def _rows_of_nobody_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What attention leaves unwritten is whatever memory held: no token may depend on it."""
+    monkeypatch.setattr(attention.torch, "empty_like", lambda like: torch.full_like(like, torch.nan))
+
+
+def recorded(here: Engine, *, most: int = 24, recorder: Again | None = None) -> Recordings:
+    """Let an engine record; its pictures are one slice each."""
+    made = Recordings(recorder or Again(), here.model, 1 << 20, most)
+    here._runner.record(made)
+    return made
+
+
+def company(count: int, seed: int = 0) -> list[EngineRequest]:
+    """Prompts of many lengths, with no picture, one or two, some of the same size."""
+    source = random.Random(seed)
+    made = []
+    for index in range(count):
+        parts: list[object] = [
+            index % 40 + 1,
+            *(source.randrange(1, 40) for _ in range(source.randrange(30))),
+        ]
+        for number in range(source.randrange(3)):
+            parts.insert(source.randrange(len(parts) + 1), picture(9 * index + number, 4, (4, 6)[number]))
+        made.append(request(str(index), *parts, max_tokens=source.randrange(1, 16)))  # type: ignore[arg-type]
+    return made
+
+
+@pytest.mark.parametrize("decode_graphs", [False, True])
+def test_any_company_gets_the_same_tokens(decode_graphs: bool) -> None:
+    """Chunks of one prompt and of several, decodes beside them, preemptions, pictures that a chunk cuts."""
+    items = company(14)
+    here = engine(num_blocks=20, max_model_len=72, max_num_seqs=5, max_batched_tokens=24)
+    if decode_graphs:
+        here._runner.graphs, here._runner.has_graphs = EagerGraphs(here), True
+    made = recorded(here)
+    outputs = run(here, *items)
+    for item in items:
+        assert tokens(outputs[item.request_id]) == oracle(Toy(), item, item.sampling.max_tokens or 0)
+    assert made.replayed > 10
+    assert here.stats.preemptions > 0
+
+
+def test_the_real_network_gives_the_same_tokens(tiny_untied: Path) -> None:
+    """With deepstack levels, in float32."""
+    model = load_model(tiny_untied, dtype=torch.float32, device=CPU)
+    sizes = EngineConfig(
+        num_blocks=40,
+        block_size=8,
+        max_model_len=96,
+        max_num_seqs=4,
+        max_batched_tokens=20,
+        prefix_cache=False,
+    )
+    right = run(Engine(model, sizes), *network_requests())
+    here = Engine(model, sizes)
+    made = recorded(here)
+    for _ in range(3):
+        outputs = run(here, *network_requests())
+        for name, answer in right.items():
+            assert tokens(outputs[name]) == tokens(answer)
+            assert [o.logprob for o in outputs[name]] == pytest.approx([o.logprob for o in answer], abs=1e-4)
+    assert made.replayed > 10
+    assert {key[0] for key in made._replays} == {"step", "picture"}  # type: ignore[index]
+
+
+def test_steps_of_one_size_share_a_recording_that_the_second_one_makes() -> None:
+    here = engine(prefix_cache=False)
+    made = recorded(here)
+    for index, length in enumerate((40, 33, 60, 64)):
+        run(
+            here,
+            request(str(index), *range(1, 2 + length % 40), *[5] * (length - 1 - length % 40), max_tokens=1),
+        )
+        assert (made.made, made.replayed) == (min(index, 1), max(index - 1, 0))
+    assert [size_of(length) for length in (1, 63, 64, 65, 2048)] == [64, 64, 64, 128, 2048]
+
+
+def test_a_cached_beginning_is_no_other_step() -> None:
+    here = engine()
+    made = recorded(here)
+    for index in range(4):
+        item = request(str(index), *range(1, 30), picture(1), 30 + index)
+        assert tokens(run(here, item)[str(index)]) == oracle(Toy(), item, 8)
+    assert here.stats.prefix_hit_tokens > 60
+    assert made.replayed
+
+
+def test_a_prompt_without_pictures_sees_none_of_the_step_before() -> None:
+    here = engine(prefix_cache=False)
+    recorded(here)
+    for index in range(3):
+        seen = request(f"seen {index}", 1, picture(index, 8, 8), 2)
+        text = request(f"text {index}", *range(1, 25))
+        assert tokens(run(here, seen)[seen.request_id]) == oracle(Toy(), seen, 8)
+        assert tokens(run(here, text)[text.request_id]) == oracle(Toy(), text, 8)
+
+
+def test_an_abort_and_a_fault_leave_nothing_behind() -> None:
+    here = engine(prefix_cache=False)
+    made = recorded(here)
+    items = [request(str(i), i + 1, picture(i), *range(2, 9)) for i in range(4)]
+    run(here, *items[:3])
+    assert made.made
+    here.add(items[3])
+    here.add(request("gone", 7, picture(7), *range(2, 9)))
+    here.step()
+    here.abort("gone")
+    run(here, request("bomb", BOMB, picture(5), *range(2, 9)))
+    nan = run(here, request("nan", POISON, picture(6), *range(2, 9)))["nan"]
+    assert isinstance(nan[-1].error, EngineError)
+    for item in items:
+        again = EngineRequest(f"again {item.request_id}", item.prompt_ids, item.sampling, item.vision)
+        assert tokens(run(here, again)[again.request_id]) == oracle(Toy(), item, 8)
+
+
+def test_the_least_recently_used_goes() -> None:
+    here = engine(prefix_cache=False, max_batched_tokens=512, max_model_len=512, num_blocks=128)
+    made = recorded(here, most=2)
+
+    def ask(name: str, length: int) -> None:
+        run(here, request(f"{name}{length}", *[3] * length, max_tokens=1))
+
+    for length in (10, 70, 10, 70):
+        ask("a", length)
+    assert list(made._replays) == [("step", 64, 1), ("step", 128, 1)]
+    ask("b", 10)
+    for name in "cd":
+        ask(name, 200)
+    assert list(made._replays) == [("step", 64, 1), ("step", 256, 1)]
+    assert made.made == 3
+    for length in (130, 10, 70, 300, 130):  # two others of no recording came since the first of 130
+        ask("e", length)
+    assert made.made == 3
+
+
+def test_pictures_of_a_size_that_comes_again_are_recorded_if_they_are_small() -> None:
+    here = engine(prefix_cache=False)
+    made = recorded(here)
+    for index in range(4):
+        item = request(str(index), 1, picture(index), 2)
+        assert tokens(run(here, item)[str(index)]) == oracle(Toy(), item, 8)
+    assert ("picture", (1, 4, 6)) in made._replays
+    here._encoder.slice = 1000  # a row of patches each; six are more than three slices
+    for index in range(4):
+        item = request(f"high {index}", 1, picture(index, 12, 2), 2)
+        assert tokens(run(here, item)[item.request_id]) == oracle(Toy(), item, 8)
+    assert ("picture", (1, 12, 2)) not in made._replays
+    assert here.stats.items_encoded == 8
+
+
+def test_an_encoding_is_its_own_when_the_next_one_is_made() -> None:
+    here = engine(prefix_cache=False)
+    recorded(here)
+    for index in range(3):
+        pair = request(str(index), 1, picture(index), 2, picture(index + 50), 3)
+        assert tokens(run(here, pair)[str(index)]) == oracle(Toy(), pair, 8)
+
+
+def test_models_with_recurrent_states_record_no_steps() -> None:
+    here = engine(HybridToy())
+    made = recorded(here)
+    for index in range(4):
+        item = request(str(index), 1, picture(index), *range(2, 20))
+        assert tokens(run(here, item)[str(index)]) == oracle(HybridToy(), item, 8)
+    assert {key[0] for key in made._replays} == {"picture"}  # type: ignore[index]
+
+
+def test_a_step_that_is_alone_takes_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of memory: recordings go first, and stay away; tokens are the same."""
+    here, model = engine(prefix_cache=False), Toy()
+    made = recorded(here)
+    items = [request(str(i), i + 1, picture(i), *range(2, 12)) for i in range(5)]
+    run(here, *items[:3])
+    held = made.made
+    assert held
+    forward, calls = here.model.forward, iter(range(100))
+
+    def short(*arguments: object) -> torch.Tensor:
+        if next(calls) == 0:
+            raise torch.OutOfMemoryError(FULL)
+        return forward(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(here.model, "forward", short)
+    outputs = run(here, *items[3:])
+    for item in items[3:]:
+        assert tokens(outputs[item.request_id]) == oracle(model, item, 8)
+    assert not made.on
+    assert not made._replays
+    assert not made._held
+    assert here.stats.shortages == 1
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(FULL), RuntimeError("capture is not permitted")])
+def test_what_cannot_be_recorded_runs_as_ever(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    here, recorder = engine(prefix_cache=False), Again()
+    made = recorded(here, recorder=recorder)
+    run(here, request("a", *range(1, 20), max_tokens=1))
+    recorder.fails = error
+    for name in "bcd":
+        item = request(name, *range(1, 20))
+        assert tokens(run(here, item)[name]) == oracle(Toy(), item, 8)
+    assert not made.on
+    assert here.stats.faults == 0
+    assert "CUDA graphs of steps" in caplog.text or "can't be recorded" in caplog.text
+    recorder.fails = None
+    made.start()
+    assert made.on == isinstance(error, torch.OutOfMemoryError), "what is broken stays so"
