@@ -17,7 +17,8 @@ from snugvl.layers.kernels.prefill_attention import attend_chunk
 from snugvl.layers.kernels.rope_cache import rope_and_cache
 
 # Decode in one kernel instead of two. Off until a GPU has shown it right and faster:
-# benchmarks/decode_attention.py compares both.
+# benchmarks/decode_attention.py compares both. Up to 4 sequences have 32 splits then, where the plan counts 16
+# (`ATTENTION_SPLITS` of planner/footprint/native.py): 1 MiB more at most for Qwen3-VL.
 ONE_KERNEL = False
 
 
@@ -128,10 +129,10 @@ def _merged(
 ) -> torch.Tensor:
     """Decode in one kernel."""
     (sequences, heads, dim), kv_heads = query.shape, keys.shape[1]
-    partial, logsums = _partial(query, cut.room)
+    partial, logsums = _partial(query, cut.splits)
     arrived = counters(query.device, sequences * kv_heads)
     out = torch.empty_like(query)
-    constants = _constants(query, keys, block_size, window, cut) | {"SPLITS": cut.room}
+    constants = _constants(query, keys, block_size, window, cut) | {"SPLITS": cut.widest}
     attend_merged[(sequences, kv_heads, cut.splits)](
         query, keys, values, tables, lengths, partial, logsums, arrived, out, scale, tables.shape[1],
         keys.shape[0], max(cut.least, cut.step), TOGETHER=cut.together(heads // kv_heads, dim),

@@ -42,13 +42,13 @@ class DecodeCut:
     ahead: int = 0
 
     @property
-    def room(self) -> int:
-        """Splits that there is room for in one kernel: the same for any number up to `MOST`."""
+    def widest(self) -> int:
+        """Splits that one kernel is compiled for: the same for any number up to `MOST`."""
         return int(max(MOST, triton.next_power_of_2(self.splits)))
 
     def together(self, shared: int, dim: int) -> int:
         """Heads of the `shared` ones of a KV head that are merged at a time, a power of two."""
-        most = max(1, MERGED_VALUES // (self.room * triton.next_power_of_2(dim)))
+        most = max(1, MERGED_VALUES // (self.widest * triton.next_power_of_2(dim)))
         return int(min(triton.next_power_of_2(shared), most))
 
 

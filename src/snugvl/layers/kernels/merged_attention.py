@@ -106,7 +106,7 @@ def _merge(
     for skipped in tl.static_range(0, SHARED, TOGETHER):
         head = skipped + tl.arange(0, TOGETHER)
         row = first + head
-        at = row[:, None] * SPLITS + split[None, :]
+        at = row[:, None] * tl.num_programs(2) + split[None, :]
         there = (head < SHARED)[:, None] & (split < used)[None, :]
         logsum = tl.load(logsums + at, mask=there, other=float("-inf"), cache_modifier=".cg")
         inside = there[:, :, None] & (dim < DIM)[None, None, :]
@@ -154,7 +154,7 @@ def attend_merged(
     """One (sequence, KV head, split): what `attend_splits` and `merge_splits` compute together.
 
     Args:
-        partial: `[sequences, heads, SPLITS, DIM]` float32; logsums: `[sequences, heads, SPLITS]` float32.
+        partial: `[sequences, heads, splits, DIM]` float32; logsums: `[sequences, heads, splits]` float32.
         arrived: `[sequences · KV_HEADS]` int32, 0 before and after.
         out: `[sequences, heads, DIM]`; 0 for a row that only pads the batch.
         slots: of the cache.
@@ -195,8 +195,9 @@ def attend_merged(
     if used == 1:
         tl.store(target, part.to(out.dtype.element_ty), mask=inside)
         return
-    tl.store(logsums + row * SPLITS + split, logsum, mask=head < SHARED)
-    tl.store(partial + (row[:, None] * SPLITS + split) * DIM + dim[None, :], part, mask=inside)
+    at = row * tl.num_programs(2) + split
+    tl.store(logsums + at, logsum, mask=head < SHARED)
+    tl.store(partial + at[:, None] * DIM + dim[None, :], part, mask=inside)
     tl.debug_barrier()
     counter = arrived + sequence * KV_HEADS + kv_head
     if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == used - 1:
