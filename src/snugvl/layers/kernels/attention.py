@@ -17,8 +17,8 @@ from snugvl.layers.kernels.prefill_attention import attend_chunk
 from snugvl.layers.kernels.rope_cache import rope_and_cache
 
 # Decode in one kernel instead of two. Off until a GPU has shown it right and faster:
-# benchmarks/decode_attention.py compares both. Up to 4 sequences have 32 splits then, where the plan counts 16
-# (`ATTENTION_SPLITS` of planner/footprint/native.py): 1 MiB more at most for Qwen3-VL.
+# benchmarks/decode_attention.py compares both. Up to 4 sequences then have 32 splits, where the plan counts
+# 16 (`ATTENTION_SPLITS` of planner/footprint/native.py): 1 MiB more at most for Qwen3-VL.
 ONE_KERNEL = False
 
 

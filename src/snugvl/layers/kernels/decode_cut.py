@@ -14,7 +14,7 @@ import triton
 
 PROGRAMS = 4  # a multiprocessor: enough loads on their way to fill the memory's latency
 FEWEST, MOST = 8, 32  # splits
-MERGED_VALUES = 8192  # of partial outputs that a program merges at a time: 64 registers of each thread
+MERGED_VALUES = 64  # of partial outputs that a thread merges at a time: one register each
 COUNTERS = 4096
 
 
@@ -48,7 +48,7 @@ class DecodeCut:
 
     def together(self, shared: int, dim: int) -> int:
         """Heads of the `shared` ones of a KV head that are merged at a time, a power of two."""
-        most = max(1, MERGED_VALUES // (self.widest * triton.next_power_of_2(dim)))
+        most = max(1, MERGED_VALUES * 32 * self.warps // (self.widest * triton.next_power_of_2(dim)))
         return int(min(triton.next_power_of_2(shared), most))
 
 
