@@ -56,6 +56,7 @@ class Engine:
             self._scheduler.prefill_beside_decodes = max(PREFILL_BESIDE_DECODES, 16 * units)
         self._encoder = Encoder(model, config.encoder_cache_bytes)
         self._runner = Runner(model, self._cache, self._encoder, config)
+        self.record_ahead = self._runner.record_ahead
         self._room = None
         if watch is not None:
             watch.begin(config, self._cache.nbytes // config.num_blocks)
@@ -153,11 +154,6 @@ class Engine:
         except Exception as error:
             outputs += self._recover(error)
         return outputs
-
-    @torch.inference_mode()
-    def record_ahead(self) -> bool:
-        """Record a CUDA graph that steps will need, before one does; whether others are left."""
-        return self._runner.has_graphs and self._runner.graphs.record_next(self.config.max_num_seqs)
 
     def reset(self, error: SnugvlError | None = None) -> list[TokenOutput]:
         """End every request that has started with `error` and go on with an empty cache.

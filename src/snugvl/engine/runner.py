@@ -53,6 +53,11 @@ class Runner:
         if not isinstance(getattr(tower, "weights", None), WeightStream):
             self.encoder.graphs = PictureGraphs(self.model, recordings)
 
+    @torch.inference_mode()
+    def record_ahead(self) -> bool:
+        """Record a decode step's graph before a step needs it, between steps; whether others are left."""
+        return self.has_graphs and self.graphs.record_next(self._config.max_num_seqs)
+
     def clear(self) -> None:
         """Let go of all graphs; each is made again when it is needed."""
         self.graphs.clear()
