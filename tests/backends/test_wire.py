@@ -5,10 +5,12 @@ import pickle
 import signal
 import socket
 import threading
+from io import BytesIO
 
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PpmImagePlugin import PpmImageFile
 
 from snugvl.backends import wire
 from snugvl.backends.postmortem import LastWords, describe
@@ -16,6 +18,7 @@ from snugvl.backends.protocol import (
     Delta,
     Grammar,
     Logprob,
+    Message,
     Picture,
     Request,
     TokenLogprob,
@@ -198,3 +201,24 @@ def test_last_words_are_bounded_and_may_come_in_pieces() -> None:
     words.feed("\n" + "x\n" * 1000)
     assert len(words.lines) == 40
     assert words.feed("y" * 9999 + "\n") == ["y" * 500]
+
+
+def test_a_picture_whose_pixels_are_at_hand_is_not_decoded_to_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(_: PpmImageFile) -> None:
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(PpmImageFile, "load", load)
+    image = noise(20, 10)
+    pixels = image.tobytes()
+    file = BytesIO()
+    image.save(file, "PPM")
+    lazy = PpmImageFile(BytesIO(file.getvalue()))
+    picture = Picture(lazy, 4096, b"hash", memoryview(pixels))
+    submit = arrived(wire.Submit(1, Request((Message("user", (picture,)),))))
+    assert isinstance(submit, wire.Submit)
+    part = submit.request.messages[0].content[0]
+    assert isinstance(part, Picture)
+    assert (part.max_pixels, part.file, part.pixels) == (4096, b"hash", None)
+    assert (part.image.size, part.image.tobytes()) == ((20, 10), pixels)

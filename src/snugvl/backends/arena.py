@@ -22,7 +22,7 @@ class Arena:
         self._used: list[tuple[int, int, int]] = []  # start, end and owner of each piece, in order
         self._lock = Lock()
 
-    def put(self, owner: int, piece: bytes) -> int | None:
+    def put(self, owner: int, piece: bytes | memoryview) -> int | None:
         """Write a piece where there is room for it, and return where; None where there is none."""
         with self._lock:
             start = self._gap(len(piece))

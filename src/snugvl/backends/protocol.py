@@ -46,11 +46,13 @@ class Picture:
     Attributes:
         max_pixels: lowers the checkpoint's own limit for this image.
         file: hash of the file that it was decoded from; pictures of one file are the same picture.
+        pixels: the image's, row by row, where they are at hand: so it needs none of its own to be sent on.
     """
 
     image: Image
     max_pixels: int | None = None
     file: bytes | None = None
+    pixels: memoryview | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,6 +27,7 @@ from snugvl.backends.protocol import (
     Delta,
     Logprob,
     Message,
+    Picture,
     Request,
     TokenLogprob,
     ToolUse,
@@ -201,7 +202,7 @@ _FAST: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, buffer: BytesIO, put: Callable[[bytes], int | None]) -> None:
+    def __init__(self, buffer: BytesIO, put: Callable[[bytes | memoryview], int | None]) -> None:
         super().__init__(buffer, protocol=5)
         self._put = put
 
@@ -210,12 +211,20 @@ class _Pickler(pickle.Pickler):
         if values is not None:
             return type(value), values(value)
         if isinstance(value, Image.Image):  # raw pixels, without what the file said besides
-            pixels = value.tobytes()
-            start = self._put(pixels)
-            if start is None:
-                return Image.frombytes, (value.mode, value.size, pixels)
-            return _shared, (value.mode, value.size, start, start + len(pixels))
+            return self._image(value.mode, value.size, value.tobytes())
+        if isinstance(value, Picture) and value.pixels is not None:
+            make, arguments = self._image("RGB", value.image.size, value.pixels)
+            return _picture, (make, arguments, value.max_pixels, value.file)
         return NotImplemented
+
+    def _image(
+        self, mode: str, size: tuple[int, int], pixels: bytes | memoryview
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """What makes an image of pixels on the other side, and its arguments."""
+        start = self._put(pixels)
+        if start is None:
+            return Image.frombytes, (mode, size, bytes(pixels))
+        return _shared, (mode, size, start, start + len(pixels))
 
 
 _region: Region | None = None  # of this process, if it is an engine's
@@ -230,6 +239,12 @@ def share(region: Region) -> None:
 def _shared(mode: str, size: tuple[int, int], start: int, end: int) -> Image.Image:
     assert _region is not None, "the server knows whether we have one"
     return Image.frombytes(mode, size, _region.view[start:end])
+
+
+def _picture(
+    make: Callable[..., Image.Image], arguments: tuple[Any, ...], max_pixels: int | None, file: bytes | None
+) -> Picture:
+    return Picture(make(*arguments), max_pixels, file)
 
 
 def encode(message: ToEngine | list[Event], arena: Arena | None = None) -> bytes:
@@ -248,7 +263,7 @@ def encode(message: ToEngine | list[Event], arena: Arena | None = None) -> bytes
     return buffer.getvalue()
 
 
-def _no_room(_: bytes) -> int | None:
+def _no_room(_: bytes | memoryview) -> int | None:
     return None
 
 

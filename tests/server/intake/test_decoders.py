@@ -43,7 +43,7 @@ def decoders() -> Iterator[Decoders]:
 
 
 async def decoded(pool: Decoders, data: bytes, decode_s: float = 20.0) -> Image.Image:
-    return await pool.picture(data, LIMITS, decode_s, "the image")
+    return (await pool.picture(data, LIMITS, decode_s, "the image")).image
 
 
 def pixels(size: tuple[int, int] = (31, 17)) -> Image.Image:
@@ -379,7 +379,7 @@ GOOD = {"width": 2, "height": 1, "timestamps": [0.0]}
 )
 def test_an_answer_that_does_not_add_up_is_refused(header: dict[str, Any], size: int) -> None:
     with pytest.raises(pipe.BrokenMessage):
-        module._images(header, bytearray(size), max_pixels=100, max_frames=1)
+        module._pictures(header, bytearray(size), max_pixels=100, max_frames=1)
 
 
 @pytest.mark.parametrize(
@@ -472,6 +472,9 @@ def test_a_picture_knows_its_file() -> None:
             found.append(await intake.picture(data_url(one), field="a"))
             assert found[0].file == found[1].file == found[3].file is not None
             assert found[2].file != found[0].file
+            for picture in found:
+                assert picture.pixels is not None
+                assert bytes(picture.pixels) == picture.image.tobytes()
         finally:
             await intake.close()
 

@@ -18,11 +18,14 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from io import BytesIO
 from typing import IO, Any, Literal, cast
 
 from PIL import Image
+from PIL.PpmImagePlugin import PpmImageFile
 
 from snugvl import heap
+from snugvl.backends.protocol import Picture
 from snugvl.errors import EngineUnavailable, ImageError, ImageTooLarge, SnugvlError
 from snugvl.inputs.image import ImageLimits
 from snugvl.region import Region
@@ -61,15 +64,15 @@ class Decoders:
         # Whoever forgets to close leaves no process behind.
         self._finalizer = weakref.finalize(self, _end, self._processes)
 
-    async def picture(self, data: bytes, limits: ImageLimits, decode_s: float, name: str) -> Image.Image:
+    async def picture(self, data: bytes, limits: ImageLimits, decode_s: float, name: str) -> Picture:
         """Decode a picture.
 
         Raises:
             ImageError, ImageTooLarge: it can't be.
         """
         job = {"kind": "picture", "name": name, "limits": asdict(limits), "decode_s": decode_s}
-        images, _ = await self._decoded(job, data, limits.max_pixels, 1)
-        return images[0]
+        pictures, _ = await self._decoded(job, data, limits.max_pixels, 1)
+        return pictures[0]
 
     async def video(
         self, data: bytes, limits: VideoLimits, fps: float | None, name: str
@@ -86,7 +89,8 @@ class Decoders:
             "fps": fps,
             "decode_s": limits.decode_s,
         }
-        return await self._decoded(job, data, limits.max_total_pixels, limits.max_frames)
+        frames, times = await self._decoded(job, data, limits.max_total_pixels, limits.max_frames)
+        return [frame.image for frame in frames], times
 
     async def warm(self) -> None:
         """Start one process now, so that the first picture doesn't wait for it."""
@@ -101,7 +105,7 @@ class Decoders:
 
     async def _decoded(
         self, job: dict[str, Any], data: bytes, max_pixels: int, max_frames: int
-    ) -> tuple[list[Image.Image], list[float]]:
+    ) -> tuple[list[Picture], list[float]]:
         loop = asyncio.get_running_loop()
         try:
             work = loop.run_in_executor(self._threads, self._decode, job, data, max_pixels, max_frames)
@@ -111,13 +115,13 @@ class Decoders:
 
     def _decode(
         self, job: dict[str, Any], data: bytes, max_pixels: int, max_frames: int
-    ) -> tuple[list[Image.Image], list[float]]:
+    ) -> tuple[list[Picture], list[float]]:
         header, pixels = self._ask(job, data, 3 * max_pixels)
         if "error" in header:
             kind = ImageTooLarge if header["error"] == "ImageTooLarge" else ImageError
             raise kind(str(header.get("message")))
         try:
-            return _images(header, pixels, max_pixels, max_frames)
+            return _pictures(header, pixels, max_pixels, max_frames)
         except pipe.BrokenMessage:
             self._drop(self._process())
             raise _failed_on(job["name"]) from None
@@ -301,9 +305,9 @@ def memory_for_videos(limits: VideoLimits) -> int:
     return 32 * 4 * limits.max_frame_pixels + 8 * limits.max_total_pixels + 2 * limits.max_bytes + 512 * MIB
 
 
-def _images(
+def _pictures(
     header: dict[str, Any], pixels: bytearray | memoryview, max_pixels: int, max_frames: int
-) -> tuple[list[Image.Image], list[float]]:
+) -> tuple[list[Picture], list[float]]:
     """Pictures out of an answer whose every number is doubted."""
     width, height, times = header.get("width"), header.get("height"), header.get("timestamps")
     if not (isinstance(width, int) and isinstance(height, int) and isinstance(times, list)):
@@ -314,10 +318,14 @@ def _images(
     if len(pixels) != count * frame or not all(isinstance(time, float) for time in times):
         raise pipe.BrokenMessage("pixels don't match the size")
     view = memoryview(pixels)
-    images = [
-        Image.frombytes("RGB", (width, height), view[i * frame : (i + 1) * frame]) for i in range(count)
-    ]
-    return images, times
+    return [_picture(width, height, view[i * frame : (i + 1) * frame]) for i in range(count)], times
+
+
+def _picture(width: int, height: int, pixels: memoryview) -> Picture:
+    """A copy of the pixels, as a file that is only decoded for whoever looks at the image: mostly nobody."""
+    head = b"P6 %d %d 255\n" % (width, height)
+    data = b"".join((head, pixels))
+    return Picture(PpmImageFile(BytesIO(data)), pixels=memoryview(data)[len(head) :])
 
 
 def _not_started() -> SnugvlError:

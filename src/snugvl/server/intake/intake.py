@@ -13,6 +13,7 @@ import math
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from typing import Self
 
@@ -145,12 +146,12 @@ class Intake:
         settings = self._settings
         _check_bytes(data, settings.image.max_bytes, name)
         with self._live.encoded(data):
-            image, file = await asyncio.gather(
+            picture, file = await asyncio.gather(
                 self._pictures.picture(data, settings.image, settings.decode_s, name),
                 asyncio.to_thread(_hash, data),
             )
-        self._live.add([image])
-        return Picture(image, max_pixels, file)
+        self._live.add([picture.image])
+        return replace(picture, max_pixels=max_pixels, file=file)
 
     async def _video(self, data: bytes, fps: float | None, name: str) -> Video:
         _check_bytes(data, self._settings.video.max_bytes, name)
