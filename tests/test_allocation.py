@@ -115,6 +115,31 @@ def test_what_changes_speed_alone_gives_way_first(fp8: ModelFacts) -> None:
     assert tight.engine.max_batched_tokens < 2048
 
 
+def test_graphs_of_prompts_take_what_is_left_and_nothing_else(fp8: ModelFacts) -> None:
+    def found(gib: float, **wish: Any) -> tuple[int, Any, dict[str, int]]:
+        place = gpu(int(gib * GIB))
+        made = allocate(fp8, BF16, place, Wish(4096, 1 << 20, **wish))
+        rows = planned_rows(made, place)
+        assert sum(rows.values()) <= place.usable_bytes
+        return made.engine.step_graph_bytes, replace(made.engine, step_graph_bytes=0), rows
+
+    nothing, plain, before = found(24)
+    assert nothing == 0, "no GPU has run them: off unless somebody asks"
+    graphs, same, after = found(24, step_graphs=True)
+    assert 100 * MIB < graphs < 700 * MIB
+    assert same == plain
+    assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
+        "CUDA graphs": graphs
+    }
+    assert found(16, step_graphs=True)[0] == 0, "beside a full cache there is no room for them"
+    assert found(24, step_graphs=True, tower="streamed")[0] == 0
+    assert 0 < found(24, step_graphs=True, language_only=True)[0] < graphs
+    assert (
+        allocate(fp8, BF16, place_on(torch.device("cpu")), Wish(step_graphs=True)).engine.step_graph_bytes
+        == 0
+    )
+
+
 def test_fewer_readers_where_loading_would_not_fit(fp8: ModelFacts) -> None:
     place = gpu(24 * GIB)
     roomy = allocate(fp8, BF16, place, Wish(4096, 1 << 20, "int4"))

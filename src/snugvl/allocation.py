@@ -28,6 +28,7 @@ from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.kv import block_bytes
 from snugvl.planner.footprint.native import READERS, loading_bytes
+from snugvl.planner.footprint.step_graphs import step_graph_bytes
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import subject_of
@@ -53,6 +54,7 @@ class Wish:
         language_only: leave the vision tower out.
         tower: where its weights are; auto streams them where nothing else fits.
         kv_cache: format of keys and values; FP8 where that makes room, see `planner.capabilities`.
+        step_graphs: CUDA graphs of steps with prompts and of small pictures, where plenty of memory is left.
     """
 
     context: int | None = None
@@ -61,6 +63,7 @@ class Wish:
     language_only: bool = False
     tower: TowerWish = "auto"
     kv_cache: KVFormat | None = None
+    step_graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class _Question:
     place: Place
     language_only: bool = False
     kv_formats: tuple[KVFormat, ...] = ("bf16",)
+    step_graphs: bool = False
 
     @property
     def sees(self) -> bool:
@@ -171,6 +175,7 @@ class _Question:
             kv_cache=settings.kv,
             encoder_cache_bytes=ENCODER_CACHE_BYTES if self.sees and left >= ROOMY_BYTES else 0,
         )
+        config = replace(config, step_graph_bytes=self._step_graphs(settings, config.max_num_seqs, left))
         return Allocation(
             config,
             pixels,
@@ -190,6 +195,14 @@ class _Question:
             if roomy and settings.sequences == NATIVE_STEPS[0][1]
             else settings.sequences
         )
+
+    def _step_graphs(self, settings: Settings, sequences: int, left_bytes: int) -> int:
+        """The pool of graphs that only save time, where as much as ever stays free beside it."""
+        if not self.step_graphs or self.place.device.type == "cpu":
+            return 0
+        settings = replace(settings, sequences=sequences)
+        wanted = step_graph_bytes(self.model, settings, self.place.multiprocessors)
+        return wanted if left_bytes >= ROOMY_BYTES + wanted else 0
 
     def _readers(self, settings: Settings, needed: Footprint) -> int:
         """As many as there is room for before the cache and the graphs are made."""
@@ -219,7 +232,9 @@ def allocate(facts: ModelFacts, dtype: torch.dtype, place: Place, wish: Wish | N
     model = inventory(facts)
     options = _options(model, place, wish)
     kv_formats = kv_formats_on(options[0], place.planned(), wish.kv_cache)
-    question = _Question(facts, model, options, dtype, place, wish.language_only, kv_formats)
+    question = _Question(
+        facts, model, options, dtype, place, wish.language_only, kv_formats, wish.step_graphs
+    )
     steps = list(_steps(question, wish.context, wish.max_pixels))
     found = question.first(steps)
     if found is None:

@@ -94,6 +94,7 @@ def load(
     language_only: bool = False,
     prefix_cache: bool = True,
     tower: TowerName = "auto",
+    step_graphs: bool = False,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> "Model":
@@ -123,6 +124,8 @@ def load(
         tower: where the vision tower's weights are: "resident" on the GPU, or "streamed" (our own engine
             alone): in main memory, and block by block on the GPU while it encodes a picture. Auto streams
             them where nothing else fits.
+        step_graphs: on a GPU with plenty of free memory, replay steps with prompts, and small pictures, from
+            CUDA graphs (our own engine alone). Not tried on any GPU yet, so it is off.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
         progress: called with what is being done and how much is done, from 0 to 1.
 
@@ -147,7 +150,13 @@ def load(
     if tower not in TOWERS:
         raise RequestError(f"tower {tower!r} is unknown; use {', '.join(TOWERS)}", field="tower")
     if backend_for(model, backend) == "native":
-        made = load_engine(model, prefix_cache=prefix_cache, tower=tower, kv_cache=kv_cache, **wanted).backend
+        wanted |= {"tower": tower, "step_graphs": step_graphs}
+        made = load_engine(model, prefix_cache=prefix_cache, kv_cache=kv_cache, **wanted).backend
+    elif step_graphs:
+        raise RequestError(
+            "only our own engine has step_graphs; leave them out, or use backend='native'",
+            field="step_graphs",
+        )
     elif tower == "streamed":
         raise RequestError(
             "only our own engine streams the vision tower; use tower='auto', or backend='native'",
@@ -197,6 +206,7 @@ def load_engine(
     language_only: bool = False,
     prefix_cache: bool = True,
     tower: TowerName = "auto",
+    step_graphs: bool = False,
     progress: Progress | None = None,
     machine: Machine | None = None,
 ) -> Loaded:
@@ -222,7 +232,8 @@ def load_engine(
     reader = ThreadPoolExecutor(1, "processor")
     reading = reader.submit(Processor.from_folder, folder, config, max_pixels=max_pixels)
     reader.shutdown(wait=False)
-    wish = Wish(context, max_pixels, _weights(weights), language_only, tower, _kv_format(kv_cache))
+    kv_format = _kv_format(kv_cache)
+    wish = Wish(context, max_pixels, _weights(weights), language_only, tower, kv_format, step_graphs)
     allocation = allocate(facts, kind, place, wish)
     cap_bytes = cap(place)
     mark("memory is planned and capped")
@@ -299,10 +310,10 @@ def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
     if place.device.type == "cuda":
         # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
         rows[CONTEXT] = max(plan.named(CONTEXT) - place.planned().cublas_bytes, 0) + plan.named(KERNELS)
-        rows[GRAPHS] = plan.named(GRAPHS) + plan.named(GRAPHS_LIBRARY)
+        rows[GRAPHS] = plan.named(GRAPHS) + plan.named(GRAPHS_LIBRARY) + allocation.engine.step_graph_bytes
     pool = up(allocation.kv_bytes, LARGE_ROUND_BYTES)  # what is rounded up is nobody's: workspace
     beyond = pool - plan.named("KV cache") + allocation.engine.encoder_cache_bytes
-    beyond += allocation.state_bytes - plan.named("recurrent state")
+    beyond += allocation.state_bytes - plan.named("recurrent state") + allocation.engine.step_graph_bytes
     rows["workspace"] = plan.total_bytes - sum(rows.values()) + beyond
     return rows
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ from snugvl.checkpoint.architecture import Fp8Blocks
 from snugvl.checkpoint.configs import read_config
 from snugvl.config import EngineConfig
 from snugvl.engine import graphs, sampler
+from snugvl.engine.picture_graphs import PATCHES, PictureGraphs
+from snugvl.engine.step_graphs import StepGraphs
 from snugvl.layers import linear as layers
 from snugvl.layers.linear import Linear
 from snugvl.models import loader
 from snugvl.models.qwen3_vl import Qwen3VL
 from snugvl.models.tensor_files import CHUNK_BYTES, dequantise
 from snugvl.planner.capabilities import NATIVE_STEPS
-from snugvl.planner.footprint import native, vision
+from snugvl.planner.footprint import native, step_graphs, vision
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import LABELS, weight_bytes, weight_components
 from snugvl.planner.inventory import inventory
@@ -95,6 +98,8 @@ def test_float32_beside_quantised_weights(whole: dict[str, Any]) -> None:
 
 
 def test_the_numbers_are_those_of_the_code() -> None:
+    from snugvl.engine import packing, recordings
+    from snugvl.engine import step_graphs as engine_graphs
     from snugvl.layers.kernels import attention, linear
 
     assert graphs.SIZES == native.GRAPH_SIZES
@@ -103,6 +108,9 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert (layers.SLICE_BYTES, layers.SLICE_ROWS) == (vision.SLICE_BYTES, vision.SLICE_ROWS)
     assert linear.WIDE_TILE == native.SLICE_ROWS
     assert linear.SMALL == native.SMALL_ROWS
+    assert (engine_graphs.TOKENS, PATCHES, packing.TABLE, recordings.SMALL_BYTES) == (
+        step_graphs.TOKENS, step_graphs.PATCHES, step_graphs.TABLE, step_graphs.SMALL_BYTES
+    )  # fmt: skip
     assert (native.READERS[0], native.PIECE_BYTES) == (loader.GPU_READERS, CHUNK_BYTES)
     for chunk, sequences in NATIVE_STEPS:
         EngineConfig(1, max_batched_tokens=chunk, max_num_seqs=sequences)
@@ -229,3 +237,22 @@ def test_loading_fits_into_the_place_of_the_cache() -> None:
     assert found.phase_bytes("load") == 0
     small = footprint(model, replace(short, sequences=1, context=64), device)
     assert 0 < small.phase_bytes("load") < native.loading_bytes(model, short, 1)
+
+
+@pytest.mark.parametrize("size", ["2B", "4B", "8B"])
+@pytest.mark.parametrize("language_only", [False, True])
+def test_what_graphs_of_prompts_hold_is_planned(
+    whole: dict[str, Any], size: str, language_only: bool
+) -> None:
+    config = replace(whole[size], vision=None) if language_only else whole[size]
+    with torch.device("meta"):
+        network = Qwen3VL(config).to(torch.bfloat16)
+    limits = EngineConfig(99, max_model_len=3000, max_num_seqs=32, max_batched_tokens=2000)
+    recordings: Any = None
+    held = [StepGraphs(network, SimpleNamespace(block_size=16), limits, recordings)._inputs()]  # type: ignore[arg-type]
+    if not language_only:
+        held.append(PictureGraphs(network, recordings)._places())  # type: ignore[arg-type]
+    made = [getattr(each, name) for each in held for name in each.__slots__]
+    settings = Settings("native", "fp8", context=3000, chunk=2000, sequences=32, images=1 - language_only)
+    planned = step_graphs.held_bytes(inventory(qwen3_vl(size, fp8=True)), settings)
+    assert 0 <= planned - sum(tensor.nbytes for tensor in made if tensor is not None) <= 512

@@ -62,6 +62,7 @@ class EngineChoice:
         prefix_cache: let a prompt start from what earlier ones have left (our own engine only).
         tower: where our own engine has the vision tower's weights.
         kv_cache: format of keys and values (our own engine only).
+        step_graphs: record steps with prompts where there is plenty of memory (our own engine only).
         machine: as the server saw it a moment ago; None: the process looks itself (our own engine only).
     """
 
@@ -80,6 +81,7 @@ class EngineChoice:
     prefix_cache: bool = True
     tower: TowerName = "auto"
     kv_cache: KVCacheName = "auto"
+    step_graphs: bool = False
     machine: Machine | None = None
 
 

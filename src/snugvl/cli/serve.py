@@ -47,6 +47,7 @@ def serve(
     language_only: serve_options.LanguageOnly = False,
     no_prefix_cache: serve_options.NoPrefixCache = False,
     tower: options.Tower = "auto",
+    step_graphs: serve_options.StepGraphs = False,
     trust_remote_code: options.TrustRemoteCode = False,
     vllm_command: serve_options.VllmCommand = None,
     images: serve_options.ImagesPlanned = None,
@@ -88,7 +89,7 @@ def serve(
     load = LoadChoice(model, device, dtype, context, max_pixels, weights, limit, max_queue, kv_cache)
     engine = BackendChoice(
         backend, vllm_command, attach, attach_api_key, not no_retry, sleep_after, images, concurrency,
-        language_only, trust_remote_code, not no_prefix_cache, tower,
+        language_only, trust_remote_code, not no_prefix_cache, tower, step_graphs,
     )  # fmt: skip
     code = start(load, engine, settings, quiet=quiet, started=started, begun=command.obj)
     raise typer.Exit(code)

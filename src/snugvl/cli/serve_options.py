@@ -58,6 +58,13 @@ NoPrefixCache = Annotated[
         help="Compute every prompt from its start, so that timing tells nobody what others asked.",
     ),
 ]
+StepGraphs = Annotated[
+    bool,
+    typer.Option(
+        "--step-graphs",
+        help="Experimental: CUDA graphs of prompts and small pictures too, where GPU memory is plenty.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,7 @@ class BackendChoice:
     trust_remote_code: bool = False
     prefix_cache: bool = True
     tower: options.TowerName = "auto"
+    step_graphs: bool = False
 
     def __post_init__(self) -> None:
         if self.attach_api_key is not None and self.attach is None:
@@ -120,6 +128,10 @@ class BackendChoice:
             raise typer.BadParameter(
                 f"--tower streamed is our own engine's alone ({why}); say --backend native, or leave it out"
             )
+        if engine != "native" and self.step_graphs:
+            raise typer.BadParameter(
+                f"--step-graphs are our own engine's alone ({why}); say --backend native, or leave it out"
+            )
         if engine == "native" and self.trust_remote_code:
             raise typer.BadParameter(
                 f"--trust-remote-code is not for our own engine, which runs no checkpoint's code ({why}); "
@@ -141,6 +153,7 @@ class BackendChoice:
             "--tower": self.tower != "auto",
             "--trust-remote-code": self.trust_remote_code,
             "--no-prefix-cache": not self.prefix_cache,
+            "--step-graphs": self.step_graphs,
         }
         if said := [name for name, there in given.items() if there]:
             raise typer.BadParameter(_running(said))

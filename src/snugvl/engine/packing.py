@@ -24,7 +24,7 @@ T = TypeVar("T")
 Array = NDArray[Any]
 
 _ALIGNED = 2  # values of 8 bytes
-_TABLE = 16  # blocks
+TABLE = 16  # blocks, of which a table's width is a multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def shape_of(chunks: Sequence[Chunk]) -> Shape:
 
 def table_width(blocks: int) -> int:
     """Width of tables that hold so many blocks."""
-    return -(-blocks // _TABLE) * _TABLE
+    return -(-blocks // TABLE) * TABLE
 
 
 def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
