@@ -100,10 +100,11 @@ def test_float32_beside_quantised_weights(whole: dict[str, Any]) -> None:
 def test_the_numbers_are_those_of_the_code() -> None:
     from snugvl.engine import packing, recordings
     from snugvl.engine import step_graphs as engine_graphs
-    from snugvl.layers.kernels import attention, linear
+    from snugvl.layers.kernels import linear
+    from snugvl.layers.kernels.decode_cut import DecodeCut
 
     assert graphs.SIZES == native.GRAPH_SIZES
-    assert attention.SPLITS == native.ATTENTION_SPLITS
+    assert DecodeCut().splits == native.ATTENTION_SPLITS
     assert linear.WIDE_BYTES == native.SLICE_BYTES
     assert (layers.SLICE_BYTES, layers.SLICE_ROWS) == (vision.SLICE_BYTES, vision.SLICE_ROWS)
     assert linear.WIDE_TILE == native.SLICE_ROWS
