@@ -28,7 +28,7 @@ ENGINE_COUNTERS = (
     ("snugvl_engine_faults", "Steps of the engine that failed.", "faults"),
     ("snugvl_engine_shortages", "Steps that ran out of memory and were tried in parts.", "shortages"),
     ("snugvl_kernel_compilations", "Kernels compiled while requests waited.", "kernel_compilations"),
-    ("snugvl_graph_captures", "CUDA graphs recorded while requests waited.", "graph_captures"),
+    ("snugvl_graph_captures", "CUDA graphs recorded since requests are taken.", "graph_captures"),
 )
 
 
