@@ -2,7 +2,7 @@
 
 A picture is a few blocks of some MiB. The C library asks the system for such a block and gives it back after
 use, and the system hands it out page by page, zeroed, again and again: measured in a virtual machine, 0.66 ms
-a MiB, ten times what the work on it takes. From then on such blocks come from the heap, which all threads
+a MiB, ten times what the work on it takes. From then on such blocks come from the heap, which new threads
 share and which keeps what is free.
 """
 
@@ -23,7 +23,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Do so in this process, before it has threads; nothing where the C library is not glibc."""
+    """Do so in this process from now on; nothing where the C library is not glibc."""
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,6 +1,7 @@
 """What the benchmarks conclude from what they saw; the measuring itself needs a machine."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,3 +100,34 @@ def test_a_cut_of_attention_that_is_wrong_is_told_and_left_out(
     assert race.enter("one", DecodeCut(splits=2, step=32)) is None
     assert "WRONG" in capsys.readouterr().out
     assert race.results == [today, one]
+
+
+def test_the_stages_of_a_request_are_found_under_both_of_its_names(script: Any) -> None:
+    path, stages = script("picture_path"), script("picture_path_stages")
+    lines = [
+        ["a", stages.BODY, 10.001, 10.0, 0.0005, 3],
+        ["a", stages.FIELDS, 10.002, None, 0.0, 0],
+        ["a submit 7", stages.PACK, 10.004, 10.003, 0.001, 0],
+        ["submit 7", stages.PREFILL, 10.010, 10.008, 0.002, 1],
+        ["submit 7", stages.PREFILL, 10.020, 10.018, 0.002, 1],
+        ["submit 7", stages.ENGINE, 10.025, None, 0.0, 0],
+        ["b", stages.BODY, 99.0, 98.0, 0.5, 0],  # one that is not asked about
+    ]
+    spans = path.by_request([json.dumps(line) for line in lines])
+    found = {stage.name: stage for stage in path.medians({"a": path.Sent(10.0, 10.030)}, spans)}
+    assert list(found) == [
+        stages.BODY,
+        stages.FIELDS,
+        stages.PACK,
+        stages.PREFILL,
+        stages.ENGINE,
+        stages.CLIENT,
+    ]
+    assert (round(found[stages.BODY].cpu, 3), found[stages.BODY].faults) == (0.5, 3)
+    # What nobody timed lasts from the end of the stage before; two parts are one stage.
+    walls = {name: round(stage.wall, 3) for name, stage in found.items()}
+    assert walls[stages.FIELDS] == 1.0
+    assert walls[stages.PREFILL] == 12.0
+    assert found[stages.PREFILL].faults == 2
+    assert walls[stages.ENGINE] == 21.0
+    assert round(found[stages.CLIENT].end, 3) == 30.0

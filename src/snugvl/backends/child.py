@@ -78,7 +78,6 @@ def run(channel: Channel, load: Loader, prepare: Callable[[], None] | None = Non
     # Whoever prepares a picture lets go of the interpreter this soon when the engine's thread wants it: a GPU
     # idles meanwhile. Python's own 5 ms are as long as two decode steps.
     sys.setswitchinterval(SWITCH_S)
-    keep_freed_memory()
     recorder = Recorder()
     mark("process runs")
     if prepare is not None:
@@ -231,6 +230,7 @@ class Child:
         """Load, then tell how it goes, for ever. A bug here ends the process; the server restarts it."""
         try:
             model = load(start.choice, self._report)
+            keep_freed_memory()  # from here on: what loading needed for a while goes back to the system
             self._report("warming up", 0.95)
             before = _warm_up(model.backend)
             self._model = model
