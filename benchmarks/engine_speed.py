@@ -7,12 +7,19 @@ LAYERS+HEAD formats as in `models.loader.Storage`. Every request has a 1024×102
 and gets 128 tokens, greedy. Medians of six for one client; 32 and 96 requests for 8 and 32 clients, second
 run of two. `--profile` shows where the time of one more run goes; `--sampled` draws the tokens with a
 temperature, top_k and top_p instead.
+
+`--step-graphs` measures all of it twice on the same network, launch by launch and with steps with prompts and
+small pictures from CUDA graphs (`engine/step_graphs.py`), and says whether the same pictures get the same
+greedy tokens, alone and in company, and what the graphs' memory is beside the plan. On a CPU, where there are
+no graphs, a recording does its work again: that shows the bookkeeping, and no speed.
 """
 
 import argparse
+import gc
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -25,27 +32,59 @@ from PIL import Image
 import busy
 import machine
 from snugvl.backends.native import NativeBackend
-from snugvl.backends.protocol import Capabilities, Request, user
+from snugvl.backends.protocol import Capabilities, Delta, Request, user
 from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.read import facts_of
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
+from snugvl.engine.recordings import Recordings
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model
+from snugvl.planner.footprint.step_graphs import step_graph_bytes
+from snugvl.planner.inventory import inventory
+from snugvl.planner.settings import Settings
 from snugvl.sampling import SamplingParams
 
 GENERATOR = np.random.default_rng(0)
 
 
-def load(folder: Path, formats: str, device: torch.device) -> NativeBackend:
-    """A backend with room for 32 sequences."""
-    layers, _, head = formats.partition("+")
-    config = read_config(folder)
-    processor = Processor.from_folder(folder, config, max_pixels=2048 * 2048)
-    storage = Storage(layers=layers, head=head or "bf16")  # type: ignore[arg-type]
-    network = load_model(folder, dtype=torch.bfloat16, device=device, storage=storage)
-    sizes = EngineConfig(num_blocks=4000, max_model_len=4096, max_num_seqs=32, max_batched_tokens=2048)
-    capabilities = Capabilities("m", 4096, True, True, 2048 * 2048, 65536)
-    return NativeBackend(Engine(network, sizes), processor, capabilities)
+SIZES = EngineConfig(num_blocks=4000, max_model_len=4096, max_num_seqs=32, max_batched_tokens=2048)
+
+
+class Loaded:
+    """A network, for one engine after another with room for 32 sequences."""
+
+    def __init__(self, folder: Path, formats: str, device: torch.device) -> None:
+        layers, _, head = formats.partition("+")
+        self.processor = Processor.from_folder(folder, read_config(folder), max_pixels=2048 * 2048)
+        storage = Storage(layers=layers, head=head or "bf16")  # type: ignore[arg-type]
+        self.network = load_model(folder, dtype=torch.bfloat16, device=device, storage=storage)
+        wide = Settings("native", layers, head or "bf16", context=4096, sequences=32)  # type: ignore[arg-type]
+        units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+        self.graph_bytes = step_graph_bytes(inventory(facts_of(str(folder), offline=True)), wide, units)
+
+    def backend(self, *, step_graphs: bool = False) -> NativeBackend:
+        """A new engine's."""
+        sizes = replace(SIZES, step_graph_bytes=self.graph_bytes if step_graphs else 0)
+        engine = Engine(self.network, sizes)
+        if step_graphs and self.network.device.type == "cpu":
+            engine._runner.record(Recordings(Again(), self.network, self.graph_bytes))
+        capabilities = Capabilities("m", 4096, True, True, 2048 * 2048, 65536)
+        return NativeBackend(engine, self.processor, capabilities)
+
+
+class Again:
+    """A recorder for a CPU."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """The work itself."""
+        return work
+
+    def settle(self) -> None:
+        """Nothing runs behind the host's back."""
+
+    def forget(self) -> None:
+        """There is no pool."""
 
 
 def picture(side: int) -> Image.Image:
@@ -120,6 +159,96 @@ def profiled(backend: NativeBackend, clients: int, requests: int, shape: Shape) 
     return found
 
 
+def measured(backend: NativeBackend, shape: Shape, levels: str, *, profile: bool) -> dict[str, Any]:
+    """One client, then several."""
+    one = alone(backend, shape)
+    print(f"1 client: first token {one['ttft_s'] * 1000:.1f} ms, decode {one['tokens_s']:.1f} tokens/s")
+    profiles = [profiled(backend, 1, 4, shape)] if profile else []
+    rows = []
+    for pair in levels.split(","):
+        clients, requests = map(int, pair.split(":"))
+        level(backend, clients, requests, shape)
+        row = level(backend, clients, requests, shape)
+        rows.append(row)
+        print(
+            f"{clients} clients: {row['tokens_s']:,.0f} tokens/s, first token {row['ttft_s'] * 1000:.0f} ms"
+        )
+        if profile:
+            profiles.append(profiled(backend, clients, requests, shape))
+    return {"one": one, "levels": rows, "profiles": profiles}
+
+
+Answer = list[tuple[str, float]]
+"""Tokens and their logarithms of probability."""
+
+
+def greedy(backend: NativeBackend, images: list[Image.Image], tokens: int, *, together: bool) -> list[Answer]:
+    """What a model says to each picture, one after the other or all at once."""
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=1)
+    made = (Request((user(image, "Describe this picture."),), sampling) for image in images)
+
+    def read(stream: Iterable[Delta]) -> Answer:
+        return [(each.token, each.logprob) for delta in stream for each in delta.logprobs]
+
+    if not together:
+        return [read(backend.submit(request)) for request in made]
+    return [read(stream) for stream in [backend.submit(request) for request in made]]
+
+
+def compared(name: str, eager: list[Answer], graphs: list[Answer]) -> dict[str, Any]:
+    """How far answers agree."""
+    same = [[t for t, _ in one] == [t for t, _ in other] for one, other in zip(eager, graphs, strict=True)]
+    firsts = [abs(one[0][1] - other[0][1]) for one, other in zip(eager, graphs, strict=True)]
+    agreed = [
+        next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a[0] != b[0]), len(one))
+        for one, other in zip(eager, graphs, strict=True)
+    ]
+    print(
+        f"{name}: greedy tokens equal {'yes' if all(same) else 'NO'} ({sum(same)} of {len(same)} answers; "
+        f"all agree for {min(agreed)} tokens; the first one's logprob differs by {max(firsts):.4f} at most)"
+    )
+    return {"equal": sum(same), "answers": len(same), "agreed": agreed, "first_logprob": max(firsts)}
+
+
+def pooled(device: torch.device) -> int:
+    """Bytes of the private pools of all CUDA graphs."""
+    if device.type != "cuda":
+        return 0
+    segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+    return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0))
+
+
+def both(loaded: Loaded, shape: Shape, levels: str, *, profile: bool) -> dict[str, Any]:
+    """Launch by launch against recorded, and whether the tokens are the same."""
+    device, images = loaded.network.device, [picture(shape.side) for _ in range(16)]
+    found: dict[str, Any] = {}
+    said: dict[str, list[list[Answer]]] = {}
+    for name, step_graphs in (("eager", False), ("step_graphs", True)):
+        print(f"{name}:")
+        backend = loaded.backend(step_graphs=step_graphs)
+        found[name] = measured(backend, shape, levels, profile=profile)
+        said[name] = [
+            greedy(backend, images[:8], shape.tokens, together=False),
+            greedy(backend, images[8:], shape.tokens, together=True),
+        ]
+        found[name]["pool_bytes"] = pooled(device)
+        recordings = backend._engine._runner.recordings
+        if recordings is not None:
+            found["recorded"] = {"on": recordings.on, "made": recordings.made, "used": recordings.replayed}
+        backend.close()
+        del backend, recordings
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    pairs = zip(("alone", "in company"), *said.values(), strict=True)
+    found["tokens"] = {name: compared(name, one, other) for name, one, other in pairs}
+    found["planned_bytes"] = loaded.graph_bytes
+    grown = found["step_graphs"]["pool_bytes"] - found["eager"]["pool_bytes"]
+    print(f"recordings: {found['recorded']}")
+    print(f"their pool: {grown / 2**20:.0f} MiB, planned {loaded.graph_bytes / 2**20:.0f} MiB")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -132,29 +261,20 @@ def main() -> None:
     parser.add_argument("--levels", default="8:32,32:96")
     parser.add_argument("--profile", action="store_true", help="where the time of one more run goes")
     parser.add_argument("--sampled", action="store_true", help="draw tokens instead of taking the likeliest")
+    parser.add_argument("--step-graphs", action="store_true", help="also with prompts from CUDA graphs")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     sys.setswitchinterval(0.0005)  # many client threads share the engine's process here
-    backend = load(arguments.checkpoint, arguments.formats, arguments.device)
+    loaded = Loaded(arguments.checkpoint, arguments.formats, arguments.device)
     shape = Shape(arguments.side, arguments.tokens, arguments.sampled)
-    one = alone(backend, shape)
-    print(f"1 client: first token {one['ttft_s'] * 1000:.1f} ms, decode {one['tokens_s']:.1f} tokens/s")
-    profiles = [profiled(backend, 1, 4, shape)] if arguments.profile else []
-    levels = []
-    for pair in arguments.levels.split(","):
-        clients, requests = map(int, pair.split(":"))
-        level(backend, clients, requests, shape)
-        row = level(backend, clients, requests, shape)
-        levels.append(row)
-        print(
-            f"{clients} clients: {row['tokens_s']:,.0f} tokens/s, first token {row['ttft_s'] * 1000:.0f} ms"
-        )
-        if arguments.profile:
-            profiles.append(profiled(backend, clients, requests, shape))
-    backend.close()
-    values = {"checkpoint": arguments.checkpoint.name, "formats": arguments.formats, "one": one}
-    more = {"sampled": arguments.sampled, "profiles": profiles}
-    machine.save("engine_speed", {**values, "levels": levels, **more}, arguments.out)
+    if arguments.step_graphs:
+        found = both(loaded, shape, arguments.levels, profile=arguments.profile)
+    else:
+        backend = loaded.backend()
+        found = measured(backend, shape, arguments.levels, profile=arguments.profile)
+        backend.close()
+    values = {"checkpoint": arguments.checkpoint.name, "formats": arguments.formats}
+    machine.save("engine_speed", {**values, "sampled": arguments.sampled, **found}, arguments.out)
 
 
 if __name__ == "__main__":
