@@ -4,14 +4,16 @@ A recording stands in for a CUDA graph by doing its work again on the same tenso
 """
 
 import random
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.engine.recordings import Recordings, Work
+from snugvl.engine.recordings import CudaRecorder, Recordings, Work
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.step_graphs import size_of
 from snugvl.errors import EngineError
@@ -61,9 +63,9 @@ def _rows_of_nobody_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention.torch, "empty_like", lambda like: torch.full_like(like, torch.nan))
 
 
-def recorded(here: Engine, *, most: int = 24, recorder: Again | None = None) -> Recordings:
+def recorded(here: Engine, *, most: int = 48, recorder: Again | None = None) -> Recordings:
     """Let an engine record; its pictures are one slice each."""
-    made = Recordings(recorder or Again(), here.model, 1 << 20, most)
+    made = Recordings(recorder or Again(), here.model, 1 << 20, most, most)
     here._runner.record(made)
     return made
 
@@ -131,6 +133,7 @@ def test_steps_of_one_size_share_a_recording_that_the_second_one_makes() -> None
         )
         assert (made.made, made.replayed) == (min(index, 1), max(index - 1, 0))
     assert [size_of(length) for length in (1, 63, 64, 65, 2048)] == [64, 64, 64, 128, 2048]
+    assert [size_of(length) for length in (512, 513, 1049, 1153)] == [512, 640, 1152, 1280]
 
 
 def test_a_cached_beginning_is_no_other_step() -> None:
@@ -263,3 +266,36 @@ def test_what_cannot_be_recorded_runs_as_ever(error: Exception, caplog: pytest.L
     recorder.fails = None
     made.start()
     assert made.on == isinstance(error, torch.OutOfMemoryError), "what is broken stays so"
+
+
+def test_cuda_graphs_share_a_stream_and_a_pool_until_all_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+
+    class Graph:
+        def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+            said.append((pool, capture_error_mode))
+
+        def capture_end(self) -> None:
+            said.append("end")
+
+        def pool(self) -> tuple[int, int]:
+            return (0, 7)
+
+        def replay(self) -> None:
+            said.append("replay")
+
+    stream = SimpleNamespace(wait_stream=lambda other: said.append(("after", other)))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "main")
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    recorder = CudaRecorder(CPU, lambda: stream)
+    again = recorder.record(lambda: said.append("work"))
+    assert said == [("after", "main"), (None, "thread_local"), "work", "end"]
+    again()
+    assert said[4:] == ["replay"]
+    with pytest.raises(ZeroDivisionError):
+        recorder.record(lambda: said.append(1 // 0))
+    assert said[5:] == [("after", "main"), ((0, 7), "thread_local"), "end"], "the stream records no longer"
+    recorder.forget()
+    recorder.record(lambda: None)
+    assert said[9] == (None, "thread_local")

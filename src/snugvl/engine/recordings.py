@@ -23,7 +23,8 @@ from snugvl.models.batch import Network
 logger = logging.getLogger(__name__)
 
 SMALL_BYTES = 8 << 20  # of the pool, for tensors of up to 1 MiB, which torch's allocator keeps apart
-MOST = 24  # recordings; the least recently used goes
+MOST = 48  # recordings; the least recently used goes
+LATELY = 64  # sizes without one that are remembered
 Work = Callable[[], None]
 T = TypeVar("T")
 
@@ -99,14 +100,16 @@ class Recordings:
         replayed: how often one was used.
     """
 
-    def __init__(self, recorder: Recorder, model: Network, nbytes: int, most: int = MOST) -> None:
+    def __init__(
+        self, recorder: Recorder, model: Network, nbytes: int, most: int = MOST, lately: int = LATELY
+    ) -> None:
         """`nbytes`: of the pool, what is held in it included."""
         self.on = True
         self.made = self.replayed = 0
         self._recorder = recorder
         self._device, self._dtype = model.device, model.dtype
         self._nbytes = nbytes
-        self._most = most
+        self._most, self._lately = most, lately
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._replays: OrderedDict[Hashable, Work] = OrderedDict()
         self._held: dict[str, Any] = {}
@@ -120,7 +123,7 @@ class Recordings:
         if key in self._replays or key in self._seen:
             return bool(self._kept) or self._claimed()
         self._seen[key] = None
-        if len(self._seen) > self._most:
+        if len(self._seen) > self._lately:
             self._seen.popitem(last=False)
         return False
 

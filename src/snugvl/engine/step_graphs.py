@@ -3,7 +3,7 @@
 A large GPU is done with such a step in half of the time that the host needs to start its hundreds of kernels.
 A recording has a fixed size, so a step is filled up to the next one (`packing.py`):
 
-    tokens       [ a prompt's chunk | another's | decodes | ░░░░░░ ]    up to a multiple of 64
+    tokens       [ a prompt's chunk | another's | decodes | ░░░░░░ ]    up to 64, 128, … 512, 640, 768, …
     sequences    [ 0                | 1         | 2 3 4   | ░░░    ]    up to 1, 8 or all seats
 
 Padded tokens belong to nobody, are written nowhere, and their rows are read by no other row. Kernels are
@@ -27,7 +27,8 @@ from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import sent_to
 from snugvl.models.batch import Batch, Network
 
-TOKENS = 64  # sizes are multiples of
+FINE, FINE_MOST = 64, 512  # tokens: sizes are multiples of this, up to so many
+TOKENS = 128  # and of this beyond: a ninth of a step in vain at most, and few enough sizes to meet again
 FEW = 8  # sequences of the middle size
 
 
@@ -151,4 +152,5 @@ class StepGraphs:
 
 def size_of(tokens: int) -> int:
     """Tokens of the recording that holds so many."""
-    return -(-tokens // TOKENS) * TOKENS
+    unit = FINE if tokens <= FINE_MOST else TOKENS
+    return -(-tokens // unit) * unit

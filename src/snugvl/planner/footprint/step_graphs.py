@@ -23,7 +23,7 @@ from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_work
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
-TOKENS: Final = 64  # sizes of steps are multiples of
+TOKENS: Final = 128  # the largest sizes of steps are multiples of
 PATCHES: Final = 4096  # of the largest picture
 SEAT_BYTES: Final = 32  # seat, row of logits, start and length
 TABLE: Final = 16  # a block table's width is a multiple of
