@@ -90,15 +90,14 @@ class KernelsAhead:
 
     def compile(self, wanted: Wanted, folder: Path, version: str) -> None:
         """Compile into Triton's `folder`, unless that was done before by this `version` of it."""
-        order = pickle.dumps(wanted)
-        done = folder / f"snugvl-{_name_of(order, version)}.done"
+        done = folder / f"snugvl-{_name_of(wanted, version)}.done"
         if done.exists():
             return
         if psutil.virtual_memory().available < LEAST_MEMORY_BYTES:
             logger.info("too little main memory is free to compile kernels ahead")
             return
         begun = time.monotonic()
-        code, lines = self._ask(order)
+        code, lines = self._ask(pickle.dumps(wanted))
         if self._stopped:
             return
         if code != 0 or not lines:
@@ -133,9 +132,9 @@ def threads() -> int:
     return max(1, min(THREADS, (os.cpu_count() or 1) // 4))
 
 
-def _name_of(order: bytes, version: str) -> str:
+def _name_of(wanted: Wanted, version: str) -> str:
     """What is compiled: the same for the same model, GPU, sources and versions."""
-    digest = hashlib.sha256(f"{version} {torch.__version__} ".encode() + order)
+    digest = hashlib.sha256(f"{version} {torch.__version__} {wanted}".encode())
     for room in _SOURCES:
         for path in sorted((Path(snugvl.__file__).parent / room).rglob("*.py")):
             digest.update(path.read_bytes())
