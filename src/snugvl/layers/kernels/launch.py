@@ -40,7 +40,9 @@ class Launched:
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self._looks = tuple(kind if p.do_not_specialize else trait for p in kernel.params)
-        self._variants: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        self._variants: dict[object, tuple[Any, ...]] = {}
+        # The same by all traits, whether the kernel looks at them or not: that is quicker to say.
+        self._seen: dict[object, tuple[Any, ...] | None] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*values: object, **constants: object) -> None:
@@ -48,10 +50,13 @@ class Launched:
                 Launched.instead(self, values, constants)
                 return
             device = driver.active.get_current_device()
-            key = device, self.variant(values, constants)
-            found = self._variants.get(key)
+            key = (device, *map(trait, values), *constants.items())
+            found = self._seen.get(key)
             if found is None:
-                self._variants[key] = self._first(grid, values, constants)
+                variant = (device, *self.variant(values, constants))
+                found = self._seen[key] = self._variants.get(variant)
+            if found is None:
+                self._seen[key] = self._variants[variant] = self._first(grid, values, constants)
                 return
             run, function, metadata, rest = found
             x, y, z = (*grid, 1, 1)[:3]
