@@ -182,3 +182,11 @@ def test_poison_while_running_ahead_is_not_kept() -> None:
         here.add(request("a", 1, 2, 3, 4, 5, POISON))
         assert finish(here)["a", 0] == ["error"]
     assert here.stats.prefix_hit_tokens == 0
+
+
+def test_a_choice_that_found_its_prompt_leaves_no_picture_behind() -> None:
+    """It waits for the only seat with the picture held for it, and then needs only to decode."""
+    here = make(7, 1, 9, ahead=True)
+    outputs = run(here, request("a", *TEXTS[4], max_tokens=4, n=2))["a"]
+    assert tokens(outputs, 0) == tokens(outputs, 1)
+    assert here.memory()["encoder_outputs"] == 0

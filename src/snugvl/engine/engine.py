@@ -306,6 +306,8 @@ class Engine:
             if sequence.state is State.RUNNING:  # it may have been aborted, or a sibling broken
                 self._scheduler.record(sequence)  # before the token, whose own slot may be in the air
                 outputs += self._emit(sequence, result)
+        if not self._scheduler.running:  # whoever waited for a seat may have needed a picture's rows till now
+            self._keep_encodings()
 
     def _count(self, step: Schedule) -> None:
         for chunk in step.chunks:
