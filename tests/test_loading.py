@@ -59,15 +59,30 @@ def test_a_video_has_no_more_patches_than_the_largest_picture() -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_engine_process_is_told_of_the_prefix_cache(
-    wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["prefix_cache", "step_graphs"])
+def test_the_engine_process_is_told(name: str, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(_model: str, **options: Any) -> None:
-        raise RuntimeError(str(options["prefix_cache"]))
+        raise RuntimeError(str(options[name]))
 
     monkeypatch.setattr("snugvl.loading.load_engine", load)
     with pytest.raises(RuntimeError, match=str(wanted)):
-        engine_process.load(EngineChoice(prefix_cache=wanted), lambda _detail, _done: None)
+        engine_process.load(EngineChoice(**{name: wanted}), lambda _detail, _done: None)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_with_graphs_of_prompts_nothing_is_written_down_for_the_next_plan(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[object] = []
+    monkeypatch.setattr("snugvl.remember.keeper", lambda *of: kept.append(of))
+    choice = EngineChoice(device="cpu", dtype="float32", context=512, step_graphs=graphs)
+    engine_process.load(choice, lambda _detail, _done: None).backend.close()
+    assert len(kept) == (not graphs)
+
+
+def test_graphs_of_prompts_are_for_our_own_engine() -> None:
+    with pytest.raises(RequestError, match="only our own engine has step_graphs"):
+        load("pocket", backend="transformers", step_graphs=True)
 
 
 def test_a_cache_in_fp8_is_planned_held_and_told() -> None:

@@ -73,7 +73,8 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
         loaded.weights,
         memory["kv_cache"] + memory["recurrent_state"],
         cap_bytes=loaded.cap_bytes,
-        keep=keeper(loaded.place, loaded.subject),
+        # The driver's part of graphs that few have would be taken for the context's at the next plan.
+        keep=None if choice.step_graphs else keeper(loaded.place, loaded.subject),
     )
     return HostedModel(loaded.backend, meter, partial(loaded.backend.settle, ahead))
 
