@@ -136,8 +136,8 @@ def main() -> None:
     parser.add_argument("--ahead", nargs="+", default=["none", "kernels"])
     parser.add_argument("--settled", action="store_true")
     parser.add_argument("--out", type=Path)
-    arguments, arguments.options = parser.parse_known_args()
-    arguments.options = [option for option in arguments.options if option != "--"]
+    arguments, options = parser.parse_known_args()
+    arguments.options = [option for option in options if option != "--"]
     results = []
     for ahead in arguments.ahead:
         results.append(measure(arguments, ahead))
