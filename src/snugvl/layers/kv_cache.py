@@ -90,8 +90,8 @@ class KVCache:
 
         Those with a slot below 0 are not stored.
         """
-        live = slots >= 0
-        if not bool(live.all()):
+        if not slots.is_meta and bool((slots < 0).any()):  # on the meta device slots have no values
+            live = slots >= 0
             slots, key, value = slots[live], key[live], value[live]
         keys, values = self.layer(index)
         if self.fp8:
