@@ -150,9 +150,23 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "snugvl.cli", "bench", *words]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def with_interrupt(handler: Any) -> Callable[[], None]:
+    """What a child does about SIGINT; one in the background of a script ignores it."""
+    return lambda: (signal.signal(signal.SIGINT, handler), None)[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "handler"),
+    [
+        (signal.SIGINT, signal.SIG_DFL),
+        (signal.SIGTERM, signal.SIG_DFL),
+        (signal.SIGTERM, signal.SIG_IGN),
+    ],
+)
 @pytest.mark.slow
-def test_ctrl_c_prints_what_was_measured(tmp_path: Path, number: signal.Signals) -> None:
+def test_ctrl_c_prints_what_was_measured(
+    tmp_path: Path, number: signal.Signals, handler: signal.Handlers
+) -> None:
     calls = iter(range(1000))
 
     def slower(body: dict[str, Any]) -> Any:
@@ -162,7 +176,11 @@ def test_ctrl_c_prints_what_was_measured(tmp_path: Path, number: signal.Signals)
     words = ("--levels", "1:2,2:4", "--no-image", "--max-tokens", "4", "--warmup", "0", "--json", str(saved))
     with serving(Fake(answer=slower)) as url:
         process = subprocess.Popen(
-            command("--server", url, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command("--server", url, *words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=with_interrupt(handler),
         )
         try:
             assert process.stderr is not None
@@ -246,7 +264,12 @@ def test_pocket_from_its_start_to_its_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_was_started_ends_with_the_measurement() -> None:
-    with subprocess.Popen(command("pocket", "--device", "cpu"), stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command("pocket", "--device", "cpu"),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=with_interrupt(signal.SIG_IGN),
+    ) as process:
         try:
             assert process.stderr is not None
             assert any("loading" in line for line in process.stderr)
