@@ -5,7 +5,7 @@ from typing import Final
 
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.footprint.total import Device
-from snugvl.planner.footprint.weights import crossing_bytes, keeps_fp8
+from snugvl.planner.footprint.weights import keeps_fp8, tower_bytes
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import (
     Engine,
@@ -182,11 +182,10 @@ def native_options(
 
 
 def _streaming_bytes(option: Option) -> int:
-    """What an option keeps of the vision tower in main memory."""
-    settings = Settings(
-        "native", option.weights, option.head, vision_weights=option.vision_weights, vision=option.vision
-    )
-    return crossing_bytes(option.model, settings)
+    """What an option keeps of the vision tower in main memory, at most."""
+    if option.vision != "streamed":
+        return 0
+    return tower_bytes(option.model, Settings("native", option.weights, vision_weights=option.vision_weights))
 
 
 def _in_main_memory(option: Option, device: Device) -> bool:

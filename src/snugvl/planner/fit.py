@@ -97,9 +97,7 @@ class Fitter:
         goal = self.goals[0]
         kv = self.kv_formats[-1]
         tried = [
-            self.fitted(settings, goal.tokens)
-            for spread in self._spreads()
-            for settings in self.variants(self.base(goal, kv, spread))
+            self.fitted(self._leanest(self.base(goal, kv, spread)), goal.tokens) for spread in self._spreads()
         ]
         return min(tried, key=lambda fitted: fitted.footprint.total_bytes - fitted.budget.usable_bytes)
 
@@ -176,8 +174,15 @@ class Fitter:
                     yield replace(base, eager=eager, chunk=chunk, sequences=most)
 
     def fastest(self, base: Settings) -> Settings | None:
-        """The fastest variant that fits."""
+        """The fastest variant that fits. Where the leanest doesn't, none does."""
+        if not self.fits(self._leanest(base)):
+            return None
         return next((settings for settings in self.variants(base) if self.fits(settings)), None)
+
+    def _leanest(self, base: Settings) -> Settings:
+        """The variant that needs the least: the slowest."""
+        *_, last = self.variants(base)
+        return last
 
     def budget(self, settings: Settings) -> Budget:
         """That of the smallest of the GPUs that are used."""

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from snugvl.checkpoint.facts import KVLayer, ModelFacts, Role, TensorFact
 
@@ -12,6 +12,7 @@ Part = Literal["vision", "embedding", "lm_head", "decoder"]
 Kind = Literal["plain", "matrix", "fp8", "scale", "tower", "packed"]
 PARTS: Final[tuple[Part, ...]] = ("decoder", "embedding", "lm_head", "vision")
 PLAIN: Final = frozenset(("BF16", "F16", "F32", "F64"))
+POSITIONS: Final = "pos_embed.weight"
 
 _PARTS: Final[Mapping[Role, Part]] = {"vision": "vision", "connector": "vision", "embedding": "embedding",
                                       "lm_head": "lm_head"}  # fmt: skip
@@ -61,11 +62,15 @@ class Inventory:
 
 def inventory(facts: ModelFacts) -> Inventory:
     """Group the tensors of a model. A stored head that is tied is left out: no engine loads it."""
-    counts: dict[Group, int] = defaultdict(int)
+    alike: dict[tuple[Any, ...], list[TensorFact]] = defaultdict(list)  # quicker than a group for each tensor
     for tensor in facts.tensors:
-        one = group_of(tensor)
-        if tensor.loaded and not (one.part == "lm_head" and facts.tied):
-            counts[one] += 1
+        learned = tensor.name.endswith(POSITIONS)
+        alike[tensor.role, tensor.dtype, tensor.shape, tensor.nbytes, tensor.loaded, learned].append(tensor)
+    counts: dict[Group, int] = defaultdict(int)
+    for tensors in alike.values():
+        one = group_of(tensors[0])
+        if tensors[0].loaded and not (one.part == "lm_head" and facts.tied):
+            counts[one] += len(tensors)
     groups = tuple(replace(one, count=count) for one, count in counts.items())
     parameters = sum(each.elements * each.count for each in groups if each.kind not in ("scale", "packed"))
     normed = any(tensor.role == "norm" and "q_norm" in tensor.name for tensor in facts.tensors)
@@ -90,6 +95,6 @@ def _kind(tensor: TensorFact, part: Part) -> Kind:
     if tensor.dtype not in PLAIN:
         return "packed"
     # Learned positions are looked up, not multiplied; patches are embedded by a tensor of more dimensions.
-    if part == "vision" and len(tensor.shape) == 2 and not tensor.name.endswith("pos_embed.weight"):
+    if part == "vision" and len(tensor.shape) == 2 and not tensor.name.endswith(POSITIONS):
         return "tower"
     return "matrix" if part == "decoder" and tensor.role in ("linear", "expert") else "plain"
