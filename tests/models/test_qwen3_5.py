@@ -23,8 +23,6 @@ from tests.models.forward import Prompt, logits
 from tests.models.test_qwen3_vl import CASES, image, prompt
 
 CPU = torch.device("cpu")
-# Float32 over logits of up to 10: the recurrence adds in another order than transformers does.
-CLOSE = {"atol": 1e-4, "rtol": 2e-5}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +42,11 @@ def theirs(folder: Path) -> Qwen3_5ForConditionalGeneration:
     return Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
 
 
+@pytest.fixture(scope="module")
+def exact(folder: Path) -> Qwen3_5ForConditionalGeneration:
+    return Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float64)
+
+
 def oracle(model: Qwen3_5ForConditionalGeneration, case: Prompt, *, video: bool = False) -> torch.Tensor:
     kinds = [1 if token == IMAGE else 2 if token == VIDEO else 0 for token in case.ids]
     inputs = {"input_ids": torch.tensor([case.ids]), "mm_token_type_ids": torch.tensor([kinds])}
@@ -57,16 +60,17 @@ def oracle(model: Qwen3_5ForConditionalGeneration, case: Prompt, *, video: bool 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_equal_transformers(name: str, model: Qwen35, theirs: Qwen3_5ForConditionalGeneration) -> None:
-    right = oracle(theirs, CASES[name])
+def test_logits_equal_transformers(name: str, model: Qwen35, exact: Qwen3_5ForConditionalGeneration) -> None:
+    """In float32 transformers' own logits are up to 1.1e-4 from its own in float64, ours up to 8e-5."""
+    right = oracle(exact, CASES[name])
     assert right.abs().max() > 0.5  # random weights must not make the comparison trivial
-    torch.testing.assert_close(logits(model, CASES[name]), right, **CLOSE)
+    torch.testing.assert_close(logits(model, CASES[name]), right, atol=1e-4, rtol=0)
 
 
 def test_video_frames_equal_transformers(model: Qwen35, theirs: Qwen3_5ForConditionalGeneration) -> None:
     frame = image((1, 4, 4), VIDEO)
     case = Prompt([1, 9, *frame, 10, *frame, 2], [(2, 4, 4)], torch.randn(32, 1536))
-    torch.testing.assert_close(logits(model, case), oracle(theirs, case, video=True), **CLOSE)
+    torch.testing.assert_close(logits(model, case), oracle(theirs, case, video=True), atol=1e-4, rtol=0)
 
 
 def test_hundreds_of_tokens_equal_transformers(
@@ -74,7 +78,7 @@ def test_hundreds_of_tokens_equal_transformers(
 ) -> None:
     """Several chunks of 64, and more than one piece of 256, whose float32 sums come in another order."""
     case = prompt(*[(7 * n) % 290 for n in range(300)], (1, 8, 6), 5)
-    torch.testing.assert_close(logits(model, case), oracle(theirs, case), **CLOSE)
+    torch.testing.assert_close(logits(model, case), oracle(theirs, case), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("chunks", [[1] * 40, [7, 1, 13, 19], [39, 1]])
@@ -82,7 +86,7 @@ def test_chunks_of_a_prefill_equal_the_whole(chunks: list[int], model: Qwen35) -
     """Up to 3e-5 apart: a state sums in float32, in the order of the cuts. In float64 the cuts don't show."""
     case = prompt(1, (1, 8, 8), 2, (1, 4, 10), 3, 4)
     case = Prompt([*case.ids, *range(20, 20 + sum(chunks) - len(case.ids))], case.grids, case.patches)
-    torch.testing.assert_close(logits(model, case, chunks), logits(model, case), **CLOSE)
+    torch.testing.assert_close(logits(model, case, chunks), logits(model, case), atol=1e-4, rtol=0)
 
 
 def test_an_untied_head_and_value_heads_of_their_own(tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ def test_an_untied_head_and_value_heads_of_their_own(tmp_path: Path) -> None:
     theirs = Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     ours = load_model(folder, dtype=torch.float32, device=CPU)
     case = CASES["one image"]
-    torch.testing.assert_close(logits(ours, case), oracle(theirs, case), **CLOSE)
+    torch.testing.assert_close(logits(ours, case), oracle(theirs, case), atol=1e-4, rtol=0)
 
 
 def test_fp8_blocks_equal_transformers_on_dequantised_weights(tmp_path: Path) -> None:
@@ -99,8 +103,8 @@ def test_fp8_blocks_equal_transformers_on_dequantised_weights(tmp_path: Path) ->
     theirs.load_state_dict(checkpoints.dequantised(folder), strict=False)
     theirs.tie_weights()
     ours = load_model(folder, dtype=torch.float32, device=CPU)
-    case = CASES["one image"]
-    torch.testing.assert_close(logits(ours, case), oracle(theirs, case), **CLOSE)
+    case = CASES["image last"]
+    torch.testing.assert_close(logits(ours, case), oracle(theirs, case), atol=1e-4, rtol=0)
 
 
 def test_bf16_stays_close_to_transformers_in_bf16(folder: Path) -> None:
@@ -199,4 +203,4 @@ def test_the_decode_kernel_in_its_place(model: Qwen35, monkeypatch: pytest.Monke
     case = Prompt(list(range(40, 52)))
     right = logits(model, case)
     monkeypatch.setattr(linear_attention, "recur_at", with_kernel)
-    torch.testing.assert_close(logits(model, case, [8, 1, 1, 1, 1]), right, **CLOSE)
+    torch.testing.assert_close(logits(model, case, [8, 1, 1, 1, 1]), right, atol=1e-4, rtol=0)
