@@ -127,10 +127,6 @@ class DecodeGraphs:
         """Sequences of the largest graph."""
         return max(self._sizes)
 
-    def capture(self, sequences: int) -> None:
-        """Capture the graph for so many now, instead of when it is first needed."""
-        self._graph(sequences)
-
     def start(self, rows: Rows[Row]) -> Run:
         """Give a graph its batch, and run it."""
         return self._graph(len(rows)).start(rows)

@@ -14,7 +14,7 @@ import torch
 
 from snugvl.engine.recordings import Recordings
 from snugvl.engine.request import VisionItem
-from snugvl.models.batch import GridTHW, Network
+from snugvl.models.batch import GridTHW, Network, encoded
 
 PATCHES: Final = 4096  # of a picture, at most: a chunk of the tower (`models/vision.py`)
 SLICES: Final = 3  # of the encoder that one may take
@@ -68,11 +68,5 @@ class PictureGraphs:
 
     def _encode(self, places: _Places, grid: GridTHW) -> None:
         """What is recorded."""
-        steps = self._model.encode_in_steps(lambda start, end: places.patches[start:end], grid)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                rows: torch.Tensor = end.value
-                places.rows[: len(rows)].copy_(rows)
-                return
+        rows = encoded(self._model.encode_in_steps(lambda start, end: places.patches[start:end], grid))
+        places.rows[: len(rows)].copy_(rows)

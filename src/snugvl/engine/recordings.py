@@ -22,7 +22,7 @@ from snugvl.models.batch import Network
 
 logger = logging.getLogger(__name__)
 
-SMALL_BYTES = 8 << 20  # of the pool, for tensors of up to 1 MiB, which torch's allocator keeps apart
+SMALL_BYTES = 8 << 20  # of a piece, for tensors of up to 1 MiB, which torch's allocator keeps apart
 MOST = 48  # recordings; the least recently used goes
 LATELY = 64  # sizes without one that are remembered
 Work = Callable[[], None]

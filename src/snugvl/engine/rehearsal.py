@@ -5,8 +5,6 @@ and a half times that. So steps of that many tokens, and of one more or less, us
 does: `tests/engine/test_rehearsal.py` holds it to that with a mix of requests.
 """
 
-from collections.abc import Iterator
-
 import torch
 
 from snugvl.config import EngineConfig
@@ -14,7 +12,7 @@ from snugvl.engine.caches import allocate
 from snugvl.engine.filters import support
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, GridTHW
+from snugvl.models.batch import Batch, GridTHW, encoded
 from snugvl.models.networks import LoadableNetwork
 from snugvl.sampling import SamplingParams
 
@@ -83,6 +81,4 @@ def _encode(network: LoadableNetwork, grid: GridTHW) -> None:
     def read(start: int, end: int) -> torch.Tensor:
         return torch.empty(end - start, vision.patch_dim, dtype=network.dtype, device=network.device)
 
-    steps: Iterator[int] = network.encode_in_steps(read, grid)
-    for _ in steps:
-        pass
+    encoded(network.encode_in_steps(read, grid))

@@ -15,12 +15,11 @@ from snugvl.config import EngineConfig
 from snugvl.engine.caches import refit
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.pressure import Watch, sizes
+from snugvl.engine.recordings import SMALL_BYTES
 from snugvl.engine.runner import Runner
 from snugvl.engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
-
-SMALL_BYTES = 8 << 20  # for tensors of up to 1 MiB, which torch's allocator keeps apart
 
 
 class Room:

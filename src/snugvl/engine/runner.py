@@ -84,8 +84,9 @@ class Runner:
         if self._has_graph(step):
             return self.graphs.start(rows_of([chunk.sequence for chunk in step.chunks])).logits
         embeds = [part for chunk in step.chunks for part in self.encoder.rows(chunk)]
-        if self._steps is not None and not step.alone and self._steps.takes(step.chunks):
-            return self._steps.run(step.chunks, embeds)
+        recorded = None if self._steps is None or step.alone else self._steps.run(step.chunks, embeds)
+        if recorded is not None:
+            return recorded
         return self.model.forward(self._batch(step.chunks, embeds), self.cache)
 
     def take_off(self, step: Schedule) -> Flight | None:

@@ -61,30 +61,25 @@ class StepGraphs:
         self._blocks = table_width(-(-config.max_model_len // cache.block_size))
         self._seen = False  # whether the last step had placeholders, whose rows are still there
 
-    def takes(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether `run` is for these chunks: their size came before."""
-        exact = shape_of(chunks)
-        if exact.tokens > self._most or exact.sequences > self._seats:
-            return False
-        shape = self._shape(exact)
-        return self._recordings.due(("step", shape.tokens, shape.sequences))
-
-    def run(self, chunks: Sequence[Chunk], embeds: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Logits `[n, vocab]` of the `n` chunks that sample, valid until the next run.
+    def run(self, chunks: Sequence[Chunk], embeds: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Logits `[n, vocab]` of the `n` chunks that sample, valid until the next run; None: not recorded.
 
         `embeds`: the encoder rows of all placeholders, in their order, in pieces.
         """
         exact = shape_of(chunks)
+        if exact.tokens > self._most or exact.sequences > self._seats:
+            return None
         shape = self._shape(exact)
+        key = ("step", shape.tokens, shape.sequences)
+        if not self._recordings.due(key):
+            return None
         inputs = self._recordings.held("inputs of steps", self._inputs)
         flat = inputs.flat[: shape.size]
         # Placeholders are not part of a recording: as many of them as there are, behind its own numbers.
         sent_to(flat, pack(chunks, shape, self._cache.block_size))
         numbers = numbers_of(flat, shape)
         self._see(inputs, numbers.pictured[: exact.pictured], embeds)
-        self._recordings.run(
-            ("step", shape.tokens, shape.sequences), lambda: self._step(inputs, numbers, shape)
-        )
+        self._recordings.run(key, lambda: self._step(inputs, numbers, shape))
         return inputs.logits[: exact.logits]
 
     def _shape(self, exact: Shape) -> Shape:

@@ -17,6 +17,16 @@ PatchReader = Callable[[int, int], torch.Tensor]
 """Patches `start … end - 1` of an item, `[end - start, patch_dim]`, ready for the network."""
 
 
+def encoded(steps: Generator[int, None, torch.Tensor]) -> torch.Tensor:
+    """What `Network.encode_in_steps` returns at its end, without a stop on the way."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            rows: torch.Tensor = end.value
+            return rows
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step over several sequences, flattened token by token.

@@ -9,7 +9,7 @@ from torch import nn
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
-from snugvl.models.batch import Batch, GridTHW, PatchReader
+from snugvl.models.batch import Batch, GridTHW, PatchReader, encoded
 from snugvl.models.decoder import Decoder
 from snugvl.models.patch_reader import reader
 from snugvl.models.qwen2_5_vision import Qwen25Tower
@@ -73,7 +73,7 @@ class Qwen3VL(nn.Module):
         for grid in grids:
             last = first + math.prod(grid)
             image = patches[first:last]
-            encodings.append(_result(self.encode_in_steps(reader(image, self.device, self.dtype), grid)))
+            encodings.append(encoded(self.encode_in_steps(reader(image, self.device, self.dtype), grid)))
             first = last
         return torch.cat(encodings)
 
@@ -89,13 +89,3 @@ class Qwen3VL(nn.Module):
         head = self.decoder.embed_tokens if self.config.tie_word_embeddings else self.lm_head
         logits: torch.Tensor = head(hidden, dtype=torch.float32)
         return logits
-
-
-def _result(steps: Generator[int, None, torch.Tensor]) -> torch.Tensor:
-    """What a generator returns at its end."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: torch.Tensor = end.value
-            return result
