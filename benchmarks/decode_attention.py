@@ -135,7 +135,7 @@ class Layers:
             slots = self.tables[row, place // BLOCK].long() * BLOCK + place % BLOCK
             keys, values = self.cache.gather(0, slots, torch.float32)  # [length, kv heads, dim]
             shared = self.heads // keys.shape[1]
-            keys, values = keys.repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+            keys, values = (part.float().repeat_interleave(shared, 1) for part in (keys, values))
             weights = (torch.einsum("hd,nhd->hn", query[row], keys) * self.scale).softmax(-1)
             rows.append(torch.einsum("hn,nhd->hd", weights, values))
         return torch.stack(rows)

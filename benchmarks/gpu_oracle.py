@@ -1,10 +1,13 @@
 """Our engine against transformers on the exact architecture of a real checkpoint, on a GPU.
 
-Preprocessing, logits and 64 greedy tokens, for prompts with 0, 1 and 3 images. In float32 both must agree;
-in bfloat16 each is compared with the float32 logits of transformers, so that ours has the oracle's own
-rounding as its yardstick.
+Preprocessing, logits and up to 64 greedy tokens, for prompts with 0, 1 and 3 images. In float32 both must
+agree; in bfloat16 each is compared with the float32 logits of transformers, so that ours has the oracle's own
+rounding as its yardstick. Where tokens differ, the oracle's own logits of that step say how clearly it chose:
+the difference between its token and ours (`margin`), beside the error of its bfloat16 logits at the prompt's
+tokens (`noise`, root of the mean square). Random weights leave many such ties; a trained model few.
 
     python benchmarks/gpu_oracle.py CHECKPOINT [--out FILE]
+    python benchmarks/gpu_oracle.py src/snugvl/pocket --drawn 64             # answers of a trained model
 """
 
 import argparse
@@ -17,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor
 
 import machine
@@ -37,6 +40,9 @@ from snugvl.models.qwen3_vl import Qwen3VL
 from snugvl.sampling import SamplingParams
 
 NEW_TOKENS = 64
+SHAPES = ("rectangle", "ellipse", "rounded_rectangle")
+COLOURS = ("red", "green", "blue", "yellow", "black", "white", "orange", "purple")
+QUESTIONS = ("Describe this picture.", "How many shapes are there?", "What colour is the largest shape?")
 SIZES = {"no image": [], "one image": [(1024, 1024)], "three images": [(640, 480), (333, 777), (1000, 64)]}
 
 
@@ -56,6 +62,30 @@ def pictures(sizes: list[tuple[int, int]]) -> list[Image.Image]:
         Image.fromarray(generator.integers(0, 256, (9, 9, 3), dtype=np.uint8)).resize(size, smooth)
         for size in sizes
     ]
+
+
+def drawn(index: int) -> Image.Image:
+    """Some shapes on a plain ground, another picture for each index."""
+    generator = np.random.default_rng(index)
+    image = Image.new("RGB", (256, 256), str(generator.choice(COLOURS)))
+    pen = ImageDraw.Draw(image)
+    for _ in range(int(generator.integers(1, 5))):
+        x, y, width, height = generator.integers([0, 0, 24, 24], [180, 180, 76, 76]).tolist()
+        draw = getattr(pen, str(generator.choice(SHAPES)))
+        draw((x, y, x + width, y + height), fill=str(generator.choice(COLOURS)))
+    return image
+
+
+def questions(folder: Path, count: int) -> list[Case]:
+    """About drawn pictures; both get our inputs."""
+    config = read_config(folder)
+    processor = Processor.from_folder(folder, config)
+    cases = []
+    for index in range(count):
+        question = QUESTIONS[index % len(QUESTIONS)]
+        ours = processor.prepare([user(drawn(index), question)])
+        cases.append(Case(f"{index}: {question}", ours, as_tensors(ours, config.placeholders[:1])))
+    return cases
 
 
 def prepare(folder: Path) -> list[Case]:
@@ -147,7 +177,7 @@ def our_tokens(model: LoadableNetwork, prompt: PreparedPrompt) -> tuple[list[int
     """Greedy tokens through the whole engine, and the seconds of a decode step."""
     config = EngineConfig(num_blocks=512, max_model_len=8192, max_batched_tokens=512)
     engine = Engine(model, config)
-    sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=NEW_TOKENS)
     engine.add(EngineRequest("0", prompt.prompt_ids, sampling, prompt.vision))
     tokens: list[int] = []
     first = 0.0
@@ -155,18 +185,46 @@ def our_tokens(model: LoadableNetwork, prompt: PreparedPrompt) -> tuple[list[int
         tokens += [output.token_id for output in engine.step() if output.token_id is not None]
         first = first or (time.perf_counter() if tokens else 0.0)
     engine.check_integrity()
-    return tokens, (time.perf_counter() - first) / (NEW_TOKENS - 1)
+    return tokens, (time.perf_counter() - first) / max(len(tokens) - 1, 1)
 
 
-def their_tokens(model: Any, inputs: dict[str, torch.Tensor]) -> list[int]:
-    """Greedy tokens of transformers' generate()."""
+@dataclass
+class Answer:
+    """Greedy tokens, and the logits that each was taken from, `[tokens, vocab]` float32."""
+
+    tokens: list[int]
+    logits: torch.Tensor
+
+
+def their_answer(model: Any, inputs: dict[str, torch.Tensor]) -> Answer:
+    """Of transformers' generate()."""
     total = inputs["input_ids"].shape[1]
     output = model.generate(
-        **inputs, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, temperature=None,
-        top_p=None, top_k=None,
+        **inputs, max_new_tokens=NEW_TOKENS, do_sample=False, temperature=None, top_p=None, top_k=None,
+        repetition_penalty=1.0, return_dict_in_generate=True, output_logits=True,
     )  # fmt: skip
-    result: list[int] = output[0, total:].tolist()
-    return result
+    return Answer(output.sequences[0, total:].tolist(), torch.cat(output.logits).float().cpu())
+
+
+@dataclass
+class Agreement:
+    """How far two greedy answers agree; `margin`: how clearly the oracle took the token that we didn't."""
+
+    equal: int
+    of: int
+    margin: float | None
+
+
+def agreement(ours: list[int], theirs: Answer) -> Agreement:
+    """From the first token on."""
+    same = common_prefix(ours, theirs.tokens)
+    if same == max(len(ours), len(theirs.tokens)):
+        return Agreement(same, same, None)
+    margin = None
+    if same < min(len(ours), len(theirs.tokens)):
+        at = theirs.logits[same]
+        margin = float(at[theirs.tokens[same]] - at[ours[same]])
+    return Agreement(same, len(theirs.tokens), margin)
 
 
 def measured(build: Callable[[], Any], what: str) -> tuple[Any, dict[str, float]]:
@@ -193,8 +251,8 @@ def measured(build: Callable[[], Any], what: str) -> tuple[Any, dict[str, float]
 
 def common_prefix(first: list[int], second: list[int]) -> int:
     """How many tokens agree from the start."""
-    pairs = zip(first, second, strict=True)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(first))
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def relative(value: torch.Tensor, reference: torch.Tensor) -> float:
@@ -217,11 +275,11 @@ def compare(
         lambda: kind.from_pretrained(folder, dtype=dtype, device_map=device),
         f"transformers {name}",
     )
-    logits, tokens = {}, {}
+    logits, answers = {}, {}
     for case in cases:
         inputs = {key: value.to(device) for key, value in case.theirs.items()}
         logits[case.name] = oracle(**inputs).logits[0].float().cpu()
-        tokens[case.name] = their_tokens(oracle, inputs)
+        answers[case.name] = their_answer(oracle, inputs)
     del oracle, inputs
     ours, our_load = measured(lambda: load_model(folder, dtype=dtype, device=device), f"snugvl {name}")
     rows = []
@@ -229,7 +287,8 @@ def compare(
         mine = our_logits(ours, case.ours).cpu()
         reference = truth.setdefault(case.name, logits[case.name])
         our_ids, step_s = our_tokens(ours, case.ours)
-        same = common_prefix(our_ids, tokens[case.name])
+        same = agreement(our_ids, answers[case.name])
+        noise = float((logits[case.name] - reference).square().mean().sqrt())
         row = {
             "case": case.name,
             "dtype": name,
@@ -238,7 +297,10 @@ def compare(
             "our_error_to_fp32": relative(mine, reference),
             "their_error_to_fp32": relative(logits[case.name], reference),
             "top1_agreement": (mine.argmax(-1) == logits[case.name].argmax(-1)).float().mean().item(),
-            "equal_greedy_tokens": same,
+            "equal_greedy_tokens": same.equal,
+            "greedy_tokens": same.of,
+            "margin": same.margin,
+            "noise": noise,
             "decode_step_ms": step_s * 1e3,
         }
         rows.append(row)
@@ -246,9 +308,21 @@ def compare(
             f"{name:<9}{case.name:<14} max |Δ| {row['max_abs_difference']:.2e}"
             f"  rel {row['relative_difference']:.2e}"
             f"  to fp32: ours {row['our_error_to_fp32']:.2e}, theirs {row['their_error_to_fp32']:.2e}"
-            f"  top-1 {row['top1_agreement']:.4f}  greedy {same}/{NEW_TOKENS}"
+            f"  top-1 {row['top1_agreement']:.4f}  greedy {same.equal}/{same.of}{_tie(same, noise)}"
         )
     return {"transformers_load": their_load, "snugvl_load": our_load, "rows": rows}
+
+
+def _tie(same: Agreement, noise: float) -> str:
+    return "" if same.margin is None else f" (margin {same.margin:.3f}, noise {noise:.3f})"
+
+
+def count(rows: list[dict[str, Any]]) -> str:
+    """How many answers are equal, and by how little the others were missed."""
+    equal = sum(row["equal_greedy_tokens"] == row["greedy_tokens"] for row in rows)
+    margins = [row["margin"] for row in rows if row["margin"] is not None]
+    more = f"; largest margin where they differ {max(margins):.3f}" if margins else ""
+    return f"{rows[0]['dtype']}: {equal} of {len(rows)} answers equal, token by token{more}"
 
 
 def main() -> None:
@@ -258,14 +332,19 @@ def main() -> None:
     )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
+    parser.add_argument(
+        "--drawn", type=int, default=0, help="pictures to ask about, instead of the three cases"
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     print(machine.describe())
-    cases = prepare(arguments.checkpoint)
+    folder, pictured = arguments.checkpoint, arguments.drawn
+    cases = questions(folder, pictured) if pictured else prepare(folder)
     results: dict[str, Any] = {"checkpoint": arguments.checkpoint.name, "inputs": compare_inputs(cases)}
     truth: dict[str, torch.Tensor] = {}
     for dtype in (torch.float32, torch.bfloat16):
-        results[str(dtype)] = compare(arguments.checkpoint, cases, dtype, arguments.device, truth)
+        results[str(dtype)] = compare(folder, cases, dtype, arguments.device, truth)
+        print(count(results[str(dtype)]["rows"]))
     machine.save("gpu_oracle", results, arguments.out)
 
 
