@@ -13,6 +13,7 @@ from triton.runtime import driver
 
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kernels.dry_run import Launch
+from snugvl.layers.kernels.keys import read
 
 
 class _Described:
@@ -46,6 +47,7 @@ def compile_all(
 
 def _compile(launch: Launch) -> Exception | None:
     try:
+        read(launch.kernel.kernel)
         launch.kernel.kernel.warmup(*launch.values, grid=(1,), **launch.constants)
     except Exception as error:  # the others are wanted all the same; whoever launches it will see it
         return error

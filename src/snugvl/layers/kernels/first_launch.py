@@ -28,11 +28,12 @@ def read_kernels() -> bool:
     """The sources of the kernels that every model needs; whether that worked."""
     with suppress(Exception):
         from snugvl.layers.kernels import attention, linear, norm, vision, widen  # noqa: F401
+        from snugvl.layers.kernels.keys import read
         from snugvl.layers.kernels.launch import Launched
 
         modules = [each for name, each in sys.modules.items() if name.startswith(__package__)]
         for value in [value for module in modules for value in vars(module).values()]:
             if isinstance(value, Launched):
-                _ = value.kernel.cache_key
+                read(value.kernel)
         return True
     return False

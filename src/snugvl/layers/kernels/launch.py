@@ -12,7 +12,7 @@ variant goes through Triton as ever.
 A variant that was never compiled on this machine takes a second or more, and everybody waits. So what Triton
 compiles a kernel anew for is as little as can be: numbers of tokens, of blocks or of rows are not looked at
 (`do_not_specialize`), nor where index tensors begin; and what a model will need is compiled before it is
-needed (`kernels/compiling.py`), for which `Launched.instead` is there.
+needed (`kernels/compiling.py`), for which `Launched.instead` is there, and found (`kernels/keys.py`).
 
 How a compiled kernel is started is what `JITFunction.run` does in Triton 3.6 to 3.9;
 `tests/layers/kernels/test_launch.py` holds it to that.
@@ -23,6 +23,8 @@ from typing import Any, ClassVar
 
 import torch
 from triton.runtime import JITFunction, driver
+
+from snugvl.layers.kernels.keys import read
 
 Instead = Callable[["Launched", tuple[object, ...], dict[str, object]], None]
 
@@ -74,6 +76,7 @@ class Launched:
         self, grid: tuple[int, ...], values: tuple[object, ...], constants: dict[str, object]
     ) -> tuple[Any, ...]:
         """Launch by Triton, which compiles; what later launches of the variant need."""
+        read(self.kernel)
         compiled = self.kernel[grid](*values, **constants)
         names = self.kernel.arg_names[len(values) :]
         rest = tuple(constants[name] for name in names)
