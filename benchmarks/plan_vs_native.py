@@ -5,8 +5,9 @@
 
 A cell is CONTEXT:SIDE:REQUESTS:MEMORY, in a process of its own, held to MEMORY as `snugvl serve --memory`
 holds it: a prompt that fills the context with an image of SIDE×SIDE pixels; so many streams, greedy and
-drawn, and that image encoded beside them; then every size of a batch. Several cells run side by side on one
-card: each is capped, and the driver counts each process by itself. No cell's plan learns from another.
+drawn, and that image encoded beside them; then every size of a batch. SIDE is 0 for a model that reads text
+alone. Several cells run side by side on one card: each is capped, and the driver counts each process by
+itself. No cell's plan learns from another.
 
 Prints planned and measured bytes in all, the most that tensors filled at once (`live`: the workspace is
 claimed whole at the start) and, over all cells, the first two by row of the ledger. The goal: within 2 % or
@@ -72,7 +73,7 @@ def measure(checkpoint: str, weights: Any, cell: Cell, device: str) -> dict[str,
             dtype="auto",
             weights=weights,
             context=cell.context,
-            max_pixels=pixels,
+            max_pixels=pixels or None,
             memory=cell.memory,
         )
     except snugvl.DoesNotFit as error:
@@ -112,10 +113,10 @@ def fill(model: Any, requests: int) -> None:
 
     can = model.capabilities
     side = int(can.max_pixels**0.5)
-    picture = Image.effect_noise((side, side), 80).convert("RGB")
+    pictures = [Image.effect_noise((side, side), 80).convert("RGB")] if can.images else []
     room = max(can.context_tokens - can.max_pixels // 1024 - 256, 1)  # 32×32 pixels a token
     words = "word " * room
-    model.chat(snugvl.user(picture, words), snugvl.SamplingParams(max_tokens=32, ignore_eos=True))
+    model.chat(snugvl.user(*pictures, words), snugvl.SamplingParams(max_tokens=32, ignore_eos=True))
     greedy = snugvl.SamplingParams(max_tokens=96, ignore_eos=True)
     drawn = snugvl.SamplingParams(max_tokens=96, ignore_eos=True, temperature=1.0, top_p=0.9, seed=1)
     for params in (greedy, drawn):
@@ -124,8 +125,9 @@ def fill(model: Any, requests: int) -> None:
                 pool.submit(model.chat, snugvl.user(f"hello {i}"), params) for i in range(requests - 1)
             ]
             time.sleep(0.1)  # they decode before the image comes
-            picture = picture.transpose(Image.Transpose.ROTATE_90)  # another one: it is encoded again
-            streams.append(pool.submit(model.chat, snugvl.user(picture, "hello"), params))
+            # Another one: it is encoded again.
+            pictures = [picture.transpose(Image.Transpose.ROTATE_90) for picture in pictures]
+            streams.append(pool.submit(model.chat, snugvl.user(*pictures, "hello"), params))
             for stream in streams:
                 stream.result()
     for together in (size for size in (1, 2, 4, 8, 16, 32) if size <= requests):

@@ -1,9 +1,11 @@
 """A checkpoint of a model of the catalogue with random weights: memory and speed don't depend on the values.
 
     python benchmarks/random_checkpoint.py Qwen/Qwen3.5-0.8B TOKENIZER OUT [--layers 8]
+    python benchmarks/random_checkpoint.py microsoft/Phi-3-mini-4k-instruct src/snugvl/pocket OUT
 
 TOKENIZER is a folder of a model of the same kind, with its tokenizer, chat template and preprocessor
-settings; its control tokens are written into the configuration. Names, shapes and bf16 are those of the
+settings; its control tokens are written into the configuration. For a model that reads text alone any
+tokenizer will do whose vocabulary is no larger than the model's. Names, shapes and bf16 are those of the
 published files, a few GB a file. Weights are drawn so that activations keep their size and a state neither
 explodes nor forgets everything.
 """
@@ -69,9 +71,10 @@ def shards(tensors: tuple[Expected, ...]) -> Iterator[list[Expected]]:
 def configuration(config: dict[str, Any], tokenizer: Tokenizer, layers: int | None) -> dict[str, Any]:
     """The catalogue's, with this tokenizer's ids, and the rotary settings that it leaves out."""
     config = deepcopy(config)
-    for key, token in CONTROLS.items():
-        config[key] = tokenizer.encode(token)[0]
-    text = config["text_config"]
+    text = config.get("text_config", config)
+    if "vision_config" in config:
+        for key, token in CONTROLS.items():
+            config[key] = tokenizer.encode(token)[0]
     if layers is not None:
         text["num_hidden_layers"] = layers
     if config["model_type"] == "qwen3_5":
