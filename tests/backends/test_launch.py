@@ -12,7 +12,7 @@ from snugvl.backends.launch import Launched
 from snugvl.backends.protocol import Capabilities
 from snugvl.backends.supervised import EngineChoice, SupervisedEngine
 from snugvl.hardware.describe import describe
-from tests.backends.test_supervised import COMMAND, QUICK, read, run, say, until
+from tests.backends.supervised import COMMAND, QUICK, read, run, say, until
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(60)")
 

@@ -1,13 +1,8 @@
-"""The supervisor over a fake engine in a real process: every way to die, and every way back."""
+"""The supervisor over a fake engine in a real process: what it passes on, and to whom."""
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,10 +10,9 @@ import pytest
 from PIL import Image
 
 from snugvl.backends.arena import Arena
-from snugvl.backends.protocol import Delta, Request, Stream, Text, user
-from snugvl.backends.supervised import EngineChoice, SupervisedEngine, Supervision
+from snugvl.backends.protocol import Request, Text, user
+from snugvl.backends.supervised import SupervisedEngine
 from snugvl.errors import (
-    CheckpointError,
     EngineError,
     EngineUnavailable,
     OutputError,
@@ -28,38 +22,7 @@ from snugvl.errors import (
 )
 from snugvl.region import Region
 from snugvl.sampling import SamplingParams
-
-COMMAND = (sys.executable, str(Path(__file__).parent / "fake_child.py"))
-QUICK = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=30.0)
-PATIENCE_S = 60.0
-
-
-@asynccontextmanager
-async def engine(model: str = "echo", supervision: Supervision = QUICK) -> AsyncIterator[SupervisedEngine]:
-    service = SupervisedEngine(EngineChoice(model), supervision, COMMAND)
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.close()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
-
-
-def say(text: str, tokens: int = 5) -> Request:
-    return Request((user(Text(text)),), SamplingParams(max_tokens=tokens))
-
-
-async def read(stream: Stream) -> list[Delta]:
-    return [delta async for delta in stream]
+from tests.backends.supervised import engine, read, run, say, until
 
 
 def test_loads_serves_and_leaves_no_process() -> None:
@@ -264,205 +227,6 @@ def test_an_unread_stream_is_merged_and_loses_nothing() -> None:
     run(test())
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_death_ends_streams_with_an_error_and_the_engine_comes_back(how: signal.Signals) -> None:
-    async def test() -> None:
-        async with engine() as service:
-            await until(lambda: service.health.ready)
-            streams = [await service.submit(say("hello", 100_000)) for _ in range(3)]
-            readers = [asyncio.create_task(read(stream)) for stream in streams]
-            preparing = asyncio.create_task(service.submit(say("think")))
-            await asyncio.sleep(0.05)
-            pid = service.pid
-            assert pid is not None
-            os.kill(pid, how)
-            ends = await asyncio.gather(*readers, return_exceptions=True)
-            for end in ends:
-                assert type(end) is EngineError
-                assert f"signal {int(how)}, {how.name}" in str(end)
-                assert "it is starting again" in str(end)
-            refused = (await asyncio.gather(preparing, return_exceptions=True))[0]
-            assert isinstance(refused, EngineUnavailable)
-            assert service.health.state == "restarting"
-            assert how.name in service.health.detail
-            assert service.capabilities is not None
-            with pytest.raises(EngineUnavailable, match=how.name) as caught:
-                await service.submit(say("hello"))
-            assert caught.value.retry_after_s >= 1
-            await until(lambda: service.health.ready)
-            assert service.health.restarts == 1
-            assert service.pid != pid
-            assert await read(await service.submit(say("hello")))
-
-    run(test())
-
-
-def test_ctrl_c_in_the_terminal_is_the_servers_business() -> None:
-    async def test() -> None:
-        async with engine() as service:
-            await until(lambda: service.health.ready)
-            assert service.pid is not None
-            assert os.getpgid(service.pid) != os.getpgid(0)
-            os.kill(service.pid, signal.SIGINT)
-            assert await read(await service.submit(say("hello")))
-            assert service.health.restarts == 0
-
-    run(test())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [
-        ("abort", "SIGABRT.*the GPU's memory ran out.*CUDA out of memory. Tried to allocate 2 GiB"),
-        ("bug", "exit code 1.*ZeroDivisionError: a bug while loading"),
-    ],
-)
-def test_deaths_in_a_row_back_off_and_say_why(model: str, why: str) -> None:
-    async def test() -> None:
-        async with engine(model, Supervision(ping_s=0.05, backoff_s=0.01, backoff_max_s=1000.0)) as service:
-            await until(lambda: service._deaths >= 2)
-            assert service.health.state in ("starting", "restarting")
-            await until(lambda: "4 times in a row, it starts again in 0.02 s" in service.health.detail)
-            assert service.failure is None
-            with pytest.raises(EngineUnavailable, match=f"(?s){why}"):
-                await service.submit(say("hello"))
-
-    run(test())
-
-
-def test_a_process_that_can_not_be_started_is_tried_again() -> None:
-    async def test() -> None:
-        service = SupervisedEngine(EngineChoice(), Supervision(backoff_s=0.01), ("/not/there",))
-        await service.start()
-        await until(
-            lambda: "can't be started" in service.health.detail and "3 times" in service.health.detail
-        )
-        assert service.health.state == "restarting"
-        await service.close()
-
-    run(test())
-
-
-def test_pauses_double_up_to_a_limit() -> None:
-    pauses = [Supervision().pause_s(deaths) for deaths in (1, 2, 3, 4, 5, 8, 9, 10_000)]
-    assert pauses == [0, 0, 1, 2, 4, 32, 60, 60]
-
-
-@pytest.mark.slow
-def test_a_death_long_after_ready_is_not_in_a_row() -> None:
-    async def test() -> None:
-        async with engine(supervision=Supervision(ping_s=0.05, settle_s=0.0)) as service:
-            for round_ in range(4):
-                await until(lambda count=round_: service.health.ready and service.health.restarts == count)  # type: ignore[misc]
-                assert service.pid is not None
-                os.kill(service.pid, signal.SIGKILL)
-                await until(lambda: not service.health.ready)
-                assert "in a row" not in service.health.detail
-
-    run(test())
-
-
-def test_an_error_that_loading_reports_is_final() -> None:
-    async def test() -> None:
-        async with engine("broken") as service:
-            await until(lambda: service.health.state == "failed")
-            assert type(service.failure) is CheckpointError
-            assert service.health.detail == "model.safetensors is truncated"
-            with pytest.raises(EngineUnavailable, match=r"model\.safetensors is truncated"):
-                await service.submit(say("hello"))
-            await until(lambda: service.pid is None)
-            assert service.health.state == "failed"
-
-    run(test())
-
-
-@pytest.mark.slow
-def test_memory_that_others_took_meanwhile_is_waited_for(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with engine(f"once {tmp_path / 'loaded'}") as service:
-            await until(lambda: service.health.ready)
-            assert service.pid is not None
-            os.kill(service.pid, signal.SIGKILL)
-            await until(lambda: "needs 9 GiB, 1 GiB is free; that was 3 times" in service.health.detail)
-            assert service.health.state == "restarting"
-            (tmp_path / "loaded").unlink()
-            await until(lambda: service.health.ready)
-
-    run(test())
-
-
-@pytest.mark.slow
-def test_a_process_that_stops_answering_is_killed() -> None:
-    async def test() -> None:
-        async with engine(supervision=Supervision(ping_s=0.05, watchdog_s=0.5)) as service:
-            await until(lambda: service.health.ready)
-            stream = await service.submit(say("hello", 100_000))
-            assert service.pid is not None
-            os.kill(service.pid, signal.SIGSTOP)
-            with pytest.raises(EngineError, match="hung: it has not answered for"):
-                await read(stream)
-            await until(lambda: service.health.ready)
-
-    run(test())
-
-
-@pytest.mark.slow
-def test_a_step_that_never_ends_is_killed() -> None:
-    async def test() -> None:
-        supervision = Supervision(ping_s=0.05, snapshot_s=0.05, watchdog_s=1.0)
-        async with engine("stuck", supervision) as service:
-            await until(lambda: "a step lasted more than 1 s" in service.health.detail)
-            assert service.health.state == "restarting"
-
-    run(test())
-
-
-def test_drain_waits_for_what_runs_and_refuses_what_is_new() -> None:
-    async def test() -> None:
-        async with engine() as service:
-            await until(lambda: service.health.ready)
-            stream = await service.submit(say("hello", 100))
-            endless = await service.submit(say("hello", 100_000))
-            assert not await service.drain(0.01)
-            assert service.health.state == "draining"
-            with pytest.raises(EngineUnavailable, match="shutting down"):
-                await service.submit(say("hello"))
-            assert len("".join(delta.text for delta in await read(stream)).split()) == 100
-            endless.close()
-            assert await service.drain(PATIENCE_S)
-
-    run(test())
-
-
-@pytest.mark.slow
-def test_close_ends_streams_and_a_process_that_does_not_listen() -> None:
-    async def test() -> None:
-        async with engine() as service:
-            await until(lambda: service.health.ready)
-            stream = await service.submit(say("hello", 100_000))
-            pid = service.pid
-            assert pid is not None
-            os.kill(pid, signal.SIGSTOP)
-            await service.close()
-            with pytest.raises(EngineError, match=r"^the server has shut down$"):
-                await read(stream)
-            assert not psutil.pid_exists(pid)
-
-    run(test())
-
-
-def test_close_while_starting() -> None:
-    async def test() -> None:
-        async with engine("slow") as service:
-            await until(lambda: service.pid)
-            pid = service.pid
-            assert pid is not None
-        assert not psutil.pid_exists(pid)
-
-    run(test())
-
-
 def test_no_secret_goes_to_the_child_and_its_output_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -479,28 +243,6 @@ def test_no_secret_goes_to_the_child_and_its_output_is_logged(
             assert "HF_TOKEN" not in caplog.text
 
     run(test())
-
-
-@pytest.mark.slow
-def test_a_killed_server_leaves_no_engine_behind(tmp_path: Path) -> None:
-    script = tmp_path / "server.py"
-    script.write_text(
-        "import asyncio\n"
-        "from snugvl.backends.supervised import EngineChoice, SupervisedEngine\n"
-        "async def main():\n"
-        f"    service = SupervisedEngine(EngineChoice('echo'), command={COMMAND!r})\n"
-        "    await service.start()\n"
-        "    while not service.health.ready: await asyncio.sleep(0.01)\n"
-        "    print(service.pid, flush=True)\n"
-        "    await asyncio.sleep(1000)\n"
-        "asyncio.run(main())\n"
-    )
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        child = psutil.Process(int(server.stdout.readline()))
-        server.kill()
-    gone, _ = psutil.wait_procs([child], timeout=PATIENCE_S)
-    assert gone or child.status() == psutil.STATUS_ZOMBIE
 
 
 def test_the_servers_side_imports_no_torch() -> None:
