@@ -8,10 +8,11 @@ and gets 128 tokens, greedy. Medians of six for one client; 32 and 96 requests f
 run of two. `--profile` shows where the time of one more run goes; `--sampled` draws the tokens with a
 temperature, top_k and top_p instead.
 
-`--step-graphs` measures all of it twice on the same network, launch by launch and with steps with prompts and
-small pictures from CUDA graphs (`engine/step_graphs.py`), and says whether the same pictures get the same
-greedy tokens, alone and in company, and what the graphs' memory is beside the plan. On a CPU, where there are
-no graphs, a recording does its work again: that shows the bookkeeping, and no speed.
+Steps with prompts and small pictures are CUDA graphs (`engine/step_graphs.py`), as in `snugvl serve` where
+memory is plenty. `--step-graphs` measures all of it twice on the same network, launch by launch and with
+them, and says whether the same pictures get the same greedy tokens, alone and in company, and what the
+graphs' memory is beside the plan. On a CPU, where there are no graphs, a recording does its work again: that
+shows the bookkeeping, and no speed.
 """
 
 import argparse
@@ -40,7 +41,8 @@ from snugvl.engine.engine import Engine
 from snugvl.engine.recordings import Recordings
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model
-from snugvl.planner.footprint.step_graphs import step_graph_bytes
+from snugvl.planner.footprint.step_graphs import recorded
+from snugvl.planner.footprint.total import Device
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
 from snugvl.sampling import SamplingParams
@@ -60,8 +62,17 @@ class Loaded:
         storage = Storage(layers=layers, head=head or "bf16")  # type: ignore[arg-type]
         self.network = load_model(folder, dtype=torch.bfloat16, device=device, storage=storage)
         wide = Settings("native", layers, head or "bf16", context=4096, sequences=32)  # type: ignore[arg-type]
-        units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-        self.graph_bytes = step_graph_bytes(inventory(facts_of(str(folder), offline=True)), wide, units)
+        hardware, cublas_bytes = Device(0, multiprocessors=4, cpu=True), 0
+        if device.type == "cuda":
+            facts = torch.cuda.get_device_properties(device)
+            hardware = Device(
+                0, False, (facts.major, facts.minor), multiprocessors=facts.multi_processor_count
+            )
+            cublas_bytes = hardware.cublas_bytes
+        planned = recorded(inventory(facts_of(str(folder), offline=True)), wide, hardware)
+        self.graph_bytes = planned.pool_bytes
+        # Another engine's thread has a handle of its own, and cuBLAS something to work in for each.
+        self.planned_bytes = planned.pool_bytes + cublas_bytes
 
     def backend(self, *, step_graphs: bool = False) -> NativeBackend:
         """A new engine's."""
@@ -242,10 +253,10 @@ def both(loaded: Loaded, shape: Shape, levels: str, *, profile: bool) -> dict[st
             torch.cuda.empty_cache()
     pairs = zip(("alone", "in company"), *said.values(), strict=True)
     found["tokens"] = {name: compared(name, one, other) for name, one, other in pairs}
-    found["planned_bytes"] = loaded.graph_bytes
+    found["planned_bytes"] = loaded.planned_bytes
     grown = found["step_graphs"]["pool_bytes"] - found["eager"]["pool_bytes"]
     print(f"recordings: {found['recorded']}")
-    print(f"their pool: {grown / 2**20:.0f} MiB, planned {loaded.graph_bytes / 2**20:.0f} MiB")
+    print(f"their pool: {grown / 2**20:.0f} MiB, planned {loaded.planned_bytes / 2**20:.0f} MiB")
     return found
 
 
@@ -261,7 +272,7 @@ def main() -> None:
     parser.add_argument("--levels", default="8:32,32:96")
     parser.add_argument("--profile", action="store_true", help="where the time of one more run goes")
     parser.add_argument("--sampled", action="store_true", help="draw tokens instead of taking the likeliest")
-    parser.add_argument("--step-graphs", action="store_true", help="also with prompts from CUDA graphs")
+    parser.add_argument("--step-graphs", action="store_true", help="with and without prompts as CUDA graphs")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     sys.setswitchinterval(0.0005)  # many client threads share the engine's process here
@@ -270,7 +281,7 @@ def main() -> None:
     if arguments.step_graphs:
         found = both(loaded, shape, arguments.levels, profile=arguments.profile)
     else:
-        backend = loaded.backend()
+        backend = loaded.backend(step_graphs=True)
         found = measured(backend, shape, arguments.levels, profile=arguments.profile)
         backend.close()
     values = {"checkpoint": arguments.checkpoint.name, "formats": arguments.formats}

@@ -127,7 +127,7 @@ def main() -> None:
     )
     parser.add_argument("--peer-path", help="PYTHONPATH of the peer.")
     parser.add_argument("--peer-url", help="of a peer that runs already, on the same machine, and is idle")
-    parser.add_argument("--serve", default="", help="Further options of ours: --serve=--step-graphs")
+    parser.add_argument("--serve", default="", help="Further options of ours: --serve=--no-step-graphs")
     parser.add_argument("--no-peer", action="store_true", help="Only ours.")
     parser.add_argument("--out-folder", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()

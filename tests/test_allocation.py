@@ -16,7 +16,11 @@ from snugvl.errors import DoesNotFit, InputError, RequestError
 from snugvl.loading import planned_rows
 from snugvl.place import Place, place_on
 from snugvl.planner.footprint.native import loading_bytes
+from snugvl.planner.footprint.step_graphs import LAYER_BYTES, MOST, recorded
+from snugvl.planner.footprint.total import footprint
 from snugvl.planner.inventory import inventory
+from snugvl.planner.plan import subject_of
+from snugvl.planner.settings import Settings
 from snugvl.planner.wishes import FORMAT_TIER
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -51,7 +55,7 @@ def test_never_more_than_may_be_used(facts: ModelFacts, free: int, weights: Any)
     token_bytes = (56 if engine.kv_cache == "fp8" else 112) * 1024
     pool = engine.num_blocks * engine.block_size * token_bytes
     rest = allocation.footprint.total_bytes - allocation.footprint.named("KV cache")
-    rest += engine.encoder_cache_bytes
+    rest += engine.encoder_cache_bytes + allocation.recorded.total_bytes
     assert pool == allocation.kv_bytes
     assert pool + rest <= place.usable_bytes
     assert place.usable_bytes <= free - min(128 * MIB, free)
@@ -108,7 +112,8 @@ def test_an_fp8_cache_only_where_it_makes_room(fp8: ModelFacts) -> None:
 def test_what_changes_speed_alone_gives_way_first(fp8: ModelFacts) -> None:
     roomy = allocate(fp8, BF16, gpu(24 * GIB), Wish(4096, 1 << 20))
     assert (roomy.engine.max_batched_tokens, roomy.engine.max_num_seqs) == (2048, 32)
-    low = roomy.footprint.total_bytes - roomy.footprint.named("KV cache")
+    least = footprint(inventory(fp8), replace(roomy.settings, sequences=16), gpu(24 * GIB).planned())
+    low = least.total_bytes - least.named("KV cache")
     tight = allocate(fp8, BF16, gpu(24 * GIB, limit_bytes=low + 540 * MIB), Wish(4096, 1 << 20))
     assert tight.settings.weights_name == "fp8"
     assert tight.engine.max_num_seqs < 16
@@ -123,21 +128,41 @@ def test_graphs_of_prompts_take_what_is_left_and_nothing_else(fp8: ModelFacts) -
         assert sum(rows.values()) <= place.usable_bytes
         return made.engine.step_graph_bytes, replace(made.engine, step_graph_bytes=0), rows
 
-    nothing, plain, before = found(24)
-    assert nothing == 0, "no GPU has run them: off unless somebody asks"
-    graphs, same, after = found(24, step_graphs=True)
+    nothing, plain, before = found(24, step_graphs=False)
+    assert nothing == 0
+    graphs, same, after = found(24)
     assert 100 * MIB < graphs < 700 * MIB
     assert same == plain
+    driver = 36 * LAYER_BYTES * MOST
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
-        "CUDA graphs": graphs
+        "CUDA graphs": graphs, "CUDA context and libraries": driver
+    }  # fmt: skip
+    assert found(16)[0] == 0, "beside a full cache there is no room for them"
+    assert found(24, tower="streamed")[0] == 0
+    assert 0 < found(24, language_only=True)[0] < graphs
+    assert allocate(fp8, BF16, place_on(torch.device("cpu"))).engine.step_graph_bytes == 0
+
+
+def test_what_cublas_needs_for_graphs_of_prompts_is_counted_once(fp8: ModelFacts) -> None:
+    """Graphs of decode steps over low-bit weights alone go without it."""
+    place = gpu(40 * GIB)
+    needed = {
+        weights: allocate(fp8, BF16, place, Wish(4096, 1 << 20, weights)).recorded.library_bytes
+        for weights in ("fp8", "int4")
     }
-    assert found(16, step_graphs=True)[0] == 0, "beside a full cache there is no room for them"
-    assert found(24, step_graphs=True, tower="streamed")[0] == 0
-    assert 0 < found(24, step_graphs=True, language_only=True)[0] < graphs
-    assert (
-        allocate(fp8, BF16, place_on(torch.device("cpu")), Wish(step_graphs=True)).engine.step_graph_bytes
-        == 0
-    )
+    assert needed == {"fp8": 0, "int4": 0}
+    tight = Settings("native", "int4", "int8", context=4096, images=1)
+    assert recorded(inventory(fp8), tight, place.planned()).library_bytes == 32 * MIB
+
+
+def test_twice_as_many_at_once_are_planned_with_all_they_take(fp8: ModelFacts) -> None:
+    """Their graphs, logits and samples: not only those of half as many."""
+    place = gpu(24 * GIB)
+    made = allocate(fp8, BF16, place, Wish(4096, 1 << 20))
+    half = footprint(inventory(fp8), replace(made.settings, sequences=16), place.planned())
+    assert made.settings.sequences == made.engine.max_num_seqs == 32
+    assert made.footprint.named("CUDA graphs") >= half.named("CUDA graphs") + 20 * MIB
+    assert made.subject == subject_of("Qwen/Qwen3-VL-4B-Instruct-FP8", replace(made.settings, sequences=16))
 
 
 def test_fewer_readers_where_loading_would_not_fit(fp8: ModelFacts) -> None:
@@ -236,7 +261,7 @@ def test_text_models_leave_no_room_for_pictures(name: str) -> None:
         0,
         0,
     )
-    assert (rows["vision weights"], rows["encoder outputs"]) == (0, 0)
+    assert rows["vision weights"] == 0
     assert sum(rows.values()) <= place.usable_bytes
     assert allocation.engine.max_model_len <= (facts.native_positions or facts.text.max_position_embeddings)
     with pytest.raises(DoesNotFit) as refused:

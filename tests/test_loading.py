@@ -11,6 +11,7 @@ from snugvl.backends.protocol import Picture, Request, Video, user
 from snugvl.backends.wire import EngineChoice
 from snugvl.errors import RequestError
 from snugvl.loading import load, load_engine
+from snugvl.planner.footprint.step_graphs import NOTHING
 from snugvl.sampling import SamplingParams
 
 
@@ -69,20 +70,14 @@ def test_the_engine_process_is_told(name: str, wanted: bool, monkeypatch: pytest
         engine_process.load(EngineChoice(**{name: wanted}), lambda _detail, _done: None)
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-def test_with_graphs_of_prompts_nothing_is_written_down_for_the_next_plan(
-    graphs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[object] = []
+def test_what_it_takes_is_written_down_for_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[Any, ...]] = []
     monkeypatch.setattr("snugvl.remember.keeper", lambda *of: kept.append(of))
-    choice = EngineChoice(device="cpu", dtype="float32", context=512, step_graphs=graphs)
+    choice = EngineChoice(device="cpu", dtype="float32", context=512)
     engine_process.load(choice, lambda _detail, _done: None).backend.close()
-    assert len(kept) == (not graphs)
-
-
-def test_graphs_of_prompts_are_for_our_own_engine() -> None:
-    with pytest.raises(RequestError, match="only our own engine has step_graphs"):
-        load("pocket", backend="transformers", step_graphs=True)
+    ((_, subject, graphs),) = kept
+    assert subject.startswith("pocket native")
+    assert graphs == NOTHING, "none on a CPU"
 
 
 def test_a_cache_in_fp8_is_planned_held_and_told() -> None:

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from snugvl.backends.measure import CONTEXT
+from snugvl.backends.service import Load
 from snugvl.hardware import calibration
 from snugvl.hardware.context_cost import recall
 from snugvl.hardware.machine import Gpu
 from snugvl.ledger import Ledger, LedgerRow
 from snugvl.place import Place
 from snugvl.planner.footprint.native import KERNEL_BYTES
+from snugvl.planner.footprint.step_graphs import Recorded
 from snugvl.remember import GRAIN_BYTES, keeper
 
 MIB = 1 << 20
@@ -31,7 +33,7 @@ def ledger(context: int, graphs: int) -> Ledger:
 
 
 def test_the_next_plan_knows_the_context(cache: Path) -> None:
-    keeper(PLACE, "model and settings")(ledger(400 * MIB, 60 * MIB))
+    keeper(PLACE, "model and settings")(ledger(400 * MIB, 60 * MIB), Load())
     assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
     known = calibration.load(cache)
     place = calibration.place_of(GPU)
@@ -43,25 +45,38 @@ def test_the_next_plan_knows_the_context(cache: Path) -> None:
 
 def test_a_context_is_no_measurement_before_kernels_are_loaded(cache: Path) -> None:
     keep = keeper(PLACE, "subject")
-    keep(ledger(300 * MIB, 0))
+    keep(ledger(300 * MIB, 0), Load())
     assert not calibration.load(cache).measurements
-    keep(ledger(400 * MIB, 60 * MIB))
+    keep(ledger(400 * MIB, 60 * MIB), Load())
+    assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
+
+
+def test_the_drivers_part_of_recordings_is_not_the_contexts(cache: Path) -> None:
+    """Few engines have them: the next plan would count them for every one."""
+    keep = keeper(PLACE, "subject", Recorded(200 * MIB, 32 * MIB, 2 * MIB))
+    keep(ledger(420 * MIB, 60 * MIB), Load(recorded=10))
+    assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
+    place = calibration.place_of(GPU)
+    context = calibration.load(cache).measured("native", CONTEXT, place, subject="subject")
+    assert context is not None
+    assert (context.planned_bytes, context.measured_bytes) == ((490 - 32 * 2) * MIB, 400 * MIB)
+    keep(ledger(440 * MIB, 60 * MIB), Load(recorded=20))
     assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
 
 
 def test_only_growth_is_written_down(cache: Path) -> None:
     keep = keeper(PLACE, "subject")
-    keep(ledger(400 * MIB, 60 * MIB))
+    keep(ledger(400 * MIB, 60 * MIB), Load())
     cache.unlink()
-    keep(ledger(400 * MIB + GRAIN_BYTES - 1, 50 * MIB))
+    keep(ledger(400 * MIB + GRAIN_BYTES - 1, 50 * MIB), Load())
     assert not cache.exists()
-    keep(ledger(400 * MIB, 60 * MIB + GRAIN_BYTES))
+    keep(ledger(400 * MIB, 60 * MIB + GRAIN_BYTES), Load())
     assert [each.component for each in calibration.load(cache).measurements] == ["CUDA graphs"]
 
 
 def test_without_nvml_nothing_is_written_down(cache: Path) -> None:
     unknown = Place(torch.device("cuda", 0), "a GPU", 7 << 30)
-    keeper(unknown, "subject")(ledger(400 * MIB, 60 * MIB))
+    keeper(unknown, "subject")(ledger(400 * MIB, 60 * MIB), Load())
     assert not calibration.load(cache).measurements
 
 
@@ -70,4 +85,4 @@ def test_a_folder_that_can_not_be_written_stops_nothing(
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    keeper(PLACE, "subject")(ledger(400 * MIB, 60 * MIB))
+    keeper(PLACE, "subject")(ledger(400 * MIB, 60 * MIB), Load())

@@ -28,7 +28,7 @@ from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.kv import block_bytes
 from snugvl.planner.footprint.native import READERS, loading_bytes
-from snugvl.planner.footprint.step_graphs import step_graph_bytes
+from snugvl.planner.footprint.step_graphs import NOTHING, Recorded, recorded
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import subject_of
@@ -63,7 +63,7 @@ class Wish:
     language_only: bool = False
     tower: TowerWish = "auto"
     kv_cache: KVFormat | None = None
-    step_graphs: bool = False
+    step_graphs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ class Allocation:
         state_bytes: of recurrent states, for all sequences that may run.
         readers: threads that may load at once.
         subject: what measurements of it belong to.
+        recorded: what CUDA graphs of steps with prompts take, beside the footprint.
     """
 
     engine: EngineConfig
@@ -86,6 +87,7 @@ class Allocation:
     state_bytes: int
     readers: int
     subject: str
+    recorded: Recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class _Question:
     place: Place
     language_only: bool = False
     kv_formats: tuple[KVFormat, ...] = ("bf16",)
-    step_graphs: bool = False
+    step_graphs: bool = True
 
     @property
     def sees(self) -> bool:
@@ -167,42 +169,47 @@ class _Question:
         pool = (needed.named("KV cache") + spare) // LARGE_ROUND_BYTES * LARGE_ROUND_BYTES
         blocks = min(pool // each, most) if each else most
         left = spare + needed.named("KV cache") - up(blocks * each, LARGE_ROUND_BYTES)
+        subject = subject_of(self.facts.name, settings)  # as the plan knows it, before there is more at once
+        settings, needed, left = self._more_at_once(settings, needed, left)
+        graphs = self._recorded(settings, left)
         config = EngineConfig(
             num_blocks=blocks,
             max_model_len=length,
-            max_num_seqs=self._sequences(settings, left - needed.named("recurrent state")),
+            max_num_seqs=settings.sequences,
             max_batched_tokens=settings.chunk,
             kv_cache=settings.kv,
             encoder_cache_bytes=ENCODER_CACHE_BYTES if self.sees and left >= ROOMY_BYTES else 0,
+            step_graph_bytes=graphs.pool_bytes,
         )
-        config = replace(config, step_graph_bytes=self._step_graphs(settings, config.max_num_seqs, left))
         return Allocation(
             config,
             pixels,
             settings,
             needed,
             blocks * each,
-            needed.named("recurrent state") // (settings.sequences + 1) * (config.max_num_seqs + 1),
+            needed.named("recurrent state"),
             self._readers(settings, needed),
-            subject_of(self.facts.name, settings),
+            subject,
+            graphs,
         )
 
-    def _sequences(self, settings: Settings, left_bytes: int) -> int:
-        """Twice as many at once where their workspace is nothing beside what stays free, states counted."""
-        roomy = self.place.device.type == "cuda" and left_bytes >= ROOMY_BYTES
-        return (
-            settings.sequences * 2
-            if roomy and settings.sequences == NATIVE_STEPS[0][1]
-            else settings.sequences
-        )
+    def _more_at_once(
+        self, settings: Settings, needed: Footprint, left_bytes: int
+    ) -> tuple[Settings, Footprint, int]:
+        """Twice as many sequences where what they take is nothing beside what stays free."""
+        if self.place.device.type == "cpu" or settings.sequences != NATIVE_STEPS[0][1]:
+            return settings, needed, left_bytes
+        more = replace(settings, sequences=2 * settings.sequences)
+        wider = self.footprint(more)
+        left = left_bytes - (wider.total_bytes - needed.total_bytes)
+        return (more, wider, left) if left >= ROOMY_BYTES else (settings, needed, left_bytes)
 
-    def _step_graphs(self, settings: Settings, sequences: int, left_bytes: int) -> int:
-        """The pool of graphs that only save time, where as much as ever stays free beside it."""
+    def _recorded(self, settings: Settings, left_bytes: int) -> Recorded:
+        """Graphs that only save time, where as much as ever stays free beside them."""
         if not self.step_graphs or self.place.device.type == "cpu":
-            return 0
-        settings = replace(settings, sequences=sequences)
-        wanted = step_graph_bytes(self.model, settings, self.place.multiprocessors)
-        return wanted if left_bytes >= ROOMY_BYTES + wanted else 0
+            return NOTHING
+        wanted = recorded(self.model, settings, self.place.planned())
+        return wanted if left_bytes >= ROOMY_BYTES + wanted.total_bytes else NOTHING
 
     def _readers(self, settings: Settings, needed: Footprint) -> int:
         """As many as there is room for before the cache and the graphs are made."""

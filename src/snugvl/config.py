@@ -27,8 +27,8 @@ class EngineConfig:
             a value (see `layers.kv_cache`).
         encoder_cache_bytes: encodings of images that are kept beyond their request, for the next question.
         step_graph_bytes: memory of the CUDA graphs of steps with prompts and of small pictures
-            (`engine.step_graphs`); 0 for none. Off unless somebody asks: no GPU has run them yet
-            (2026-11-21), and what they must show first is in `benchmarks/engine_speed.py --step-graphs`.
+            (`engine.step_graphs`); 0 for none. They only save time: `allocation.py` gives what is left over,
+            and `benchmarks/engine_speed.py --step-graphs` says what they bring.
     """
 
     num_blocks: int

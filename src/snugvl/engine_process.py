@@ -73,8 +73,7 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
         loaded.weights,
         memory["kv_cache"] + memory["recurrent_state"],
         cap_bytes=loaded.cap_bytes,
-        # The driver's part of graphs that few have would be taken for the context's at the next plan.
-        keep=None if choice.step_graphs else keeper(loaded.place, loaded.subject),
+        keep=keeper(loaded.place, loaded.subject, loaded.recorded),
     )
     return HostedModel(loaded.backend, meter, partial(loaded.backend.settle, ahead))
 

@@ -2,24 +2,32 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from snugvl.backends.measure import CONTEXT, GRAPHS
+from snugvl.backends.service import Load
 from snugvl.hardware import calibration
 from snugvl.hardware.calibration import ANY_ENGINE, Measurement
 from snugvl.hardware.context_cost import COMPONENT
-from snugvl.ledger import Ledger
+from snugvl.ledger import Ledger, LedgerRow
 from snugvl.place import Place
 from snugvl.planner.footprint.native import KERNEL_BYTES
+from snugvl.planner.footprint.step_graphs import NOTHING, Recorded
 
 GRAIN_BYTES = 8 << 20  # growth that is worth writing down
 
 
-def keeper(place: Place, subject: str) -> Callable[[Ledger], None]:
-    """A function that is shown the ledger now and then, and writes down what has grown."""
+def keeper(place: Place, subject: str, recorded: Recorded = NOTHING) -> Callable[[Ledger, Load], None]:
+    """A function that is shown the ledger now and then, and writes down what has grown.
+
+    `recorded`: what graphs of steps with prompts take. The driver's part of them, which few engines have, is
+    not the context's: another plan would count it twice.
+    """
     kept: dict[str, int] = {}
 
-    def keep(ledger: Ledger) -> None:
+    def keep(ledger: Ledger, load: Load) -> None:
+        ledger = replace(ledger, rows=tuple(_alone(row, recorded, load.recorded) for row in ledger.rows))
         graphs = ledger.row(GRAPHS)
         ran = graphs is not None and bool(graphs.measured_bytes)
         grown = {
@@ -36,6 +44,14 @@ def keeper(place: Place, subject: str) -> Callable[[Ledger], None]:
                 calibration.add(calibration.calibration_file(), _measurements(place, subject, ledger, grown))
 
     return keep
+
+
+def _alone(row: LedgerRow, recorded: Recorded, count: int) -> LedgerRow:
+    """The context's row without what the driver has of `count` recordings."""
+    if row.name != CONTEXT or row.measured_bytes is None:
+        return row
+    planned = None if row.planned_bytes is None else row.planned_bytes - recorded.driver_bytes
+    return LedgerRow(CONTEXT, planned, max(row.measured_bytes - count * recorded.each_bytes, 0))
 
 
 def _measurements(place: Place, subject: str, ledger: Ledger, grown: dict[str, int]) -> list[Measurement]:

@@ -91,10 +91,12 @@ def test_the_prefix_cache_can_be_turned_off(served: Served, words: tuple[str, ..
     assert served.services[0]._start.choice.prefix_cache is not bool(words)
 
 
-@pytest.mark.parametrize("words", [(), ("--step-graphs",)])
-def test_graphs_of_prompts_are_asked_for(served: Served, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "graphs"), [((), True), (("--step-graphs",), True), (("--no-step-graphs",), False)]
+)
+def test_graphs_of_prompts_can_be_turned_off(served: Served, words: tuple[str, ...], graphs: bool) -> None:
     assert serve("pocket", *words) == 0
-    assert served.services[0]._start.choice.step_graphs is bool(words)
+    assert served.services[0]._start.choice.step_graphs is graphs
 
 
 def test_a_streamed_tower_reaches_the_engine(
@@ -223,8 +225,10 @@ def test_what_is_not_installed_is_passed_over(
         (["--attach-api-key", "k"], "name it with --attach"),
         (["--language-only", "--tower", "streamed"], "no vision tower to stream"),
         (["--backend", "vllm", "--tower", "streamed"], "--tower streamed is our own engine's alone"),
-        (["--backend", "vllm", "--step-graphs"], "--step-graphs are our own engine's alone"),
+        (["--backend", "vllm", "--step-graphs"], "--step-graphs is for our own engine alone"),
+        (["--backend", "vllm", "--no-step-graphs"], "--no-step-graphs is for our own engine alone"),
         (["--attach", "http://h:1", "--step-graphs"], "--step-graphs can't be chosen for a vLLM"),
+        (["--attach", "http://h:1", "--no-step-graphs"], "--no-step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--tower", "resident"], "--tower can't be chosen for a vLLM"),
     ],
 )  # fmt: skip

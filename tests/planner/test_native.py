@@ -109,8 +109,8 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert (layers.SLICE_BYTES, layers.SLICE_ROWS) == (vision.SLICE_BYTES, vision.SLICE_ROWS)
     assert linear.WIDE_TILE == native.SLICE_ROWS
     assert linear.SMALL == native.SMALL_ROWS
-    assert (engine_graphs.TOKENS, PATCHES, packing.TABLE, recordings.SMALL_BYTES) == (
-        step_graphs.TOKENS, step_graphs.PATCHES, step_graphs.TABLE, step_graphs.SMALL_BYTES
+    assert (engine_graphs.TOKENS, PATCHES, packing.TABLE, recordings.SMALL_BYTES, recordings.MOST) == (
+        step_graphs.TOKENS, step_graphs.PATCHES, step_graphs.TABLE, step_graphs.SMALL_BYTES, step_graphs.MOST
     )  # fmt: skip
     assert (native.READERS[0], native.PIECE_BYTES) == (loader.GPU_READERS, CHUNK_BYTES)
     for chunk, sequences in NATIVE_STEPS:

@@ -1,9 +1,11 @@
 """The ledger of the process that runs the engine: what was planned beside what is held now.
 
-On a GPU every byte of the process has a row: weights, KV cache, recurrent state where a model has one,
-encoder outputs, the pool of the CUDA graphs, what else torch holds (workspace), and what torch doesn't know
-of (the CUDA context and its libraries). In main memory the last row is the interpreter with its libraries, as
-large as it was when nothing had run yet.
+On a GPU every byte of the process has a row: weights, KV cache, recurrent state where a model has one, the
+pool of the CUDA graphs, what else torch holds (workspace), and what torch doesn't know of (the CUDA context
+and its libraries). The workspace is one piece, claimed at the start, that steps and pictures share: what is
+an encoder output now is a layer's activation in the next step, so outputs are part of it. In main memory they
+have a row, and the last one is the interpreter with its libraries, as large as it was when nothing had run
+yet.
 """
 
 import os
@@ -32,11 +34,12 @@ class Meter:
         kv_bytes: int,
         *,
         cap_bytes: int | None = None,
-        keep: Callable[[Ledger], None] | None = None,
+        keep: Callable[[Ledger, Load], None] | None = None,
     ) -> None:
         """`kv_bytes`: of the KV cache and of recurrent states, which are held from the start.
 
-        `cap_bytes`: what the process never exceeds; `keep` is shown every ledger of a GPU.
+        `cap_bytes`: what the process never exceeds; `keep` is shown every ledger of a GPU, and what
+        the engine does then.
         """
         self._device = device
         self._planned = planned
@@ -55,18 +58,15 @@ class Meter:
         parts["KV cache"] = memory["kv_cache"]
         if memory.get("recurrent_state"):
             parts["recurrent state"] = memory["recurrent_state"]
-        parts["encoder outputs"] = memory["encoder_outputs"]
         held_blocks = load.num_blocks - load.free_blocks
-        used = {
-            "KV cache": memory["kv_cache"] * held_blocks // max(load.num_blocks, 1),
-            **{name: nbytes for name, nbytes in parts.items() if name == "encoder outputs"},
-        }
+        used = {"KV cache": memory["kv_cache"] * held_blocks // max(load.num_blocks, 1)}
         if self._device.type == "cuda":
-            return self._on_gpu(parts, used)
+            return self._on_gpu(parts, used, load)
+        parts["encoder outputs"] = used["encoder outputs"] = memory["encoder_outputs"]
         parts["image inputs"] = memory["vision_inputs"]
         return self._in_main_memory(parts, used)
 
-    def _on_gpu(self, parts: dict[str, int], used: dict[str, int]) -> Ledger:
+    def _on_gpu(self, parts: dict[str, int], used: dict[str, int], load: Load) -> Ledger:
         free, total = torch.cuda.mem_get_info(self._device)
         known = sum(parts.values())
         reserved = torch.cuda.memory_reserved(self._device)
@@ -81,7 +81,7 @@ class Meter:
         rows = self._rows(parts, used)
         ledger = Ledger(name, rows, total, free, process or reserved, self._cap_bytes)
         if self._keep is not None:
-            self._keep(ledger)
+            self._keep(ledger, load)
         return ledger
 
     def _graphs(self, reserved: int) -> int:

@@ -106,6 +106,7 @@ class NativeBackend:
             shortages=stats.shortages,
             kernel_compilations=stats.kernel_compilations,
             graph_captures=stats.graph_captures,
+            recorded=stats.recorded,
         )
 
     def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:

@@ -48,6 +48,7 @@ class Load:
         encoder_queries: pictures that prompts needed; `encoder_hits` of them were encoded already.
         shortages: steps that ran out of memory and were tried again in parts.
         kernel_compilations: kernels that requests waited for; `graph_captures`: CUDA graphs, likewise.
+        recorded: CUDA graphs of steps with prompts and of pictures that there are now.
     """
 
     running: int = 0
@@ -68,6 +69,7 @@ class Load:
     shortages: int = 0
     kernel_compilations: int = 0
     graph_captures: int = 0
+    recorded: int = 0
 
 
 @dataclass(frozen=True, slots=True)

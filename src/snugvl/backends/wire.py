@@ -81,7 +81,7 @@ class EngineChoice:
     prefix_cache: bool = True
     tower: TowerName = "auto"
     kv_cache: KVCacheName = "auto"
-    step_graphs: bool = False
+    step_graphs: bool = True
     machine: Machine | None = None
 
 

@@ -47,7 +47,7 @@ def serve(
     language_only: serve_options.LanguageOnly = False,
     no_prefix_cache: serve_options.NoPrefixCache = False,
     tower: options.Tower = "auto",
-    step_graphs: serve_options.StepGraphs = False,
+    step_graphs: serve_options.StepGraphs = None,
     trust_remote_code: options.TrustRemoteCode = False,
     vllm_command: serve_options.VllmCommand = None,
     images: serve_options.ImagesPlanned = None,

@@ -59,10 +59,10 @@ NoPrefixCache = Annotated[
     ),
 ]
 StepGraphs = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--step-graphs",
-        help="Experimental: CUDA graphs of prompts and small pictures too, where GPU memory is plenty.",
+        "--step-graphs/--no-step-graphs",
+        help="CUDA graphs of prompts and small pictures too, where GPU memory is plenty (on).",
     ),
 ]
 
@@ -75,6 +75,7 @@ class BackendChoice:
         attach: URL of a vLLM server that runs.
         sleep_after_s: seconds without a request after which vLLM's memory is given back.
         images, concurrency: what vLLM's plan is made for; None: 1.
+        step_graphs: of our own engine; None: on, said by nobody.
     """
 
     backend: Backend = "auto"
@@ -89,7 +90,7 @@ class BackendChoice:
     trust_remote_code: bool = False
     prefix_cache: bool = True
     tower: options.TowerName = "auto"
-    step_graphs: bool = False
+    step_graphs: bool | None = None
 
     def __post_init__(self) -> None:
         if self.attach_api_key is not None and self.attach is None:
@@ -128,15 +129,19 @@ class BackendChoice:
             raise typer.BadParameter(
                 f"--tower streamed is our own engine's alone ({why}); say --backend native, or leave it out"
             )
-        if engine != "native" and self.step_graphs:
+        if engine != "native" and self.step_graphs is not None:
             raise typer.BadParameter(
-                f"--step-graphs are our own engine's alone ({why}); say --backend native, or leave it out"
+                f"{self._graphs} is for our own engine alone ({why}); say --backend native, or leave it out"
             )
         if engine == "native" and self.trust_remote_code:
             raise typer.BadParameter(
                 f"--trust-remote-code is not for our own engine, which runs no checkpoint's code ({why}); "
                 "say --backend transformers or vllm, or leave it out"
             )
+
+    @property
+    def _graphs(self) -> str:
+        return "--step-graphs" if self.step_graphs else "--no-step-graphs"
 
     def _of_vllm(self) -> dict[str, bool]:
         return {
@@ -153,7 +158,7 @@ class BackendChoice:
             "--tower": self.tower != "auto",
             "--trust-remote-code": self.trust_remote_code,
             "--no-prefix-cache": not self.prefix_cache,
-            "--step-graphs": self.step_graphs,
+            self._graphs: self.step_graphs is not None,
         }
         if said := [name for name, there in given.items() if there]:
             raise typer.BadParameter(_running(said))

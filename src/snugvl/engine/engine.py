@@ -97,6 +97,7 @@ class Engine:
             shortages=self._shortages,
             kernel_compilations=self._runner.compilations.count,
             graph_captures=self._runner.captures,
+            recorded=self._runner.recorded,
         )
 
     def add(self, request: EngineRequest) -> None:

@@ -23,7 +23,7 @@ from snugvl.models.batch import Network
 logger = logging.getLogger(__name__)
 
 SMALL_BYTES = 8 << 20  # of a piece, for tensors of up to 1 MiB, which torch's allocator keeps apart
-MOST = 48  # recordings; the least recently used goes
+MOST = 32  # recordings; the least recently used goes
 LATELY = 64  # sizes without one that are remembered
 Work = Callable[[], None]
 T = TypeVar("T")
@@ -115,6 +115,10 @@ class Recordings:
         self._held: dict[str, Any] = {}
         self._kept: list[Work] = []  # recordings that made what is held: their pool lives as long as they
         self._broken = False
+
+    def __len__(self) -> int:
+        """How many there are now."""
+        return len(self._replays)
 
     def due(self, key: Hashable) -> bool:
         """Whether work of this size is to go through `run`: it is recorded, or came lately."""

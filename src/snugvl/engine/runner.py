@@ -69,6 +69,11 @@ class Runner:
         """CUDA graphs that were recorded, each again after a `clear`."""
         return self.graphs.captures + (0 if self.recordings is None else self.recordings.made)
 
+    @property
+    def recorded(self) -> int:
+        """Steps with prompts and pictures that are recorded now."""
+        return 0 if self.recordings is None else len(self.recordings)
+
     def do_without(self) -> None:
         """Let go of the recordings, whose memory is wanted, and make none: it was room to spare."""
         if self.recordings is not None and self.recordings.on:

@@ -12,6 +12,7 @@ class EngineStats:
         encoder_queries: images and videos that a prompt needed; `encoder_hits`: found encoded.
         shortages: steps that ran out of memory.
         kernel_compilations: kernels that were compiled; `graph_captures`: CUDA graphs that were recorded.
+        recorded: CUDA graphs of steps with prompts and of pictures that there are now.
     """
 
     requests: int
@@ -33,3 +34,4 @@ class EngineStats:
     shortages: int
     kernel_compilations: int
     graph_captures: int
+    recorded: int

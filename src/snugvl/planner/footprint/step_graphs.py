@@ -9,16 +9,24 @@ graphs share one pool: what the largest of them has alive at a time, and what th
     patches, encoding      P · patch_dim · s + P / merge² · (1 + levels) · h · s, P = 4096
     work                   the larger of a step's and of a picture of P patches', as without graphs
 
-and, once a stream and for good, what cuBLAS works in.
+Beside it the driver keeps every recording's kernels and their arguments, and, once a stream and for good,
+cuBLAS has what it works in: the same as for the graphs of decode steps, where those need it.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from snugvl.planner.footprint import hybrid
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.images import ImageSize
-from snugvl.planner.footprint.native import SMALL_ROWS, TOKEN_BYTES, prefill_bytes, split_workspace
+from snugvl.planner.footprint.native import (
+    SMALL_ROWS,
+    TOKEN_BYTES,
+    library_bytes,
+    prefill_bytes,
+    split_workspace,
+)
+from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
@@ -28,15 +36,55 @@ PATCHES: Final = 4096  # of the largest picture
 SEAT_BYTES: Final = 32  # seat, row of logits, start and length
 TABLE: Final = 16  # a block table's width is a multiple of
 SMALL_BYTES: Final = 8 << 20  # of the pool, for small tensors
+MOST: Final = 32  # recordings at a time
+# The driver's part of one, for each layer of the decoder, or of the tower where that has more: 10 and 12 MiB
+# for six recordings of 28 and 36 layers, on an H200.
+LAYER_BYTES: Final = 60 << 10
 
 
-def step_graph_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
-    """The pool, for `settings` as they run: `chunk` and `sequences` are the most of a step.
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What such graphs take.
 
-    0 where such steps are not recorded: a model with recurrent states, or a tower that streams.
+    Attributes:
+        pool_bytes: of torch's memory, in one piece.
+        library_bytes: of it, what cuBLAS works in.
+        each_bytes: the driver's, of one recording.
+    """
+
+    pool_bytes: int = 0
+    library_bytes: int = 0
+    each_bytes: int = 0
+
+    @property
+    def driver_bytes(self) -> int:
+        """The driver's, of as many as there may be."""
+        return MOST * self.each_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.pool_bytes + self.library_bytes + self.driver_bytes
+
+
+NOTHING: Final = Recorded()
+
+
+def recorded(model: Inventory, settings: Settings, device: Device) -> Recorded:
+    """For `settings` as they run: `chunk` and `sequences` are the most of a step.
+
+    Nothing where such steps are not recorded: a model with recurrent states, or a tower that streams.
     """
     if hybrid.has_states(model) or settings.vision != "gpu":
-        return 0
+        return NOTHING
+    text, vision = model.facts.text, model.facts.vision
+    layers = max(text.num_layers, vision.depth if vision is not None and _pictures(model, settings) else 0)
+    library = device.cublas_bytes - library_bytes(model, settings, device.cublas_bytes)
+    pool = _pool_bytes(model, settings, device.multiprocessors)
+    return Recorded(pool, library, layers * LAYER_BYTES)
+
+
+def _pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
     steps = replace(settings, chunk=up(settings.chunk, TOKENS), images=0)
     work = max(prefill_bytes(model, steps), split_workspace(model, settings, SMALL_ROWS, multiprocessors))
     if _pictures(model, settings):

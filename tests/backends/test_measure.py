@@ -1,0 +1,64 @@
+"""The ledger of a GPU, whose figures stand in for a driver's and torch's."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from snugvl.backends import measure
+from snugvl.backends.measure import CONTEXT, GRAPHS, Meter
+from snugvl.backends.service import Load
+from snugvl.ledger import Ledger
+
+MIB = 1 << 20
+PLANNED = {
+    "text weights": 400 * MIB,
+    "KV cache": 200 * MIB,
+    "workspace": 110 * MIB,
+    GRAPHS: 60 * MIB,
+    CONTEXT: 300 * MIB,
+}
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch holds 760 MiB, 50 of them for graphs and 40 in tensors beside weights and cache."""
+    segments = [
+        {"total_size": 50 * MIB, "segment_pool_id": (0, 1)},
+        {"total_size": 710 * MIB, "segment_pool_id": (0, 0)},
+    ]
+    stands_in: dict[str, Any] = {
+        "mem_get_info": lambda _: (900 * MIB, 2000 * MIB),
+        "memory_reserved": lambda _: 760 * MIB,
+        "memory_allocated": lambda _: 690 * MIB,
+        "memory_snapshot": lambda **_: segments,
+        "get_device_name": lambda _: "a GPU",
+    }
+    for name, value in stands_in.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(measure, "_gpu_handle", lambda _: None)
+    monkeypatch.setattr(Meter, "_gpu_process_bytes", lambda _: 1070 * MIB)
+
+
+def test_encoder_outputs_are_part_of_the_workspace_on_a_gpu(card: None) -> None:
+    """Both share one piece, which is held from the first step on: planned and measured are the same thing."""
+    kept: list[tuple[Ledger, Load]] = []
+    meter = Meter(
+        torch.device("cuda"),
+        PLANNED,
+        {"text weights": 400 * MIB},
+        200 * MIB,
+        keep=lambda *shown: kept.append(shown),
+    )
+    memory = {"kv_cache": 200 * MIB, "encoder_outputs": 30 * MIB, "vision_inputs": 0}
+    load = Load(num_blocks=10, free_blocks=5, recorded=3)
+    ledger = meter.read(memory, load)
+    assert {row.name: row.measured_bytes for row in ledger.rows} == PLANNED | {
+        GRAPHS: 50 * MIB,
+        CONTEXT: 310 * MIB,
+    }
+    workspace = ledger.row("workspace")
+    assert workspace is not None
+    assert workspace.used_bytes == 40 * MIB
+    assert sum(row.measured_bytes or 0 for row in ledger.rows) == ledger.process_bytes
+    assert kept == [(ledger, load)]
