@@ -14,6 +14,7 @@ from snugvl.layers.kernels.device import capability, hardware_of, native_fp8
 from snugvl.layers.kernels.early import early
 from snugvl.layers.kernels.merged_attention import attend_merged
 from snugvl.layers.kernels.prefill_attention import attend_chunk
+from snugvl.layers.kernels.prefill_tiles import prefill_tiles
 from snugvl.layers.kernels.rope_cache import rope_and_cache
 
 # Decode in one kernel instead of two. Off until a GPU has shown it right and faster:
@@ -161,12 +162,13 @@ def chunk(
     window: int | None = None,
 ) -> torch.Tensor:
     """Chunks of any lengths, `[tokens, heads, dim]`; `longest` is that of the longest chunk."""
-    _, heads, dim = query.shape
-    rows = 64 if longest <= 64 or dim > 128 or _narrow(query) else 128
-    if dim > 128 and _narrow(query):
-        rows = 32
+    (tokens, heads, dim), kv_heads, sequences = query.shape, keys.shape[1], lengths.shape[0]
+    shared = heads // kv_heads
+    tiles = prefill_tiles(hardware_of(query.device), dim, query.dtype == torch.float32)
+    few = max(16, triton.next_power_of_2(shared))
+    rows = max(tiles.rows, few)
     out = torch.empty_like(query)
-    attend_chunk[(triton.cdiv(longest, rows), heads, lengths.shape[0])](
+    attend_chunk[(kv_heads, tokens // (rows // shared) + sequences)](
         query,
         keys,
         values,
@@ -176,17 +178,25 @@ def chunk(
         out,
         scale,
         tables.shape[1],
-        HEADS=heads,
-        SHARED=heads // keys.shape[1],
+        sequences,
+        KV_HEADS=kv_heads,
+        SHARED=shared,
         DIM=dim,
         WIDE=triton.next_power_of_2(dim),
         BLOCK=block_size,
+        SEATS=max(64, triton.next_power_of_2(sequences)),
         ROWS=rows,
-        STEP=_step(query),
+        STEP=tiles.step,
+        STAGES=tiles.stages,
+        APART=tiles.apart,
+        FEW=few,
+        FEW_STEP=tiles.few_step,
+        FEW_STAGES=tiles.few_stages,
         WINDOW=window or 0,
         NATIVE=native_fp8(query.device),
-        num_warps=8 if rows == 128 else 4,
-        num_stages=2,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **early(query.device),
     )
     return out
 

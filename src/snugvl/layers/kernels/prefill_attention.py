@@ -1,7 +1,18 @@
-"""Causal attention of chunks of prompts over the paged cache, their cached prefix included.
+"""Causal attention of chunks of prompts, and of decodes beside them, over the paged cache.
 
     sequence s    cached prefix … | chunk of new tokens         queries are the chunk, keys are both;
                   0 … c − n         c − n … c − 1               nothing of size [n, c] is ever stored
+
+All query heads of a KV head share what is read of it: `ROWS` rows of a program are some tokens of a chunk, for
+each of them `SHARED` heads. Whose tokens they are is found in `starts`, so that a batch of many short
+sequences and a recorded step, whose lengths are unknown, start few programs in vain:
+
+    tokens of a program        T = ROWS / SHARED
+    programs of sequence s     from starts[s] / T + s on, as many as its chunk needs, the last rows first:
+                               they see most keys, and whoever takes longest should begin first
+
+A sequence with one new token has too few rows for that. It takes a tile of `FEW` rows, and one program for
+each KV head reads the whole context.
 
 With a sliding window a block of queries begins where its first one sees anything. Heads are read in a power
 of two of values, the last ones masked.
@@ -13,14 +24,159 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.e4m3 import cached, operand
+from snugvl.layers.kernels.early import take_turn
 from snugvl.layers.kernels.launch import launched
 from snugvl.layers.kernels.weights import e4m3_factor
 
 LOWEST = tl.constexpr(-1e30)  # below every score
 
 
+@triton.jit
+def attend_steps(
+    q,
+    position,
+    best,
+    total,
+    acc,
+    keys,
+    values,
+    table,
+    kv_head,
+    first,
+    last,
+    end,
+    factor,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    STAGES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Go on with rows `q` `[rows, WIDE]` at `position` `[rows]` over tokens `first … last` of a sequence.
+
+    Args:
+        best, total, acc: the rows' highest score, sum of weights `[rows]`, and output `[rows, WIDE]` so far.
+        first, last: multiples of STEP apart.
+        end: tokens from there on are nobody's.
+        factor: makes scores exponents of 2.
+        MASKED: some token is not seen by some row, or lies beyond `end`.
+
+    The table is read a step ahead: were it not, every step would wait for it before it asks for keys.
+    """
+    dim = tl.arange(0, WIDE)
+    # float32 is for comparing with an oracle: tf32, the default, would lose 13 of its 23 bits.
+    precision: tl.constexpr = "ieee" if q.dtype == tl.float32 else "tf32"
+    token = first + tl.arange(0, STEP)
+    block = tl.load(table + token // BLOCK, mask=token < end, other=0)
+    for _ in tl.range(first, last, STEP, num_stages=STAGES):
+        at = ((block.to(tl.int64) * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * DIM
+        at = at[:, None] + dim[None, :]
+        if MASKED:  # slots beyond read as 0: what a freed block holds may be NaN, and 0 · NaN is NaN
+            there = (token < end)[:, None]
+            if WIDE != DIM:
+                there = there & (dim < DIM)[None, :]
+            k = tl.load(keys + at, mask=there, other=0)
+            v = tl.load(values + at, mask=there, other=0)
+        elif WIDE != DIM:
+            k = tl.load(keys + at, mask=(dim < DIM)[None, :], other=0)
+            v = tl.load(values + at, mask=(dim < DIM)[None, :], other=0)
+        else:
+            k = tl.load(keys + at)
+            v = tl.load(values + at)
+        k, v = cached(k, q.dtype, NATIVE), cached(v, q.dtype, NATIVE)
+        score = tl.dot(q, tl.trans(k), input_precision=precision)
+        if MASKED:
+            score = tl.where(token[None, :] <= position[:, None], score, float("-inf"))
+            if WINDOW > 0:
+                score = tl.where(token[None, :] > position[:, None] - WINDOW, score, float("-inf"))
+        new_best = tl.maximum(best, tl.max(score, 1) * factor)
+        if WINDOW > 0:  # a row may see nothing of a step, and inf − inf is NaN
+            new_best = tl.maximum(new_best, LOWEST)
+        decay = tl.exp2(best - new_best)
+        weight = tl.exp2(score * factor - new_best[:, None])
+        total = total * decay + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(q.dtype), v, acc * decay[:, None], input_precision=precision)
+        best = new_best
+        token += STEP
+        block = tl.load(table + token // BLOCK, mask=token < end, other=0)
+    return best, total, acc
+
+
+@triton.jit
+def attend_rows(
+    query,
+    keys,
+    values,
+    table,
+    out,
+    begin,
+    row_token,
+    new,
+    context,
+    kv_head,
+    end,
+    scale,
+    ROWS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SHARED: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    STAGES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    APART: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Tokens `row_token …` of a chunk of `new`, as many as `ROWS` hold, that see no token from `end` on."""
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, WIDE)
+    mine = row_token + row // SHARED
+    position = context - new + mine
+    live = (row < ROWS // SHARED * SHARED) & (mine < new)
+    at_q = (((begin + mine).to(tl.int64) * KV_HEADS + kv_head) * SHARED + row % SHARED) * DIM
+    inside = live[:, None]
+    if WIDE != DIM:
+        inside = inside & (dim < DIM)[None, :]
+    q = tl.load(query + at_q[:, None] + dim[None, :], mask=inside, other=0)
+    factor = scale * 1.4426950408889634  # log2(e): exp2 is what the hardware has
+    if keys.dtype.element_ty == tl.uint8:
+        q = operand(q)
+        factor *= e4m3_factor(NATIVE)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, WIDE], tl.float32)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(context - new + row_token - WINDOW + 1, 0) // STEP * STEP
+    elif APART:  # what every row sees needs no masks
+        full = (context - new + row_token + 1) // STEP * STEP
+        best, total, acc = attend_steps(
+            q, position, best, total, acc, keys, values, table, kv_head, 0, full, end, factor,
+            KV_HEADS, DIM, WIDE, BLOCK, STEP, STAGES, WINDOW, False, NATIVE,
+        )  # fmt: skip
+        first = full
+    best, total, acc = attend_steps(
+        q, position, best, total, acc, keys, values, table, kv_head, first, end, end, factor,
+        KV_HEADS, DIM, WIDE, BLOCK, STEP, STAGES, WINDOW, True, NATIVE,
+    )  # fmt: skip
+    if keys.dtype.element_ty == tl.uint8:
+        acc *= e4m3_factor(NATIVE)
+    if WINDOW > 0:  # rows of nobody may have seen nothing at all
+        total = tl.where(live, total, 1.0)
+    tl.store(
+        out + at_q[:, None] + dim[None, :],
+        (acc / total[:, None]).to(out.dtype.element_ty),
+        mask=inside,
+    )
+
+
 @launched
-@triton.jit(do_not_specialize=["tables", "starts", "lengths", "table_width"])
+@triton.jit(do_not_specialize=["tables", "starts", "lengths", "table_width", "sequences"])
 def attend_chunk(
     query,
     keys,
@@ -31,91 +187,66 @@ def attend_chunk(
     out,
     scale,
     table_width,
-    HEADS: tl.constexpr,
+    sequences,
+    KV_HEADS: tl.constexpr,
     SHARED: tl.constexpr,
     DIM: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
+    SEATS: tl.constexpr,
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
+    STAGES: tl.constexpr,
+    APART: tl.constexpr,
+    FEW: tl.constexpr,
+    FEW_STEP: tl.constexpr,
+    FEW_STAGES: tl.constexpr,
     WINDOW: tl.constexpr,
     NATIVE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """One (block of `ROWS` queries, head, sequence).
+    """One (KV head, block of tokens of a sequence).
 
     Args:
-        query, out: `[tokens, HEADS, DIM]`, the chunks one after the other.
-        keys, values: `[slots, HEADS / SHARED, DIM]` of one layer.
+        query, out: `[tokens, KV_HEADS · SHARED, DIM]`, the chunks one after the other.
+        keys, values: `[slots, KV_HEADS, DIM]` of one layer.
+        tables: `[sequences, table_width]`, block tables.
         starts: `[sequences + 1]` int32, first token of each chunk in the batch.
         lengths: `[sequences]` int32, tokens in the cache, the chunk's own included.
         WIDE: a power of two that holds DIM.
+        SEATS: a power of two that holds the sequences.
+        ROWS, STEP, STAGES: rows of a program, `SHARED` of them or more, tokens read at a time, and Triton's
+            stages: 3 load a step while another is computed.
+        APART: steps that need no masks have a loop of their own.
+        FEW, FEW_STEP, FEW_STAGES: the same for a sequence with one new token; FEW holds SHARED.
         WINDOW: tokens that a query sees, itself included; 0 for all.
         NATIVE: the hardware converts float8; read only where keys and values are bytes of e4m3.
     """
-    head = tl.program_id(1)
-    sequence = tl.program_id(2)
+    take_turn(EARLY)
+    kv_head = tl.program_id(0)
+    place = tl.program_id(1)
+    each: tl.constexpr = ROWS // SHARED
+    line = tl.arange(0, SEATS)
+    there = line < sequences
+    before = tl.load(starts + line, mask=there, other=0) // each + line
+    sequence = tl.sum((there & (before <= place)).to(tl.int32), 0) - 1
     begin = tl.load(starts + sequence)
     new = tl.load(starts + sequence + 1) - begin
-    first_row = tl.program_id(0) * ROWS
-    if first_row >= new:
+    blocks = tl.cdiv(new, each)
+    nth = place - (begin // each + sequence)
+    if nth >= blocks:
         return
     context = tl.load(lengths + sequence)
-    row = first_row + tl.arange(0, ROWS)
-    position = context - new + row
-    dim = tl.arange(0, WIDE)
-    kv_heads: tl.constexpr = HEADS // SHARED
-    kv_head = head // SHARED
-    live_row = row < new
-    at_q = ((begin + row).to(tl.int64) * HEADS + head) * DIM
-    inside = live_row[:, None]
-    if WIDE != DIM:
-        inside = inside & (dim < DIM)[None, :]
-    q = tl.load(query + at_q[:, None] + dim[None, :], mask=inside, other=0)
-    fp8: tl.constexpr = keys.dtype.element_ty == tl.uint8
-    if fp8:
-        q = operand(q)
-    # float32 is for comparing with an oracle: tf32, the default, would lose 13 of its 23 bits.
-    precision: tl.constexpr = "ieee" if q.dtype == tl.float32 else "tf32"
-    best = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, WIDE], tl.float32)
     table = tables + sequence.to(tl.int64) * table_width
-    factor = scale * 1.4426950408889634
-    if fp8:
-        factor *= e4m3_factor(NATIVE)
-    end = min(context, context - new + first_row + ROWS)  # nobody here sees beyond
-    begin_keys = 0
-    if WINDOW > 0:
-        begin_keys = tl.maximum(context - new + first_row - WINDOW + 1, 0) // STEP * STEP
-    for first in tl.range(begin_keys, end, STEP):
-        token = first + tl.arange(0, STEP)
-        live = token < end
-        block = tl.load(table + token // BLOCK, mask=live, other=0).to(tl.int64)
-        at = ((block * BLOCK + token % BLOCK) * kv_heads + kv_head) * DIM
-        there = live[:, None]
-        if WIDE != DIM:
-            there = there & (dim < DIM)[None, :]
-        k = tl.load(keys + at[:, None] + dim[None, :], mask=there, other=0)
-        v = tl.load(values + at[:, None] + dim[None, :], mask=there, other=0)
-        k, v = cached(k, q.dtype, NATIVE), cached(v, q.dtype, NATIVE)
-        score = tl.dot(q, tl.trans(k), input_precision=precision) * factor
-        score = tl.where(token[None, :] <= position[:, None], score, float("-inf"))
-        if WINDOW > 0:
-            score = tl.where(token[None, :] > position[:, None] - WINDOW, score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1))
-        if WINDOW > 0:  # a row may see nothing of a step, and inf − inf is NaN
-            new_best = tl.maximum(new_best, LOWEST)
-        decay = tl.exp2(best - new_best)
-        weight = tl.exp2(score - new_best[:, None])
-        total = total * decay + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(q.dtype), v, acc * decay[:, None], input_precision=precision)
-        best = new_best
-    if fp8:
-        acc *= e4m3_factor(NATIVE)
-    if WINDOW > 0:  # rows beyond the chunk may have seen nothing at all
-        total = tl.where(live_row, total, 1.0)
-    tl.store(
-        out + at_q[:, None] + dim[None, :],
-        (acc / total[:, None]).to(out.dtype.element_ty),
-        mask=inside,
-    )
+    if new == 1:
+        attend_rows(
+            query, keys, values, table, out, begin, 0, new, context, kv_head, context, scale,
+            FEW, KV_HEADS, SHARED, DIM, WIDE, BLOCK, FEW_STEP, FEW_STAGES, WINDOW, False, NATIVE,
+        )  # fmt: skip
+    else:
+        token = (blocks - 1 - nth) * each
+        end = min(context, context - new + token + each)  # nobody here sees beyond
+        attend_rows(
+            query, keys, values, table, out, begin, token, new, context, kv_head, end, scale,
+            ROWS, KV_HEADS, SHARED, DIM, WIDE, BLOCK, STEP, STAGES, WINDOW, APART, NATIVE,
+        )  # fmt: skip
