@@ -99,9 +99,9 @@ def paged_attention(
         where = (*cache.layer(layer), metadata.block_tables)
         if metadata.decodes:
             return kernels.decode(query, *where, lengths, metadata.block_size, scale, window)
-        starts, longest = metadata.starts, max(metadata.query_lens)
+        starts = metadata.starts
         assert starts is not None
-        return kernels.chunk(query, *where, starts, lengths, longest, metadata.block_size, scale, window)
+        return kernels.chunk(query, *where, starts, lengths, metadata.block_size, scale, window)
     if metadata.starts is not None:
         metadata = metadata.on_host()
     elif metadata.decodes:

@@ -96,7 +96,7 @@ def test_chunks_over_a_cached_prefix(new: list[int], lengths: list[int], device:
     assert placed.starts is not None
     assert placed.lengths is not None
     where = (*store.layer(0), table.int(), placed.starts, placed.lengths)
-    ours = attention.chunk(query, *where, max(new), BLOCK, 32**-0.5)
+    ours = attention.chunk(query, *where, BLOCK, 32**-0.5)
     torch.testing.assert_close(ours, expected, **tolerance(device))
 
 
@@ -119,7 +119,7 @@ def test_tokens_and_sequences_that_fill_up_a_step(
     exact = AttentionMetadata(tuple(new), tuple(lengths), nowhere, table, BLOCK)
     right = paged_attention(query[:24], store, 0, exact, 32**-0.5, window)
     where = (*store.layer(0), wide, starts, counts)
-    ours = attention.chunk(query, *where, 64, BLOCK, 32**-0.5, window)
+    ours = attention.chunk(query, *where, BLOCK, 32**-0.5, window)
     torch.testing.assert_close(ours[:24], right, **tolerance(device))
     filled = AttentionMetadata((64, 1, 1, 1, 1), (64,) * 5, nowhere, wide, BLOCK, starts, counts)
     again = paged_attention(query, store, 0, filled, 32**-0.5, window)

@@ -49,7 +49,7 @@ def chunk(
     assert placed.starts is not None
     assert placed.lengths is not None
     where = (*store.layer(0), table.int(), placed.starts, placed.lengths)
-    ours = attention.chunk(query, *where, max(new), BLOCK, scale, window)
+    ours = attention.chunk(query, *where, BLOCK, scale, window)
     return ours, on_cpu(query, store, metadata, scale, window)
 
 

@@ -21,6 +21,7 @@ from snugvl.layers.kernels.rope_cache import rope_and_cache
 # benchmarks/decode_attention.py compares both. Up to 4 sequences then have 32 splits, where the plan counts
 # 16 (`ATTENTION_SPLITS` of planner/footprint/native.py): 1 MiB more at most for Qwen3-VL.
 ONE_KERNEL = False
+SEATS = 256  # sequences that attention of chunks is compiled for; more are another variant
 
 
 def _narrow(query: torch.Tensor) -> bool:
@@ -156,12 +157,11 @@ def chunk(
     tables: torch.Tensor,
     starts: torch.Tensor,
     lengths: torch.Tensor,
-    longest: int,
     block_size: int,
     scale: float,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Chunks of any lengths, `[tokens, heads, dim]`; `longest` is that of the longest chunk."""
+    """Chunks of any lengths, `[tokens, heads, dim]`; rows of tokens that belong to none hold anything."""
     (tokens, heads, dim), kv_heads, sequences = query.shape, keys.shape[1], lengths.shape[0]
     shared = heads // kv_heads
     tiles = prefill_tiles(hardware_of(query.device), dim, query.dtype == torch.float32)
@@ -184,7 +184,7 @@ def chunk(
         DIM=dim,
         WIDE=triton.next_power_of_2(dim),
         BLOCK=block_size,
-        SEATS=max(64, triton.next_power_of_2(sequences)),
+        SEATS=max(SEATS, triton.next_power_of_2(sequences)),
         ROWS=rows,
         STEP=tiles.step,
         STAGES=tiles.stages,

@@ -3,9 +3,9 @@
     sequence s    cached prefix … | chunk of new tokens         queries are the chunk, keys are both;
                   0 … c − n         c − n … c − 1               nothing of size [n, c] is ever stored
 
-All query heads of a KV head share what is read of it: `ROWS` rows of a program are some tokens of a chunk, for
-each of them `SHARED` heads. Whose tokens they are is found in `starts`, so that a batch of many short
-sequences and a recorded step, whose lengths are unknown, start few programs in vain:
+All query heads of a KV head share what is read of it: the `ROWS` rows of a program are some tokens of a
+chunk, for each of them `SHARED` heads. Whose tokens they are is found in `starts`, so that a batch of many
+short sequences and a recorded step, whose lengths are unknown, start few programs in vain:
 
     tokens of a program        T = ROWS / SHARED
     programs of sequence s     from starts[s] / T + s on, as many as its chunk needs, the last rows first:

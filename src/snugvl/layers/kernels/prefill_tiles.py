@@ -1,11 +1,9 @@
 """In which tiles attention of chunks runs on which hardware.
 
-Shared memory decides. A stage more holds a step of keys and values more, and Triton keeps the queries there:
-
-    ROWS · dim + buffers · 2 · STEP · dim values     buffers: STAGES on Hopper, one less before
-
-A multiprocessor has 64 KiB on Turing, 100 on consumer cards from Ampere on, 164 on an A100, 228 from Hopper on.
-Two programs on each hide each other's waits, so each takes less than half of that where it can.
+Registers and shared memory decide, which a multiprocessor has 64 KiB of on Turing, 100 on consumer cards from
+Ampere on, 164 on an A100, 228 on an H100. Queries, and the keys and values of `stages` steps (one less before
+Hopper), take 2 bytes · dim a token. Two programs at a time hide each other's waits: where they can, each
+takes less than half. Compiled for 7.5 to 12.0 a thread spills 112 bytes at most, and that at 256 values.
 """
 
 from dataclasses import dataclass
@@ -15,11 +13,11 @@ from snugvl.layers.kernels.device import Hardware
 
 @dataclass(frozen=True, slots=True)
 class PrefillTiles:
-    """Tiles of `attend_chunk`; all but warps and stages powers of two.
+    """Tiles of `attend_chunk`, for benchmarks/prefill_attention.py to compare.
 
     Attributes:
-        rows: of a program, each a token and a query head.
-        step: tokens of the cache read at a time.
+        rows: of a program, each a token and a query head; a power of two.
+        step: tokens of the cache read at a time, a power of two, 16 or more.
         warps: of a program.
         stages: Triton's; 2 load a step while another is computed, 3 load two.
         apart: steps that need no masks have a loop of their own.
@@ -36,19 +34,14 @@ class PrefillTiles:
 
 
 def prefill_tiles(hardware: Hardware, dim: int, exact: bool) -> PrefillTiles:
-    """Tiles for heads of `dim` values; `exact`: products are float32's, loops over registers."""
+    """Tiles for heads of `dim` values; `exact`: queries are float32 and products are, too."""
     wide = dim > 128
-    major = hardware.capability[0]
-    if major == 0:  # interpreted
-        return PrefillTiles()
-    if exact or major < 8:
-        return PrefillTiles(
-            rows=32 if wide else 64, step=16 if wide else 32, few_step=16 if wide else 32, few_stages=2
-        )
-    if major in (9, 10):
+    generation, minor = hardware.capability
+    if exact or 0 < generation < 8:  # without tensor cores products are loops over registers
+        return PrefillTiles(rows=32 if wide else 64, step=16, warps=8, few_step=16, few_stages=2)
+    if generation in (8, 12):
         if wide:
-            return PrefillTiles(step=32, few_step=32)
-        return PrefillTiles()
-    return PrefillTiles(
-        step=16 if wide else 32, stages=3, few_step=16 if wide else 32
-    )
+            return PrefillTiles(step=16, warps=8, stages=3, few_step=16)
+        stages = 3 if (generation, minor) == (8, 0) else 2  # an A100 has more
+        return PrefillTiles(step=32, stages=stages, few_step=32, few_stages=stages)
+    return PrefillTiles(step=32, few_step=32) if wide else PrefillTiles()
