@@ -52,6 +52,7 @@ SHAPES = {  # rows, columns, swiglu
     },
 }
 
+FORMATS = frozenset({"fp8", "int8", "int4"})
 HEADS = ("bf16", "int8")  # formats that a head may have
 TOLERANCE = 1e-2  # relative error: bf16 rounds by some thousandths
 Tile = tuple[int, ...]
@@ -132,12 +133,37 @@ def skinny_tiles(cell: Cell) -> tuple[Tile, ...]:
     )  # fmt: skip
 
 
+def lone_tiles(cell: Cell) -> tuple[Tile, ...]:
+    """Rows, warps, slices at once, programs of a unit or 0, and whether the norm has a kernel of its own."""
+    columns = SHAPES[cell.size][cell.shape][1]
+    both: tuple[Tile, ...] = (
+        (8, 4, 4, 0),
+        (16, 4, 4, 0),
+        (8, 8, 8, 0),
+        (16, 8, 8, 0),
+        (4, 8, 8, 0),
+        (4, 4, 4, 0),
+    )
+    both += (16, 2, 2, 0), (8, 2, 2, 0), (8, 1, 1, 0), (16, 1, 1, 0), (8, 4, 8, 0), (4, 4, 8, 0), (2, 8, 8, 0)
+    if columns > 4096:
+        both += (8, 8, 16, 0), (4, 8, 16, 0), (8, 16, 16, 0), (16, 16, 16, 0), (4, 16, 16, 0)
+        both += (4, 8, 32, 2), (4, 16, 32, 2), (2, 8, 32, 2), (8, 16, 32, 1)
+    elif columns > 2048:
+        both += (8, 4, 8, 3), (8, 4, 8, 2), (8, 8, 8, 2), (8, 8, 8, 3), (4, 4, 8, 4), (4, 4, 8, 6)
+        both += (4, 8, 8, 2), (4, 8, 8, 4), (16, 8, 8, 2), (4, 2, 8, 6), (16, 4, 8, 2)
+    else:
+        both += (8, 4, 4, 3), (8, 4, 4, 6), (16, 4, 4, 3), (4, 4, 4, 6), (8, 2, 4, 6), (16, 4, 4, 2)
+    return both + tuple((*tile, 1) for tile in both[:6] if cell.shape in ("qkv", "gate_up"))
+
+
 def variants(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
-    """Kernels and tiles to try: the skinny one's, and those of the others with `thorough`."""
+    """Kernels and tiles to try: the skinny and the lone one's, and those of the others with `thorough`."""
     yield "default", ()
     swiglu = SHAPES[cell.size][cell.shape][2]
     if cell.tokens <= 32 and cell.format != "bf16":
         yield from (("skinny", tile) for tile in skinny_tiles(cell))
+    if cell.tokens == 1 and cell.format != "bf16":
+        yield from (("lone", tile) for tile in lone_tiles(cell))
     if not thorough:
         return
     if cell.tokens == 1:
@@ -158,9 +184,10 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
     with (
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
         mock.patch.object(linear, "SKINNY_BYTES", 0),
+        mock.patch.object(linear, "LONE", FORMATS if kernel == "lone" else frozenset()),
         mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),
-        mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4] if kernel == "skinny" else tile),
-        mock.patch.object(linear, "NORM_APART", len(tile) == 5 and kernel == "skinny"),
+        mock.patch.object(linear, f"{kernel}_tile", return_value=tile if kernel == "matrix" else tile[:4]),
+        mock.patch.object(linear, "NORM_APART", len(tile) == 5 and kernel != "matrix"),
     ):
         yield
 

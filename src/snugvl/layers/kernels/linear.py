@@ -11,6 +11,7 @@ from snugvl.layers.kernels.device import capability, hardware_of, native_fp8
 from snugvl.layers.kernels.early import early
 from snugvl.layers.kernels.gemm import gemm, sixteenth
 from snugvl.layers.kernels.gemv import gemv
+from snugvl.layers.kernels.lone import lone, lone_rounds
 from snugvl.layers.kernels.norm import normed
 from snugvl.layers.kernels.skinny import skinny
 from snugvl.layers.kernels.widen import swiglu as swiglu_into
@@ -28,6 +29,8 @@ _FLIP = _TRITON >= (3, 7)
 SKINNY_ROWS = 16  # of input up to which the skinny kernel is used
 SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
+LONE: frozenset[str] = frozenset()  # formats of which one row of input has a kernel of its own
+LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
 WIDE_BYTES = 32 << 20  # of a widened slice
@@ -59,6 +62,11 @@ def product(
     out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
     if not x.shape[0]:  # a step in which no sequence samples: there is nothing to read
         return out
+    if bias is None and _fits_lone(x, weights, outputs):
+        if norm is not None and NORM_APART:
+            x, norm = normed(x, norm, eps), None
+        _lone(x, weights, norm, eps, residual, out, swiglu=swiglu)
+        return out
     if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and _fits_skinny(x, weights):
         if norm is not None and NORM_APART:
             x, norm = normed(x, norm, eps), None
@@ -81,6 +89,59 @@ def _fits_skinny(x: torch.Tensor, weights: Weights) -> bool:
         return False
     unpacks = x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0)
     return weights.group in _GROUPS and (unpacks or not x.is_cuda)
+
+
+def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int) -> bool:
+    """One row of bf16 from Ampere on (in the interpreter anything), in formats in which it is the fastest."""
+    if x.shape[0] > 1 or weights.format not in LONE or outputs < LONE_OUTPUTS:
+        return False
+    unpacks = x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0)
+    return weights.group % 64 == 0 and (unpacks or not x.is_cuda)
+
+
+def _lone(
+    x: torch.Tensor,
+    weights: Weights,
+    norm: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    *,
+    swiglu: bool,
+) -> None:
+    outputs = out.shape[1]
+    rows, warps, batch, rounds = lone_tile(outputs, weights, swiglu=swiglu)
+    programs = triton.cdiv(outputs, rows // 2 if swiglu else rows)
+    if rounds:
+        programs = min(programs, rounds * hardware_of(x.device).units)
+    _, scale, zero = _operands(weights)
+    (lone_rounds if rounds else lone)[(programs,)](
+        x,
+        x if norm is None else norm,
+        weights.data.view(torch.int32),
+        scale,
+        zero,
+        x if residual is None else residual,
+        out,
+        outputs,
+        eps,
+        K=weights.columns,
+        WIDE=triton.next_power_of_2(weights.columns),
+        FORMAT=_FORMATS[weights.format],
+        GROUP=weights.group,
+        BN=rows,
+        BATCH=batch,
+        WARPS=min(warps, batch),
+        HAS_NORM=norm is not None,
+        HAS_RESIDUAL=residual is not None,
+        SWIGLU=swiglu,
+        ASSEMBLY=x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0),
+        NATIVE=native_fp8(x.device),
+        PAIR=_PAIR,
+        FLIP=_FLIP,
+        num_warps=warps,
+        **early(x.device),
+    )
 
 
 def _skinny(
@@ -269,6 +330,11 @@ def _widen(weights: Weights, first: int, out: torch.Tensor, half: int, beyond: i
 def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
     """Rows of weights of a tile, warps, groups at once, early start (`benchmarks/kernel_tiles.py`)."""
     return (32, 4, 4, True) if outputs >= 6144 else (16, 8, 8, True)
+
+
+def lone_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, int]:
+    """Rows of a tile, warps, slices at once, programs of a unit or 0 (`benchmarks/kernel_tiles.py`)."""
+    return 16, 4, 4, 0
 
 
 def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:

@@ -90,7 +90,9 @@ def _stored(
     wide: tl.constexpr = 4 * EACH // PER
     group = first + tl.arange(0, BATCH)[None, :, None, None, None]
     chunk = tl.arange(0, chunks)[None, None, None, :, None]
-    within = tl.arange(0, wide)[None, None, None, None, :]
+    word = tl.arange(0, wide)[None, None, None, None, :]
+    # Neighbours only within a share: the compiler would give a thread 16 bytes of a group, which may have 32.
+    within = word // (EACH // PER) * (EACH // PER) + word % (EACH // PER)
     at = rows * (groups * chunks * wide) + group * (chunks * wide) + chunk * wide + within
     return _loaded(w, at, group < groups, groups % BATCH != 0, "evict_first", FLIP)
 

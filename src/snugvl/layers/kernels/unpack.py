@@ -46,6 +46,29 @@ _INT4_BF16 = tl.constexpr(
     }
     """
 )
+# int4 to bf16 in half as many: 128 is not subtracted, and a pair is places j and j + 4 of one word, which
+# stand so already.
+_INT4_SWAPPED = tl.constexpr(
+    """
+    {
+    .reg .b32 t;
+    lop3.b32 $0, $8, 0x000f000f, 0x43004300, 0xea;
+    shr.u32 t, $8, 4;
+    lop3.b32 $1, t, 0x000f000f, 0x43004300, 0xea;
+    shr.u32 t, $8, 8;
+    lop3.b32 $2, t, 0x000f000f, 0x43004300, 0xea;
+    shr.u32 t, $8, 12;
+    lop3.b32 $3, t, 0x000f000f, 0x43004300, 0xea;
+    lop3.b32 $4, $9, 0x000f000f, 0x43004300, 0xea;
+    shr.u32 t, $9, 4;
+    lop3.b32 $5, t, 0x000f000f, 0x43004300, 0xea;
+    shr.u32 t, $9, 8;
+    lop3.b32 $6, t, 0x000f000f, 0x43004300, 0xea;
+    shr.u32 t, $9, 12;
+    lop3.b32 $7, t, 0x000f000f, 0x43004300, 0xea;
+    }
+    """
+)
 # e4m3 to bf16, times 2⁻¹²⁰: the same exponent bits under a bias of 127, not 7.
 _E4M3_BF16 = tl.constexpr(
     """
@@ -157,6 +180,26 @@ def _eight(words, kind: tl.constexpr, ASSEMBLY: tl.constexpr):
         c, d = _nibble(words, 2, kind), _nibble(words, 3, kind)
         e, f = _nibble(words, 4, kind), _nibble(words, 5, kind)
         g, h = _nibble(words, 6, kind), _nibble(words, 7, kind)
+    even = tl.join(tl.join(a, e), tl.join(c, g))
+    odd = tl.join(tl.join(b, f), tl.join(d, h))
+    return tl.join(even, odd)
+
+
+@triton.jit
+def swapped_codes(words):
+    """int4 codes + 128 of `words` `[…, n]`, by assembly, in another order: `[…, n, 2, 2, 2]`.
+
+    Of two neighbours, which a thread must hold one after the other, it changes places which of the two words
+    it is and which half of a word: word i's place 4 h + j has word h's code 4 i + j.
+    """
+    a, b, c, d, e, f, g, h = tl.inline_asm_elementwise(
+        _INT4_SWAPPED,
+        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=r,r,r",
+        [words],
+        dtype=(tl.bfloat16,) * 8,
+        is_pure=True,
+        pack=2,
+    )
     even = tl.join(tl.join(a, e), tl.join(c, g))
     odd = tl.join(tl.join(b, f), tl.join(d, h))
     return tl.join(even, odd)

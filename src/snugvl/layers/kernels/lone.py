@@ -1,0 +1,310 @@
+"""Products of stored weights with one row of input: decode of one sequence, bound by reading the weights.
+
+As in `skinny.py` the matrix unit does the sums and operands are loaded as the instruction wants them. It has
+room for 16 rows of weights and 8 of the input, and there is one. So columns take the room: eight units of 64
+columns stand as eight rows of weights, and the same eight units of the input as its 8 columns. The product of
+each with each has what is wanted on its diagonal, the eight parts of one output.
+
+    weights  unit 0 of row r    ┐         input   unit 0 1 … 7
+             unit 1 of row r    │ 8 rows          ├ 64 columns each, of which
+             …                  │                 │ a thread holds those that it
+             unit 7 of row r    ┘                 └ holds of the weights, too
+
+So a load of a warp takes neighbouring bytes of one row, and a thread needs each number of the input once for
+all rows of a program, normalised once.
+
+    a program     BN rows, all columns: BATCH times 512 at once, side by side in its warps
+    loads         of weights, scales and zero points of the next ones are under way while one is multiplied
+    in the end    the diagonals are added up, in their order
+
+    [RMSNorm] ─ x · Wᵀ ─ [SwiGLU of two halves] ─ [+ residual]
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from snugvl.layers.kernels.launch import launched
+from snugvl.layers.kernels.skinny import _loaded, _operand
+from snugvl.layers.kernels.unpack import swapped_codes, unpacked, unpacked_factor
+from snugvl.layers.kernels.weights import FP8, INT4
+
+UNIT = tl.constexpr(64)  # columns
+EACH = tl.constexpr(16)  # of them a thread's
+
+
+@triton.jit
+def _weights(w, rows, first, K: tl.constexpr, BATCH: tl.constexpr, PER: tl.constexpr, FLIP: tl.constexpr):
+    """Eight units of `BATCH` slices from `first` on, `[8, BATCH, BN, 1, UNIT / PER]` words."""
+    wide: tl.constexpr = UNIT // PER
+    each: tl.constexpr = EACH // PER
+    unit = _units(first, BATCH)[:, :, None, None, None]
+    word = tl.arange(0, wide)[None, None, None, None, :]
+    within = word // each * each + word % each  # the compiler shall give a thread no more than its share
+    at = rows[None, None, :, None, None] * (K // PER) + unit * wide + within
+    return _loaded(w, at, unit < K // UNIT, K // UNIT % (8 * BATCH) != 0, "evict_first", FLIP)
+
+
+@triton.jit
+def _units(first, BATCH: tl.constexpr):
+    """`[8, BATCH]`: which units of columns."""
+    return (tl.arange(0, BATCH)[None, :] + first) * 8 + tl.arange(0, 8)[:, None]
+
+
+@triton.jit
+def _factors(
+    start,
+    rows,
+    first,
+    GROUP: tl.constexpr,
+    K: tl.constexpr,
+    BATCH: tl.constexpr,
+    BN: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """Scales or zero points of the same weights, `[BATCH, 8 BN]`, as stored."""
+    unit = tl.permute(_units(first, BATCH), [1, 0])[:, None, :]
+    if FORMAT == FP8:
+        rows = rows // 128
+    at = rows[None, :, None] * (K // GROUP) + unit * UNIT // GROUP
+    at = tl.reshape(at, [BATCH, 8 * BN])
+    if K // UNIT % (8 * BATCH) != 0:
+        here = tl.reshape(tl.broadcast_to(unit < K // UNIT, [BATCH, BN, 8]), [BATCH, 8 * BN])
+        return tl.load(start + at, mask=here, other=0)
+    return tl.load(start + at)
+
+
+@triton.jit
+def _input(
+    x, norm, first, rstd, K: tl.constexpr, BATCH: tl.constexpr, PAIR: tl.constexpr, PER: tl.constexpr,
+    FLIP: tl.constexpr, HAS_NORM: tl.constexpr, SWAPPED: tl.constexpr,
+):  # fmt: skip
+    """`[BATCH, UNIT, 8]`: the same eight units of the input, side by side."""
+    parts: tl.constexpr = EACH // 8  # loads of a thread
+    unit = _units(first, BATCH)[:, :, None, None, None]
+    part = tl.arange(0, parts)[None, None, None, :, None]
+    thread = tl.arange(0, 32)[None, None, None, None, :]
+    at = unit * UNIT + part * 8 + thread // 8 * EACH + thread % 8
+    masked: tl.constexpr = K // UNIT % (8 * BATCH) != 0
+    v = _loaded(x, at, unit < K // UNIT, masked, "", FLIP)
+    if HAS_NORM:  # rounded where transformers rounds
+        v = (v.to(tl.float32) * rstd).to(x.dtype.element_ty) * _loaded(
+            norm, at, unit < K // UNIT, masked, "", FLIP
+        )
+    v = tl.reshape(v, [8, BATCH, 1, 1, parts, 4, 8])
+    v = tl.reshape(tl.permute(v, [0, 1, 2, 3, 5, 4, 6]), [8, BATCH, 1, 1, 4, EACH])
+    if SWAPPED:  # as `swapped_codes` has them
+        v = _swapped(v)
+    return tl.permute(_operand(v, BATCH, 8, UNIT, EACH, PAIR, PER), [0, 2, 1])
+
+
+@triton.jit
+def _swapped(v):
+    """`[8, A, B, 1, 4, EACH]` in the order of `swapped_codes`, or back from it."""
+    shape: tl.constexpr = [v.shape[0], v.shape[1], v.shape[2], 1, 4, 2, 2, EACH // 4]
+    return tl.reshape(tl.permute(tl.reshape(v, shape), [0, 1, 2, 3, 4, 6, 5, 7]), v.shape)
+
+
+@triton.jit
+def _diagonal(y, BATCH: tl.constexpr, BN: tl.constexpr):
+    """Of `[BATCH, 8 BN, 8]` the columns 2 i and 2 i + 1 as one, in which the diagonal is: `[BATCH, 8 BN, 4]`.
+
+    They are a thread's, so this moves nothing.
+    """
+    even, odd = tl.split(tl.reshape(y, [BATCH, 8 * BN, 4, 2]))
+    return tl.where((tl.arange(0, 8 * BN) % 2 == 0)[None, :, None], even, odd)
+
+
+@triton.jit
+def _multiplied(
+    acc, words, s, z, v, kind: tl.constexpr, FORMAT: tl.constexpr, BATCH: tl.constexpr, BN: tl.constexpr,
+    WARPS: tl.constexpr, PAIR: tl.constexpr, PER: tl.constexpr, ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """`acc` and the product, `[WARPS, 8 BN, 4]`: see `_diagonal`."""
+    if FORMAT == INT4 and ASSEMBLY:
+        value = tl.reshape(swapped_codes(words), [8, BATCH, BN, 1, 4, EACH])
+    else:
+        value = unpacked(words, kind, FORMAT, ASSEMBLY, NATIVE)
+        value = tl.reshape(value, [8, BATCH, BN, 1, 4, EACH])
+        if FORMAT == INT4:
+            value = _swapped(value)
+    value = _operand(value, BATCH, 8 * BN, UNIT, EACH, PAIR, PER)
+    part = _diagonal(tl.dot(value, v), BATCH, BN)
+    if FORMAT == INT4:
+        # The sums of the units, in every row: computed once for all.
+        total = _diagonal(tl.dot(tl.full([BATCH, 8 * BN, UNIT], 1.0, kind), v), BATCH, BN)
+        part += ((-128.0 if ASSEMBLY else 8.0) - z.to(tl.float32))[:, :, None] * total
+    part *= (s.to(tl.float32) * unpacked_factor(FORMAT, ASSEMBLY, NATIVE))[:, :, None]
+    if BATCH > WARPS:
+        part = tl.sum(tl.reshape(part, [BATCH // WARPS, WARPS, 8 * BN, 4]), 0)  # a thread's own
+    return acc + part
+
+
+@triton.jit
+def _rstd(x, eps, K: tl.constexpr, WIDE: tl.constexpr, HAS_NORM: tl.constexpr):
+    rstd = 1.0
+    if HAS_NORM:
+        everything = tl.arange(0, WIDE)
+        whole = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(whole * whole, 0) / K + eps)
+    return rstd
+
+
+@triton.jit
+def _store(
+    acc,
+    residual,
+    out,
+    first,
+    kind: tl.constexpr,
+    BN: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+):
+    """Sums of the diagonals, and what comes after the product, to `out` from `first` on."""
+    outputs: tl.constexpr = BN // 2 if SWIGLU else BN
+    diagonal = (tl.arange(0, 8 * BN) % 8 // 2)[None, :, None] == tl.arange(0, 4)[None, None, :]
+    y = tl.sum(tl.sum(tl.where(diagonal, acc, 0.0), 2), 0)
+    y = tl.sum(tl.reshape(y, [BN, 8]), 1)
+    if SWIGLU:
+        gate, up = tl.split(tl.permute(tl.reshape(y, [2, BN // 2]), [1, 0]))
+        gate = gate.to(kind).to(tl.float32)
+        gate = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
+        y = gate * up.to(kind).to(tl.float32)
+    n = first + tl.arange(0, outputs)
+    if HAS_RESIDUAL:
+        y = y.to(kind).to(tl.float32) + tl.load(residual + n).to(tl.float32)
+    tl.store(out + n, y.to(out.dtype.element_ty))
+
+
+@launched
+@triton.jit
+def lone(
+    x,
+    norm,
+    w,
+    scale,
+    zero,
+    residual,
+    out,
+    N,
+    eps,
+    K: tl.constexpr,
+    WIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BN: tl.constexpr,
+    BATCH: tl.constexpr,
+    WARPS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    NATIVE: tl.constexpr,
+    PAIR: tl.constexpr,
+    FLIP: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one of them.
+
+    Args:
+        w: int32 words, four weights each, of int4 eight.
+        BN: rows of the weights a program reads; of a SWIGLU, half are gate's and half up's.
+        BATCH: slices of 512 columns at once, at least as many as warps.
+        PAIR: how many neighbours the compiler's operand layout keeps together.
+        FLIP: in which order it gives the axes of a load to threads.
+        EARLY: the kernel starts while the one before it ends: see `kernels/early.py`.
+    """
+    slices: tl.constexpr = (K // UNIT + 7) // 8
+    last: tl.constexpr = (slices - 1) // BATCH * BATCH
+    outputs: tl.constexpr = BN // 2 if SWIGLU else BN
+    kind: tl.constexpr = x.dtype.element_ty
+    per: tl.constexpr = 8 if FORMAT == INT4 else 4  # weights of a word
+    # The last program goes back to where it has a whole tile: it computes some outputs again, the same.
+    first = tl.minimum(tl.program_id(0) * outputs, N - outputs)
+    r = tl.arange(0, BN).to(tl.int64)
+    rows = first + r % outputs + r // outputs * N
+
+    words = _weights(w, rows, 0, K, BATCH, per, FLIP)
+    s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
+    z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else s
+    if EARLY:
+        gdc_wait()
+    rstd = _rstd(x, eps, K, WIDE, HAS_NORM)
+    acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)
+    for at in tl.range(0, last, BATCH, num_stages=1):
+        v = _input(x, norm, at, rstd, K, BATCH, PAIR, per, FLIP, HAS_NORM, FORMAT == INT4)
+        next_words = _weights(w, rows, at + BATCH, K, BATCH, per, FLIP)
+        next_s = _factors(scale, rows, at + BATCH, GROUP, K, BATCH, BN, FORMAT)
+        next_z = _factors(zero, rows, at + BATCH, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else next_s
+        acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
+        words, s, z = next_words, next_s, next_z
+    v = _input(x, norm, last, rstd, K, BATCH, PAIR, per, FLIP, HAS_NORM, FORMAT == INT4)
+    if EARLY:
+        gdc_launch_dependents()
+    acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
+    _store(acc, residual, out, first, kind, BN, HAS_RESIDUAL, SWIGLU)
+
+
+@launched
+@triton.jit
+def lone_rounds(
+    x,
+    norm,
+    w,
+    scale,
+    zero,
+    residual,
+    out,
+    N,
+    eps,
+    K: tl.constexpr,
+    WIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BN: tl.constexpr,
+    BATCH: tl.constexpr,
+    WARPS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    NATIVE: tl.constexpr,
+    PAIR: tl.constexpr,
+    FLIP: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The same by fewer programs, each of which computes several tiles: it prepares the input once.
+
+    Args:
+        BATCH: slices of 512 columns, all of them.
+    """
+    tl.static_assert(BATCH * 8 * UNIT >= K)
+    outputs: tl.constexpr = BN // 2 if SWIGLU else BN
+    kind: tl.constexpr = x.dtype.element_ty
+    per: tl.constexpr = 8 if FORMAT == INT4 else 4
+    r = tl.arange(0, BN).to(tl.int64)
+    r = r % outputs + r // outputs * N
+    step = tl.num_programs(0) * outputs
+    begin = tl.program_id(0) * outputs
+    rows = tl.minimum(begin, N - outputs) + r
+    words = _weights(w, rows, 0, K, BATCH, per, FLIP)
+    s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
+    z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else s
+    if EARLY:
+        gdc_wait()
+    v = _input(
+        x, norm, 0, _rstd(x, eps, K, WIDE, HAS_NORM), K, BATCH, PAIR, per, FLIP, HAS_NORM, FORMAT == INT4
+    )
+    if EARLY:
+        gdc_launch_dependents()
+    for at in tl.range(begin, N, step, num_stages=1):
+        # Of the last one the next is itself.
+        rows = tl.minimum(tl.where(at + step < N, at + step, at), N - outputs) + r
+        next_words = _weights(w, rows, 0, K, BATCH, per, FLIP)
+        next_s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
+        next_z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else next_s
+        acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)
+        acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
+        _store(acc, residual, out, tl.minimum(at, N - outputs), kind, BN, HAS_RESIDUAL, SWIGLU)
+        words, s, z = next_words, next_s, next_z
