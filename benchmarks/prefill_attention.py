@@ -8,8 +8,9 @@ the L2 cache. Every variant is compared with plain torch in float32 first; one t
 and left out. Of each come microseconds a layer and the operations that causal attention needs, a second;
 beside prompts stands PyTorch's own `scaled_dot_product_attention` over keys and values in one piece.
 
-What the package takes by itself comes first, then other tiles of chunks, then, beside its own, other tiles of
-decodes where a cell has some. Variants are compiled by several processes before, without the GPU.
+What the package takes by itself comes first. Then other tiles of chunks, orders of programs, and, where a
+cell has decodes, tiles of those are tried, each beside the package's own, and at last the best of all
+together. Variants are compiled by several processes before, without the GPU.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate, pairwise, product
 from pathlib import Path
@@ -45,9 +46,9 @@ STEPS: dict[str, tuple[tuple[int, int], ...]] = {  # new tokens and context of e
     "prompt": ((1050, 1050),),
     "two": ((1024, 1024), (1024, 1024)),
     "prefix": ((2048, 4096),),
-    "mixed": ((1000, 1000), *((1, 1100),) * 16),
-    "crowd": ((1050, 1050), *((1, 1100),) * 31),
-    "tiny": ((40, 70), (1, 33), (1, 20)),
+    "mixed": (*((1, 1100),) * 16, (1000, 1000)),
+    "crowd": (*((1, 1100),) * 31, (1050, 1050)),
+    "tiny": ((1, 33), (1, 20), (40, 70)),
 }
 PROGRAMS = (  # rows, warps, step, stages
     (64, 4, 32, 2), (64, 4, 32, 3), (64, 4, 32, 4), (64, 4, 64, 2), (64, 4, 64, 3),
@@ -192,6 +193,7 @@ def variants(first: PrefillTiles, decodes: bool) -> list[PrefillTiles]:
     found = [first]
     for (rows, warps, step, stages), apart in product(PROGRAMS, (False, True)):
         found.append(replace(first, rows=rows, warps=warps, step=step, stages=stages, apart=apart))
+    found += [replace(first, order=order) for order in (0, 1, 2)]
     if decodes:
         found += [replace(first, few_step=step, few_stages=stages) for step, stages in FEW]
     return list(dict.fromkeys(found))
@@ -226,7 +228,23 @@ class Race:
         dim = self.layers.query.shape[-1]
         default = prefill_tiles(hardware_of(self.device), dim, self.layers.dtype == torch.float32)
         tried = [default] if quick else variants(default, self.cell.decodes)
-        return [result for result in map(self.enter, tried) if result]
+        results = [result for result in map(self.enter, tried) if result]
+        together = combined(results)
+        if together not in tried and (last := self.enter(together)):
+            results.append(last)
+        return results
+
+
+def combined(results: list[Result]) -> PrefillTiles:
+    """The best of chunks, of orders and of decodes, each found beside the package's own."""
+    first = results[0].tiles
+    best = first
+    for names in (("rows", "warps", "step", "stages", "apart"), ("order",), ("few_step", "few_stages")):
+        others = {f.name: getattr(first, f.name) for f in fields(first) if f.name not in names}
+        alike = [r for r in results if all(getattr(r.tiles, name) == v for name, v in others.items())]
+        fastest = min(alike, key=lambda result: result.us).tiles
+        best = replace(best, **{name: getattr(fastest, name) for name in names})
+    return best
 
 
 def far(values: torch.Tensor, right: torch.Tensor) -> float:
@@ -268,10 +286,11 @@ def show(results: list[Result], torchs: float | None, most: int) -> None:
         cell, tiles = result.cell, result.tiles
         tile = (
             f"{tiles.rows}×{tiles.step}, {tiles.warps} warps, {tiles.stages} stages"
-            f"{', apart' if tiles.apart else '':7}, few {tiles.few_step}/{tiles.few_stages}"
+            f"{', apart' if tiles.apart else '':7}, order {tiles.order}"
+            f", few {tiles.few_step}/{tiles.few_stages}"
         )
         print(
-            f"{cell.model} {cell.kv:4} {cell.step:7}{tile:48}{result.us:8.2f} µs{result.tflops:7.0f} TFLOP/s"
+            f"{cell.model} {cell.kv:4} {cell.step:7}{tile:57}{result.us:8.2f} µs{result.tflops:7.0f} TFLOP/s"
             f"  error {result.error:.1e}" + (f"  (torch {torchs:.2f})" if torchs else ""),
             flush=True,
         )

@@ -50,7 +50,7 @@ def compare(
 
 
 @pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize("change", [{"apart": True}, {"rows": 16, "step": 16}, {"rows": 32, "few_step": 16}])
+@pytest.mark.parametrize("change", [{"apart": True}, {"rows": 16, "step": 16}, {"rows": 32, "order": 1}])
 def test_tiles_change_nothing(
     change: dict[str, int], window: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,6 +189,7 @@ def chunk(
         STEP=tiles.step,
         STAGES=tiles.stages,
         APART=tiles.apart,
+        ORDER=tiles.order,
         FEW=few,
         FEW_STEP=tiles.few_step,
         FEW_STAGES=tiles.few_stages,

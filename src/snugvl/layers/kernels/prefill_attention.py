@@ -198,6 +198,7 @@ def attend_chunk(
     STEP: tl.constexpr,
     STAGES: tl.constexpr,
     APART: tl.constexpr,
+    ORDER: tl.constexpr,
     FEW: tl.constexpr,
     FEW_STEP: tl.constexpr,
     FEW_STAGES: tl.constexpr,
@@ -218,6 +219,7 @@ def attend_chunk(
         ROWS, STEP, STAGES: rows of a program, `SHARED` of them or more, tokens read at a time, and Triton's
             stages: 3 load a step while another is computed.
         APART: steps that need no masks have a loop of their own.
+        ORDER: 0 each sequence from its end on, 1 the batch from its end on, 2 the batch from both ends.
         FEW, FEW_STEP, FEW_STAGES: the same for a sequence with one new token; FEW holds SHARED.
         WINDOW: tokens that a query sees, itself included; 0 for all.
         NATIVE: the hardware converts float8; read only where keys and values are bytes of e4m3.
@@ -225,6 +227,10 @@ def attend_chunk(
     take_turn(EARLY)
     kv_head = tl.program_id(0)
     place = tl.program_id(1)
+    if ORDER == 1:
+        place = tl.num_programs(1) - 1 - place
+    elif ORDER == 2:
+        place = tl.where(place % 2 == 0, tl.num_programs(1) - 1 - place // 2, place // 2)
     each: tl.constexpr = ROWS // SHARED
     line = tl.arange(0, SEATS)
     there = line < sequences
@@ -244,7 +250,7 @@ def attend_chunk(
             FEW, KV_HEADS, SHARED, DIM, WIDE, BLOCK, FEW_STEP, FEW_STAGES, WINDOW, False, NATIVE,
         )  # fmt: skip
     else:
-        token = (blocks - 1 - nth) * each
+        token = nth * each if ORDER else (blocks - 1 - nth) * each
         end = min(context, context - new + token + each)  # nobody here sees beyond
         attend_rows(
             query, keys, values, table, out, begin, token, new, context, kv_head, end, scale,

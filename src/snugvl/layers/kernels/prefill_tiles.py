@@ -21,6 +21,7 @@ class PrefillTiles:
         warps: of a program.
         stages: Triton's; 2 load a step while another is computed, 3 load two.
         apart: steps that need no masks have a loop of their own.
+        order: who begins: 0 each sequence's last tokens, 1 the batch's, 2 those and the batch's first.
         few_step, few_stages: of a sequence with one new token.
     """
 
@@ -29,6 +30,7 @@ class PrefillTiles:
     warps: int = 4
     stages: int = 2
     apart: bool = False
+    order: int = 0
     few_step: int = 64
     few_stages: int = 3
 
@@ -37,7 +39,7 @@ def prefill_tiles(hardware: Hardware, dim: int, exact: bool) -> PrefillTiles:
     """Tiles for heads of `dim` values; `exact`: queries are float32 and products are, too."""
     wide = dim > 128
     generation, minor = hardware.capability
-    if exact or 0 < generation < 8:  # without tensor cores products are loops over registers
+    if generation and (exact or generation < 8):  # without tensor cores products are loops over registers
         return PrefillTiles(rows=32 if wide else 64, step=16, warps=8, few_step=16, few_stages=2)
     if generation in (8, 12):
         if wide:
