@@ -1,8 +1,8 @@
 """Run by `test_rehearsal.py` in a process of its own, where kernels are not interpreted.
 
-Engines serve a mix of requests on networks without memory, in the shapes of real ones; what they would launch
-on an H200 is compared with what a rehearsal finds. Prints one line of JSON, by network: the kernels of the
-rehearsal, and those that were launched besides.
+Engines serve a mix of requests on networks without memory, in the shapes of real ones; what they would
+launch on an H200 is compared with what a rehearsal finds. So are recorded steps, which are filled up. Prints
+one line of JSON, by network: the kernels of the rehearsal, and those that were launched besides.
 """
 
 import json
@@ -21,6 +21,7 @@ from snugvl.config import EngineConfig, KVFormat
 from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs import SIZES
+from snugvl.engine.recordings import Recordings, Work
 from snugvl.engine.rehearsal import rehearse
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.layers.attention import AttentionMetadata
@@ -142,6 +143,19 @@ class Stage:
         return torch.zeros(len(batch.logit_rows), logits.shape[1])
 
 
+class Again:
+    """A recorder whose recordings do the work again."""
+
+    def record(self, work: Work) -> Work:
+        return work
+
+    def settle(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+
 def without_values(tensor: torch.Tensor) -> torch.Tensor:
     """As long, and as far from the beginning of its memory."""
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
@@ -203,6 +217,15 @@ def serve(engine: Engine, requests: Sequence[EngineRequest]) -> int:
     return most
 
 
+def serve_recorded(stage: Stage, sizes: EngineConfig) -> None:
+    """Another mix, by recordings of what comes again."""
+    engine, recordings = Engine(stage, sizes), Recordings(Again(), stage, 1 << 20)
+    engine._runner.record(recordings)
+    serve(engine, mix())
+    assert recordings.on
+    assert recordings.replayed > 0
+
+
 def mix() -> list[EngineRequest]:
     """Prompts of 1 to 4,096 tokens, a quarter of them with a picture; the last ones, short, come at once."""
     made = []
@@ -226,7 +249,10 @@ def rehearsed(
     with torch.inference_mode(), dry_run(H200) as launches:
         rehearse(network, sizes)
         known = len(launches)
-        most = serve(Engine(Stage(network, sizes), sizes), mix())
+        stage = Stage(network, sizes)
+        most = serve(Engine(stage, sizes), mix())
+        if config.text.linear is None:
+            serve_recorded(stage, sizes)
     return launches[:known], launches[known:], most
 
 

@@ -16,6 +16,7 @@ from snugvl.models.batch import Batch, GridTHW, encoded
 from snugvl.models.networks import LoadableNetwork
 from snugvl.sampling import SamplingParams
 
+SHORT = 64  # tokens of a prompt that comes alone seldom: a question with its template has more
 # An image that the tower encodes in one chunk, one in several, and a video.
 GRIDS: tuple[GridTHW, ...] = ((1, 16, 16), (1, 96, 96), (2, 16, 16))
 
@@ -23,7 +24,8 @@ GRIDS: tuple[GridTHW, ...] = ((1, 16, 16), (1, 96, 96), (2, 16, 16))
 def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     """Run every kind of step, image and filter on a network without memory; within `dry_run`.
 
-    What a person who asks about a picture waits for comes first.
+    What a person who asks about a picture waits for comes first, then texts, then what many at once need.
+    Recorded steps (`step_graphs.py`) are filled up to sizes that are among these.
     """
     cache = allocate(network, config)
     prompts = edges(config.max_batched_tokens)
@@ -31,10 +33,9 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     network.forward(_batch((prompts[-1],), cache), cache)
     for grid in GRIDS if network.tower is not None else ():
         _encode(network, grid)
-    for sequences in decodes:
-        network.forward(_batch((1,) * sequences, cache), cache)
-    for tokens in prompts:
-        network.forward(_batch((tokens,), cache), cache)
+    long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
+    for lengths in ((1,), *((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
+        network.forward(_batch(lengths, cache), cache)
     scores = torch.empty(2, network.config.text.vocab_size, device=network.device)
     support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])
 
