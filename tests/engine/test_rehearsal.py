@@ -6,12 +6,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import snugvl
-from snugvl.engine.rehearsal import edges
+from snugvl.config import EngineConfig
+from snugvl.engine import rehearsal
+from snugvl.engine.rehearsal import edges, rehearse
 
 KERNELS = Path(snugvl.__file__).parent / "layers" / "kernels"
 MOST = {"2B-FP8": 40, "2B in 4 bits": 46, "Qwen3.5": 46}  # each takes a processor half a second or more
@@ -49,6 +53,23 @@ def test_every_kernel_takes_part(mixes: dict[str, Any]) -> None:
     unused = {"attend_splits", "merge_splits"} if attention.ONE_KERNEL else {"attend_merged"}
     assert names - unused == {name for mix in mixes.values() for name in mix["known"]}
     assert len(names) >= 14
+
+
+def test_what_one_person_waits_for_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture's prompt and its answer, then texts, then what many at once need."""
+    steps: list[tuple[int, ...]] = []
+    cache = SimpleNamespace(storage=torch.empty(0), block_size=16, states=None)
+    monkeypatch.setattr(rehearsal, "allocate", lambda *_: cache)
+    monkeypatch.setattr(rehearsal, "support", lambda *_: None)
+    network: Any = SimpleNamespace(
+        tower=None,
+        device=torch.device("cpu"),
+        config=SimpleNamespace(text=SimpleNamespace(vocab_size=9)),
+        forward=lambda batch, _: steps.append(batch.attention.query_lens),
+    )
+    rehearse(network, EngineConfig(1, max_num_seqs=8, max_batched_tokens=300))
+    assert steps[:2] == [(300,), (1,)]
+    assert steps.index((65,)) < steps.index((1, 1)) < steps.index((1,) * 8) < steps.index((64,))
 
 
 def test_edges_stand_on_both_sides_of_powers_of_two_and_of_their_triples() -> None:
