@@ -20,9 +20,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -50,11 +50,13 @@ STEPS: dict[str, tuple[tuple[int, int], ...]] = {  # new tokens and context of e
     "crowd": (*((1, 1100),) * 31, (1050, 1050)),
     "tiny": ((1, 33), (1, 20), (40, 70)),
 }
-PROGRAMS = (  # rows, warps, step, stages
-    (64, 4, 32, 2), (64, 4, 32, 3), (64, 4, 32, 4), (64, 4, 64, 2), (64, 4, 64, 3),
-    (128, 8, 32, 2), (128, 8, 32, 3), (128, 8, 64, 2), (128, 8, 64, 3),
+PROGRAMS = (  # rows, warps, step, stages, registers
+    (64, 4, 32, 2, 0), (64, 4, 32, 3, 0), (64, 4, 64, 2, 0), (64, 4, 64, 3, 0),
+    (128, 8, 32, 3, 0), (128, 8, 32, 3, 128), (128, 8, 64, 2, 0), (128, 8, 64, 2, 128),
+    (128, 8, 64, 3, 0),
 )  # fmt: skip
-FEW = ((32, 3), (32, 4), (64, 2), (64, 3), (64, 4), (128, 2), (128, 3))  # step, stages
+FEW = ((32, 4), (64, 2), (64, 3), (64, 4), (128, 2), (128, 3))  # step, stages
+CHUNK = ("rows", "warps", "step", "stages", "registers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +191,15 @@ def timed(run: Callable[[], None], layers: int, device: torch.device) -> float:
 
 
 def variants(first: PrefillTiles, decodes: bool) -> list[PrefillTiles]:
-    """The package's own tiles, others of chunks, and those of decodes where there are any."""
-    found = [first]
-    for (rows, warps, step, stages), apart in product(PROGRAMS, (False, True)):
-        found.append(replace(first, rows=rows, warps=warps, step=step, stages=stages, apart=apart))
+    """The package's own tiles, others of chunks, orders, and tiles of decodes where there are any."""
+    tiles = [
+        replace(first, rows=rows, warps=warps, step=step, stages=stages, registers=registers)
+        for rows, warps, step, stages, registers in PROGRAMS
+    ]
+    found = [first, *(replace(tile, apart=apart) for tile in tiles for apart in (False, True))]
     found += [replace(first, order=order) for order in (0, 1, 2)]
-    if decodes:
-        found += [replace(first, few_step=step, few_stages=stages) for step, stages in FEW]
+    if decodes:  # beside 4 warps and beside 8
+        found += [replace(t, few_step=f[0], few_stages=f[1]) for t in (first, tiles[5]) for f in FEW]
     return list(dict.fromkeys(found))
 
 
@@ -229,19 +233,22 @@ class Race:
         default = prefill_tiles(hardware_of(self.device), dim, self.layers.dtype == torch.float32)
         tried = [default] if quick else variants(default, self.cell.decodes)
         results = [result for result in map(self.enter, tried) if result]
-        together = combined(results)
-        if together not in tried and (last := self.enter(together)):
-            results.append(last)
-        return results
+        together = combined(results) if results else tried[0]
+        last = None if together in tried else self.enter(together)
+        return [*results, last] if last else results
 
 
 def combined(results: list[Result]) -> PrefillTiles:
-    """The best of chunks, of orders and of decodes, each found beside the package's own."""
-    first = results[0].tiles
-    best = first
-    for names in (("rows", "warps", "step", "stages", "apart"), ("order",), ("few_step", "few_stages")):
-        others = {f.name: getattr(first, f.name) for f in fields(first) if f.name not in names}
-        alike = [r for r in results if all(getattr(r.tiles, name) == v for name, v in others.items())]
+    """The best tiles of chunks, of orders and of decodes together, each found beside other things alike."""
+    first = best = results[0].tiles
+    for names in ((*CHUNK, "apart"), ("order",), ("few_step", "few_stages")):
+
+        def others(tiles: PrefillTiles, names: tuple[str, ...] = names) -> dict[str, object]:
+            return {name: value for name, value in asdict(tiles).items() if name not in names}
+
+        alike = [result for result in results if others(result.tiles) == others(best)]
+        if len(alike) < 2:
+            alike = [result for result in results if others(result.tiles) == others(first)]
         fastest = min(alike, key=lambda result: result.us).tiles
         best = replace(best, **{name: getattr(fastest, name) for name in names})
     return best
@@ -286,11 +293,12 @@ def show(results: list[Result], torchs: float | None, most: int) -> None:
         cell, tiles = result.cell, result.tiles
         tile = (
             f"{tiles.rows}×{tiles.step}, {tiles.warps} warps, {tiles.stages} stages"
+            f", ≤{tiles.registers or 255} registers"
             f"{', apart' if tiles.apart else '':7}, order {tiles.order}"
             f", few {tiles.few_step}/{tiles.few_stages}"
         )
         print(
-            f"{cell.model} {cell.kv:4} {cell.step:7}{tile:57}{result.us:8.2f} µs{result.tflops:7.0f} TFLOP/s"
+            f"{cell.model} {cell.kv:4} {cell.step:7}{tile:72}{result.us:8.2f} µs{result.tflops:7.0f} TFLOP/s"
             f"  error {result.error:.1e}" + (f"  (torch {torchs:.2f})" if torchs else ""),
             flush=True,
         )

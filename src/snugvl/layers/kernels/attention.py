@@ -197,6 +197,7 @@ def chunk(
         NATIVE=native_fp8(query.device),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        maxnreg=tiles.registers or None,
         **early(query.device),
     )
     return out

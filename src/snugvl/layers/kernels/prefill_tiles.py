@@ -20,6 +20,7 @@ class PrefillTiles:
         step: tokens of the cache read at a time, a power of two, 16 or more.
         warps: of a program.
         stages: Triton's; 2 load a step while another is computed, 3 load two.
+        registers: of a thread at most, so that more programs run at a time; 0 for any number.
         apart: steps that need no masks have a loop of their own.
         order: who begins: 0 each sequence's last tokens, 1 the batch's, 2 those and the batch's first.
         few_step, few_stages: of a sequence with one new token.
@@ -29,6 +30,7 @@ class PrefillTiles:
     step: int = 64
     warps: int = 4
     stages: int = 2
+    registers: int = 0
     apart: bool = False
     order: int = 0
     few_step: int = 64
