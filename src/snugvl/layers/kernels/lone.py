@@ -75,25 +75,26 @@ def _factors(
 
 
 @triton.jit
-def _input(
-    x, norm, first, rstd, K: tl.constexpr, BATCH: tl.constexpr, PAIR: tl.constexpr, PER: tl.constexpr,
-    FLIP: tl.constexpr, HAS_NORM: tl.constexpr, SWAPPED: tl.constexpr,
-):  # fmt: skip
-    """`[BATCH, UNIT, 8]`: the same eight units of the input, side by side."""
-    parts: tl.constexpr = EACH // 8  # loads of a thread
+def _numbers(start, first, K: tl.constexpr, BATCH: tl.constexpr, FLIP: tl.constexpr):
+    """The same eight units of the input or of the norm's weight, `[8, BATCH, 1, EACH / 8, 32]`."""
     unit = _units(first, BATCH)[:, :, None, None, None]
-    part = tl.arange(0, parts)[None, None, None, :, None]
+    part = tl.arange(0, EACH // 8)[None, None, None, :, None]  # loads of a thread
     thread = tl.arange(0, 32)[None, None, None, None, :]
     at = unit * UNIT + part * 8 + thread // 8 * EACH + thread % 8
-    masked: tl.constexpr = K // UNIT % (8 * BATCH) != 0
-    v = _loaded(x, at, unit < K // UNIT, masked, "", FLIP)
+    return _loaded(start, at, unit < K // UNIT, K // UNIT % (8 * BATCH) != 0, "", FLIP)
+
+
+@triton.jit
+def _input(
+    v, gain, rstd, BATCH: tl.constexpr, PAIR: tl.constexpr, PER: tl.constexpr, HAS_NORM: tl.constexpr,
+    FORMAT: tl.constexpr,
+):  # fmt: skip
+    """`_numbers` as an operand, normalised: `[BATCH, UNIT, 8]`."""
     if HAS_NORM:  # rounded where transformers rounds
-        v = (v.to(tl.float32) * rstd).to(x.dtype.element_ty) * _loaded(
-            norm, at, unit < K // UNIT, masked, "", FLIP
-        )
-    v = tl.reshape(v, [8, BATCH, 1, 1, parts, 4, 8])
+        v = (v.to(tl.float32) * rstd).to(v.dtype) * gain
+    v = tl.reshape(v, [8, BATCH, 1, 1, EACH // 8, 4, 8])
     v = tl.reshape(tl.permute(v, [0, 1, 2, 3, 5, 4, 6]), [8, BATCH, 1, 1, 4, EACH])
-    if SWAPPED:  # as `swapped_codes` has them
+    if FORMAT == INT4:  # as `swapped_codes` has them
         v = _swapped(v)
     return tl.permute(_operand(v, BATCH, 8, UNIT, EACH, PAIR, PER), [0, 2, 1])
 
@@ -141,19 +142,9 @@ def _multiplied(
 
 
 @triton.jit
-def _rstd(x, eps, K: tl.constexpr, WIDE: tl.constexpr, HAS_NORM: tl.constexpr):
-    rstd = 1.0
-    if HAS_NORM:
-        everything = tl.arange(0, WIDE)
-        whole = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
-        rstd = tl.rsqrt(tl.sum(whole * whole, 0) / K + eps)
-    return rstd
-
-
-@triton.jit
 def _store(
     acc,
-    residual,
+    added,
     out,
     first,
     kind: tl.constexpr,
@@ -173,7 +164,7 @@ def _store(
         y = gate * up.to(kind).to(tl.float32)
     n = first + tl.arange(0, outputs)
     if HAS_RESIDUAL:
-        y = y.to(kind).to(tl.float32) + tl.load(residual + n).to(tl.float32)
+        y = y.to(kind).to(tl.float32) + added.to(tl.float32)
     tl.store(out + n, y.to(out.dtype.element_ty))
 
 
@@ -228,22 +219,31 @@ def lone(
     words = _weights(w, rows, 0, K, BATCH, per, FLIP)
     s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
     z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else s
+    gain = _numbers(norm, 0, K, BATCH, FLIP) if HAS_NORM else 1.0
+    everything = tl.arange(0, WIDE)
     if EARLY:
         gdc_wait()
-    rstd = _rstd(x, eps, K, WIDE, HAS_NORM)
+    v = _numbers(x, 0, K, BATCH, FLIP)
+    added = tl.load(residual + first + tl.arange(0, outputs)) if HAS_RESIDUAL else 0.0
+    rstd = 1.0
+    if HAS_NORM:
+        whole = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(whole * whole, 0) / K + eps)
     acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)
-    for at in tl.range(0, last, BATCH, num_stages=1):
-        v = _input(x, norm, at, rstd, K, BATCH, PAIR, per, FLIP, HAS_NORM, FORMAT == INT4)
-        next_words = _weights(w, rows, at + BATCH, K, BATCH, per, FLIP)
-        next_s = _factors(scale, rows, at + BATCH, GROUP, K, BATCH, BN, FORMAT)
-        next_z = _factors(zero, rows, at + BATCH, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else next_s
+    for at in tl.range(BATCH, last + BATCH, BATCH, num_stages=1):
+        next_words = _weights(w, rows, at, K, BATCH, per, FLIP)
+        next_s = _factors(scale, rows, at, GROUP, K, BATCH, BN, FORMAT)
+        next_z = _factors(zero, rows, at, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else next_s
+        next_v = _numbers(x, at, K, BATCH, FLIP)
+        next_gain = _numbers(norm, at, K, BATCH, FLIP) if HAS_NORM else gain
+        v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
         acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
-        words, s, z = next_words, next_s, next_z
-    v = _input(x, norm, last, rstd, K, BATCH, PAIR, per, FLIP, HAS_NORM, FORMAT == INT4)
+        words, s, z, v, gain = next_words, next_s, next_z, next_v, next_gain
     if EARLY:
         gdc_launch_dependents()
+    v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
     acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
-    _store(acc, residual, out, first, kind, BN, HAS_RESIDUAL, SWIGLU)
+    _store(acc, added, out, first, kind, BN, HAS_RESIDUAL, SWIGLU)
 
 
 @launched
@@ -291,11 +291,16 @@ def lone_rounds(
     words = _weights(w, rows, 0, K, BATCH, per, FLIP)
     s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
     z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else s
+    gain = _numbers(norm, 0, K, BATCH, FLIP) if HAS_NORM else 1.0
+    everything = tl.arange(0, WIDE)
     if EARLY:
         gdc_wait()
-    v = _input(
-        x, norm, 0, _rstd(x, eps, K, WIDE, HAS_NORM), K, BATCH, PAIR, per, FLIP, HAS_NORM, FORMAT == INT4
-    )
+    v = _numbers(x, 0, K, BATCH, FLIP)
+    rstd = 1.0
+    if HAS_NORM:
+        whole = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(whole * whole, 0) / K + eps)
+    v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
     if EARLY:
         gdc_launch_dependents()
     for at in tl.range(begin, N, step, num_stages=1):
@@ -304,7 +309,9 @@ def lone_rounds(
         next_words = _weights(w, rows, 0, K, BATCH, per, FLIP)
         next_s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
         next_z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else next_s
+        n = tl.minimum(at, N - outputs)
+        added = tl.load(residual + n + tl.arange(0, outputs)) if HAS_RESIDUAL else 0.0
         acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)
         acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
-        _store(acc, residual, out, tl.minimum(at, N - outputs), kind, BN, HAS_RESIDUAL, SWIGLU)
+        _store(acc, added, out, n, kind, BN, HAS_RESIDUAL, SWIGLU)
         words, s, z = next_words, next_s, next_z
