@@ -32,6 +32,7 @@ FILES = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"),
     *("preprocessor_config.json", "video_preprocessor_config.json", "vocab.json", "merges.txt"),
 )
+PREPROCESSORS = ("preprocessor_config.json", "video_preprocessor_config.json")
 CONTROLS = {
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
@@ -83,7 +84,23 @@ def configuration(config: dict[str, Any], tokenizer: Tokenizer, layers: int | No
             {"rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25,
              "mrope_section": [11, 11, 10], "mrope_interleaved": True},
         )  # fmt: skip
+    if config["model_type"] == "qwen2_5_vl":
+        config.setdefault("rope_theta", 1_000_000)
+        config.setdefault("rope_scaling", {"type": "mrope", "mrope_section": [16, 24, 24]})
     return config
+
+
+def fit_preprocessors(out: Path, settings: dict[str, Any] | None) -> None:
+    """Patches of the model's size in the copied settings; none for a model that reads text alone."""
+    for name in PREPROCESSORS:
+        path = out / name
+        if settings is None:
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            sizes = {
+                key: value for key, value in settings.items() if key.endswith("patch_size") or "merge" in key
+            }
+            path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
 
 
 def main() -> None:
@@ -104,6 +121,7 @@ def main() -> None:
     for name in FILES:
         if (arguments.tokenizer / name).exists():
             shutil.copy(arguments.tokenizer / name, out / name)
+    fit_preprocessors(out, found[0].images)
     config = configuration(dict(found[0].config), Tokenizer.from_folder(out), arguments.layers)
     (out / "config.json").write_text(json.dumps(config, indent=1))
     network = network_of(config, found[0].images, arguments.model)
