@@ -134,25 +134,57 @@ def skinny_tiles(cell: Cell) -> tuple[Tile, ...]:
 
 
 def lone_tiles(cell: Cell) -> tuple[Tile, ...]:
-    """Rows, warps, slices at once, programs of a unit or 0, and whether the norm has a kernel of its own."""
+    """Rows, warps, slices at once, programs of a unit or 0, stages, and the norm apart or not."""
     columns = SHAPES[cell.size][cell.shape][1]
-    both: tuple[Tile, ...] = (
-        (8, 4, 4, 0),
-        (16, 4, 4, 0),
-        (8, 8, 8, 0),
-        (16, 8, 8, 0),
-        (4, 8, 8, 0),
-        (4, 4, 4, 0),
+    both: tuple[Tile, ...] = (8, 4, 4, 0, 1), (16, 4, 4, 0, 1), (8, 8, 8, 0, 1), (16, 8, 8, 0, 1)
+    both += (
+        (4, 8, 8, 0, 1),
+        (4, 4, 4, 0, 1),
+        (16, 2, 2, 0, 1),
+        (8, 2, 2, 0, 1),
+        (8, 1, 1, 0, 1),
+        (16, 1, 1, 0, 1),
     )
-    both += (16, 2, 2, 0), (8, 2, 2, 0), (8, 1, 1, 0), (16, 1, 1, 0), (8, 4, 8, 0), (4, 4, 8, 0), (2, 8, 8, 0)
+    both += (
+        (8, 4, 8, 0, 1),
+        (4, 4, 8, 0, 1),
+        (2, 8, 8, 0, 1),
+        (8, 2, 2, 0, 3),
+        (16, 2, 2, 0, 3),
+        (8, 1, 1, 0, 4),
+    )
     if columns > 4096:
-        both += (8, 8, 16, 0), (4, 8, 16, 0), (8, 16, 16, 0), (16, 16, 16, 0), (4, 16, 16, 0)
-        both += (4, 8, 32, 2), (4, 16, 32, 2), (2, 8, 32, 2), (8, 16, 32, 1)
+        both += (8, 8, 16, 0, 1), (4, 8, 16, 0, 1), (8, 16, 16, 0, 1), (4, 16, 16, 0, 1), (4, 8, 32, 2, 1)
+        both += (8, 4, 4, 0, 3), (8, 4, 4, 0, 4), (16, 4, 4, 0, 3), (16, 4, 4, 0, 4), (8, 8, 8, 0, 3)
+        both += (4, 16, 32, 2, 1), (4, 16, 32, 1, 3), (2, 16, 32, 2, 3), (4, 8, 8, 0, 3), (16, 8, 8, 0, 3)
     elif columns > 2048:
-        both += (8, 4, 8, 3), (8, 4, 8, 2), (8, 8, 8, 2), (8, 8, 8, 3), (4, 4, 8, 4), (4, 4, 8, 6)
-        both += (4, 8, 8, 2), (4, 8, 8, 4), (16, 8, 8, 2), (4, 2, 8, 6), (16, 4, 8, 2)
+        both += (
+            (8, 4, 8, 3, 1),
+            (8, 4, 8, 2, 1),
+            (8, 8, 8, 2, 1),
+            (8, 8, 8, 3, 1),
+            (4, 4, 8, 4, 1),
+            (4, 4, 8, 6, 1),
+        )
+        both += (
+            (4, 8, 8, 2, 1),
+            (4, 8, 8, 4, 1),
+            (16, 8, 8, 2, 1),
+            (8, 4, 8, 2, 3),
+            (8, 4, 8, 3, 3),
+            (8, 4, 8, 4, 3),
+        )
+        both += (
+            (4, 4, 8, 4, 3),
+            (4, 4, 8, 6, 4),
+            (8, 8, 8, 2, 3),
+            (8, 8, 8, 3, 3),
+            (4, 8, 8, 3, 3),
+            (8, 4, 8, 4, 4),
+        )
     else:
-        both += (8, 4, 4, 3), (8, 4, 4, 6), (16, 4, 4, 3), (4, 4, 4, 6), (8, 2, 4, 6), (16, 4, 4, 2)
+        both += (8, 4, 4, 3, 1), (8, 4, 4, 6, 1), (16, 4, 4, 3, 1), (4, 4, 4, 6, 1), (8, 2, 4, 6, 1)
+        both += (8, 4, 4, 3, 3), (8, 4, 4, 6, 3), (16, 4, 4, 3, 3), (4, 4, 4, 6, 3), (8, 2, 4, 6, 3)
     return both + tuple((*tile, 1) for tile in both[:6] if cell.shape in ("qkv", "gate_up"))
 
 
@@ -181,13 +213,14 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
     if kernel == "default":
         yield
         return
+    kept = 4 if kernel == "skinny" else 5  # what comes after them: the norm has a kernel of its own
     with (
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
         mock.patch.object(linear, "SKINNY_BYTES", 0),
         mock.patch.object(linear, "LONE", FORMATS if kernel == "lone" else frozenset()),
         mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),
-        mock.patch.object(linear, f"{kernel}_tile", return_value=tile if kernel == "matrix" else tile[:4]),
-        mock.patch.object(linear, "NORM_APART", len(tile) == 5 and kernel != "matrix"),
+        mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:kept]),
+        mock.patch.object(linear, "NORM_APART", len(tile) > kept),
     ):
         yield
 

@@ -296,7 +296,7 @@ def test_which_products_are_skinny(device: torch.device, monkeypatch: pytest.Mon
     assert taken[-1] == ("int4", 1)
 
 
-def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, int, int, int]) -> None:
+def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...]) -> None:
     patch.setattr(kernels, "LONE", frozenset({"fp8", "int8", "int4"}))
     patch.setattr(kernels, "LONE_OUTPUTS", tile[0])
     patch.setattr(kernels, "lone_tile", lambda *_, **__: tile)
@@ -307,11 +307,11 @@ def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, int, int, int]) -> No
     kind=st.sampled_from(["fp8", "int8", "int4"]),
     rows=st.integers(16, 40),
     groups=st.integers(1, 10),
-    tile=st.sampled_from([(16, 2, 2, 0), (8, 1, 1, 0), (4, 2, 4, 0), (4, 2, 4, 1), (8, 4, 4, 2)]),
+    tile=st.sampled_from(
+        [(16, 2, 2, 0, 1), (8, 1, 1, 0, 3), (4, 2, 4, 0, 1), (4, 2, 4, 1, 3), (8, 4, 4, 2, 1)]
+    ),
 )
-def test_a_lone_product_is_torchs(
-    kind: Format, rows: int, groups: int, tile: tuple[int, int, int, int]
-) -> None:
+def test_a_lone_product_is_torchs(kind: Format, rows: int, groups: int, tile: tuple[int, ...]) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     weights = stored(kind, rows, 128 * groups, device)
     x = torch.randn(1, 128 * groups).to(device, for_skinny(device))
@@ -321,9 +321,9 @@ def test_a_lone_product_is_torchs(
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
-@pytest.mark.parametrize("tile", [(8, 2, 2, 0), (8, 2, 2, 1)])
+@pytest.mark.parametrize("tile", [(8, 2, 2, 0, 1), (8, 2, 2, 1, 1)])
 def test_lone_norm_swiglu_and_residual(
-    kind: Format, tile: tuple[int, int, int, int], device: torch.device, monkeypatch: pytest.MonkeyPatch
+    kind: Format, tile: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lone_tiles(monkeypatch, tile)
     weights = stored(kind, 84, 640, device)
@@ -339,7 +339,7 @@ def test_lone_norm_swiglu_and_residual(
 
 
 def test_a_lone_product_of_small_groups(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    lone_tiles(monkeypatch, (8, 2, 2, 0))
+    lone_tiles(monkeypatch, (8, 2, 2, 0, 3))
     weights = stored("int4", 24, 640, device, group=64)
     x = torch.randn(1, 640).to(device, for_skinny(device))
     close(product(x, weights, dtype=torch.float32), linear(x.float(), weights.wide(torch.float32)))

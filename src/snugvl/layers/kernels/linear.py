@@ -110,7 +110,7 @@ def _lone(
     swiglu: bool,
 ) -> None:
     outputs = out.shape[1]
-    rows, warps, batch, rounds = lone_tile(outputs, weights, swiglu=swiglu)
+    rows, warps, batch, rounds, stages = lone_tile(outputs, weights, swiglu=swiglu)
     programs = triton.cdiv(outputs, rows // 2 if swiglu else rows)
     if rounds:
         programs = min(programs, rounds * hardware_of(x.device).units)
@@ -132,6 +132,7 @@ def _lone(
         BN=rows,
         BATCH=batch,
         WARPS=min(warps, batch),
+        STAGES=stages,
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,
         SWIGLU=swiglu,
@@ -332,9 +333,9 @@ def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) ->
     return (32, 4, 4, True) if outputs >= 6144 else (16, 8, 8, True)
 
 
-def lone_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, int]:
-    """Rows of a tile, warps, slices at once, programs of a unit or 0 (`benchmarks/kernel_tiles.py`)."""
-    return 16, 4, 4, 0
+def lone_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, int, int]:
+    """Rows of a tile, warps, slices at once, programs of a unit or 0, stages (`kernel_tiles.py`)."""
+    return 16, 4, 4, 0, 1
 
 
 def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:
