@@ -72,9 +72,12 @@ def attend_steps(
     precision: tl.constexpr = "ieee" if q.dtype == tl.float32 else "tf32"
     token = first + tl.arange(0, STEP)
     block = tl.load(table + token // BLOCK, mask=token < end, other=0)
+    stride: tl.constexpr = KV_HEADS * DIM
     for _ in tl.range(first, last, STEP, num_stages=STAGES):
-        at = ((block.to(tl.int64) * BLOCK + token % BLOCK) * KV_HEADS + kv_head) * DIM
-        at = at[:, None] + dim[None, :]
+        inner = tl.arange(0, STEP) if STEP % BLOCK == 0 else token  # what is no different in the next step
+        at = (inner % BLOCK * stride + kv_head * DIM)[:, None] + dim[None, :]
+        # Fewer than 2³¹ blocks: a product of 32 bits by 32 is one instruction.
+        at = at + (block.to(tl.int32).to(tl.int64) * (BLOCK * stride))[:, None]
         if MASKED:  # slots beyond read as 0: what a freed block holds may be NaN, and 0 · NaN is NaN
             there = (token < end)[:, None]
             if WIDE != DIM:
