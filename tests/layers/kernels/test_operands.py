@@ -1,0 +1,75 @@
+"""How the compiler lays out the operands of int4: what the kernels' speed, and one their results, stand on."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json, sys
+import torch
+from triton.runtime import driver
+from snugvl.layers.kernels import linear
+from snugvl.layers.kernels.compiling import _Described
+from snugvl.layers.kernels.device import Hardware
+from snugvl.layers.kernels.dry_run import dry_run
+from snugvl.layers.weights import Weights
+
+H200 = Hardware((9, 0), 132)
+found = {}
+for name, tile in json.loads(sys.argv[1]).items():
+    linear.LONE = frozenset({"int4"} if name.startswith("lone") else ())
+    linear.lone_tile = lambda *_, **__: tile
+    linear.SKINNY_BYTES = 0
+    with dry_run(H200) as launches:
+        scale = torch.empty(256, 1024 // 64, dtype=torch.bfloat16, device="meta")
+        words = torch.empty(256, 1024 // 8, dtype=torch.int32, device="meta")
+        x = torch.empty(1, 1024, dtype=torch.bfloat16, device="meta")
+        linear.product(x, Weights("int4", 256, 1024, words, scale, scale, 64))
+    driver.set_active(_Described(H200))
+    made = launches[-1].kernel.kernel.warmup(*launches[-1].values, grid=(1,), **launches[-1].constants)
+    found[name] = launches[-1].name, made.metadata.shared, made.asm["ttgir"]
+print(json.dumps(found))
+"""
+TILES = {
+    "skinny": None,
+    "lone": (8, 4, 4, 0, 1),
+    "lone, on its way through shared memory": (8, 2, 2, 0, 3),
+    "lone, in rounds": (8, 2, 2, 3, 1),
+}
+REGISTERS = r"{name} = #ttg\.(blocked<{{sizePerThread = \[[1, ]*, 2\]|linear<{{register = \[\[[0, ]*, 1\])"
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, tuple[str, int, str]]:
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, json.dumps(TILES)]
+    output = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+    found: dict[str, tuple[str, int, str]] = json.loads(output)
+    return found
+
+
+@pytest.mark.parametrize("name", TILES)
+def test_operands_of_small_groups_stay_in_registers(
+    compiled: dict[str, tuple[str, int, str]], name: str
+) -> None:
+    kernel, shared, _ = compiled[name]
+    assert kernel == name.split(",")[0] + ("_rounds" if name.endswith("rounds") else "")
+    kept = 2 * 2 * 8 * 256 if "shared" in name else 0  # two stages of words
+    assert shared - kept <= 4096  # the sums of warps, scales
+
+
+@pytest.mark.parametrize("name", [name for name in TILES if name != "skinny"])
+def test_a_thread_holds_two_neighbouring_words_one_after_the_other(
+    compiled: dict[str, tuple[str, int, str]], name: str
+) -> None:
+    """Which `swapped_codes` stands on: its assembly is given two words and mixes them."""
+    text = compiled[name][2]
+    layouts = set(re.findall(r"elementwise_inline_asm.*-> tensor<[\dx]+xbf16, (#\w+)>", text))
+    layouts |= set(re.findall(r"elementwise_inline_asm.*xi32, (#\w+)> -> \(?tensor<[\dx]+xbf16", text))
+    assert layouts
+    for layout in layouts:
+        assert re.search(REGISTERS.format(name=layout), text), re.search(f"{layout} = .*", text)
