@@ -1,4 +1,4 @@
-"""How the compiler lays out the operands of int4: what the kernels' speed, and one their results, stand on."""
+"""How the compiler lays out the operands of int4: the kernels' speed stands on it, and one's results."""
 
 import json
 import os
