@@ -13,8 +13,8 @@ from snugvl.hardware.machine import Gpu
 from snugvl.ledger import Ledger, LedgerRow
 from snugvl.place import Place
 from snugvl.planner.footprint.native import KERNEL_BYTES
-from snugvl.planner.footprint.step_graphs import Recorded
-from snugvl.remember import GRAIN_BYTES, keeper
+from snugvl.planner.footprint.step_graphs import MOST, Recorded
+from snugvl.remember import FEW, GRAIN_BYTES, keeper
 
 MIB = 1 << 20
 GPU = Gpu(0, "Test GPU", 8 << 30, 7 << 30, (12, 0), driver="580.1", uuid="GPU-1")
@@ -54,13 +54,13 @@ def test_a_context_is_no_measurement_before_kernels_are_loaded(cache: Path) -> N
 def test_the_drivers_part_of_recordings_is_not_the_contexts(cache: Path) -> None:
     """Few engines have them: the next plan would count them for every one."""
     keep = keeper(PLACE, "subject", Recorded(200 * MIB, 32 * MIB, 2 * MIB))
-    keep(ledger(420 * MIB, 60 * MIB), Load(recorded=10))
+    keep(ledger(406 * MIB, 60 * MIB), Load(recorded=3))
     assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
     place = calibration.place_of(GPU)
     context = calibration.load(cache).measured("native", CONTEXT, place, subject="subject")
     assert context is not None
-    assert (context.planned_bytes, context.measured_bytes) == ((490 - 32 * 2) * MIB, 400 * MIB)
-    keep(ledger(440 * MIB, 60 * MIB), Load(recorded=20))
+    assert (context.planned_bytes, context.measured_bytes) == ((490 - MOST * 2) * MIB, 400 * MIB)
+    keep(ledger(460 * MIB, 60 * MIB), Load(recorded=FEW + 1))
     assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
 
 

@@ -16,13 +16,15 @@ from snugvl.planner.footprint.native import KERNEL_BYTES
 from snugvl.planner.footprint.step_graphs import NOTHING, Recorded
 
 GRAIN_BYTES = 8 << 20  # growth that is worth writing down
+FEW = 4  # recordings whose part of the driver's memory is known well enough
 
 
 def keeper(place: Place, subject: str, recorded: Recorded = NOTHING) -> Callable[[Ledger, Load], None]:
     """A function that is shown the ledger now and then, and writes down what has grown.
 
     `recorded`: what graphs of steps with prompts take. The driver's part of them, which few engines have, is
-    not the context's: another plan would count it twice.
+    not the context's: another plan would count it twice. It is known for the largest of them, so the context
+    is no measurement any more once there are some.
     """
     kept: dict[str, int] = {}
 
@@ -50,6 +52,8 @@ def _alone(row: LedgerRow, recorded: Recorded, count: int) -> LedgerRow:
     """The context's row without what the driver has of `count` recordings."""
     if row.name != CONTEXT or row.measured_bytes is None:
         return row
+    if count > FEW:
+        return LedgerRow(CONTEXT)
     planned = None if row.planned_bytes is None else row.planned_bytes - recorded.driver_bytes
     return LedgerRow(CONTEXT, planned, max(row.measured_bytes - count * recorded.each_bytes, 0))
 

@@ -241,6 +241,26 @@ def test_loading_fits_into_the_place_of_the_cache() -> None:
 
 
 @pytest.mark.parametrize("size", ["2B", "4B", "8B"])
+def test_slices_of_a_long_step_as_the_kernels_make_them(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a kernel or two more in every recording, of which the driver keeps some memory."""
+    from snugvl.layers.kernels import linear
+
+    shape, made = SHAPES[size], list[int]()
+    monkeypatch.setattr(linear, "_widen", lambda _weights, first, *_: made.append(first))
+    monkeypatch.setattr(linear, "swiglu_into", lambda *_: None)
+    for rows, columns, swiglu in (
+        (shape.intermediate, shape.hidden, True),
+        (shape.hidden, shape.intermediate, False),
+    ):
+        x = torch.empty(200, columns, dtype=torch.bfloat16, device="meta")
+        out = torch.empty(200, rows, dtype=torch.bfloat16, device="meta")
+        weights = replace(Linear(columns, 1, bias=False).weights, rows=rows * (1 + swiglu))
+        made.clear()
+        linear._wide(x, weights, None, None, out, swiglu=swiglu)
+        assert len(made) == step_graphs.slices(rows, columns * (1 + swiglu), 2)
+
+
+@pytest.mark.parametrize("size", ["2B", "4B", "8B"])
 @pytest.mark.parametrize("language_only", [False, True])
 def test_what_graphs_of_prompts_hold_is_planned(
     whole: dict[str, Any], size: str, language_only: bool

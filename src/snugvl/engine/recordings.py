@@ -23,7 +23,7 @@ from snugvl.models.batch import Network
 logger = logging.getLogger(__name__)
 
 SMALL_BYTES = 8 << 20  # of a piece, for tensors of up to 1 MiB, which torch's allocator keeps apart
-MOST = 32  # recordings; the least recently used goes
+MOST = 24  # recordings; the least recently used goes
 LATELY = 64  # sizes without one that are remembered
 Work = Callable[[], None]
 T = TypeVar("T")

@@ -20,6 +20,9 @@ from snugvl.planner.footprint import hybrid
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.native import (
+    LOW_BIT,
+    SLICE_BYTES,
+    SLICE_ROWS,
     SMALL_ROWS,
     TOKEN_BYTES,
     library_bytes,
@@ -28,6 +31,7 @@ from snugvl.planner.footprint.native import (
 )
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
+from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
@@ -36,10 +40,12 @@ PATCHES: Final = 4096  # of the largest picture
 SEAT_BYTES: Final = 32  # seat, row of logits, start and length
 TABLE: Final = 16  # a block table's width is a multiple of
 SMALL_BYTES: Final = 8 << 20  # of the pool, for small tensors
-MOST: Final = 32  # recordings at a time
-# The driver's part of one, for each layer of the decoder, or of the tower where that has more: 10 and 12 MiB
-# for six recordings of 28 and 36 layers, on an H200.
-LAYER_BYTES: Final = 60 << 10
+MOST: Final = 24  # recordings at a time
+# The driver's part of each kernel of a recording. On an H200: 1.7 MiB for about 500 (prompts on 2B-FP8), 3.1
+# for 830 (4B-FP8), 1.0 to 1.3 for 290 (pictures).
+NODE_BYTES: Final = 4 << 10
+LAYER_KERNELS: Final = 6  # beside products: two norms, rotation and cache, attention, two residuals
+TOWER_LAYER_KERNELS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Recorded:
     Attributes:
         pool_bytes: of torch's memory, in one piece.
         library_bytes: of it, what cuBLAS works in.
-        each_bytes: the driver's, of one recording.
+        each_bytes: the driver's, of the largest recording.
     """
 
     pool_bytes: int = 0
@@ -77,11 +83,30 @@ def recorded(model: Inventory, settings: Settings, device: Device) -> Recorded:
     """
     if hybrid.has_states(model) or settings.vision != "gpu":
         return NOTHING
-    text, vision = model.facts.text, model.facts.vision
-    layers = max(text.num_layers, vision.depth if vision is not None and _pictures(model, settings) else 0)
     library = device.cublas_bytes - library_bytes(model, settings, device.cublas_bytes)
     pool = _pool_bytes(model, settings, device.multiprocessors)
-    return Recorded(pool, library, layers * LAYER_BYTES)
+    return Recorded(pool, library, NODE_BYTES * max(_step_kernels(model, settings), _tower_kernels(model)))
+
+
+def _step_kernels(model: Inventory, settings: Settings) -> int:
+    """Of a long step."""
+    w, products = widths(model), 5  # gate and up make two: the product, and the product of both halves
+    if settings.weights in LOW_BIT:
+        qkv, output, down = (w.q + 2 * w.k, w.h), (w.h, w.q), (w.h, w.i)
+        products = 2 * sum(slices(*shape, settings.itemsize) for shape in (qkv, output, down))
+        products += 3 * slices(w.i, 2 * w.h, settings.itemsize)
+    return model.facts.text.num_layers * (LAYER_KERNELS + products)
+
+
+def slices(rows: int, columns: int, itemsize: int) -> int:
+    """Of a low-bit matrix that is widened before it is multiplied (`layers/kernels/linear.py`)."""
+    at_once = max(SLICE_ROWS, SLICE_BYTES // (columns * itemsize) // SLICE_ROWS * SLICE_ROWS)
+    return -(-rows // at_once)
+
+
+def _tower_kernels(model: Inventory) -> int:
+    vision = model.facts.vision
+    return 0 if vision is None else vision.depth * TOWER_LAYER_KERNELS
 
 
 def _pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> int:
