@@ -14,7 +14,7 @@ import argparse
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def configuration(config: dict[str, Any], tokenizer: Tokenizer, layers: int | No
     return config
 
 
-def fit_preprocessors(out: Path, settings: dict[str, Any] | None) -> None:
+def fit_preprocessors(out: Path, settings: Mapping[str, Any] | None) -> None:
     """Patches of the model's size in the copied settings; none for a model that reads text alone."""
     for name in PREPROCESSORS:
         path = out / name
