@@ -290,6 +290,7 @@ def _capabilities(
         architecture=config.architecture,
         parameters=parameters,
         tools=processor.template.shows_tools,
+        tool_form=processor.template.tool_form,
     )
 
 

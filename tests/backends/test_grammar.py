@@ -14,7 +14,8 @@ from snugvl.backends.protocol import Delta, Grammar, Message, Request, Text, Too
 from snugvl.checkpoint.configs import read_config
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.prompt import Processor
-from snugvl.inputs.tools import CallArguments, CallStarted, ToolCallParser
+from snugvl.inputs.tools.hermes import HermesParser
+from snugvl.inputs.tools.parser import CallArguments, CallStarted
 from snugvl.models.qwen3_vl import Qwen3VL
 from snugvl.sampling import SamplingParams
 from snugvl.tasks import detect, scene
@@ -130,7 +131,7 @@ def test_calls_are_valid_by_construction(backend: NativeBackend, choice: str, pa
     # Random weights would call for ever, or never: the limit cuts only where several calls may come.
     request = asked(tools=use, sampling={"temperature": 1.0, "seed": 7, "max_tokens": 400})
     _, deltas = read(backend, request)
-    parser = ToolCallParser(use)
+    parser = HermesParser(use)
     events = [event for delta in deltas for event in parser.push(delta.text)] + parser.flush()
     calls = [event for event in events if isinstance(event, CallStarted)]
     if choice == "auto":

@@ -13,7 +13,8 @@ from snugvl.engine.grammar import GrammarState, TokenGrammar, fill_allowed
 from snugvl.errors import RequestError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
-from snugvl.inputs.tools import CallArguments, CallStarted, ToolCallParser
+from snugvl.inputs.tools.hermes import HermesParser
+from snugvl.inputs.tools.parser import CallArguments, CallStarted
 from tests.inputs.conftest import PLAIN_ADDED, small_tokenizer
 
 VOCAB = 512
@@ -258,7 +259,7 @@ def test_calls(
     grammar = compiler.compile_tools(use)
     for text in good:
         assert follows(grammar, backend, text), text
-        parser = ToolCallParser(use)
+        parser = HermesParser(use)
         events = parser.push(text) + parser.flush()
         assert sum(isinstance(event, CallStarted) for event in events) == text.count("<tool_call>")
         if text.count("<tool_call>") == 1:
@@ -281,7 +282,8 @@ def test_text_cannot_spell_the_marker_in_other_tokens(either: tuple[GrammarCompi
 
 def test_which_markers_a_tokenizer_has(backend: Backend, either: tuple[GrammarCompiler, Backend]) -> None:
     compiler, mine = either
-    assert compiler.has_marker_tokens == (mine.token_to_id("<tool_call>") is not None)
+    ids = {text: mine.token_to_id(text) for text in ("<tool_call>", "</tool_call>")}
+    assert compiler.marker_tokens == (ids if ids["<tool_call>"] is not None else {})
 
 
 def test_a_real_schema_of_arguments(either: tuple[GrammarCompiler, Backend]) -> None:

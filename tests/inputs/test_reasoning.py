@@ -22,7 +22,7 @@ CASES = {
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 1000])
 def test_split_in_any_pieces(name: str, size: int) -> None:
     text, begun, calls, reasoning, answer = CASES[name]
-    splitter = ReasoningSplitter(begun, calls=calls)
+    splitter = ReasoningSplitter(begun, call="<tool_call>" if calls else None)
     pieces = [splitter.push(text[at : at + size]) for at in range(0, len(text), size)]
     pieces.append(splitter.flush())
     assert "".join(thought for thought, _ in pieces) == reasoning

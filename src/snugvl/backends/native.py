@@ -31,7 +31,9 @@ class NativeBackend:
         self._engine = engine
         self._processor = processor
         self._capabilities = capabilities
-        self._grammars = GrammarCompiler(processor.tokenizer, processor.config.text.vocab_size)
+        self._grammars = GrammarCompiler(
+            processor.tokenizer, processor.config.text.vocab_size, processor.template.tool_form
+        )
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
         self._ids = count()
         self._kernels = KernelsAhead()
@@ -74,7 +76,7 @@ class NativeBackend:
             prompt,
             request.sampling,
             stop_ids,
-            markers=request.tools is not None,
+            calls=None if request.tools is None else self._processor.template.tool_form,
             grammar=request.grammar is not None,
         )
         self._worker.call(lambda: self._add(engine_request, receiver))

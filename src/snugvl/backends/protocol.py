@@ -110,6 +110,19 @@ class ToolUse:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolForm:
+    """How a model writes calls of tools: see `inputs.tools`.
+
+    Attributes:
+        single: whether its chat template shows no more than one call of a message, so that an answer with
+            several couldn't be continued.
+    """
+
+    name: Literal["hermes", "llama", "mistral", "mistral-args", "qwen-xml"] = "hermes"
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """What the answer has to look like, token by token.
 
@@ -225,6 +238,7 @@ class Capabilities:
         architecture: of the network, as the checkpoint names it; empty where the engine doesn't tell.
         parameters: number of weights; 0 where the engine doesn't tell.
         tools: whether the chat template shows tools to the model.
+        tool_form: how it writes calls of them.
         language_only: whether the model could see, and was loaded without its vision tower.
     """
 
@@ -241,6 +255,7 @@ class Capabilities:
     architecture: str = ""
     parameters: int = 0
     tools: bool = True
+    tool_form: ToolForm = ToolForm()
     language_only: bool = False
     kv_cache: str = ""
 

@@ -1,21 +1,21 @@
 """From the engine's tokens to the reader's text: one receiver a request, run in the engine's thread."""
 
 from snugvl.backends.mailbox import Mailbox
-from snugvl.backends.protocol import Delta, Logprob, TokenLogprob, Usage
+from snugvl.backends.protocol import Delta, Logprob, TokenLogprob, ToolForm, Usage
 from snugvl.engine.request import FinishReason, TokenOutput
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.reasoning import ReasoningSplitter
 from snugvl.inputs.tokenizer import Tokenizer
-from snugvl.inputs.tools import CLOSING, OPENING
+from snugvl.inputs.tools.forms import markers, opening
 from snugvl.sampling import SamplingParams
 
 
 class Receiver:
     """Detokenises each choice, watches for stop strings, counts, and fills the mailbox.
 
-    `markers`: whether the markers of tool calls are part of the text. `grammar`: the whole text follows one,
-    so none of it is reasoning.
+    `calls`: the form of the tool calls that it may hold; None where no tools are offered. `grammar`: the
+    whole text follows one, so none of it is reasoning.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class Receiver:
         sampling: SamplingParams,
         stop_ids: frozenset[int],
         *,
-        markers: bool = False,
+        calls: ToolForm | None = None,
         grammar: bool = False,
     ) -> None:
         self.mailbox: Mailbox[Delta] = Mailbox()
@@ -34,7 +34,7 @@ class Receiver:
         self._stop_ids = frozenset() if sampling.ignore_eos else stop_ids
         self._own_stop_ids = frozenset(sampling.stop_token_ids)
         # The markers of tool calls are text for whoever parses them, even where they are special tokens.
-        ids = [tokenizer.token_id(text) for text in (OPENING, CLOSING)] if markers else []
+        ids = [] if calls is None else [tokenizer.token_id(text) for text in markers(calls)]
         shown = frozenset(token for token in ids if token is not None)
         self._detokenizers = {
             choice: Detokenizer(tokenizer, stop=sampling.stop, shown=shown, continues=prompt.bare)
@@ -46,7 +46,7 @@ class Receiver:
         self._completion_tokens = 0
         reasoning = None if grammar else prompt.reasoning
         self._splitters = {
-            choice: ReasoningSplitter(reasoning, calls=markers)
+            choice: ReasoningSplitter(reasoning, call=None if calls is None else opening(calls))
             for choice in range(sampling.n)
             if reasoning is not None
         }

@@ -22,6 +22,7 @@ from snugvl.backends.protocol import Message, Picture, Text, Tool, ToolCall, Vid
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError, RequestError
 from snugvl.inputs.reasoning import thinks
+from snugvl.inputs.tools.forms import tool_form
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -55,6 +56,7 @@ class ChatTemplate:
             raise CheckpointError(f"{where} is not a valid template: line {error.lineno}: {error}") from None
         self.shows_tools = "tools" in used
         self._shows_calls = "tool_calls" in source
+        self.tool_form = tool_form(source)
         self.thinks = thinks(source)
 
     @classmethod

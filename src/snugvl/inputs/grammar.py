@@ -12,13 +12,13 @@ from typing import Any, Final
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from snugvl.backends.protocol import Grammar, ToolUse
+from snugvl.backends.protocol import Grammar, ToolForm, ToolUse
 from snugvl.engine.grammar import GrammarState, TokenGrammar
 from snugvl.errors import RequestError
-from snugvl.inputs import tool_grammar
 from snugvl.inputs.schema import check_schema
 from snugvl.inputs.tokenizer import Tokenizer
-from snugvl.inputs.tools import CLOSING, OPENING
+from snugvl.inputs.tools.forms import markers, tool_lark
+from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools
 
 MAX_CHARACTERS: Final = {"json_schema": 131_072, "regex": 8_192, "lark": 32_768}
 MAX_RULES: Final = 256  # of a Lark grammar
@@ -30,9 +30,11 @@ _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "
 class GrammarCompiler:
     """Makes grammars for one tokenizer and a network of `vocab_size` logits. Safe to use from threads."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, form: ToolForm | None = None) -> None:
+        """`form`: how the model writes calls of tools; None: Hermes' way."""
         self._source = tokenizer
         self._vocab_size = vocab_size
+        self._form = form or ToolForm()
         self._made: LLTokenizer | None = None
         self._lock = Lock()
 
@@ -48,7 +50,7 @@ class GrammarCompiler:
         _check_length(kind, source, field)
         if kind == "json_schema":
             check_schema(source, field)
-            options: Any = {**tool_grammar.COMPACT, "lenient": False, "coerce_one_of": False}
+            options: Any = {**COMPACT, "lenient": False, "coerce_one_of": False}
             text = LLMatcher.grammar_from_json_schema(source, overrides=options)
         elif kind == "regex":
             text = LLMatcher.grammar_from_regex(source)
@@ -63,11 +65,11 @@ class GrammarCompiler:
         Raises:
             RequestError: a tool's name or schema, or the choice, can't be used.
         """
-        tool_grammar.check_tools(use)
+        check_tools(use)
         total = 0
         for index, tool in enumerate(use.tools):
             field = f"tools[{index}].parameters"
-            source = json.dumps(tool_grammar.arguments_schema(tool))
+            source = json.dumps(arguments_schema(tool))
             total += len(source)
             _check_length("json_schema", source, field)
             check_schema(source, field)
@@ -79,7 +81,7 @@ class GrammarCompiler:
                 f"{MAX_CHARACTERS['json_schema']:,} are taken together; offer fewer tools",
                 field="tools",
             )
-        lark = tool_grammar.tool_lark(use, marker_tokens=self.has_marker_tokens)
+        lark = tool_lark(self._form, use, self.marker_tokens)
         return self._checked(LLMatcher.grammar_from_lark(lark), "the tools", "tools")
 
     def warm_up(self) -> None:
@@ -87,10 +89,10 @@ class GrammarCompiler:
         assert self._tokenizer
 
     @property
-    def has_marker_tokens(self) -> bool:
-        """Whether `<tool_call>` and `</tool_call>` are tokens of their own."""
-        ids = [self._source.token_id(text) for text in (OPENING, CLOSING)]
-        return all(i is not None and self._tokenizer.is_special_token(i) for i in ids)
+    def marker_tokens(self) -> dict[str, int]:
+        """Ids of the markers of calls that are tokens of their own."""
+        ids = {text: self._source.token_id(text) for text in markers(self._form)}
+        return {text: i for text, i in ids.items() if i is not None and self._tokenizer.is_special_token(i)}
 
     @property
     def _tokenizer(self) -> LLTokenizer:

@@ -9,8 +9,6 @@ while the model thinks is all reasoning: its text is empty.
 
 from typing import Final
 
-from snugvl.inputs.tools import OPENING
-
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
 
@@ -28,9 +26,9 @@ def opened(prompt: str) -> bool:
 class ReasoningSplitter:
     """Splits one choice's text into reasoning and answer, without white space between them."""
 
-    def __init__(self, opened: bool, *, calls: bool = False) -> None:
-        """`calls`: a call of a tool ends the reasoning, too."""
-        self._ends = (CLOSE, OPENING) if calls else (CLOSE,)
+    def __init__(self, opened: bool, *, call: str | None = None) -> None:
+        """`call`: what begins a call of a tool, which ends the reasoning, too."""
+        self._ends = (CLOSE,) if call is None else (CLOSE, call)
         self._state = "thinking" if opened else "undecided"
         self._begun = False  # something of the present part was there that is no white space
         self._buffer = ""

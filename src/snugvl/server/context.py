@@ -4,9 +4,11 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
-from snugvl.backends.protocol import Capabilities, check_sight
+from snugvl.backends.protocol import Capabilities, ToolForm, ToolUse, check_sight
 from snugvl.backends.service import EngineService
 from snugvl.errors import EngineUnavailable, ModelNotServed
+from snugvl.inputs.tools.forms import call_parser
+from snugvl.inputs.tools.parser import CallParser
 from snugvl.server.intake.intake import Intake
 from snugvl.server.metrics import Metrics
 from snugvl.server.settings import ServerSettings
@@ -37,6 +39,13 @@ class Context:
             health = self.service.health
             raise EngineUnavailable(health.detail, retry_after_s=health.retry_after_s or 2.0)
         return capabilities
+
+    def call_parser(self, tools: ToolUse | None) -> CallParser | None:
+        """Reads the calls of one answer, in the form of the loaded model; None where no tools are offered."""
+        if tools is None:
+            return None
+        known = self.service.capabilities  # None: not ready yet, so the engine refuses the request
+        return call_parser(ToolForm() if known is None else known.tool_form, tools)
 
     def _check_sight(self, field: str) -> None:
         """Refuse a picture before it is fetched where the model is known not to see."""

@@ -4,9 +4,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from snugvl.backends.protocol import Logprob, ToolUse
+from snugvl.backends.protocol import Logprob
 from snugvl.errors import EngineError
-from snugvl.inputs.tools import TextPiece, ToolCallParser, ToolEvent
+from snugvl.inputs.tools.parser import CallParser, TextPiece, ToolEvent
 from snugvl.server.generation import Generation
 from snugvl.tasks.parse import find_json
 
@@ -20,9 +20,10 @@ class Reader:
         stop: the stop string that ended it, if one did.
     """
 
-    def __init__(self, generation: Generation, tools: ToolUse | None) -> None:
+    def __init__(self, generation: Generation, parser: CallParser | None) -> None:
+        """`parser`: finds the calls in the text; None where it can't hold any."""
         self.generation = generation
-        self._parser = None if tools is None else ToolCallParser(tools)
+        self._parser = parser
         self.stop: str | None = None
         self._logprobs: list[Logprob] = []
         self._finish_reason: str | None = None

@@ -8,7 +8,8 @@ import pytest
 
 from snugvl.backends.protocol import Delta, Grammar, Message, Request, Text, ToolUse, user
 from snugvl.inputs.tokenizer import Tokenizer
-from snugvl.inputs.tools import CallArguments, CallStarted, ToolCallParser
+from snugvl.inputs.tools.hermes import HermesParser
+from snugvl.inputs.tools.parser import CallArguments, CallStarted
 from snugvl.sampling import SamplingParams
 from tests.backends.contract.differences import as_shown
 from tests.backends.contract.engines import CONTEXT, Running, read
@@ -161,7 +162,7 @@ def test_an_answer_has_the_form_that_was_asked_for(
 
 def test_calls_of_tools_are_valid(running: Running) -> None:
     request = Request((user(QUESTION),), SamplingParams(max_tokens=200, temperature=1.0, seed=7), tools=TOOLS)
-    parser = ToolCallParser(TOOLS)
+    parser = HermesParser(TOOLS)
     deltas = running.ask(request)
     events = [event for delta in deltas for event in parser.push(delta.text)] + parser.flush()
     (call,) = [event for event in events if isinstance(event, CallStarted)]

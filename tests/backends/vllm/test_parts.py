@@ -148,14 +148,14 @@ def test_grammars_in_their_dialects() -> None:
         body(Request((user("x"),), grammar=Grammar("json_schema", "{")))
 
 
-@pytest.mark.parametrize("marker_tokens", [False, True])
-def test_tools_are_shown_and_calls_constrained(marker_tokens: bool) -> None:
+@pytest.mark.parametrize("marker_tokens", [{}, {"<tool_call>": 7, "</tool_call>": 8}])
+def test_tools_are_shown_and_calls_constrained(marker_tokens: dict[str, int]) -> None:
     use = ToolUse((Tool("f", "does f", {"properties": {"x": {"type": "integer"}}}),), "required")
     fields = body(Request((user("x"),), tools=use), Model("m", 9, Facts(), marker_tokens))
     assert fields["tools"][0]["function"]["name"] == "f"
     assert fields["tool_choice"] == "none"  # nobody but us reads the calls
     assert fields["skip_special_tokens"] is False
-    opening = "<tool_call>" if marker_tokens else '"<tool_call>"'
+    opening = "<[7]>" if marker_tokens else '"<tool_call>"'
     assert fields["structured_outputs"]["grammar"].startswith(f"start: {opening} call")
 
 
@@ -179,19 +179,19 @@ def test_the_last_end_waits_for_the_usage() -> None:
 def test_reasoning_is_told_from_the_answer() -> None:
     sampling = SamplingParams(n=2, temperature=1.0)
     request = Request((user("hi"),), sampling)
-    chunks = Chunks(sampling, reasoning_of(request, True))
+    chunks = Chunks(sampling, reasoning_of(request, Facts(reasoning=True)))
     assert chunks.read(chunk(0, "hm")) == [Delta("", reasoning="hm")]
     assert chunks.read(chunk(1, "so</think>\n\nYes")) == [Delta("Yes", 1, reasoning="so")]
     assert chunks.read(chunk(0, " <", finish_reason="length")) == []
     (end,) = chunks.read(chunk(1, "!", finish_reason="stop"))
     assert (end.text, end.reasoning, end.finish_reason) == ("", " <", "length")
-    assert reasoning_of(request, None) is None
-    assert reasoning_of(replace(request, grammar=Grammar("regex", "a")), True) is None
+    assert reasoning_of(request, Facts()) is None
+    assert reasoning_of(replace(request, grammar=Grammar("regex", "a")), Facts(reasoning=True)) is None
 
 
 def test_a_server_that_reads_reasoning_itself() -> None:
     """With --reasoning-parser, which an attached vLLM may have."""
-    chunks = Chunks(SamplingParams(), reasoning_of(Request((user("hi"),)), True))
+    chunks = Chunks(SamplingParams(), reasoning_of(Request((user("hi"),)), Facts(reasoning=True)))
     told = {"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]}
     assert chunks.read(told) == [Delta("", reasoning="hm")]
     assert chunks.read(chunk(0, "Yes")) == [Delta("Yes")]

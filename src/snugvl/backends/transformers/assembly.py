@@ -110,6 +110,7 @@ def _capabilities(
         architecture=(getattr(config, "architectures", None) or [type(parts.network).__name__])[0],
         parameters=parts.parameters,
         tools=preparer.shows_tools,
+        tool_form=preparer.tool_form,
         language_only=parts.language_only and parts.checkpoint.sees,
     )
 

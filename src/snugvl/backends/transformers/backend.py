@@ -35,7 +35,7 @@ class TransformersBackend:
         self._preparer = preparer
         self._capabilities = capabilities
         self._weights = dict(weights)
-        self._grammars = GrammarCompiler(preparer.tokenizer, preparer.vocab_size)
+        self._grammars = GrammarCompiler(preparer.tokenizer, preparer.vocab_size, preparer.tool_form)
         self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
         self._ids = count()
         pulse = Pulse(engine.model)
@@ -80,7 +80,7 @@ class TransformersBackend:
             prompt.prompt,
             request.sampling,
             stop_ids,
-            markers=request.tools is not None,
+            calls=None if request.tools is None else self._preparer.tool_form,
             grammar=request.grammar is not None,
         )
         self._worker.call(lambda: self._add(model_request, receiver))

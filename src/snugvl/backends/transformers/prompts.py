@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from snugvl.backends.protocol import Message, Picture, Text, Tool, Video, user
+from snugvl.backends.protocol import Message, Picture, Text, Tool, ToolForm, Video, user
 from snugvl.backends.transformers.opening import Checkpoint, Inputs
 from snugvl.backends.transformers.resolution import Resolution
 from snugvl.backends.transformers.row import ModelPrompt
@@ -66,6 +66,11 @@ class Preparer:
     def shows_tools(self) -> bool:
         """Whether the chat template shows tools."""
         return self._style.template.shows_tools
+
+    @property
+    def tool_form(self) -> ToolForm:
+        """How the model writes calls of tools, by the chat template."""
+        return self._style.template.tool_form
 
     @property
     def videos(self) -> bool:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from snugvl.backends.protocol import Delta, Logprob, Request, TokenLogprob, Usage
+from snugvl.backends.vllm.settings import Facts
 from snugvl.errors import EngineError
 from snugvl.inputs.reasoning import ReasoningSplitter
+from snugvl.inputs.tools.forms import opening
 from snugvl.sampling import SamplingParams
 
 _FINISH: Mapping[str, Any] = {"stop": "stop", "length": "length", "abort": "abort", "tool_calls": "stop"}
@@ -20,17 +22,17 @@ _FINISH: Mapping[str, Any] = {"stop": "stop", "length": "length", "abort": "abor
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """How an answer thinks. `opened`: it begins inside the reasoning; `calls`: it may call tools."""
+    """How an answer thinks. `opened`: it begins inside the reasoning; `call`: what begins a tool's call."""
 
     opened: bool
-    calls: bool
+    call: str | None
 
 
-def reasoning_of(request: Request, opened: bool | None) -> Reasoning | None:
+def reasoning_of(request: Request, facts: Facts) -> Reasoning | None:
     """How the answer to a request thinks: not at all where a grammar makes it, or to a bare prompt."""
-    if opened is None or request.grammar is not None or request.prompt is not None:
+    if facts.reasoning is None or request.grammar is not None or request.prompt is not None:
         return None
-    return Reasoning(opened, request.tools is not None)
+    return Reasoning(facts.reasoning, None if request.tools is None else opening(facts.tool_form))
 
 
 class Chunks:
@@ -42,7 +44,7 @@ class Chunks:
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._alternatives = sampling.logprobs or 0
         self._splitters = {
-            index: ReasoningSplitter(reasoning.opened, calls=reasoning.calls)
+            index: ReasoningSplitter(reasoning.opened, call=reasoning.call)
             for index in self._unfinished
             if reasoning is not None
         }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snugvl.backends.protocol import Capabilities, user
+from snugvl.backends.protocol import Capabilities, ToolForm, user
 from snugvl.backends.vllm import flags
 from snugvl.backends.vllm.api import Served
 from snugvl.backends.vllm.settings import Facts, VllmChoice
@@ -30,6 +30,7 @@ def read_facts(model: str) -> Facts:
         return Facts()
     if folder is None or not config:
         return Facts()
+    template = _template(folder)
     text = config.get("text_config")
     text = text if isinstance(text, dict) else {}
     names = config.get("architectures")
@@ -38,9 +39,10 @@ def read_facts(model: str) -> Facts:
         architecture=str(names[0]) if isinstance(names, list) and names else "",
         dtype=str(config.get("dtype") or text.get("dtype") or config.get("torch_dtype") or ""),
         tools=_shows_tools(folder),
+        tool_form=ToolForm() if template is None else template.tool_form,
         image_token=_token(config.get("image_token_id", config.get("image_token_index"))),
         control_tokens=_control_tokens(folder),
-        reasoning=_reasoning(folder),
+        reasoning=None if template is None else _reasoning(template),
     )
     if not facts.images:
         return facts
@@ -79,6 +81,7 @@ def capabilities_of(choice: VllmChoice, served: Served, facts: Facts) -> Capabil
         architecture=facts.architecture,
         parameters=facts.parameters,
         tools=facts.tools,
+        tool_form=facts.tool_form,
     )
 
 
@@ -97,10 +100,16 @@ def _shows_tools(folder: Path) -> bool:
     return True
 
 
-def _reasoning(folder: Path) -> bool | None:
+def _template(folder: Path) -> ChatTemplate | None:
+    try:
+        return ChatTemplate.from_folder(folder)
+    except SnugvlError:
+        return None
+
+
+def _reasoning(template: ChatTemplate) -> bool | None:
     """Whether answers begin inside the model's reasoning, by its template on a simple question."""
     try:
-        template = ChatTemplate.from_folder(folder)
         return opened(template.render([user("?")])) if template.thinks else None
     except SnugvlError:
         return None

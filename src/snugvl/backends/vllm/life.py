@@ -7,6 +7,7 @@ import asyncio
 import os
 import secrets
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -42,7 +43,7 @@ class Ears(Protocol):
         """A start got further."""
         ...
 
-    async def ready(self, life: "Life", served: Served, marker_tokens: bool) -> None:
+    async def ready(self, life: "Life", served: Served, marker_tokens: Mapping[str, int]) -> None:
         """It serves."""
         ...
 
@@ -161,7 +162,7 @@ class Launched:
         try:
             async with asyncio.timeout(self._choice.startup_s):
                 served = await self._until_ready(process)
-                markers = await watch.has_marker_tokens(self.api)
+                markers = await watch.marker_tokens(self.api)
         except NotVllm as foreign:
             process.kill(str(foreign))
             return NotVllm(f"{foreign}; what was launched: {' '.join(self._words[:4])} …")
@@ -251,7 +252,7 @@ class Attached:
                 await self.api.healthy(min(watch.LOOK_S, self._supervision.watchdog_s))
             async with asyncio.timeout(None if self._again else self._choice.startup_s):
                 served = await watch.until_ready(self.api, self._choice.model, self._supervision.watchdog_s)
-                markers = await watch.has_marker_tokens(self.api)
+                markers = await watch.marker_tokens(self.api)
         except NobodyThere as error:
             hint = f"start it (vllm serve MODEL), or correct the address (--attach {where})"
             return Ending(str(error), error=EngineError(f"--attach: {error}; {hint}"))

@@ -7,23 +7,25 @@ for.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from snugvl.backends.protocol import Grammar, Message, Picture, Request, Text, ToolUse, Video
 from snugvl.backends.vllm.pictures import data_url
 from snugvl.backends.vllm.settings import Facts
 from snugvl.errors import RequestError
-from snugvl.inputs import tool_grammar
 from snugvl.inputs.chat import call_arguments, tool_json
 from snugvl.inputs.schema import check_schema
+from snugvl.inputs.tools.forms import tool_lark
+from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools
 from snugvl.sampling import SamplingParams
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 
 # The same text from the same model as with our own engine: compact JSON, strict schemas.
-_JSON_OPTIONS: Final = {**tool_grammar.COMPACT, "lenient": False, "coerce_one_of": False}
+_JSON_OPTIONS: Final = {**COMPACT, "lenient": False, "coerce_one_of": False}
 _KINDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
 
 
@@ -33,13 +35,13 @@ class Model:
 
     Attributes:
         name: as vLLM serves it.
-        marker_tokens: whether `<tool_call>` and `</tool_call>` are tokens of their own.
+        marker_tokens: ids of the markers of tool calls that are tokens of their own.
     """
 
     name: str
     context_tokens: int
     facts: Facts
-    marker_tokens: bool = False
+    marker_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +167,10 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
 def _constraint(request: Request, model: Model) -> dict[str, Any] | None:
     """`structured_outputs`: the grammar that our own engine would follow."""
     if request.tools is not None:
-        tool_grammar.check_tools(request.tools)
+        check_tools(request.tools)
         for index, tool in enumerate(request.tools.tools):
-            check_schema(json.dumps(tool_grammar.arguments_schema(tool)), f"tools[{index}].parameters")
-        return {"grammar": tool_grammar.tool_lark(request.tools, marker_tokens=model.marker_tokens)}
+            check_schema(json.dumps(arguments_schema(tool)), f"tools[{index}].parameters")
+        return {"grammar": tool_lark(model.facts.tool_form, request.tools, model.marker_tokens)}
     if request.grammar is None:
         return None
     return {_kind(request.grammar): _source(request.grammar)}

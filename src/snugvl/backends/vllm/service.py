@@ -11,6 +11,7 @@ The server's process talks HTTP with it and imports neither torch nor transforme
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
@@ -151,7 +152,7 @@ class VllmEngine:
             data = await asyncio.to_thread(body.encoded)
         finally:
             self._waking -= 1
-        reasoning = reasoning_of(request, session.model.facts.reasoning)
+        reasoning = reasoning_of(request, session.model.facts)
         answer = Answer(session.life.api, request.sampling, session.life.dog, reasoning)
         session.answers.add(answer)
         left_s = request.deadline_s
@@ -209,7 +210,7 @@ class VllmEngine:
         elif self._state == "restarting":  # why it died stays visible while it comes back
             self._detail = f"{self._last_death} ({stage.detail})"
 
-    async def ready(self, life: Life, served: Served, marker_tokens: bool) -> None:
+    async def ready(self, life: Life, served: Served, marker_tokens: Mapping[str, int]) -> None:
         """It serves: measure it once, then open the door."""
         choice = self._choice
         facts = choice.facts

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from snugvl.backends.protocol import ToolForm
 from snugvl.checkpoint.locate import POCKET, near
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import RequestError
@@ -24,7 +25,7 @@ class Facts:
         images: whether the model sees; None: unknown, then pictures are sent and vLLM refuses what it can't.
         min_pixels, max_pixels: of an image as the model reads it; 0 for unknown or no images.
         pixel_factor: sides of an image as the model reads it are multiples of this; 0 for unknown.
-        device, dtype, weights, architecture, parameters, tools: see `Capabilities`.
+        device, dtype, weights, architecture, parameters, tools, tool_form: see `Capabilities`.
         image_token: id of the placeholder of pictures in a prompt; -1 for unknown.
         control_tokens: strings that no text of a request may contain; longest first.
         reasoning: whether answers begin inside the reasoning; None where no template says that it thinks.
@@ -41,6 +42,7 @@ class Facts:
     architecture: str = ""
     parameters: int = 0
     tools: bool = True
+    tool_form: ToolForm = field(default_factory=ToolForm)
     image_token: int = -1
     control_tokens: tuple[str, ...] = ()
     reasoning: bool | None = None

@@ -7,7 +7,7 @@ from contextlib import suppress
 from snugvl.backends.supervised import Supervision
 from snugvl.backends.vllm.api import NobodyThere, NotVllm, Served, Unreachable, VllmApi
 from snugvl.errors import SnugvlError
-from snugvl.inputs.tools import CLOSING, OPENING
+from snugvl.inputs.tools.forms import MARKERS
 
 POLL_S = 0.25  # between two looks at a server that is starting
 HUNG = "vLLM hung"
@@ -44,12 +44,14 @@ async def until_ready(
             await waited(POLL_S)
 
 
-async def has_marker_tokens(api: VllmApi) -> bool:
-    """Whether the markers of tool calls are tokens of their own."""
-    for text in (OPENING, CLOSING):
-        if len(await api.tokens({"prompt": text, "add_special_tokens": False})) != 1:
-            return False
-    return True
+async def marker_tokens(api: VllmApi) -> dict[str, int]:
+    """Ids of the markers of tool calls, of any form, that are tokens of their own."""
+    found = {}
+    for text in MARKERS:
+        ids = await api.tokens({"prompt": text, "add_special_tokens": False})
+        if len(ids) == 1:
+            found[text] = ids[0]
+    return found
 
 
 class Watchdog:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from snugvl.backends.protocol import Usage as EngineUsage
-from snugvl.inputs.tools import CallArguments, CallStarted, TextPiece, ToolEvent
+from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece, ToolEvent
 from snugvl.server.reader import Reader, arguments_of
 from snugvl.server.streaming import Event, compact
 

@@ -27,7 +27,7 @@ async def post_messages(http: Request, asked: MessagesRequest) -> Any:
     context = context_of(http)
     name = context.check_model(asked.model)
     request = await request_of(context, asked)
-    reader = Reader(await generate_within(context, request), request.tools)
+    reader = Reader(await generate_within(context, request), context.call_parser(request.tools))
     answer = Answer(name, reader, asked.max_tokens)
     return event_stream(http, context, answer.events()) if asked.stream else await answer.whole()
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from snugvl.backends.protocol import Logprob
-from snugvl.inputs.tools import CallArguments, CallStarted, TextPiece
+from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.reader import Reader, arguments_of
 from snugvl.server.streaming import Event
 

@@ -56,7 +56,7 @@ async def post_chat(http: Request, chat: ChatRequest) -> Any:
     if not chat.messages:
         return _loaded(chat, name, chat_line)
     request = await chat_request(context, capabilities, chat)
-    reader = Reader(await generate_within(context, request), request.tools)
+    reader = Reader(await generate_within(context, request), context.call_parser(request.tools))
     answer = Answer(name, reader, chat_line, started_ns)
     return await answer.whole() if chat.stream is False else line_stream(http, context, answer.lines())
 

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+from functools import partial
 from typing import Annotated, ClassVar
 
 from fastapi import APIRouter
@@ -94,7 +95,8 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
     media = MediaSource(context.intake, attachments_of(http))
     with blaming(NAMES | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})):
         request = await _request(body, media)
-        about = About(model, request.tools, bool(body.logprobs), request.sampling.n)
+        parser = partial(context.call_parser, request.tools)
+        about = About(model, parser, bool(body.logprobs), request.sampling.n)
         if body.stream:
             generation = await generate(context, request)
             return event_stream(http, context, chunks(generation, about, usage=usage))

@@ -1,10 +1,11 @@
 """A chat completion in one piece."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from snugvl.backends.protocol import ToolCall, ToolUse, Usage
-from snugvl.inputs.tools import CallArguments, CallStarted, TextPiece, ToolCallParser
+from snugvl.backends.protocol import ToolCall, Usage
+from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece
 from snugvl.server.generation import Finished
 from snugvl.server.openai.common import FINGERPRINT, new_id, now, usage_of
 from snugvl.server.openai.logprobs import token_logprobs
@@ -16,21 +17,20 @@ class About:
 
     Attributes:
         model: the name that the request used.
-        tools: what the model could call.
+        parser: makes what finds the calls in one choice's text; None where it can't hold any.
         logprobs: whether they were asked for.
     """
 
     model: str
-    tools: ToolUse | None
+    parser: Callable[[], CallParser | None]
     logprobs: bool
     n: int
 
 
-def split_calls(text: str, tools: ToolUse | None) -> tuple[str, tuple[ToolCall, ...]]:
+def split_calls(text: str, parser: CallParser | None) -> tuple[str, tuple[ToolCall, ...]]:
     """A complete answer as its text and its calls."""
-    if tools is None:
+    if parser is None:
         return text, ()
-    parser = ToolCallParser(tools)
     shown = ""
     started: list[CallStarted] = []
     arguments: list[str] = []
@@ -61,7 +61,7 @@ def completion(about: About, choices: list[Finished], usage: Usage) -> dict[str,
 
 
 def _choice(about: About, index: int, choice: Finished) -> dict[str, Any]:
-    text, calls = split_calls(choice.text, about.tools)
+    text, calls = split_calls(choice.text, about.parser())
     message: dict[str, Any] = {
         "role": "assistant",
         "content": text if text.strip() or not calls else None,

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from snugvl.backends.protocol import Delta, Logprob
-from snugvl.inputs.tools import CallArguments, CallStarted, TextPiece, ToolCallParser, ToolEvent
+from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece, ToolEvent
 from snugvl.server.generation import Generation
 from snugvl.server.openai.chat_answer import About
 from snugvl.server.openai.common import DONE, FINGERPRINT, finish_of, new_id, now, usage_at_end, usage_of
@@ -22,7 +22,7 @@ class ChunkedChoice:
     def __init__(self, about: About, index: int) -> None:
         self._about = about
         self._index = index
-        self._parser = ToolCallParser(about.tools) if about.tools is not None else None
+        self._parser = about.parser()
         self._logprobs: list[Logprob] = []  # of text that the parser still holds back
 
     def opening(self) -> dict[str, Any]:

@@ -46,11 +46,11 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
         request = await _request(body, media)
         response = new_response(body, model)
         if body.stream:
-            events = ResponseEvents(response, request.tools)
+            events = ResponseEvents(response, context.call_parser(request.tools))
             generation = await generate(context, request)
             return event_stream(http, context, events.run(generation), on_error=events.failed)
         choices, usage = await complete(context, request)
-    output = output_of(choices[0], request.tools)
+    output = output_of(choices[0], context.call_parser(request.tools))
     return json_answer(finished(response, output, choices[0].finish_reason, usage))
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from snugvl.backends.protocol import Logprob, ToolCall, ToolUse, Usage
+from snugvl.backends.protocol import Logprob, ToolCall, Usage
+from snugvl.inputs.tools.parser import CallParser
 from snugvl.server.generation import Finished
 from snugvl.server.openai.chat_answer import split_calls
 from snugvl.server.openai.common import new_id, now
@@ -80,9 +81,9 @@ def finished(
     }
 
 
-def output_of(choice: Finished, tools: ToolUse | None) -> list[dict[str, Any]]:
+def output_of(choice: Finished, parser: CallParser | None) -> list[dict[str, Any]]:
     """The items of a complete answer; one message at least, be it empty."""
-    text, calls = split_calls(choice.text, tools)
+    text, calls = split_calls(choice.text, parser)
     items = [call_item(call) for call in calls]
     if text or not items:
         items.insert(0, message_item(new_id("msg_"), text, choice.logprobs))

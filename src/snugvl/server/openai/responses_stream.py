@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from typing import Any
 
-from snugvl.backends.protocol import Delta, Logprob, ToolCall, ToolUse
+from snugvl.backends.protocol import Delta, Logprob, ToolCall
 from snugvl.errors import QueueFull
-from snugvl.inputs.tools import CallArguments, CallStarted, TextPiece, ToolCallParser, ToolEvent
+from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.errors import error_body
 from snugvl.server.generation import Generation
 from snugvl.server.openai.common import finish_of, new_id, usage_at_end
@@ -26,9 +26,10 @@ from snugvl.server.streaming import Event, compact
 class ResponseEvents:
     """The events of one response: counts them, and opens and closes items as text and calls come."""
 
-    def __init__(self, response: dict[str, Any], tools: ToolUse | None) -> None:
+    def __init__(self, response: dict[str, Any], parser: CallParser | None) -> None:
+        """`parser`: finds the calls in the text; None where it can't hold any."""
         self._response = response
-        self._parser = ToolCallParser(tools) if tools is not None else None
+        self._parser = parser
         self._sent = 0
         self._output: list[dict[str, Any]] = []  # items that are complete
         self._item_id = ""  # of the open item, which is a text or a call

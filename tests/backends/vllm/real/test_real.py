@@ -14,7 +14,8 @@ import snugvl
 from snugvl.backends.protocol import Delta, Grammar, Part, Request, Tool, ToolUse, user
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.errors import EngineError, EngineUnavailable, RequestError, RequestTooLarge
-from snugvl.inputs.tools import CallStarted, ToolCallParser
+from snugvl.inputs.tools.hermes import HermesParser
+from snugvl.inputs.tools.parser import CallStarted
 from snugvl.sampling import SamplingParams
 from tests.backends.vllm.helpers import engine, processes, read
 from tests.backends.vllm.real.install import pocket
@@ -123,7 +124,7 @@ async def grammars_hold(service: VllmEngine) -> None:
 async def tools_are_called(service: VllmEngine) -> None:
     """The template shows them, the grammar makes the call, and our parser finds it in the text."""
     use = ToolUse((TOOL,), "move")
-    parser = ToolCallParser(use)
+    parser = HermesParser(use)
     events = parser.push(text_of(await ask(service, "hi", tools=use, max_tokens=80))) + parser.flush()
     assert [event.name for event in events if isinstance(event, CallStarted)] == ["move"]
 

@@ -1,40 +1,21 @@
-"""Calls out of a model's text: whole or broken, in any cut, never half a marker."""
+"""Hermes' calls out of a model's text: whole or broken, in any cut, never half a marker."""
 
 import json
-import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugvl.backends.protocol import Tool, ToolUse
-from snugvl.inputs.tools import CallArguments, CallStarted, TextPiece, ToolCallParser
+from snugvl.inputs.tools.hermes import HermesParser
+from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
+from tests.inputs.tools import reading
 
 USE = ToolUse((Tool("get_weather"), Tool("add-2"), Tool("now")))
 
 
 def read(*pieces: str) -> tuple[str, list[tuple[str, str]]]:
-    """Text and calls of an answer that came in `pieces`."""
-    parser = ToolCallParser(USE)
-    events = [event for piece in pieces for event in parser.push(piece)] + parser.flush()
-    text, names, arguments = "", [], {}
-    for event in events:
-        match event:
-            case TextPiece(more):
-                assert more, "an empty piece of text"
-                text += more
-            case CallStarted(index, identity, name):
-                assert index == len(names), "calls count from 0"
-                assert re.fullmatch("call_[0-9a-f]{24}", identity)
-                names.append(name)
-                arguments[index] = ""
-            case CallArguments(index, fragment):
-                assert fragment, "an empty fragment"
-                assert index == len(names) - 1
-                arguments[index] += fragment
-    assert parser.calls == len(names)
-    assert parser.flush() == [], "a second flush says nothing"
-    return text, [(name, arguments[index]) for index, name in enumerate(names)]
+    return reading.read(HermesParser(USE), *pieces)
 
 
 def call(name: str, arguments: object) -> str:
@@ -118,14 +99,14 @@ def test_in_any_cut_the_same(name: str) -> None:
 
 
 def test_no_part_of_a_marker_is_ever_shown() -> None:
-    parser = ToolCallParser(USE)
+    parser = HermesParser(USE)
     shown = [parser.push(character) for character in "a <tool_call>"]
     assert [event for events in shown for event in events] == [TextPiece("a")]
     assert parser.push("\n") == []
 
 
 def test_text_and_arguments_are_not_held_back() -> None:
-    parser = ToolCallParser(USE)
+    parser = HermesParser(USE)
     assert parser.push("Let me") == [TextPiece("Let me")]
     assert parser.push(' see. <tool_call>{"name": "now", "arguments": ')[:1] == [TextPiece(" see.")]
     started, first = parser.push('{"a": "x')
@@ -135,7 +116,7 @@ def test_text_and_arguments_are_not_held_back() -> None:
 
 
 def test_endless_space_costs_no_quadratic_time() -> None:
-    parser = ToolCallParser(USE)
+    parser = HermesParser(USE)
     parser.push("<tool_call>")
     for _ in range(50_000):
         assert parser.push("  ") == []

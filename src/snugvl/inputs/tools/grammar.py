@@ -1,26 +1,22 @@
 """The grammar of an answer that may call tools: names that exist, arguments valid for their schemas.
 
-    auto        text ─┬─ end
-                      └─ <tool_call> call </tool_call> ─ \\n<tool_call> call </tool_call> … ─ end
-    required    <tool_call> call </tool_call> ─ …
-    a name      <tool_call> call of that tool </tool_call> ─ end
-
-Text can't hold `<tool_call>` in any spelling of tokens, so every call is a constrained one. Nothing comes
-after the calls: the turn is the tools' then.
+It is llguidance's dialect of Lark. Text can't hold what begins a call in any spelling of tokens, so every
+call is a constrained one. Nothing comes after the calls: the turn is the tools' then.
 """
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from snugvl.backends.protocol import Tool, ToolUse
 from snugvl.errors import RequestError
-from snugvl.inputs.tools import CLOSING, OPENING
+from snugvl.inputs.tools.parser import NAME
 
 MAX_TOOLS: Final = 128
 # `{"a": 1}` and `{"a":1}`, but no other white space: a small model could write it for ever.
 COMPACT: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+ANY: Final = "(.|\\n)*"
 
 
 def check_tools(use: ToolUse) -> None:
@@ -34,7 +30,7 @@ def check_tools(use: ToolUse) -> None:
     names = [tool.name for tool in use.tools]
     for index, name in enumerate(names):
         field = f"tools[{index}].name"
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
             raise RequestError(
                 f"a tool's name has 1 to 64 letters, digits, '_' and '-', not {name!r}", field=field
             )
@@ -65,35 +61,56 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     return schema
 
 
-def tool_lark(use: ToolUse, *, marker_tokens: bool) -> str:
-    """The grammar in llguidance's dialect of Lark.
+def called(use: ToolUse) -> tuple[Tool, ...]:
+    """The tools that may be called."""
+    if use.choice in ("auto", "required"):
+        return use.tools
+    return tuple(tool for tool in use.tools if tool.name == use.choice)
+
+
+def several(use: ToolUse) -> bool:
+    """Whether an answer may hold more than one call."""
+    return use.parallel and use.choice in ("auto", "required")
+
+
+def marked(use: ToolUse, opening: str, tokens: Mapping[str, int], between: str | None) -> list[str]:
+    """The rules of an answer whose calls begin with a marker; the rule `call` says what follows one.
 
     Args:
-        marker_tokens: whether `<tool_call>` and `</tool_call>` are tokens of their own.
+        tokens: ids of the markers that are tokens of their own.
+        between: what stands between two calls; None where one marker begins all of them.
     """
-    opening, closing = (OPENING, CLOSING) if marker_tokens else (_quoted(OPENING), _quoted(CLOSING))
-    named = use.choice not in ("auto", "required")
-    tools = [tool for tool in use.tools if not named or tool.name == use.choice]
-    more = f' ("\\n" {opening} call)*' if use.parallel and not named else ""
-    lines = []
-    if use.choice == "auto":
-        lines.append(f"start: TEXT | lead call{more}")
+    begin = marker(opening, tokens)
+    more = ""
+    if between is not None and several(use):
+        more = f" ({quoted(between) + ' ' if between else ''}{begin} call)*"
+    if use.choice != "auto":
+        return [f"start: {begin} call{more}"]
+    pattern = escaped(opening)
+    return [
+        f"start: TEXT | lead call{more}",
         # Lazy: the text ends where the marker does, the first time it is complete.
-        lines.append(f"lead: TEXT {opening}" if marker_tokens else f"lead[lazy]: /(.|\\n)*{OPENING}/")
-        lines.append(f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{OPENING}(.|\\n)*/")
-    else:
-        lines.append(f"start: {opening} call{more}")
-    heads = [
-        _quoted(f'\n{{"name": "{tool.name}", "arguments": ') + f" arguments_{i}"
-        for i, tool in enumerate(tools)
+        f"lead: TEXT {begin}" if opening in tokens else f"lead[lazy]: /{ANY}{pattern}/",
+        f"TEXT: /{ANY}/ & ~/{ANY}{pattern}{ANY}/",
     ]
-    tail = _quoted("}\n")
-    lines.append(f"call: ({' | '.join(heads)}) {tail} {closing}")
-    for i, tool in enumerate(tools):
-        schema = arguments_schema(tool) | {"x-guidance": COMPACT}
-        lines.append(f"arguments_{i}: %json {json.dumps(schema)}")
-    return "\n".join(lines)
 
 
-def _quoted(text: str) -> str:
+def arguments_rules(use: ToolUse) -> list[str]:
+    """A rule `arguments_0`, … for each tool that may be called: its arguments as JSON."""
+    schemas = [arguments_schema(tool) | {"x-guidance": COMPACT} for tool in called(use)]
+    return [f"arguments_{i}: %json {json.dumps(schema)}" for i, schema in enumerate(schemas)]
+
+
+def marker(text: str, tokens: Mapping[str, int]) -> str:
+    """A marker as a rule names it."""
+    return f"<[{tokens[text]}]>" if text in tokens else quoted(text)
+
+
+def quoted(text: str) -> str:
+    """A literal."""
     return json.dumps(text)
+
+
+def escaped(text: str) -> str:
+    """A literal within a regular expression."""
+    return re.sub(r"([^\w\s<>\"',;:=-])", r"\\\1", text).replace("\n", "\\n")

@@ -1,0 +1,214 @@
+"""Calls in Qwen's XML, as Qwen3-Coder and Qwen3.5 write them:
+
+    <tool_call>
+    <function=f>
+    <parameter=a>
+    a value, of several lines if it is text
+    </parameter>
+    </function>
+    </tool_call>
+
+Text is written as it is, up to the first line that begins with `</parameter>`; anything else as JSON. What
+a value is, its schema says; one that is no JSON of its type stays a string. A body in JSON is read too.
+
+    head ──<function=f>──→ parameters ──<parameter=a>──→ value ──</parameter>──→ parameters … ──</function>──→
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from snugvl.backends.protocol import Tool, ToolUse
+from snugvl.errors import RequestError
+from snugvl.inputs.tools.grammar import (
+    ANY,
+    COMPACT,
+    arguments_schema,
+    called,
+    escaped,
+    marked,
+    marker,
+    quoted,
+)
+from snugvl.inputs.tools.hermes import CLOSING, OPENING, HermesParser
+from snugvl.inputs.tools.parser import HEAD_LIMIT, NAME, held
+from snugvl.inputs.tools.values import ALL, TEXT, referred, types_of, value_json
+
+_FUNCTION = re.compile(rf"\s*<function=({NAME})>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
+_FUNCTION_END = re.compile(r"\s*</function>")
+_PARAMETER_END: Final = "</parameter>"
+_LINE: Final = "\n"
+_HOPS = 16  # of references
+_STARTS = ("<parameter=", "</function>")
+
+
+class QwenXmlParser(HermesParser):
+    """Reads calls between Hermes' markers; arguments become JSON as they come."""
+
+    def __init__(self, use: ToolUse) -> None:
+        super().__init__(use)
+        self._tools = {tool.name: tool for tool in use.tools}
+        self._types: dict[str, frozenset[str]] = {}
+        self._others = ALL  # types of parameters that the schema doesn't name
+        self._type = ALL  # of the present value
+        self._separator = ""
+        self._value_end = ""  # what ends it; empty until its first character has come
+        self._lead = 0  # characters of the buffer before it
+
+    def _read_head(self) -> bool:
+        match = _FUNCTION.match(self._buffer[:HEAD_LIMIT])
+        if match is None or match[1] not in self._names:
+            return super()._read_head()
+        schema = arguments_schema(self._tools[match[1]])
+        properties = schema.get("properties", {})
+        self._types = {name: types_of(value, schema) for name, value in properties.items()}
+        self._others = types_of(schema.get("additionalProperties", True), schema)
+        self._start(match[1])
+        self._argue("{")
+        self._separator = ""
+        return self._enter(self._read_parameters, self._buffer[match.end() :])
+
+    def _read_parameters(self) -> bool:
+        if match := _PARAMETER.match(self._buffer[:HEAD_LIMIT]):
+            key = match[1]
+            self._type = self._types.get(key, self._others)
+            begin = '"' if self._type == TEXT else ""
+            self._argue(f"{self._separator}{json.dumps(key, ensure_ascii=False)}: {begin}")
+            self._separator, self._value_end = ", ", ""
+            return self._enter(self._read_value, self._buffer[match.end() :])
+        end = _FUNCTION_END.match(self._buffer)
+        rest = self._buffer.lstrip()
+        begun = any(start.startswith(rest) for start in _STARTS)
+        open_key = rest.startswith(_STARTS[0]) and "\n" not in rest
+        if end is None and len(self._buffer) < HEAD_LIMIT and (begun or open_key):
+            return False
+        self._argue("}")
+        return self._enter(self._read_tail, self._buffer[end.end() :] if end else self._buffer)
+
+    def _read_value(self) -> bool:
+        """A value ends where `</parameter>` begins a line; one on the line of its key at the first one."""
+        if not self._buffer:
+            return False
+        if not self._value_end:
+            self._lead = int(self._buffer[0] == "\n")
+            self._value_end = "\n" * self._lead + _PARAMETER_END
+        end = self._value_end
+        found = self._buffer.find(end, max(0, self._searched - len(end)))
+        if found >= 0:
+            value = self._buffer[self._lead : found]
+            text = self._type == TEXT
+            self._argue(f'{_inside(value)}"' if text else value_json(value, self._type))
+            return self._enter(self._read_parameters, self._buffer[found + len(end) :])
+        sure = len(self._buffer) - held(self._buffer, end)
+        if self._type == TEXT and sure:
+            self._argue(_inside(self._buffer[self._lead : sure]))
+            self._buffer, self._lead = self._buffer[sure:], 0
+        self._searched = len(self._buffer)
+        return False
+
+    def _cut(self, state: Callable[[], bool], rest: str) -> None:
+        if state != self._read_value:
+            super()._cut(state, rest)
+        elif rest:
+            value = rest[self._lead : len(rest) - held(rest, self._value_end)]
+            quote = '"' if self._type != TEXT and "string" in self._type else ""
+            self._argue(quote + _inside(value) if "string" in self._type else value)
+
+
+def _inside(text: str) -> str:
+    """Text as it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
+    """The grammar's lines: parameters in the order of the schema, the required ones always.
+
+    A text follows its `enum`, `const`, `minLength`, `maxLength` and `pattern`, but no `format`.
+
+    Raises:
+        RequestError: a parameter's name that can't be written in this form.
+    """
+    rules, functions = [], []
+    for i, tool in enumerate(called(use)):
+        parameters = _parameters(i, tool, use.tools.index(tool))
+        functions.append(f"{quoted(f'{_LINE}<function={tool.name}>{_LINE}')} function_{i}")
+        rules.append(f"function_{i}: {' '.join(name for name, _ in parameters) or quoted('')}")
+        rules += [rule for _, rules_of in parameters for rule in rules_of]
+    return [
+        *marked(use, OPENING, tokens, between="\n"),
+        f"call: ({' | '.join(functions)}) {quoted('</function>' + _LINE)} {marker(CLOSING, tokens)}",
+        *rules,
+    ]
+
+
+def _parameters(i: int, tool: Tool, index: int) -> list[tuple[str, list[str]]]:
+    """Of each parameter: how the function's rule names it, and its own rules."""
+    schema = arguments_schema(tool)
+    required = schema.get("required", [])
+    properties = dict(schema.get("properties", {}))
+    properties |= {key: True for key in required if key not in properties}
+    found = []
+    for j, (key, value) in enumerate(properties.items()):
+        if not _PARAMETER.fullmatch(f"<parameter={key}>"):
+            raise RequestError(
+                f"this model writes calls as XML, which can't name the parameter {key!r} of {tool.name!r}; "
+                "rename it without '>' and line breaks",
+                field=f"tools[{index}].parameters",
+            )
+        name = f"parameter_{i}_{j}"
+        rule = f"{name}: {quoted(f'<parameter={key}>{_LINE}')} value_{i}_{j} {quoted(_LINE)}"
+        wanted = name if key in required else f"{name}?"
+        found.append((wanted, [rule, *_value(f"value_{i}_{j}", value, schema)]))
+    others = schema.get("additionalProperties", True)
+    if others is not False:
+        taken = "|".join(escaped(key) for key in properties)
+        but = f" & ~/<parameter=({taken})>\\n/" if taken else ""
+        rules = [
+            f"other_{i}: KEY_{i} others_{i} {quoted(_LINE)}",
+            f"KEY_{i}: /<parameter=[^>\\n]{{1,64}}>\\n/{but}",
+        ]
+        found.append((f"other_{i}*", [*rules, *_value(f"others_{i}", others, schema)]))
+    return found
+
+
+def _value(name: str, schema: Any, root: Mapping[str, Any]) -> list[str]:
+    """The rule `name` of a value and the line that ends it, and what it needs."""
+    types = types_of(schema, root)
+    for _ in range(_HOPS):
+        if isinstance(schema, Mapping) and "$ref" in schema:
+            schema = referred(schema["$ref"], root)
+    schema = schema if isinstance(schema, Mapping) else {}
+    end = _LINE + _PARAMETER_END
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        written = (value if isinstance(value, str) else json.dumps(value) for value in values)
+        return [f"{name}: {' | '.join(quoted(value + end) for value in written)}"]
+    if "string" not in types:
+        whole = {key: root[key] for key in ("$defs", "definitions") if key in root} | dict(schema)
+        made = json.dumps(whole | {"x-guidance": COMPACT})
+        return [f"{name}: {name}_json {quoted(end)}", f"{name}_json: %json {made}"]
+    line = escaped(end)
+    least, most, pattern = 0, "", ANY
+    if types == TEXT:
+        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        pattern = _pattern(schema.get("pattern", "")) or ANY
+    return [
+        f"{name}: {name.upper()}",
+        f"{name.upper()}: /(.|\\n){{{least},{most}}}{line}/ & /{pattern}{line}/ & ~/{ANY}{line}(.|\\n)+/",
+    ]
+
+
+def _pattern(source: str) -> str | None:
+    """A JSON schema's pattern, which may match anywhere, for a whole text.
+
+    None for none, and for one whose anchors are elsewhere than at its two ends.
+    """
+    plain = re.sub(r"\\.|\[[^\]]*\]", "", source)
+    begins, ends = plain.startswith("^"), plain.endswith("$")
+    inner = plain[begins : len(plain) - ends]
+    if not source or re.search(r"[$^]", inner) or ((begins or ends) and "|" in re.sub(r"\(.*\)", "", inner)):
+        return None
+    body = source[begins : len(source) - ends].replace("\\/", "/").replace("/", "\\/")
+    return f"{'' if begins else ANY}({body}){'' if ends else ANY}"
