@@ -147,7 +147,7 @@ SCHEMA = {
     "$defs": {"point": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}},
 }
 AT = ("at", "[1, 2]")
-ORDER = tuple(SCHEMA["properties"])  # type: ignore[arg-type]
+ORDER = tuple(SCHEMA["properties"])
 
 
 @pytest.mark.parametrize(
@@ -190,16 +190,12 @@ def test_parameters_that_are_required_or_free() -> None:
     assert not follows(grammar, backend, call(form, "g", {"a": "x", "a ": "y"})[:-1])
 
 
-@pytest.mark.parametrize("pattern", ["^a|b$", "a$b"])
+@pytest.mark.parametrize("pattern", ["^a|b$", "(^a)"])
 def test_patterns_with_other_anchors_are_left_out(pattern: str) -> None:
     backend, form = tokenizer(True), ToolForm("qwen-xml")
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
-    try:
-        grammar = compiler_of(backend, form).compile_tools(ToolUse((Tool("f", "", schema),), "required"))
-    except RequestError as error:  # llguidance takes no such pattern at all
-        assert error.field == "tools[0].parameters"
-        return
-    assert follows(grammar, backend, call(form, "f", {"a": "a"}))
+    grammar = compiler_of(backend, form).compile_tools(ToolUse((Tool("f", "", schema),), "required"))
+    assert follows(grammar, backend, call(form, "f", {"a": "ab"}))
 
 
 def test_a_name_that_xml_cannot_write_is_refused() -> None:

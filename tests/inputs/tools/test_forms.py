@@ -241,8 +241,8 @@ PIECES = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "<function=now>", "<function=run>", "</function>", "[ARGS]", "now"),
         *("<parameter=n>", "<parameter=code>", "\n</parameter>", "</parameter>", "[TOOL_CALLS]", "; ", "\n"),
-        *('{"name": "now", "parameters": {', '{"name": "rm", "arguments": {', "<|python_tag|>", "[TOOL", "<|"),
-        *("{", "}", "[", "]", '"', "\\", "<", "x", " ", '"a": ', "1", ",", "é", "</"),
+        *('{"name": "now", "parameters": {', '{"name": "rm", "arguments": {', "<|python_tag|>", "[TOOL"),
+        *("{", "}", "[", "]", '"', "\\", "<", "x", " ", '"a": ', "1", ",", "é", "</", "<|"),
     ]
 )  # fmt: skip
 
@@ -252,7 +252,7 @@ PIECES = st.sampled_from(
 @given(pieces=st.lists(PIECES, max_size=24))
 def test_nothing_raises_and_cuts_change_nothing(form: str, pieces: list[str]) -> None:
     answer = "".join(pieces)
-    whole = read(call_parser(ToolForm(form), USE), answer)  # type: ignore[arg-type]
+    whole = read(call_parser(ToolForm(form), USE), answer)
     assert whole[1] or whole[0] == answer, "what is no call is text"
-    assert read(call_parser(ToolForm(form), USE), *answer) == whole  # type: ignore[arg-type]
-    assert read(call_parser(ToolForm(form), USE), *pieces) == whole  # type: ignore[arg-type]
+    assert read(call_parser(ToolForm(form), USE), *answer) == whole
+    assert read(call_parser(ToolForm(form), USE), *pieces) == whole

@@ -1,0 +1,66 @@
+"""A model's own form of calls, from its chat template to its answer, on both engines of this process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import snugvl
+from snugvl.backends.protocol import Request, Tool, ToolForm, ToolUse, user
+from snugvl.backends.vllm.api import Served
+from snugvl.backends.vllm.facts import capabilities_of, read_facts
+from snugvl.backends.vllm.requests import Model, body_of
+from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.inputs.tools.forms import call_parser
+from snugvl.sampling import SamplingParams
+from tests.inputs.tools.reading import read
+from tests.inputs.tools.templates import TEMPLATES
+
+POCKET = Path(snugvl.__file__).parent / "pocket"
+PARAMETERS = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}, "s": {"enum": ["a b", "c"]}},
+    "required": ["n", "s"],
+}
+USE = ToolUse((Tool("run", "", PARAMETERS),), "run")
+
+
+def with_template(folder: Path, source: str) -> Path:
+    """Pocket, with another template."""
+    for path in POCKET.iterdir():
+        if path.is_file() and path.suffix != ".py":
+            (folder / path.name).symlink_to(path)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").write_text(source)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"), [("native", "qwen-xml"), ("native", "llama"), ("transformers", "mistral-args")]
+)
+def test_a_call_in_the_models_form(tmp_path: Path, backend: Any, name: str) -> None:
+    source, form = TEMPLATES[name]
+    with snugvl.load(with_template(tmp_path, source), device="cpu", backend=backend) as model:
+        assert model.capabilities.tool_form == form
+        assert model.capabilities.tools
+        request = Request((user("Call it."),), SamplingParams(max_tokens=200), tools=USE)
+        text = "".join(delta.text for delta in model.backend.submit(request))
+    said, ((called, arguments),) = read(call_parser(form, USE), text)
+    assert (said, called) == ("", "run")
+    value = json.loads(arguments)
+    assert 0 <= value["n"] <= 9
+    assert value["s"] in ("a b", "c")
+
+
+def test_vllm_is_told_the_form_of_the_folder(tmp_path: Path) -> None:
+    source, form = TEMPLATES["qwen-xml"]
+    facts = read_facts(str(with_template(tmp_path, source)))
+    assert facts.tool_form == form
+    choice = VllmChoice("m")
+    assert capabilities_of(choice, Served("m", "m", 100, "1"), facts).tool_form == form
+    fields = body_of(Request((user("x"),), tools=USE), Model("m", 9, facts, {"<tool_call>": 7})).fields
+    grammar = fields["structured_outputs"]["grammar"]
+    assert grammar.startswith("start: <[7]> call")
+    assert "<function=run>" in grammar
+    assert read_facts("nobody/knows-this").tool_form == ToolForm()

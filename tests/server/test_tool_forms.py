@@ -1,0 +1,93 @@
+"""Every protocol shows calls in the form of the model that is served."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from snugvl.backends.protocol import ToolForm
+from tests.server.fake import CAPABILITIES, FakeService, Script
+from tests.server.live import live
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string"}}}
+FUNCTION = {"name": "run", "parameters": SCHEMA}
+HI = [{"role": "user", "content": "Hi"}]
+ARGUMENTS = {"n": 5, "s": "5"}
+JSON = json.dumps(ARGUMENTS)
+ANSWERS = {
+    "hermes": f'<tool_call>\n{{"name": "run", "arguments": {JSON}}}\n</tool_call>',
+    "llama": f'{{"name": "run", "parameters": {JSON}}}',
+    "mistral": f'[TOOL_CALLS] [{{"name": "run", "arguments": {JSON}}}]',
+    "mistral-args": f"[TOOL_CALLS]run[ARGS]{JSON}",
+    "qwen-xml": "<tool_call>\n<function=run>\n<parameter=n>\n5\n</parameter>\n<parameter=s>\n5\n"
+    "</parameter>\n</function>\n</tool_call>",
+}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[FakeService, str]]:
+    service = FakeService()
+    with live(service) as url:
+        yield service, url
+
+
+@pytest.fixture(params=ANSWERS)
+def url(request: pytest.FixtureRequest, served: tuple[FakeService, str]) -> str:
+    """A server whose model answers with text and a call, in small pieces."""
+    service, base = served
+    text = "So:\n" + ANSWERS[request.param]
+    service.script = Script([text[at : at + 7] for at in range(0, len(text), 7)])
+    service.capabilities = replace(CAPABILITIES, tool_form=ToolForm(request.param))
+    return base
+
+
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    response = httpx.post(url, json=body, timeout=30)
+    assert response.status_code == 200, response.text
+    value: dict[str, Any] = response.json()
+    return value
+
+
+def test_chat_completions(url: str) -> None:
+    body = {"messages": HI, "tools": [{"type": "function", "function": FUNCTION}]}
+    choice = post(f"{url}/v1/chat/completions", body)["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("So:", "tool_calls")
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("run", ARGUMENTS)
+    text = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": True}, timeout=30).text
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines if line != "[DONE]"]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "So:"
+    pieces = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert json.loads("".join(piece["arguments"] for piece in pieces)) == ARGUMENTS
+
+
+def test_responses(url: str) -> None:
+    body = {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]}
+    message, call = post(f"{url}/v1/responses", body)["output"]
+    assert message["content"][0]["text"] == "So:"
+    assert (call["name"], json.loads(call["arguments"])) == ("run", ARGUMENTS)
+    text = httpx.post(f"{url}/v1/responses", json={**body, "stream": True}, timeout=30).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    (done,) = [event for event in events if event["type"] == "response.function_call_arguments.done"]
+    assert json.loads(done["arguments"]) == ARGUMENTS
+
+
+def test_messages(url: str) -> None:
+    tool = {"name": "run", "input_schema": SCHEMA}
+    body = {"model": "pocket", "max_tokens": 64, "messages": HI, "tools": [tool]}
+    text, call = post(f"{url}/v1/messages", body)["content"]
+    assert text["text"] == "So:"
+    assert (call["name"], call["input"]) == ("run", ARGUMENTS)
+
+
+def test_ollamas_chat(url: str) -> None:
+    tools = [{"type": "function", "function": FUNCTION}]
+    body = {"model": "pocket", "messages": HI, "tools": tools, "stream": False}
+    message = post(f"{url}/api/chat", body)["message"]
+    (call,) = message["tool_calls"]
+    assert (message["content"], call["function"]["name"]) == ("So:", "run")
+    assert call["function"]["arguments"] == ARGUMENTS
