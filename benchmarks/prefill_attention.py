@@ -8,9 +8,9 @@ the L2 cache. Every variant is compared with plain torch in float32 first; one t
 and left out. Of each come microseconds a layer and the operations that causal attention needs, a second;
 beside prompts stands PyTorch's own `scaled_dot_product_attention` over keys and values in one piece.
 
-What the package takes by itself comes first. Then other tiles of chunks, orders of programs, and, where a
-cell has decodes, tiles of those are tried, each beside the package's own, and at last the best of all
-together. Variants are compiled by several processes before, without the GPU.
+What the package takes by itself comes first. Then other tiles of chunks are tried, and where a cell has
+decodes each of them with several tiles of those. Variants are compiled by several processes before, without
+the GPU.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -50,13 +50,10 @@ STEPS: dict[str, tuple[tuple[int, int], ...]] = {  # new tokens and context of e
     "crowd": (*((1, 1100),) * 31, (1050, 1050)),
     "tiny": ((1, 33), (1, 20), (40, 70)),
 }
-PROGRAMS = (  # rows, warps, step, stages, registers
-    (64, 4, 32, 2, 0), (64, 4, 32, 3, 0), (64, 4, 64, 2, 0), (64, 4, 64, 3, 0),
-    (128, 8, 32, 3, 0), (128, 8, 32, 3, 128), (128, 8, 64, 2, 0), (64, 4, 32, 3, 168),
-    (128, 8, 64, 3, 0),
+PROGRAMS = (  # rows, warps, step, stages
+    (64, 4, 64, 3), (64, 4, 64, 2), (64, 4, 32, 3), (128, 8, 64, 3), (128, 8, 64, 2), (128, 8, 32, 3),
 )  # fmt: skip
-FEW = ((32, 4), (64, 2), (64, 3), (64, 4), (128, 2), (128, 3))  # step, stages
-CHUNK = ("rows", "warps", "step", "stages", "registers")
+FEW = ((64, 3), (64, 4), (128, 2), (128, 3))  # step, stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +95,7 @@ class Layers:
         torch.manual_seed(0)
         self.cell, self.device = cell, device
         self.heads, kv_heads, dim = HEADS[cell.model]
+        self.shared = self.heads // kv_heads
         self.new = [new for new, _ in STEPS[cell.step]]
         self.contexts = [context for _, context in STEPS[cell.step]]
         self.dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -150,11 +148,10 @@ class Layers:
         """Keys and values of a sequence, each `[heads, context, dim]`, repeated for every query head."""
         place = torch.arange(self.contexts[row], device=self.device)
         slots = self.tables[row, place // BLOCK].long() * BLOCK + place % BLOCK
-        keys, values = self.cache.gather(layer, slots, dtype)
-        shared = self.heads // keys.shape[1]
+        keys, values = (part.to(dtype) for part in self.cache.gather(layer, slots, dtype))
         return (
-            keys.repeat_interleave(shared, 1).transpose(0, 1).contiguous(),
-            values.repeat_interleave(shared, 1).transpose(0, 1).contiguous(),
+            keys.repeat_interleave(self.shared, 1).transpose(0, 1).contiguous(),
+            values.repeat_interleave(self.shared, 1).transpose(0, 1).contiguous(),
         )
 
     def torchs_us(self) -> float | None:
@@ -191,16 +188,12 @@ def timed(run: Callable[[], None], layers: int, device: torch.device) -> float:
 
 
 def variants(first: PrefillTiles, decodes: bool) -> list[PrefillTiles]:
-    """The package's own tiles, others of chunks, orders, and tiles of decodes where there are any."""
-    tiles = [
-        replace(first, rows=rows, warps=warps, step=step, stages=stages, registers=registers)
-        for rows, warps, step, stages, registers in PROGRAMS
+    """The package's own tiles, others of chunks, and, where there are decodes, others of those."""
+    few = FEW if decodes else ((first.few_step, first.few_stages),)
+    found = [
+        PrefillTiles(rows, step, warps, stages, *f) for rows, warps, step, stages in PROGRAMS for f in few
     ]
-    found = [first, *(replace(tile, apart=apart) for tile in tiles for apart in (False, True))]
-    found += [replace(first, order=order) for order in (0, 1, 2)]
-    if decodes:  # beside 4 warps and beside 8
-        found += [replace(t, few_step=f[0], few_stages=f[1]) for t in (first, tiles[5]) for f in FEW]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([first, *found]))
 
 
 class Race:
@@ -229,29 +222,10 @@ class Race:
 
     def run(self, quick: bool) -> list[Result]:
         """All of them, the package's own first."""
-        dim = self.layers.query.shape[-1]
-        default = prefill_tiles(hardware_of(self.device), dim, self.layers.dtype == torch.float32)
+        dim, hardware = self.layers.query.shape[-1], hardware_of(self.device)
+        default = prefill_tiles(hardware, dim, self.layers.shared, self.layers.dtype == torch.float32)
         tried = [default] if quick else variants(default, self.cell.decodes)
-        results = [result for result in map(self.enter, tried) if result]
-        together = combined(results) if results else tried[0]
-        last = None if together in tried else self.enter(together)
-        return [*results, last] if last else results
-
-
-def combined(results: list[Result]) -> PrefillTiles:
-    """The best tiles of chunks, of orders and of decodes together, each found beside other things alike."""
-    first = best = results[0].tiles
-    for names in ((*CHUNK, "apart"), ("order",), ("few_step", "few_stages")):
-
-        def others(tiles: PrefillTiles, names: tuple[str, ...] = names) -> dict[str, object]:
-            return {name: value for name, value in asdict(tiles).items() if name not in names}
-
-        alike = [result for result in results if others(result.tiles) == others(best)]
-        if len(alike) < 2:
-            alike = [result for result in results if others(result.tiles) == others(first)]
-        fastest = min(alike, key=lambda result: result.us).tiles
-        best = replace(best, **{name: getattr(fastest, name) for name in names})
-    return best
+        return [result for result in map(self.enter, tried) if result]
 
 
 def far(values: torch.Tensor, right: torch.Tensor) -> float:
@@ -265,7 +239,7 @@ def compile_only(cells: list[Cell], hardware: Hardware, shard: int, shards: int)
     with dry_run(hardware) as noted:
         for cell in cells:
             layers = Layers(cell, torch.device("meta"), layers=1)
-            default = prefill_tiles(hardware, layers.query.shape[-1], False)
+            default = prefill_tiles(hardware, layers.query.shape[-1], layers.shared, False)
             for tiles in variants(default, cell.decodes):
                 with chosen(tiles):
                     layers.all()
@@ -293,12 +267,10 @@ def show(results: list[Result], torchs: float | None, most: int) -> None:
         cell, tiles = result.cell, result.tiles
         tile = (
             f"{tiles.rows}×{tiles.step}, {tiles.warps} warps, {tiles.stages} stages"
-            f", ≤{tiles.registers or 255} registers"
-            f"{', apart' if tiles.apart else '':7}, order {tiles.order}"
             f", few {tiles.few_step}/{tiles.few_stages}"
         )
         print(
-            f"{cell.model} {cell.kv:4} {cell.step:7}{tile:72}{result.us:8.2f} µs{result.tflops:7.0f} TFLOP/s"
+            f"{cell.model} {cell.kv:4} {cell.step:7}{tile:44}{result.us:8.2f} µs{result.tflops:7.0f} TFLOP/s"
             f"  error {result.error:.1e}" + (f"  (torch {torchs:.2f})" if torchs else ""),
             flush=True,
         )

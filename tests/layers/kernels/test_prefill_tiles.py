@@ -21,9 +21,10 @@ LIMITS = {  # shared memory of a program at most
 
 @pytest.mark.parametrize("capability", LIMITS)
 @pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("shared", [1, 4])
 @pytest.mark.parametrize("exact", [False, True])
-def test_tiles_fit_in_shared_memory(capability: tuple[int, int], dim: int, exact: bool) -> None:
-    tiles = prefill_tiles(Hardware(capability, 100), dim, exact)
+def test_tiles_fit_in_shared_memory(capability: tuple[int, int], dim: int, shared: int, exact: bool) -> None:
+    tiles = prefill_tiles(Hardware(capability, 100), dim, shared, exact)
     buffers = tiles.stages if capability >= (9, 0) else tiles.stages - 1
     few = max(tiles.few_stages - 1, 1) * tiles.few_step
     wide = 128 if dim <= 128 else dim
@@ -50,7 +51,7 @@ def compare(
 
 
 @pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize("change", [{"apart": True}, {"rows": 16, "step": 16}, {"rows": 32, "order": 1}])
+@pytest.mark.parametrize("change", [{}, {"rows": 16, "step": 16}, {"rows": 128, "few_step": 16}])
 def test_tiles_change_nothing(
     change: dict[str, int], window: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,7 +164,7 @@ def chunk(
     """Chunks of any lengths, `[tokens, heads, dim]`; rows of tokens that belong to none hold anything."""
     (tokens, heads, dim), kv_heads, sequences = query.shape, keys.shape[1], lengths.shape[0]
     shared = heads // kv_heads
-    tiles = prefill_tiles(hardware_of(query.device), dim, query.dtype == torch.float32)
+    tiles = prefill_tiles(hardware_of(query.device), dim, shared, query.dtype == torch.float32)
     few = max(16, triton.next_power_of_2(shared))
     rows = max(tiles.rows, few)
     out = torch.empty_like(query)
@@ -188,8 +188,6 @@ def chunk(
         ROWS=rows,
         STEP=tiles.step,
         STAGES=tiles.stages,
-        APART=tiles.apart,
-        ORDER=tiles.order,
         FEW=few,
         FEW_STEP=tiles.few_step,
         FEW_STAGES=tiles.few_stages,
@@ -197,7 +195,6 @@ def chunk(
         NATIVE=native_fp8(query.device),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        maxnreg=tiles.registers or None,
         **early(query.device),
     )
     return out

@@ -8,11 +8,12 @@ chunk, for each of them `SHARED` heads. Whose tokens they are is found in `start
 short sequences and a recorded step, whose lengths are unknown, start few programs in vain:
 
     tokens of a program        T = ROWS / SHARED
-    programs of sequence s     from starts[s] / T + s on, as many as its chunk needs, the last rows first:
-                               they see most keys, and whoever takes longest should begin first
+    places of sequence s       from starts[s] / T + s on, as many as its chunk needs
+    programs take places       last, first, last but one, second, …
 
 A sequence with one new token has too few rows for that. It takes a tile of `FEW` rows, and one program for
-each KV head reads the whole context.
+each KV head reads the whole context. In a batch decodes come first, and wait for memory; the last tokens of
+the last prompt see most keys, and compute. So both begin early, and one does while the other waits.
 
 With a sliding window a block of queries begins where its first one sees anything. Heads are read in a power
 of two of values, the last ones masked.
@@ -135,7 +136,10 @@ def attend_rows(
     APART: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Tokens `row_token …` of a chunk of `new`, as many as `ROWS` hold, that see no token from `end` on."""
+    """Tokens `row_token …` of a chunk of `new`, as many as `ROWS` hold, that see no token from `end` on.
+
+    APART: steps that every row sees have a loop without masks.
+    """
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, WIDE)
     mine = row_token + row // SHARED
@@ -156,7 +160,7 @@ def attend_rows(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(context - new + row_token - WINDOW + 1, 0) // STEP * STEP
-    elif APART:  # what every row sees needs no masks
+    elif APART:
         full = (context - new + row_token + 1) // STEP * STEP
         best, total, acc = attend_steps(
             q, position, best, total, acc, keys, values, table, kv_head, 0, full, end, factor,
@@ -200,8 +204,6 @@ def attend_chunk(
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
     STAGES: tl.constexpr,
-    APART: tl.constexpr,
-    ORDER: tl.constexpr,
     FEW: tl.constexpr,
     FEW_STEP: tl.constexpr,
     FEW_STAGES: tl.constexpr,
@@ -221,8 +223,6 @@ def attend_chunk(
         SEATS: a power of two that holds the sequences.
         ROWS, STEP, STAGES: rows of a program, `SHARED` of them or more, tokens read at a time, and Triton's
             stages: 3 load a step while another is computed.
-        APART: steps that need no masks have a loop of their own.
-        ORDER: 0 each sequence from its end on, 1 the batch from its end on, 2 the batch from both ends.
         FEW, FEW_STEP, FEW_STAGES: the same for a sequence with one new token; FEW holds SHARED.
         WINDOW: tokens that a query sees, itself included; 0 for all.
         NATIVE: the hardware converts float8; read only where keys and values are bytes of e4m3.
@@ -230,10 +230,7 @@ def attend_chunk(
     take_turn(EARLY)
     kv_head = tl.program_id(0)
     place = tl.program_id(1)
-    if ORDER == 1:
-        place = tl.num_programs(1) - 1 - place
-    elif ORDER == 2:
-        place = tl.where(place % 2 == 0, tl.num_programs(1) - 1 - place // 2, place // 2)
+    place = tl.where(place % 2 == 0, tl.num_programs(1) - 1 - place // 2, place // 2)
     each: tl.constexpr = ROWS // SHARED
     line = tl.arange(0, SEATS)
     there = line < sequences
@@ -253,9 +250,9 @@ def attend_chunk(
             FEW, KV_HEADS, SHARED, DIM, WIDE, BLOCK, FEW_STEP, FEW_STAGES, WINDOW, False, NATIVE,
         )  # fmt: skip
     else:
-        token = nth * each if ORDER else (blocks - 1 - nth) * each
+        token = nth * each
         end = min(context, context - new + token + each)  # nobody here sees beyond
         attend_rows(
             query, keys, values, table, out, begin, token, new, context, kv_head, end, scale,
-            ROWS, KV_HEADS, SHARED, DIM, WIDE, BLOCK, STEP, STAGES, WINDOW, APART, NATIVE,
+            ROWS, KV_HEADS, SHARED, DIM, WIDE, BLOCK, STEP, STAGES, WINDOW, True, NATIVE,
         )  # fmt: skip
