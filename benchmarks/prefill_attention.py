@@ -10,7 +10,7 @@ beside prompts stands PyTorch's own `scaled_dot_product_attention` over keys and
 
 What the package takes by itself comes first. Then other tiles of chunks are tried, and where a cell has
 decodes each of them with several tiles of those. Variants are compiled by several processes before, without
-the GPU.
+the GPU. The last lines say which tiles are best over all cells of a model.
 """
 
 import argparse
@@ -20,10 +20,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import geometric_mean
 from unittest import mock
 
 import torch
@@ -132,7 +132,6 @@ class Layers:
             scale = self.query.shape[-1] ** -0.5
             self.outputs.append(attention.chunk(self.query, *where, BLOCK, scale))
 
-    @cached_property
     def expected(self) -> torch.Tensor:
         """The first layer's output in plain torch, float32, `[tokens, heads, dim]`."""
         rows = []
@@ -203,6 +202,7 @@ class Race:
         self.cell, self.device = cell, device
         self.layers = Layers(cell, device)
         self.layers.fill()
+        self.expected = self.layers.expected()
 
     def enter(self, tiles: PrefillTiles) -> Result | None:
         """Measure; None where it is wrong or fails."""
@@ -210,7 +210,7 @@ class Race:
         with chosen(tiles):
             try:
                 layers.all()
-                error = far(layers.outputs[0].float(), layers.expected)
+                error = far(layers.outputs[0].float(), self.expected)
                 us = timed(layers.all, len(layers.outputs), self.device)
             except Exception as problem:
                 print(f"FAILED {self.cell} {tiles}: {type(problem).__name__}: {str(problem)[:300]}")
@@ -276,6 +276,29 @@ def show(results: list[Result], torchs: float | None, most: int) -> None:
         )
 
 
+def program(tiles: PrefillTiles) -> PrefillTiles:
+    """The tiles of chunks alone."""
+    return replace(tiles, few_step=0, few_stages=0)
+
+
+def show_best(model: str, cells: list[list[Result]]) -> None:
+    """The tiles that are best over all bf16 cells of a model: by the mean of times, the package's being 1."""
+    cells = [results for results in cells if results and results[0].cell.model == model]
+    cells = [results for results in cells if results[0].cell.kv == "bf16"]
+    scores = {}
+    for tiles in {result.tiles: None for results in cells for result in results}:
+        ratios = []
+        for results in cells:
+            same = [r for r in results if r.tiles == tiles] or [
+                r for r in results if not r.cell.decodes and program(r.tiles) == program(tiles)
+            ]
+            ratios += [r.us / results[0].us for r in same[:1]]
+        if len(ratios) == len(cells):
+            scores[tiles] = geometric_mean(ratios)
+    for tiles in sorted(scores, key=lambda tiles: scores[tiles])[:5]:
+        print(f"{model} over {len(cells)} cells: {scores[tiles]:.3f} {tiles}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -304,15 +327,18 @@ def main() -> None:
         return
     if args.device.type == "cuda" and args.processes and not args.quick:
         compiled(cells, hardware_of(args.device), args.processes)
-    found = []
+    found, everything = [], []
     for cell in cells:
         race = Race(cell, args.device)
         results, torchs = race.run(args.quick), race.layers.torchs_us()
         if results:
             show(results, torchs, args.most)
         found.append({"cell": asdict(cell), "torch_us": torchs, "results": [asdict(r) for r in results]})
+        everything.append(results)
         if args.out:  # after each: time on a GPU may end
             args.out.write_text(json.dumps({"machine": machine.describe(), "cells": found}))
+    for model in dict.fromkeys(cell.model for cell in cells if not args.quick):
+        show_best(model, everything)
 
 
 if __name__ == "__main__":
