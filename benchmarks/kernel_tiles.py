@@ -52,7 +52,6 @@ SHAPES = {  # rows, columns, swiglu
     },
 }
 
-FORMATS = frozenset({"fp8", "int8", "int4"})
 HEADS = ("bf16", "int8")  # formats that a head may have
 TOLERANCE = 1e-2  # relative error: bf16 rounds by some thousandths
 Tile = tuple[int, ...]
@@ -134,58 +133,40 @@ def skinny_tiles(cell: Cell) -> tuple[Tile, ...]:
 
 
 def lone_tiles(cell: Cell) -> tuple[Tile, ...]:
-    """Rows, warps, slices at once, programs of a unit or 0, stages, and the norm apart or not."""
+    """Rows, warps, slices at once, programs of a unit or 0."""
     columns = SHAPES[cell.size][cell.shape][1]
-    both: tuple[Tile, ...] = (8, 4, 4, 0, 1), (16, 4, 4, 0, 1), (8, 8, 8, 0, 1), (16, 8, 8, 0, 1)
-    both += (
-        (4, 8, 8, 0, 1),
-        (4, 4, 4, 0, 1),
-        (16, 2, 2, 0, 1),
-        (8, 2, 2, 0, 1),
-        (8, 1, 1, 0, 1),
-        (16, 1, 1, 0, 1),
+    tiles: tuple[Tile, ...] = (
+        (8, 4, 4, 0),
+        (16, 4, 4, 0),
+        (8, 8, 8, 0),
+        (16, 8, 8, 0),
+        (4, 8, 8, 0),
+        (4, 4, 4, 0),
     )
-    both += (
-        (8, 4, 8, 0, 1),
-        (4, 4, 8, 0, 1),
-        (2, 8, 8, 0, 1),
-        (8, 2, 2, 0, 3),
-        (16, 2, 2, 0, 3),
-        (8, 1, 1, 0, 4),
+    tiles += (
+        (16, 2, 2, 0),
+        (8, 2, 2, 0),
+        (8, 1, 1, 0),
+        (16, 1, 1, 0),
+        (8, 4, 8, 0),
+        (4, 4, 8, 0),
+        (2, 8, 8, 0),
     )
     if columns > 4096:
-        both += (8, 8, 16, 0, 1), (4, 8, 16, 0, 1), (8, 16, 16, 0, 1), (4, 16, 16, 0, 1), (4, 8, 32, 2, 1)
-        both += (8, 4, 4, 0, 3), (8, 4, 4, 0, 4), (16, 4, 4, 0, 3), (16, 4, 4, 0, 4), (8, 8, 8, 0, 3)
-        both += (4, 16, 32, 2, 1), (4, 16, 32, 1, 3), (2, 16, 32, 2, 3), (4, 8, 8, 0, 3), (16, 8, 8, 0, 3)
+        tiles += (8, 8, 16, 0), (4, 8, 16, 0), (8, 16, 16, 0), (4, 16, 16, 0), (4, 8, 32, 2), (4, 16, 32, 2)
     elif columns > 2048:
-        both += (
-            (8, 4, 8, 3, 1),
-            (8, 4, 8, 2, 1),
-            (8, 8, 8, 2, 1),
-            (8, 8, 8, 3, 1),
-            (4, 4, 8, 4, 1),
-            (4, 4, 8, 6, 1),
-        )
-        both += (
-            (4, 8, 8, 2, 1),
-            (4, 8, 8, 4, 1),
-            (16, 8, 8, 2, 1),
-            (8, 4, 8, 2, 3),
-            (8, 4, 8, 3, 3),
-            (8, 4, 8, 4, 3),
-        )
-        both += (
-            (4, 4, 8, 4, 3),
-            (4, 4, 8, 6, 4),
-            (8, 8, 8, 2, 3),
-            (8, 8, 8, 3, 3),
-            (4, 8, 8, 3, 3),
-            (8, 4, 8, 4, 4),
+        tiles += (
+            (8, 4, 8, 3),
+            (8, 4, 8, 2),
+            (8, 8, 8, 2),
+            (8, 8, 8, 3),
+            (4, 4, 8, 4),
+            (4, 4, 8, 6),
+            (4, 8, 8, 4),
         )
     else:
-        both += (8, 4, 4, 3, 1), (8, 4, 4, 6, 1), (16, 4, 4, 3, 1), (4, 4, 4, 6, 1), (8, 2, 4, 6, 1)
-        both += (8, 4, 4, 3, 3), (8, 4, 4, 6, 3), (16, 4, 4, 3, 3), (4, 4, 4, 6, 3), (8, 2, 4, 6, 3)
-    return both + tuple((*tile, 1) for tile in both[:6] if cell.shape in ("qkv", "gate_up"))
+        tiles += (8, 4, 4, 3), (8, 4, 4, 6), (16, 4, 4, 3), (4, 4, 4, 6), (8, 2, 4, 6)
+    return tiles
 
 
 def variants(cell: Cell, *, thorough: bool) -> Iterator[tuple[str, Tile]]:
@@ -213,14 +194,14 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
     if kernel == "default":
         yield
         return
-    kept = 4 if kernel == "skinny" else 5  # what comes after them: the norm has a kernel of its own
     with (
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
         mock.patch.object(linear, "SKINNY_BYTES", 0),
-        mock.patch.object(linear, "LONE", FORMATS if kernel == "lone" else frozenset()),
+        mock.patch.object(linear, "LONE", linear.LONE if kernel == "lone" else frozenset()),
+        mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel == "lone" else linear.HEAD_OUTPUTS),
         mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),
-        mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:kept]),
-        mock.patch.object(linear, "NORM_APART", len(tile) > kept),
+        mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4] if kernel == "skinny" else tile),
+        mock.patch.object(linear, "NORM_APART", kernel == "skinny" and len(tile) == 5),
     ):
         yield
 

@@ -18,8 +18,9 @@ TOLERANCE = 2e-5
 
 @pytest.fixture(autouse=True)
 def other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those for more rows, and for what the skinny one does not take, also for few rows."""
+    """Those for more rows, and for what the skinny and the lone one do not take, also for few rows."""
     monkeypatch.setattr(kernels, "SKINNY_ROWS", 0)
+    monkeypatch.setattr(kernels, "LONE", frozenset())
 
 
 def stored(kind: Format, rows: int, columns: int, device: torch.device, group: int = 128) -> Weights:
@@ -299,6 +300,7 @@ def test_which_products_are_skinny(device: torch.device, monkeypatch: pytest.Mon
 def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...]) -> None:
     patch.setattr(kernels, "LONE", frozenset({"fp8", "int8", "int4"}))
     patch.setattr(kernels, "LONE_OUTPUTS", tile[0])
+    patch.setattr(kernels, "HEAD_OUTPUTS", 0)  # whatever the width is
     patch.setattr(kernels, "lone_tile", lambda *_, **__: tile)
 
 
@@ -307,9 +309,7 @@ def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...]) -> None:
     kind=st.sampled_from(["fp8", "int8", "int4"]),
     rows=st.integers(16, 40),
     groups=st.integers(1, 10),
-    tile=st.sampled_from(
-        [(16, 2, 2, 0, 1), (8, 1, 1, 0, 3), (4, 2, 4, 0, 1), (4, 2, 4, 1, 3), (8, 4, 4, 2, 1)]
-    ),
+    tile=st.sampled_from([(16, 2, 2, 0), (8, 1, 1, 0), (4, 2, 4, 0), (4, 2, 4, 1), (8, 4, 4, 2)]),
 )
 def test_a_lone_product_is_torchs(kind: Format, rows: int, groups: int, tile: tuple[int, ...]) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -321,7 +321,7 @@ def test_a_lone_product_is_torchs(kind: Format, rows: int, groups: int, tile: tu
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
-@pytest.mark.parametrize("tile", [(8, 2, 2, 0, 1), (8, 2, 2, 1, 1)])
+@pytest.mark.parametrize("tile", [(8, 2, 2, 0), (8, 2, 2, 1)])
 def test_lone_norm_swiglu_and_residual(
     kind: Format, tile: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,7 +339,45 @@ def test_lone_norm_swiglu_and_residual(
 
 
 def test_a_lone_product_of_small_groups(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    lone_tiles(monkeypatch, (8, 2, 2, 0, 3))
+    lone_tiles(monkeypatch, (8, 2, 2, 0))
     weights = stored("int4", 24, 640, device, group=64)
     x = torch.randn(1, 640).to(device, for_skinny(device))
     close(product(x, weights, dtype=torch.float32), linear(x.float(), weights.wide(torch.float32)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "columns", "tokens", "lone"),
+    [
+        ("int4", 64, 256, 1, True),
+        ("int4", 64, 256, 2, False),
+        ("int4", 63, 256, 1, False),
+        ("bf16", 64, 2048, 1, False),
+        ("fp8", 64, 2048, 1, True),
+        ("fp8", 64, 2560, 1, False),  # five slices for warps that take four at once
+        ("int8", 64, 9728, 1, True),  # nineteen
+    ],
+)
+def test_which_products_are_lone(
+    kind: Format, rows: int, columns: int, tokens: int, lone: bool, device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    taken: list[str] = []
+    for name in ("_lone", "_skinny", "_vector", "_matrix"):
+        monkeypatch.setattr(kernels, name, lambda *_, name=name, **__: taken.append(name))
+    monkeypatch.setattr(kernels, "LONE", frozenset({"fp8", "int8", "int4"}))
+    product(torch.randn(tokens, columns).to(device, for_skinny(device)), stored(kind, rows, columns, device))
+    assert (taken == ["_lone"]) is lone
+
+
+@pytest.mark.parametrize("units", [20, 132])
+@pytest.mark.parametrize("columns", [512, 2048, 2560, 3584, 4096, 9728, 12288, 18944])
+@pytest.mark.parametrize("outputs", [1024, 2560, 4096, 6144, 151936])
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_a_lone_tile_is_one_the_kernel_takes(kind: Format, outputs: int, columns: int, units: int) -> None:
+    empty = torch.empty(0)
+    weights = Weights(kind, outputs, columns, empty)
+    for swiglu in (False, True):
+        rows, warps, batch, rounds = kernels.lone_tile(outputs, weights, units, swiglu=swiglu)
+        assert rows <= kernels.LONE_OUTPUTS
+        assert batch >= warps
+        assert not rounds or batch * 512 >= columns

@@ -36,9 +36,8 @@ print(json.dumps(found))
 """
 TILES = {
     "skinny": None,
-    "lone": (8, 4, 4, 0, 1),
-    "lone, on its way through shared memory": (8, 2, 2, 0, 3),
-    "lone, in rounds": (8, 2, 2, 3, 1),
+    "lone": (8, 4, 4, 0),
+    "lone, in rounds": (8, 2, 2, 3),
 }
 REGISTERS = r"{name} = #ttg\.(blocked<{{sizePerThread = \[[1, ]*, 2\]|linear<{{register = \[\[[0, ]*, 1\])"
 
@@ -58,8 +57,7 @@ def test_operands_of_small_groups_stay_in_registers(
 ) -> None:
     kernel, shared, _ = compiled[name]
     assert kernel == name.split(",")[0] + ("_rounds" if name.endswith("rounds") else "")
-    kept = 2 * 2 * 8 * 256 if "shared" in name else 0  # two stages of words
-    assert shared - kept <= 4096  # the sums of warps, scales
+    assert shared <= 4096  # the sums of warps, scales
 
 
 @pytest.mark.parametrize("name", [name for name in TILES if name != "skinny"])

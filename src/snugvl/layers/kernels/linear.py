@@ -29,8 +29,9 @@ _FLIP = _TRITON >= (3, 7)
 SKINNY_ROWS = 16  # of input up to which the skinny kernel is used
 SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
-LONE: frozenset[str] = frozenset()  # formats of which one row of input has a kernel of its own
+LONE = frozenset({"fp8", "int8", "int4"})  # formats of which one row of input has a kernel of its own
 LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
+HEAD_OUTPUTS = 65536  # more than any layer has
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
 WIDE_BYTES = 32 << 20  # of a widened slice
@@ -63,8 +64,6 @@ def product(
     if not x.shape[0]:  # a step in which no sequence samples: there is nothing to read
         return out
     if bias is None and _fits_lone(x, weights, outputs):
-        if norm is not None and NORM_APART:
-            x, norm = normed(x, norm, eps), None
         _lone(x, weights, norm, eps, residual, out, swiglu=swiglu)
         return out
     if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and _fits_skinny(x, weights):
@@ -92,11 +91,18 @@ def _fits_skinny(x: torch.Tensor, weights: Weights) -> bool:
 
 
 def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int) -> bool:
-    """One row of bf16 from Ampere on (in the interpreter anything), in formats in which it is the fastest."""
-    if x.shape[0] > 1 or weights.format not in LONE or outputs < LONE_OUTPUTS:
+    """One row of bf16 from Ampere on (in the interpreter anything), where it is the fastest."""
+    if x.shape[0] > 1 or weights.format not in LONE or weights.group % 64 or outputs < LONE_OUTPUTS:
         return False
     unpacks = x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0)
-    return weights.group % 64 == 0 and (unpacks or not x.is_cuda)
+    fast = weights.format == "int4" or outputs >= HEAD_OUTPUTS or _fill_slices(weights)
+    return fast and (unpacks or not x.is_cuda)
+
+
+def _fill_slices(weights: Weights) -> bool:
+    """Whether four warps with a slice of 512 columns each have all something to do, nearly."""
+    slices = triton.cdiv(weights.columns, 512)
+    return bool(8 * slices >= 7 * 4 * triton.cdiv(slices, 4))
 
 
 def _lone(
@@ -110,10 +116,11 @@ def _lone(
     swiglu: bool,
 ) -> None:
     outputs = out.shape[1]
-    rows, warps, batch, rounds, stages = lone_tile(outputs, weights, swiglu=swiglu)
+    units = hardware_of(x.device).units
+    rows, warps, batch, rounds = lone_tile(outputs, weights, units, swiglu=swiglu)
     programs = triton.cdiv(outputs, rows // 2 if swiglu else rows)
     if rounds:
-        programs = min(programs, rounds * hardware_of(x.device).units)
+        programs = min(programs, rounds * units)
     _, scale, zero = _operands(weights)
     (lone_rounds if rounds else lone)[(programs,)](
         x,
@@ -132,7 +139,6 @@ def _lone(
         BN=rows,
         BATCH=batch,
         WARPS=min(warps, batch),
-        STAGES=stages,
         HAS_NORM=norm is not None,
         HAS_RESIDUAL=residual is not None,
         SWIGLU=swiglu,
@@ -333,9 +339,23 @@ def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) ->
     return (32, 4, 4, True) if outputs >= 6144 else (16, 8, 8, True)
 
 
-def lone_tile(outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, int, int]:
-    """Rows of a tile, warps, slices at once, programs of a unit or 0, stages (`kernel_tiles.py`)."""
-    return 16, 4, 4, 0, 1
+def lone_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> tuple[int, int, int, int]:
+    """Rows of a tile, warps, slices at once, programs of a unit or 0 (`benchmarks/kernel_tiles.py`)."""
+    slices = triton.cdiv(weights.columns, 512)
+    int4 = weights.format == "int4"
+    if swiglu or outputs >= HEAD_OUTPUTS:
+        if int4 and slices in (4, 8):
+            return (8, 2, 4, 6) if slices == 4 else (8, 4, 8, 3)
+        return 8, 1, 1, 0
+    if int4 and slices > 8:
+        return 8, 8, 8, 0
+    if not _fill_slices(weights):
+        return 8, 2, 2, 0
+    programs = triton.cdiv(outputs, 16)
+    busy = programs / (triton.cdiv(programs, units) * units)
+    if int4 and slices == 8 and outputs <= 4096:
+        return 8, 4, 8, 0
+    return (16 if busy > 0.8 else 8), 4, 4, 0
 
 
 def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:

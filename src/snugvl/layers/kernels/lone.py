@@ -46,25 +46,6 @@ def _weights(w, rows, first, K: tl.constexpr, BATCH: tl.constexpr, PER: tl.const
 
 
 @triton.jit
-def _fetch(
-    w, rows, steps: tl.constexpr, K: tl.constexpr, BATCH: tl.constexpr, BN: tl.constexpr, PER: tl.constexpr
-):
-    """Ask for the first `steps` of the weights to be brought to the L2 cache: from Hopper on."""
-    bytes_: tl.constexpr = min(steps * BATCH * 8 * UNIT, K) * 4 // PER // 8 // 16 * 16
-    chunk = tl.arange(0, 8)[None, :] * (bytes_ // 4)
-    start = (w + rows[:, None] * (K // PER) + chunk).to(tl.int64, bitcast=True)
-    size = tl.full([BN, 8], bytes_, tl.int32)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-        "=r,l,r",
-        [start, size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def _units(first, BATCH: tl.constexpr):
     """`[8, BATCH]`: which units of columns."""
     return (tl.arange(0, BATCH)[None, :] + first) * 8 + tl.arange(0, 8)[:, None]
@@ -206,7 +187,6 @@ def lone(
     BN: tl.constexpr,
     BATCH: tl.constexpr,
     WARPS: tl.constexpr,
-    STAGES: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
@@ -222,7 +202,6 @@ def lone(
         w: int32 words, four weights each, of int4 eight.
         BN: rows of the weights a program reads; of a SWIGLU, half are gate's and half up's.
         BATCH: slices of 512 columns at once, at least as many as warps.
-        STAGES: of weights on their way through shared memory; 1: in registers, the next ones.
         PAIR: how many neighbours the compiler's operand layout keeps together.
         FLIP: in which order it gives the axes of a load to threads.
         EARLY: the kernel starts while the one before it ends: see `kernels/early.py`.
@@ -237,10 +216,7 @@ def lone(
     r = tl.arange(0, BN).to(tl.int64)
     rows = first + r % outputs + r // outputs * N
 
-    if STAGES == 1:
-        words = _weights(w, rows, 0, K, BATCH, per, FLIP)
-    elif EARLY:
-        _fetch(w, rows, STAGES - 1, K, BATCH, BN, per)
+    words = _weights(w, rows, 0, K, BATCH, per, FLIP)
     s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
     z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else s
     gain = _numbers(norm, 0, K, BATCH, FLIP) if HAS_NORM else 1.0
@@ -254,29 +230,19 @@ def lone(
         whole = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
         rstd = tl.rsqrt(tl.sum(whole * whole, 0) / K + eps)
     acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)
-    if EARLY and STAGES > 1:
+    for at in tl.range(BATCH, last + BATCH, BATCH, num_stages=1):
+        next_words = _weights(w, rows, at, K, BATCH, per, FLIP)
+        next_s = _factors(scale, rows, at, GROUP, K, BATCH, BN, FORMAT)
+        next_z = _factors(zero, rows, at, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else next_s
+        next_v = _numbers(x, at, K, BATCH, FLIP)
+        next_gain = _numbers(norm, at, K, BATCH, FLIP) if HAS_NORM else gain
+        v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
+        acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
+        words, s, z, v, gain = next_words, next_s, next_z, next_v, next_gain
+    if EARLY:
         gdc_launch_dependents()
-    end: tl.constexpr = last + BATCH if STAGES > 1 else last
-    for at in tl.range(0, end, BATCH, num_stages=STAGES):
-        after = tl.minimum(at + BATCH, last)
-        if STAGES > 1:
-            words = _weights(w, rows, at, K, BATCH, per, FLIP)
-        else:
-            next_words = _weights(w, rows, after, K, BATCH, per, FLIP)
-        next_s = _factors(scale, rows, after, GROUP, K, BATCH, BN, FORMAT)
-        next_z = _factors(zero, rows, after, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else next_s
-        next_v = _numbers(x, after, K, BATCH, FLIP)
-        next_gain = _numbers(norm, after, K, BATCH, FLIP) if HAS_NORM else gain
-        v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
-        acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
-        s, z, v, gain = next_s, next_z, next_v, next_gain
-        if STAGES == 1:
-            words = next_words
-    if STAGES == 1:
-        if EARLY:
-            gdc_launch_dependents()
-        v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
-        acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
+    v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
+    acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
     _store(acc, added, out, first, kind, BN, HAS_RESIDUAL, SWIGLU)
 
 
@@ -299,7 +265,6 @@ def lone_rounds(
     BN: tl.constexpr,
     BATCH: tl.constexpr,
     WARPS: tl.constexpr,
-    STAGES: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
@@ -323,10 +288,7 @@ def lone_rounds(
     step = tl.num_programs(0) * outputs
     begin = tl.program_id(0) * outputs
     rows = tl.minimum(begin, N - outputs) + r
-    if STAGES == 1:
-        words = _weights(w, rows, 0, K, BATCH, per, FLIP)
-    elif EARLY:
-        _fetch(w, rows, STAGES - 1, K, BATCH, BN, per)
+    words = _weights(w, rows, 0, K, BATCH, per, FLIP)
     s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
     z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else s
     gain = _numbers(norm, 0, K, BATCH, FLIP) if HAS_NORM else 1.0
@@ -341,21 +303,15 @@ def lone_rounds(
     v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
     if EARLY:
         gdc_launch_dependents()
-    for at in tl.range(begin, N, step, num_stages=STAGES):
+    for at in tl.range(begin, N, step, num_stages=1):
         n = tl.minimum(at, N - outputs)
         # Of the last one the next is itself.
         rows = tl.minimum(tl.where(at + step < N, at + step, at), N - outputs) + r
-        if STAGES > 1:
-            here = n + r
-            words = _weights(w, here, 0, K, BATCH, per, FLIP)
-        else:
-            next_words = _weights(w, rows, 0, K, BATCH, per, FLIP)
+        next_words = _weights(w, rows, 0, K, BATCH, per, FLIP)
         next_s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
         next_z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else next_s
         added = tl.load(residual + n + tl.arange(0, outputs)) if HAS_RESIDUAL else 0.0
         acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)
         acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
         _store(acc, added, out, n, kind, BN, HAS_RESIDUAL, SWIGLU)
-        s, z = next_s, next_z
-        if STAGES == 1:
-            words = next_words
+        words, s, z = next_words, next_s, next_z
