@@ -100,7 +100,7 @@ def test_float32_beside_quantised_weights(whole: dict[str, Any]) -> None:
 def test_the_numbers_are_those_of_the_code() -> None:
     from snugvl.engine import packing, recordings
     from snugvl.engine import step_graphs as engine_graphs
-    from snugvl.layers.kernels import linear
+    from snugvl.layers.kernels import linear, tiles
     from snugvl.layers.kernels.decode_cut import DecodeCut
 
     assert graphs.SIZES == native.GRAPH_SIZES
@@ -108,7 +108,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert linear.WIDE_BYTES == native.SLICE_BYTES
     assert (layers.SLICE_BYTES, layers.SLICE_ROWS) == (vision.SLICE_BYTES, vision.SLICE_ROWS)
     assert linear.WIDE_TILE == native.SLICE_ROWS
-    assert linear.SMALL == native.SMALL_ROWS
+    assert tiles.SMALL == native.SMALL_ROWS
     assert (engine_graphs.TOKENS, PATCHES, packing.TABLE, recordings.SMALL_BYTES, recordings.MOST) == (
         step_graphs.TOKENS, step_graphs.PATCHES, step_graphs.TABLE, step_graphs.SMALL_BYTES, step_graphs.MOST
     )  # fmt: skip
@@ -121,7 +121,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
 @pytest.mark.parametrize("units", [16, 30, 132])
 @pytest.mark.parametrize("size", ["2B", "4B", "8B"])
 def test_split_products_as_the_kernels_do(size: str, units: int, tokens: int) -> None:
-    from snugvl.layers.kernels.linear import matrix_tile
+    from snugvl.layers.kernels.tiles import matrix_tile
 
     shape = SHAPES[size]
     for rows, columns, swiglu in (

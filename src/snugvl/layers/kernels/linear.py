@@ -14,6 +14,15 @@ from snugvl.layers.kernels.gemv import gemv
 from snugvl.layers.kernels.lone import lone, lone_rounds
 from snugvl.layers.kernels.norm import normed
 from snugvl.layers.kernels.skinny import skinny
+from snugvl.layers.kernels.tiles import (
+    HEAD_OUTPUTS,
+    SMALL,
+    fill_slices,
+    lone_tile,
+    matrix_tile,
+    skinny_tile,
+    vector_tile,
+)
 from snugvl.layers.kernels.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.widen import widen
 from snugvl.layers.weights import Weights
@@ -31,12 +40,10 @@ SKINNY_BYTES = 24 << 20  # of weights from which it is used for one row, too
 NORM_APART = False  # its input is normalised by a kernel of its own
 LONE = frozenset({"fp8", "int8", "int4"})  # formats of which one row of input has a kernel of its own
 LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
-HEAD_OUTPUTS = 65536  # more than any layer has
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
 WIDE_BYTES = 32 << 20  # of a widened slice
 WIDE_TILE = 32  # rows widened by one program
-SMALL = 64  # tokens; up to here a product is bound by its weights
 _TILES = 8192  # arrival counters: more tiles than any split product has
 
 
@@ -95,14 +102,10 @@ def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int) -> bool:
     if x.shape[0] > 1 or weights.format not in LONE or weights.group % 64 or outputs < LONE_OUTPUTS:
         return False
     unpacks = x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0)
-    fast = weights.format == "int4" or outputs >= HEAD_OUTPUTS or _fill_slices(weights)
-    return fast and (unpacks or not x.is_cuda)
-
-
-def _fill_slices(weights: Weights) -> bool:
-    """Whether four warps with a slice of 512 columns each have all something to do, nearly."""
-    slices = triton.cdiv(weights.columns, 512)
-    return bool(8 * slices >= 7 * 4 * triton.cdiv(slices, 4))
+    # Elsewhere a thread would not get two neighbouring words, which `swapped_codes` needs.
+    aligned = weights.data.data_ptr() % 16 == 0
+    fast = weights.format == "int4" or outputs >= HEAD_OUTPUTS or fill_slices(weights)
+    return fast and aligned and (unpacks or not x.is_cuda)
 
 
 def _lone(
@@ -332,53 +335,6 @@ def _widen(weights: Weights, first: int, out: torch.Tensor, half: int, beyond: i
         NATIVE=native_fp8(out.device),
         num_warps=4,
     )
-
-
-def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
-    """Rows of weights of a tile, warps, groups at once, early start (`benchmarks/kernel_tiles.py`)."""
-    return (32, 4, 4, True) if outputs >= 6144 else (16, 8, 8, True)
-
-
-def lone_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> tuple[int, int, int, int]:
-    """Rows of a tile, warps, slices at once, programs of a unit or 0 (`benchmarks/kernel_tiles.py`)."""
-    slices = triton.cdiv(weights.columns, 512)
-    int4 = weights.format == "int4"
-    if swiglu or outputs >= HEAD_OUTPUTS:
-        if int4 and slices in (4, 8):
-            return (8, 2, 4, 6) if slices == 4 else (8, 4, 8, 3)
-        return 8, 1, 1, 0
-    if int4 and slices > 8:
-        return 8, 8, 8, 0
-    if not _fill_slices(weights):
-        return 8, 2, 2, 0
-    programs = triton.cdiv(outputs, 16)
-    busy = programs / (triton.cdiv(programs, units) * units)
-    if int4 and slices == 8 and outputs <= 4096:
-        return 8, 4, 8, 0
-    return (16 if busy > 0.8 else 8), 4, 4, 0
-
-
-def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:
-    """Rows and groups of a tile, and warps (`benchmarks/kernel_tiles.py`)."""
-    groups = min(triton.next_power_of_2(weights.columns // weights.group), 16)
-    wide = outputs >= 4096 or weights.columns >= 6144
-    return (8 if wide else 4), groups, (4 if outputs >= 6144 else 8)
-
-
-def matrix_tile(
-    tokens: int, outputs: int, weights: Weights, units: int, *, swiglu: bool
-) -> tuple[int, int, int, int, int]:
-    """Tokens and rows of a tile, splits of the columns, warps, stages (`benchmarks/kernel_tiles.py`)."""
-    if tokens > SMALL:
-        return (128 if outputs >= 4096 else 64), 64, 1, 4, 3
-    bm = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
-    bn = 64 if outputs >= 6144 else 32
-    tiles = triton.cdiv(outputs, bn)
-    groups = weights.columns // weights.group
-    split = 1
-    while tiles * split < 2 * units and split * 2 <= groups // 2:
-        split *= 2
-    return bm, bn, split, 4, 3
 
 
 def _operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

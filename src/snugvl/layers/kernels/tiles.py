@@ -1,0 +1,65 @@
+"""Tiles of the products with stored weights, as `benchmarks/kernel_tiles.py` measured them on an H200."""
+
+import triton
+
+from snugvl.layers.weights import Weights
+
+SMALL = 64  # tokens; up to here a product is bound by its weights
+HEAD_OUTPUTS = 65536  # more than any layer has
+
+
+def fill_slices(weights: Weights) -> bool:
+    """Whether four warps with a slice of 512 columns each have all something to do, nearly."""
+    slices = triton.cdiv(weights.columns, 512)
+    return bool(8 * slices >= 7 * 4 * triton.cdiv(slices, 4))
+
+
+def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
+    """Rows of weights of a tile, warps, groups at once, early start."""
+    return (32, 4, 4, True) if outputs >= 6144 else (16, 8, 8, True)
+
+
+def lone_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> tuple[int, int, int, int]:
+    """Rows of a tile, warps, slices at once, programs of a unit or 0."""
+    slices = triton.cdiv(weights.columns, 512)
+    int4 = weights.format == "int4"
+    if swiglu or outputs >= HEAD_OUTPUTS:
+        if int4 and slices in (4, 8):
+            return (8, 2, 4, 6) if slices == 4 else (8, 4, 8, 3)
+        return 8, 1, 1, 0
+    if int4 and slices > 8 and _busy(outputs, 8, 2 * units) > 0.8:
+        return 8, 8, 8, 0
+    if not fill_slices(weights):
+        return 8, 2, 2, 0
+    if int4 and slices == 8 and outputs <= 4096:
+        return 8, 4, 8, 0
+    return (16 if _busy(outputs, 16, units) > 0.8 else 8), 4, 4, 0
+
+
+def _busy(outputs: int, rows: int, places: int) -> float:
+    """What share of `places` has a program, on average, if all take equally long."""
+    programs = -(-outputs // rows)
+    return programs / (-(-programs // places) * places)
+
+
+def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:
+    """Rows and groups of a tile, and warps."""
+    groups = min(triton.next_power_of_2(weights.columns // weights.group), 16)
+    wide = outputs >= 4096 or weights.columns >= 6144
+    return (8 if wide else 4), groups, (4 if outputs >= 6144 else 8)
+
+
+def matrix_tile(
+    tokens: int, outputs: int, weights: Weights, units: int, *, swiglu: bool
+) -> tuple[int, int, int, int, int]:
+    """Tokens and rows of a tile, splits of the columns, warps, stages."""
+    if tokens > SMALL:
+        return (128 if outputs >= 4096 else 64), 64, 1, 4, 3
+    bm = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
+    bn = 64 if outputs >= 6144 else 32
+    tiles = triton.cdiv(outputs, bn)
+    groups = weights.columns // weights.group
+    split = 1
+    while tiles * split < 2 * units and split * 2 <= groups // 2:
+        split *= 2
+    return bm, bn, split, 4, 3

@@ -1,0 +1,116 @@
+"""The kernel for one row of input against torch on the wide form, and what goes to it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import linear, silu
+
+from snugvl.layers.kernels import linear as kernels
+from snugvl.layers.kernels import tiles
+from snugvl.layers.kernels.linear import product
+from snugvl.layers.norm import RMSNorm
+from snugvl.layers.weights import Format, Weights
+from tests.layers.kernels.test_linear import close, for_skinny, stored
+
+
+def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...]) -> None:
+    patch.setattr(kernels, "LONE", frozenset({"fp8", "int8", "int4"}))
+    patch.setattr(kernels, "LONE_OUTPUTS", tile[0])
+    patch.setattr(kernels, "HEAD_OUTPUTS", 0)  # whatever the width is
+    patch.setattr(kernels, "lone_tile", lambda *_, **__: tile)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    kind=st.sampled_from(["fp8", "int8", "int4"]),
+    rows=st.integers(16, 40),
+    groups=st.integers(1, 10),
+    tile=st.sampled_from([(16, 2, 2, 0), (8, 1, 1, 0), (4, 2, 4, 0), (4, 2, 4, 1), (8, 4, 4, 2)]),
+)
+def test_a_lone_product_is_torchs(kind: Format, rows: int, groups: int, tile: tuple[int, ...]) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    weights = stored(kind, rows, 128 * groups, device)
+    x = torch.randn(1, 128 * groups).to(device, for_skinny(device))
+    with pytest.MonkeyPatch.context() as patch:
+        lone_tiles(patch, tile)
+        close(product(x, weights, dtype=torch.float32), linear(x.float(), weights.wide(torch.float32)))
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+@pytest.mark.parametrize("tile", [(8, 2, 2, 0), (8, 2, 2, 1)])
+def test_lone_norm_swiglu_and_residual(
+    kind: Format, tile: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone_tiles(monkeypatch, tile)
+    weights = stored(kind, 84, 640, device)
+    dtype = for_skinny(device)
+    x, residual = torch.randn(1, 640).to(device, dtype), torch.randn(1, 42).to(device, dtype)
+    norm = RMSNorm(640, 1e-6).to(device)
+    torch.nn.init.normal_(norm.weight)
+    norm = norm.to(dtype)
+    gain = norm.weight.detach()
+    y = product(x, weights, norm=gain, eps=1e-6, swiglu=True, residual=residual, dtype=torch.float32)
+    gate, up = linear(norm(x).float(), weights.wide(torch.float32)).chunk(2, -1)
+    close(y, silu(gate.to(dtype)).float() * up.to(dtype).float() + residual.float())
+
+
+def test_a_lone_product_of_small_groups(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    lone_tiles(monkeypatch, (8, 2, 2, 0))
+    weights = stored("int4", 24, 640, device, group=64)
+    x = torch.randn(1, 640).to(device, for_skinny(device))
+    close(product(x, weights, dtype=torch.float32), linear(x.float(), weights.wide(torch.float32)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "columns", "tokens", "lone"),
+    [
+        ("int4", 64, 256, 1, True),
+        ("int4", 64, 256, 2, False),
+        ("int4", 63, 256, 1, False),
+        ("bf16", 64, 2048, 1, False),
+        ("fp8", 64, 2048, 1, True),
+        ("fp8", 64, 2560, 1, False),  # five slices for warps that take four at once
+        ("int8", 64, 9728, 1, True),  # nineteen
+    ],
+)
+def test_which_products_are_lone(
+    kind: Format, rows: int, columns: int, tokens: int, lone: bool, device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    taken: list[str] = []
+    for name in ("_lone", "_skinny", "_vector", "_matrix"):
+        monkeypatch.setattr(kernels, name, lambda *_, name=name, **__: taken.append(name))
+    monkeypatch.setattr(kernels, "LONE", frozenset({"fp8", "int8", "int4"}))
+    product(torch.randn(tokens, columns).to(device, for_skinny(device)), stored(kind, rows, columns, device))
+    assert (taken == ["_lone"]) is lone
+
+
+def test_int4_at_odd_addresses_is_left_to_other_kernels(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the compiler lays words out in another way, and the lone kernel would be wrong."""
+    lone_tiles(monkeypatch, (8, 2, 2, 0))
+    weights = stored("int4", 16, 512, device)
+    room = torch.empty(weights.data.numel() + 1, dtype=torch.int32, device=device)
+    room[1:] = weights.data.flatten()
+    odd = replace(weights, data=room[1:].view(weights.data.shape))
+    monkeypatch.setattr(kernels, "_lone", None)
+    x = torch.randn(1, 512).to(device, for_skinny(device))
+    close(product(x, odd, dtype=torch.float32), linear(x.float(), weights.wide(torch.float32)))
+
+
+@pytest.mark.parametrize("units", [20, 132])
+@pytest.mark.parametrize("columns", [512, 2048, 2560, 3584, 4096, 9728, 12288, 18944])
+@pytest.mark.parametrize("outputs", [1024, 2560, 4096, 6144, 151936])
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_a_lone_tile_is_one_the_kernel_takes(kind: Format, outputs: int, columns: int, units: int) -> None:
+    empty = torch.empty(0)
+    weights = Weights(kind, outputs, columns, empty)
+    for swiglu in (False, True):
+        rows, warps, batch, rounds = tiles.lone_tile(outputs, weights, units, swiglu=swiglu)
+        assert rows <= kernels.LONE_OUTPUTS
+        assert batch >= warps
+        assert not rounds or batch * 512 >= columns
