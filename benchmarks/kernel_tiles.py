@@ -25,6 +25,7 @@ import torch
 from torch.nn.functional import silu
 
 from snugvl.layers.kernels import linear
+from snugvl.layers.kernels.tiles import HEAD_OUTPUTS
 from snugvl.layers.weights import Weights
 
 READ_BANDWIDTH = 4.43e12  # bytes a second, measured on the H200 (benchmarks/bandwidth.py)
@@ -198,7 +199,7 @@ def chosen(kernel: str, tile: Tile) -> Iterator[None]:
         mock.patch.object(linear, "SKINNY_ROWS", 64 if kernel == "skinny" else 0),
         mock.patch.object(linear, "SKINNY_BYTES", 0),
         mock.patch.object(linear, "LONE", linear.LONE if kernel == "lone" else frozenset()),
-        mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel == "lone" else linear.HEAD_OUTPUTS),
+        mock.patch.object(linear, "HEAD_OUTPUTS", 0 if kernel == "lone" else HEAD_OUTPUTS),
         mock.patch.object(linear, "VECTOR_ROWS", 1 if kernel == "vector" else 0),
         mock.patch.object(linear, f"{kernel}_tile", return_value=tile[:4] if kernel == "skinny" else tile),
         mock.patch.object(linear, "NORM_APART", kernel == "skinny" and len(tile) == 5),
