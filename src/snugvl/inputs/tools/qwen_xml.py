@@ -125,7 +125,8 @@ def _inside(text: str) -> str:
 def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
     """The grammar's lines: parameters in the order of the schema, the required ones always.
 
-    A text follows its `enum`, `const`, `minLength`, `maxLength` and `pattern`, but no `format`.
+    A text follows its `enum`, `const`, `maxLength` and `pattern`, isn't empty if there is a `minLength`, and
+    follows no `format`.
 
     Raises:
         RequestError: a parameter's name that can't be written in this form.
@@ -189,15 +190,22 @@ def _value(name: str, schema: Any, root: Mapping[str, Any]) -> list[str]:
         whole = {key: root[key] for key in ("$defs", "definitions") if key in root} | dict(schema)
         made = json.dumps(whole | {"x-guidance": COMPACT})
         return [f"{name}: {name}_json {quoted(end)}", f"{name}_json: %json {made}"]
-    line = escaped(end)
-    least, most, pattern = 0, "", ANY
-    if types == TEXT:
-        least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-        pattern = _pattern(schema.get("pattern", "")) or ANY
-    return [
-        f"{name}: {name.upper()}",
-        f"{name.upper()}: /(.|\\n){{{least},{most}}}{line}/ & /{pattern}{line}/ & ~/{ANY}{line}(.|\\n)+/",
-    ]
+    return [f"{name}[lazy]: {_text(schema if types == TEXT else {}, escaped(end))}"]
+
+
+def _text(schema: Mapping[str, Any], end: str) -> str:
+    """What a text and the line that ends it match, read no further than to the first such line."""
+    wanted = []
+    if pattern := _pattern(schema.get("pattern", "")):
+        # Nothing that looks like the end may stand before it, though the pattern would take it.
+        wanted += [f"/{pattern}{end}/", f"~/{ANY}{end}(.|\\n)+/"]
+    if "maxLength" in schema:
+        wanted.append(f"/(.|\\n){{0,{schema['maxLength']}}}{end}/")
+    if schema.get("minLength", 0):
+        wanted.append(f"~/{end}{ANY}/")
+    if not pattern and "maxLength" not in schema:
+        wanted.insert(0, f"/{ANY}{end}/")
+    return " & ".join(wanted)
 
 
 def _pattern(source: str) -> str | None:
