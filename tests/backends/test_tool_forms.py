@@ -26,22 +26,35 @@ PARAMETERS = {
 USE = ToolUse((Tool("run", "", PARAMETERS),), "run")
 
 
-def with_template(folder: Path, source: str) -> Path:
-    """Pocket, with another template."""
+def with_template(folder: Path, source: str, *, tokens: bool = False) -> Path:
+    """Pocket, with another template. `tokens`: with Mistral's markers in place of two control tokens."""
     for path in POCKET.iterdir():
         if path.is_file() and path.suffix != ".py":
             (folder / path.name).symlink_to(path)
     (folder / "chat_template.jinja").unlink()
     (folder / "chat_template.jinja").write_text(source)
+    if tokens:
+        whole = (POCKET / "tokenizer.json").read_text()
+        (folder / "tokenizer.json").unlink()
+        (folder / "tokenizer.json").write_text(
+            whole.replace("<|quad_start|>", "[TOOL_CALLS]").replace("<|quad_end|>", "[ARGS]")
+        )
     return folder
 
 
 @pytest.mark.parametrize(
-    ("backend", "name"), [("native", "qwen-xml"), ("native", "llama"), ("transformers", "mistral-args")]
+    ("backend", "name", "tokens"),
+    [
+        ("native", "qwen-xml", False),
+        ("native", "llama", False),
+        ("native", "mistral-args", True),
+        ("transformers", "mistral-args", False),
+    ],
 )
-def test_a_call_in_the_models_form(tmp_path: Path, backend: Any, name: str) -> None:
+def test_a_call_in_the_models_form(tmp_path: Path, backend: Any, name: str, tokens: bool) -> None:
     source, form = TEMPLATES[name]
-    with snugvl.load(with_template(tmp_path, source), device="cpu", backend=backend) as model:
+    folder = with_template(tmp_path, source, tokens=tokens)
+    with snugvl.load(folder, device="cpu", backend=backend) as model:
         assert model.capabilities.tool_form == form
         assert model.capabilities.tools
         request = Request((user("Call it."),), SamplingParams(max_tokens=200), tools=USE)

@@ -2,7 +2,8 @@
 
 A template is code from whoever published the checkpoint, so it runs in jinja2's immutable sandbox and sees
 nothing but plain JSON values. The environment is that of `render_jinja_template` in transformers: trimmed
-blocks, loop controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`.
+blocks, loop controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`;
+but `safe` changes nothing, as nothing is escaped.
 """
 
 import json
@@ -227,6 +228,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    environment.filters["safe"] = str  # jinja2's own makes what escapes any text that is joined to it
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     environment.globals["namespace"] = _Namespace

@@ -56,7 +56,8 @@ LLAMA_SEVERAL = _template(
 MISTRAL = _template(
     "{%- if message.tool_calls -%}{{- '[TOOL_CALLS] [' -}}"
     "{%- for call in message.tool_calls -%}"
-    "{{- (call.function | tojson)[:-1] + ', \"id\": \"' + call.id + '\"}' -}}"
+    '{{- \'{"name": "\' + call.function.name + \'", "arguments": \''
+    " + (call.function.arguments | tojson | safe) + ', \"id\": \"' + call.id + '\"}' -}}"
     "{{- ', ' if not loop.last -}}{%- endfor -%}{{- ']' -}}{%- endif -%}"
 )
 MISTRAL_ARGS = _template(

@@ -86,7 +86,7 @@ def test_calls(backend: Backend, form: ToolForm) -> None:
     ]
     text = ["", "Hi < [ { <tool", '{"a": 1}', '{"name": "Bob"}', 'See {"x": 1}\n{"y": 2}']
     if form.name == "llama":
-        bad.append('{"name": "weather", "parameters": {"city": 1}}')
+        bad += [f'{{"name": "weather", "{key}": {{"city": 1}}}}' for key in ("parameters", "arguments")]
     wanted: list[tuple[ToolUse, list[str], list[str]]] = [
         (USE, [*text, one, now, two, f"Wait.\n{one}"], bad),
         (replace(USE, parallel=False), [*text, one, f"Wait.\n{now}"], [*bad, two]),
@@ -161,6 +161,7 @@ ORDER = tuple(SCHEMA["properties"])
         ({"code": "ba"}, False),
         ({"part": "a\nq\n"}, True),
         ({"part": "abc"}, False),
+        ({"part": "abc\n</parameter>\nq"}, False),
         ({"kind": "x y"}, True),
         ({"kind": "1"}, True),
         ({"kind": "null"}, True),

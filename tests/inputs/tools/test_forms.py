@@ -181,7 +181,7 @@ XML = {
 }
 CASES = {
     f"{form}: {name}": (ToolForm(form), *case)
-    for form, cases in (("llama", LLAMA), ("mistral", MISTRAL), ("mistral-args", MISTRAL), ("qwen-xml", XML))
+    for form, cases in (("llama", LLAMA), ("mistral", MISTRAL), ("qwen-xml", XML))
     for name, case in cases.items()
 }  # fmt: skip
 
