@@ -12,6 +12,7 @@ from snugvl.backends.vllm.api import Served
 from snugvl.backends.vllm.facts import capabilities_of, read_facts
 from snugvl.backends.vllm.requests import Model, body_of
 from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.errors import RequestError
 from snugvl.inputs.tools.forms import call_parser
 from snugvl.sampling import SamplingParams
 from tests.inputs.tools.reading import read
@@ -77,3 +78,7 @@ def test_vllm_is_told_the_form_of_the_folder(tmp_path: Path) -> None:
     assert grammar.startswith("start: <[7]> call")
     assert "<function=run>" in grammar
     assert read_facts("nobody/knows-this").tool_form == ToolForm()
+    wrong = ToolUse((Tool("a"), Tool("b", "", {"properties": {"x": {"type": 5}}})))
+    with pytest.raises(RequestError, match="type must be a string") as raised:
+        body_of(Request((user("x"),), tools=wrong), Model("m", 9, facts))
+    assert raised.value.field == "tools[1].parameters"

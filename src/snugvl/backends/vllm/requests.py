@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from llguidance import LLMatcher
+
 from snugvl.backends.protocol import Grammar, Message, Picture, Request, Text, ToolUse, Video
 from snugvl.backends.vllm.pictures import data_url
 from snugvl.backends.vllm.settings import Facts
@@ -25,7 +27,7 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 
 # The same text from the same model as with our own engine: compact JSON, strict schemas.
-_JSON_OPTIONS: Final = {**COMPACT, "lenient": False, "coerce_one_of": False}
+_JSON_OPTIONS: Final[Any] = {**COMPACT, "lenient": False, "coerce_one_of": False}
 _KINDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
 
 
@@ -169,11 +171,19 @@ def _constraint(request: Request, model: Model) -> dict[str, Any] | None:
     if request.tools is not None:
         check_tools(request.tools)
         for index, tool in enumerate(request.tools.tools):
-            check_schema(json.dumps(arguments_schema(tool)), f"tools[{index}].parameters")
+            _check_schema(json.dumps(arguments_schema(tool)), f"tools[{index}].parameters")
         return {"grammar": tool_lark(model.facts.tool_form, request.tools, model.marker_tokens)}
     if request.grammar is None:
         return None
     return {_kind(request.grammar): _source(request.grammar)}
+
+
+def _check_schema(source: str, field: str) -> None:
+    """Refuse a schema that can't be compiled before a grammar is made of its parts."""
+    check_schema(source, field)
+    wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS))
+    if wrong:
+        raise RequestError(f"the JSON schema can't be used: {' '.join(wrong.split())[:300]}", field=field)
 
 
 def _kind(grammar: Grammar) -> str:

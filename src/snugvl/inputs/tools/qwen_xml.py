@@ -17,6 +17,7 @@ a value is, its schema says; one that is no JSON of its type stays a string. A b
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from snugvl.backends.protocol import Tool, ToolUse
@@ -33,7 +34,7 @@ from snugvl.inputs.tools.grammar import (
 )
 from snugvl.inputs.tools.hermes import CLOSING, OPENING, HermesParser
 from snugvl.inputs.tools.parser import HEAD_LIMIT, NAME, held
-from snugvl.inputs.tools.values import ALL, TEXT, referred, types_of, value_json
+from snugvl.inputs.tools.values import ALL, TEXT, Types, referred, value_json
 
 _FUNCTION = re.compile(rf"\s*<function=({NAME})>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
@@ -44,14 +45,30 @@ _HOPS = 16  # of references
 _STARTS = ("<parameter=", "</function>")
 
 
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """Types of a tool's parameters; `others`: of those that its schema doesn't name."""
+
+    types: Mapping[str, frozenset[str]]
+    others: frozenset[str]
+
+    @classmethod
+    def of(cls, tool: Tool) -> "_Parameters":
+        schema = arguments_schema(tool)
+        types = Types(schema)
+        properties = schema.get("properties", {})
+        named = {name: types.of(value) for name, value in properties.items()}
+        return cls(named, types.of(schema.get("additionalProperties", True)))
+
+
 class QwenXmlParser(HermesParser):
     """Reads calls between Hermes' markers; arguments become JSON as they come."""
 
     def __init__(self, use: ToolUse) -> None:
         super().__init__(use)
         self._tools = {tool.name: tool for tool in use.tools}
-        self._types: dict[str, frozenset[str]] = {}
-        self._others = ALL  # types of parameters that the schema doesn't name
+        self._known: dict[str, _Parameters] = {}  # of tools that were called
+        self._parameters = _Parameters({}, ALL)
         self._type = ALL  # of the present value
         self._separator = ""
         self._value_end = ""  # what ends it; empty until its first character has come
@@ -61,10 +78,9 @@ class QwenXmlParser(HermesParser):
         match = _FUNCTION.match(self._buffer[:HEAD_LIMIT])
         if match is None or match[1] not in self._names:
             return super()._read_head()
-        schema = arguments_schema(self._tools[match[1]])
-        properties = schema.get("properties", {})
-        self._types = {name: types_of(value, schema) for name, value in properties.items()}
-        self._others = types_of(schema.get("additionalProperties", True), schema)
+        if match[1] not in self._known:
+            self._known[match[1]] = _Parameters.of(self._tools[match[1]])
+        self._parameters = self._known[match[1]]
         self._start(match[1])
         self._argue("{")
         self._separator = ""
@@ -73,7 +89,7 @@ class QwenXmlParser(HermesParser):
     def _read_parameters(self) -> bool:
         if match := _PARAMETER.match(self._buffer[:HEAD_LIMIT]):
             key = match[1]
-            self._type = self._types.get(key, self._others)
+            self._type = self._parameters.types.get(key, self._parameters.others)
             begin = '"' if self._type == TEXT else ""
             self._argue(f"{self._separator}{json.dumps(key, ensure_ascii=False)}: {begin}")
             self._separator, self._value_end = ", ", ""
@@ -147,11 +163,14 @@ def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
 def _parameters(i: int, tool: Tool, index: int) -> list[tuple[str, list[str]]]:
     """Of each parameter: how the function's rule names it, and its own rules."""
     schema = arguments_schema(tool)
+    types = Types(schema)
     required = schema.get("required", [])
     properties = dict(schema.get("properties", {}))
     properties |= {key: True for key in required if key not in properties}
     found = []
     for j, (key, value) in enumerate(properties.items()):
+        if value is False or not types.of(value):
+            continue  # no value is valid, so it is left out
         if not _PARAMETER.fullmatch(f"<parameter={key}>"):
             raise RequestError(
                 f"this model writes calls as XML, which can't name the parameter {key!r} of {tool.name!r}; "
@@ -161,7 +180,7 @@ def _parameters(i: int, tool: Tool, index: int) -> list[tuple[str, list[str]]]:
         name = f"parameter_{i}_{j}"
         rule = f"{name}: {quoted(f'<parameter={key}>{_LINE}')} value_{i}_{j} {quoted(_LINE)}"
         wanted = name if key in required else f"{name}?"
-        found.append((wanted, [rule, *_value(f"value_{i}_{j}", value, schema)]))
+        found.append((wanted, [rule, *_value(f"value_{i}_{j}", value, schema, types)]))
     others = schema.get("additionalProperties", True)
     if others is not False:
         taken = "|".join(escaped(key) for key in properties)
@@ -170,13 +189,13 @@ def _parameters(i: int, tool: Tool, index: int) -> list[tuple[str, list[str]]]:
             f"other_{i}: KEY_{i} others_{i} {quoted(_LINE)}",
             f"KEY_{i}: /<parameter=[^>\\n]{{1,64}}>\\n/{but}",
         ]
-        found.append((f"other_{i}*", [*rules, *_value(f"others_{i}", others, schema)]))
+        found.append((f"other_{i}*", [*rules, *_value(f"others_{i}", others, schema, types)]))
     return found
 
 
-def _value(name: str, schema: Any, root: Mapping[str, Any]) -> list[str]:
+def _value(name: str, schema: Any, root: Mapping[str, Any], known: Types) -> list[str]:
     """The rule `name` of a value and the line that ends it, and what it needs."""
-    types = types_of(schema, root)
+    types = known.of(schema)
     for _ in range(_HOPS):
         if isinstance(schema, Mapping) and "$ref" in schema:
             schema = referred(schema["$ref"], root)

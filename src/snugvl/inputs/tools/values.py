@@ -6,30 +6,43 @@ from typing import Any, Final
 
 ALL: Final = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
 TEXT: Final = frozenset(("string",))
-_DEPTH = 16  # of references and alternatives
+_DEPTH: Final = 64  # of references and alternatives, one within the other
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}  # as some templates write them
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """The types that `schema`, a part of `root`, admits; all of them where it doesn't say."""
-    if not isinstance(schema, Mapping) or depth > _DEPTH:
-        return ALL
-    found = ALL
-    if "type" in schema:
-        named = schema["type"]
-        found = frozenset([named] if isinstance(named, str) else named)
-        found |= {"integer"} if "number" in found else frozenset()
-    if "$ref" in schema:
-        found &= types_of(referred(schema["$ref"], root), root, depth + 1)
-    for key in ("anyOf", "oneOf"):
-        if key in schema:
-            found &= frozenset().union(*(types_of(each, root, depth + 1) for each in schema[key]))
-    for each in schema.get("allOf", ()):
-        found &= types_of(each, root, depth + 1)
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if values is not None:
-        found &= {_type(value) for value in values}
-    return found
+class Types:
+    """The types that the parts of one schema admit; each part is looked at once, however many refer to it."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[int, frozenset[str]] = {}  # by the part's id
+
+    def of(self, schema: Any, depth: int = 0) -> frozenset[str]:
+        """The types that a part of the root admits; all of them where it doesn't say."""
+        if not isinstance(schema, Mapping) or depth > _DEPTH:
+            return ALL
+        if id(schema) not in self._known:
+            self._known[id(schema)] = ALL  # what refers to itself says nothing
+            self._known[id(schema)] = self._of(schema, depth + 1)
+        return self._known[id(schema)]
+
+    def _of(self, schema: Mapping[str, Any], depth: int) -> frozenset[str]:
+        found = ALL
+        if "type" in schema:
+            named = schema["type"]
+            found = frozenset([named] if isinstance(named, str) else named)
+            found |= {"integer"} if "number" in found else frozenset()
+        if "$ref" in schema:
+            found &= self.of(referred(schema["$ref"], self._root), depth)
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                found &= frozenset().union(*(self.of(each, depth) for each in schema[key]))
+        for each in schema.get("allOf", ()):
+            found &= self.of(each, depth)
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if values is not None:
+            found &= {_type(value) for value in values}
+        return found
 
 
 def referred(reference: str, root: Mapping[str, Any]) -> Any:
