@@ -87,6 +87,7 @@ def test_calls(backend: Backend, form: ToolForm) -> None:
     text = ["", "Hi < [ { <tool", '{"a": 1}', '{"name": "Bob"}', 'See {"x": 1}\n{"y": 2}']
     if form.name == "llama":
         bad += [f'{{"name": "weather", "{key}": {{"city": 1}}}}' for key in ("parameters", "arguments")]
+        bad += ['\u00a0{"name" : "now", "parameters": {"a": 1}}', '{"name":\u2003"now","parameters":{"a":1}}']
     wanted: list[tuple[ToolUse, list[str], list[str]]] = [
         (USE, [*text, one, now, two, f"Wait.\n{one}"], bad),
         (replace(USE, parallel=False), [*text, one, f"Wait.\n{now}"], [*bad, two]),

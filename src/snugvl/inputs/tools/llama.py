@@ -19,6 +19,7 @@ from snugvl.inputs.tools.parser import HEAD_LIMIT, held
 
 TAG: Final = "<|python_tag|>"
 _CANDIDATE = re.compile(re.escape(TAG) + r"|\{")
+_ANY_SPACE = "\\s*"
 _SPACE = "[ \\t\\n]{0,8}"  # bounded: a small model could write it for ever
 
 
@@ -95,7 +96,7 @@ class LlamaParser(ObjectParser):
 def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
     """The grammar's lines. Text can't begin a line with the head of a tool's call."""
     tools = called(use)
-    heads = [_head(tool.name) for tool in tools]
+    heads = [f'{_begun(tool.name, "", _SPACE)},{_SPACE}"parameters":' for tool in tools]
     rest = [f"SPACE? arguments_{i} {quoted('}')}" for i in range(len(tools))]
     calls = [f"head_{i} {each}" for i, each in enumerate(rest)]
     more = f" ({quoted('; ')} call)*" if several(use) else ""
@@ -106,21 +107,18 @@ def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
         return [f"start: {tag and tag + '? '}call{more}", *lines]
     led = " | ".join(f"lead_{i} {each}{more}" for i, each in enumerate(rest))
     names = "|".join(tool.name for tool in tools)
+    any_head = _begun(f"({names})", _ANY_SPACE, _ANY_SPACE)  # of those that the parser would take
     tagged = f" | TEXT {tag} call{more}" if tag else ""
     return [
         f"start: TEXT | {led}{tagged}",
         # Lazy: the text ends where the head does, the first time it is complete.
         *(f"lead_{i}[lazy]: /({ANY}\\n)?[ \\t]*{head}/" for i, head in enumerate(heads)),
-        f"TEXT: /{ANY}/ & ~/({ANY}\\n)?[ \\t]*{_begun(f'({names})')}{ANY}/",
+        f"TEXT: /{ANY}/ & ~/({ANY}\\n)?\\s*{any_head}{ANY}/",
         *lines,
     ]
 
 
-def _begun(name: str) -> str:
-    """A head as far as its name."""
-    kind = f'"type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE}'
-    return f'\\{{{_SPACE}({kind})?"name"{_SPACE}:{_SPACE}"{name}"'
-
-
-def _head(name: str) -> str:
-    return f'{_begun(name)}{_SPACE},{_SPACE}"parameters"{_SPACE}:'
+def _begun(name: str, before: str, after: str) -> str:
+    """A head as far as its name, with that space `before` and `after` commas and colons."""
+    kind = f'"type"{before}:{after}"function"{before},{after}'
+    return f'\\{{{after}({kind})?"name"{before}:{after}"{name}"'
