@@ -63,25 +63,6 @@ def test_a_product_is_torchs(
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
-@pytest.mark.parametrize("tokens", [1, 5])
-def test_swiglu_and_residual(kind: Format, tokens: int, device: torch.device) -> None:
-    weights = stored(kind, 80, 256, device)
-    x, residual = torch.randn(tokens, 256, device=device), torch.randn(tokens, 40, device=device)
-    gate, up = linear(x, weights.wide(torch.float32)).chunk(2, -1)
-    close(product(x, weights, swiglu=True, residual=residual), silu(gate) * up + residual)
-
-
-def test_the_norm_of_one_row_is_fused(device: torch.device) -> None:
-    weights = stored("int8", 24, 384, device)
-    norm = RMSNorm(384, 1e-6).to(device)
-    torch.nn.init.normal_(norm.weight)
-    x = torch.randn(1, 384, device=device) * 3
-    close(
-        product(x, weights, norm=norm.weight.detach(), eps=1e-6), linear(norm(x), weights.wide(torch.float32))
-    )
-
-
-@pytest.mark.parametrize("kind", ["fp8", "int4"])
 @pytest.mark.parametrize("tokens", [7, 64, 70])
 def test_rows_that_fill_up_a_step_reach_no_other(kind: Format, tokens: int, device: torch.device) -> None:
     """A recorded step has tokens of nobody at its end; what is in their rows may be anything."""
@@ -92,10 +73,48 @@ def test_rows_that_fill_up_a_step_reach_no_other(kind: Format, tokens: int, devi
     assert torch.equal(product(x, weights, swiglu=True)[: tokens - 5], right[: tokens - 5])
 
 
-def test_a_bias_is_added(device: torch.device) -> None:
-    weights = stored("int8", 40, 256, device)
-    x, bias = torch.randn(4, 256, device=device), torch.randn(40, device=device)
-    close(product(x, weights, bias=bias), linear(x, weights.wide(torch.float32), bias))
+# What stands around a product: in Qwen2.5's attention, in any MLP, everything at once.
+PARTS = ({"norm", "bias"}, {"norm", "swiglu", "residual"}, {"norm", "bias", "swiglu", "residual"})
+
+
+def as_torchs(weights: Weights, dtype: torch.dtype, tokens: int, parts: set[str]) -> None:
+    """Multiply by whatever kernel takes it, and compare with the same from torch, rounded where it rounds."""
+    device = weights.data.device
+    outputs = weights.rows // 2 if "swiglu" in parts else weights.rows
+    x = torch.randn(tokens, weights.columns, device=device).to(dtype)
+    norm = RMSNorm(weights.columns, 1e-6).to(device)
+    torch.nn.init.normal_(norm.weight)
+    norm = norm.to(dtype)
+    bias = torch.randn(weights.rows, device=device).to(dtype) if "bias" in parts else None
+    residual = torch.randn(tokens, outputs, device=device).to(dtype) if "residual" in parts else None
+    y = product(
+        x,
+        weights,
+        bias=bias,
+        norm=norm.weight.detach() if "norm" in parts else None,
+        eps=1e-6,
+        residual=residual,
+        swiglu="swiglu" in parts,
+        dtype=torch.float32,
+    )
+    wide, shift = weights.wide(torch.float32), None if bias is None else bias.float()
+    expected = linear((norm(x) if "norm" in parts else x).float(), wide, shift)
+    if "swiglu" in parts:
+        gate, up = expected.to(dtype).chunk(2, -1)
+        expected = silu(gate).float() * up.float()
+    close(y, expected if residual is None else expected.to(dtype).float() + residual.float())
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8", "int4"])
+@pytest.mark.parametrize("tokens", [1, 3, 20])
+def test_norm_bias_swiglu_and_residual(
+    kind: Format, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vector, a matrix, and weights that are widened first."""
+    monkeypatch.setattr(kernels, "WIDE_TOKENS", 20)
+    weights = stored(kind, 64, 256, device)
+    for parts in PARTS:
+        as_torchs(weights, torch.float32, tokens, parts)
 
 
 @pytest.mark.parametrize("group", [32, 64])
@@ -237,21 +256,13 @@ def test_a_skinny_product_is_torchs(
 
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_skinny_norm_swiglu_and_residual(
+def test_skinny_norm_bias_swiglu_and_residual(
     kind: Format, tokens: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_skinny_tiles(monkeypatch)
     weights = stored(kind, 80, 384, device)
-    dtype = for_skinny(device)
-    x, residual = torch.randn(tokens, 384, device=device), torch.randn(tokens, 40, device=device)
-    x, residual = x.to(dtype), residual.to(dtype)
-    norm = RMSNorm(384, 1e-6).to(device)
-    torch.nn.init.normal_(norm.weight)
-    norm = norm.to(dtype)
-    fused = norm.weight.detach() if tokens == 1 else None
-    y = product(x, weights, norm=fused, eps=1e-6, swiglu=True, residual=residual, dtype=torch.float32)
-    gate, up = linear((norm(x) if tokens == 1 else x).float(), weights.wide(torch.float32)).chunk(2, -1)
-    close(y, silu(gate.to(dtype)).float() * up.to(dtype).float() + residual.float())
+    for parts in PARTS:
+        as_torchs(weights, for_skinny(device), tokens, parts)
 
 
 @pytest.mark.parametrize("group", [32, 64])

@@ -6,14 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 
 from snugvl.layers.kernels import linear as kernels
 from snugvl.layers.kernels import tiles
 from snugvl.layers.kernels.linear import product
-from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import Format, Weights
-from tests.layers.kernels.test_linear import close, for_skinny, stored
+from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
 
 
 def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...]) -> None:
@@ -34,27 +33,23 @@ def test_a_lone_product_is_torchs(kind: Format, rows: int, groups: int, tile: tu
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     weights = stored(kind, rows, 128 * groups, device)
     x = torch.randn(1, 128 * groups).to(device, for_skinny(device))
+    bias = torch.randn(rows, device=device)
     with pytest.MonkeyPatch.context() as patch:
         lone_tiles(patch, tile)
-        close(product(x, weights, dtype=torch.float32), linear(x.float(), weights.wide(torch.float32)))
+        y = product(x, weights, bias=bias, dtype=torch.float32)
+    close(y, linear(x.float(), weights.wide(torch.float32), bias))
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
 @pytest.mark.parametrize("tile", [(8, 2, 2, 0), (8, 2, 2, 1)])
-def test_lone_norm_swiglu_and_residual(
+def test_lone_norm_bias_swiglu_and_residual(
     kind: Format, tile: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lone_tiles(monkeypatch, tile)
-    weights = stored(kind, 84, 640, device)
-    dtype = for_skinny(device)
-    x, residual = torch.randn(1, 640).to(device, dtype), torch.randn(1, 42).to(device, dtype)
-    norm = RMSNorm(640, 1e-6).to(device)
-    torch.nn.init.normal_(norm.weight)
-    norm = norm.to(dtype)
-    gain = norm.weight.detach()
-    y = product(x, weights, norm=gain, eps=1e-6, swiglu=True, residual=residual, dtype=torch.float32)
-    gate, up = linear(norm(x).float(), weights.wide(torch.float32)).chunk(2, -1)
-    close(y, silu(gate.to(dtype)).float() * up.to(dtype).float() + residual.float())
+    monkeypatch.setattr(kernels, "_vector", None)
+    weights = stored(kind, 36, 640, device)
+    for parts in PARTS:
+        as_torchs(weights, for_skinny(device), 1, parts)
 
 
 def test_a_lone_product_of_small_groups(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

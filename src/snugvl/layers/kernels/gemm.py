@@ -194,12 +194,14 @@ def gemm(
                     up += tl.load(theirs + BN * BM + cell, cache_modifier=".cg")
             tl.store(arrivals + tile, 0)
     if done:
+        if HAS_BIAS:
+            acc += tl.load(bias + rows, mask=live, other=0).to(tl.float32)[:, None]
         if SWIGLU:
+            if HAS_BIAS:
+                up += tl.load(bias + rows + N, mask=live, other=0).to(tl.float32)[:, None]
             gate = acc.to(KIND).to(tl.float32)
             gate = (gate * tl.sigmoid(gate)).to(KIND).to(tl.float32)
             acc = gate * up.to(KIND).to(tl.float32)
-        if HAS_BIAS:
-            acc += tl.load(bias + rows, mask=live, other=0).to(tl.float32)[:, None]
         y = tl.trans(acc)  # [BM, BN]: written along the rows of the output
         mask = (tokens < M)[:, None] & live[None, :]
         at = tokens.to(tl.int64)[:, None] * N + rows[None, :]

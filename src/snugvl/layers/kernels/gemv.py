@@ -3,7 +3,7 @@
 One program computes a few outputs over the whole input. What stands before and after the product is
 fused into it, as at this size a launch costs as much as the product itself:
 
-    [RMSNorm] ─ x · Wᵀ ─ [SwiGLU of two halves] ─ [+ residual]
+    [RMSNorm] ─ x · Wᵀ ─ [+ bias] ─ [SwiGLU of two halves] ─ [+ residual]
 
 The norm is computed again by every program: the vector is in the L2 cache, a launch is not.
 """
@@ -95,6 +95,7 @@ def gemv(
     w,
     scale,
     zero,
+    bias,
     residual,
     out,
     N,
@@ -106,6 +107,7 @@ def gemv(
     BN: tl.constexpr,
     BG: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
     NATIVE: tl.constexpr,
@@ -119,10 +121,14 @@ def gemv(
         v = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
         rstd = tl.rsqrt(tl.sum(v * v, 0) / K + eps)
     y = _dot_rows(x, norm, w, scale, zero, rows, live, rstd, K, FORMAT, GROUP, BN, BG, HAS_NORM, NATIVE)
+    if HAS_BIAS:
+        y += tl.load(bias + rows, mask=live, other=0).to(tl.float32)
     if SWIGLU:
         up = _dot_rows(
             x, norm, w, scale, zero, rows + N, live, rstd, K, FORMAT, GROUP, BN, BG, HAS_NORM, NATIVE
         )
+        if HAS_BIAS:
+            up += tl.load(bias + rows + N, mask=live, other=0).to(tl.float32)
         # Rounded where transformers rounds: the products, the activation, their product.
         gate = y.to(x.dtype.element_ty).to(tl.float32)
         gate = (gate * tl.sigmoid(gate)).to(x.dtype.element_ty).to(tl.float32)

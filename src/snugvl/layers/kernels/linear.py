@@ -5,6 +5,7 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
+from torch.nn.functional import linear
 
 from snugvl.layers.kernels import weights as kinds
 from snugvl.layers.kernels.device import capability, hardware_of, native_fp8
@@ -61,7 +62,8 @@ def product(
     """`x` `[M, columns]` times `weights`, transposed: `[M, rows]`, or `[M, rows / 2]` with `swiglu`.
 
     Args:
-        norm: RMSNorm weight applied to `x` first; for one row only (`M` 1).
+        bias: added in float32, before anything is rounded.
+        norm: RMSNorm weight applied to `x` first; of one row by the kernel that multiplies.
         residual: added to the result, in its shape.
         swiglu: the first half of the rows is the gate, the second what it multiplies.
         dtype: of the result; that of `x` by default.
@@ -70,18 +72,19 @@ def product(
     out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
     if not x.shape[0]:  # a step in which no sequence samples: there is nothing to read
         return out
-    if bias is None and _fits_lone(x, weights, outputs):
-        _lone(x, weights, norm, eps, residual, out, swiglu=swiglu)
+    if _fits_lone(x, weights, outputs):
+        _lone(x, weights, bias, norm, eps, residual, out, swiglu=swiglu)
         return out
     if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and _fits_skinny(x, weights):
-        if norm is not None and NORM_APART:
+        if norm is not None and (NORM_APART or x.shape[0] > 1):
             x, norm = normed(x, norm, eps), None
         _skinny(x, weights, bias, norm, eps, residual, out, swiglu=swiglu)
         return out
-    if x.shape[0] <= VECTOR_ROWS and bias is None:
-        _vector(x, weights, norm, eps, residual, out, swiglu=swiglu)
+    if x.shape[0] <= VECTOR_ROWS:
+        _vector(x, weights, bias, norm, eps, residual, out, swiglu=swiglu)
         return out
-    assert norm is None, "the norm is fused for one row only"
+    if norm is not None:
+        x = normed(x, norm, eps)
     if x.shape[0] >= WIDE_TOKENS and weights.format != "bf16" and outputs % WIDE_TILE == 0:
         _wide(x, weights, bias, residual, out, swiglu=swiglu)
     else:
@@ -111,6 +114,7 @@ def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int) -> bool:
 def _lone(
     x: torch.Tensor,
     weights: Weights,
+    bias: torch.Tensor | None,
     norm: torch.Tensor | None,
     eps: float,
     residual: torch.Tensor | None,
@@ -131,6 +135,7 @@ def _lone(
         weights.data.view(torch.int32),
         scale,
         zero,
+        x if bias is None else bias,
         x if residual is None else residual,
         out,
         outputs,
@@ -143,6 +148,7 @@ def _lone(
         BATCH=batch,
         WARPS=min(warps, batch),
         HAS_NORM=norm is not None,
+        HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         SWIGLU=swiglu,
         ASSEMBLY=x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0),
@@ -204,6 +210,7 @@ def _skinny(
 def _vector(
     x: torch.Tensor,
     weights: Weights,
+    bias: torch.Tensor | None,
     norm: torch.Tensor | None,
     eps: float,
     residual: torch.Tensor | None,
@@ -219,6 +226,7 @@ def _vector(
         data,
         scale,
         zero,
+        x if bias is None else bias,
         x if residual is None else residual,
         out,
         out.shape[1],
@@ -230,6 +238,7 @@ def _vector(
         BN=rows,
         BG=groups,
         HAS_NORM=norm is not None,
+        HAS_BIAS=bias is not None,
         HAS_RESIDUAL=residual is not None,
         SWIGLU=swiglu,
         NATIVE=native_fp8(x.device),
@@ -307,12 +316,13 @@ def _wide(
     for first in range(0, outputs, step):
         count = min(step, outputs - first)
         _widen(weights, first, wide[: parts * count], count, outputs - count)
+        shift = None if bias is None else bias.view(parts, -1)[:, first : first + count].flatten()
         if swiglu:
-            swiglu_into(torch.mm(x, wide[: 2 * count].T), out, first)
-        else:
+            swiglu_into(linear(x, wide[: 2 * count], shift), out, first)
+        elif shift is None:
             torch.mm(x, wide[:count].T, out=out[:, first : first + count])
-    if bias is not None:
-        out += bias
+        else:
+            torch.addmm(shift, x, wide[:count].T, out=out[:, first : first + count])
     if residual is not None:
         out += residual
 

@@ -17,7 +17,7 @@ all rows of a program, normalised once.
     loads         of weights, scales and zero points of the next ones are under way while one is multiplied
     in the end    the diagonals are added up, in their order
 
-    [RMSNorm] ─ x · Wᵀ ─ [SwiGLU of two halves] ─ [+ residual]
+    [RMSNorm] ─ x · Wᵀ ─ [+ bias] ─ [SwiGLU of two halves] ─ [+ residual]
 """
 
 import triton
@@ -144,11 +144,13 @@ def _multiplied(
 @triton.jit
 def _store(
     acc,
+    shift,
     added,
     out,
     first,
     kind: tl.constexpr,
     BN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
 ):
@@ -157,6 +159,8 @@ def _store(
     diagonal = (tl.arange(0, 8 * BN) % 8 // 2)[None, :, None] == tl.arange(0, 4)[None, None, :]
     y = tl.sum(tl.sum(tl.where(diagonal, acc, 0.0), 2), 0)
     y = tl.sum(tl.reshape(y, [BN, 8]), 1)
+    if HAS_BIAS:
+        y += shift.to(tl.float32)
     if SWIGLU:
         gate, up = tl.split(tl.permute(tl.reshape(y, [2, BN // 2]), [1, 0]))
         gate = gate.to(kind).to(tl.float32)
@@ -176,6 +180,7 @@ def lone(
     w,
     scale,
     zero,
+    bias,
     residual,
     out,
     N,
@@ -188,6 +193,7 @@ def lone(
     BATCH: tl.constexpr,
     WARPS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
     ASSEMBLY: tl.constexpr,
@@ -220,6 +226,7 @@ def lone(
     s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
     z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else s
     gain = _numbers(norm, 0, K, BATCH, FLIP) if HAS_NORM else 1.0
+    shift = tl.load(bias + rows) if HAS_BIAS else 0.0
     everything = tl.arange(0, WIDE)
     if EARLY:
         gdc_wait()
@@ -243,7 +250,7 @@ def lone(
         gdc_launch_dependents()
     v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
     acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
-    _store(acc, added, out, first, kind, BN, HAS_RESIDUAL, SWIGLU)
+    _store(acc, shift, added, out, first, kind, BN, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
 
 
 @launched
@@ -254,6 +261,7 @@ def lone_rounds(
     w,
     scale,
     zero,
+    bias,
     residual,
     out,
     N,
@@ -266,6 +274,7 @@ def lone_rounds(
     BATCH: tl.constexpr,
     WARPS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
     ASSEMBLY: tl.constexpr,
@@ -310,8 +319,9 @@ def lone_rounds(
         next_words = _weights(w, rows, 0, K, BATCH, per, FLIP)
         next_s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
         next_z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else next_s
+        shift = tl.load(bias + n + r) if HAS_BIAS else 0.0
         added = tl.load(residual + n + tl.arange(0, outputs)) if HAS_RESIDUAL else 0.0
         acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)
         acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
-        _store(acc, added, out, n, kind, BN, HAS_RESIDUAL, SWIGLU)
+        _store(acc, shift, added, out, n, kind, BN, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
         words, s, z = next_words, next_s, next_z

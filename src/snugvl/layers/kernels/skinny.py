@@ -267,6 +267,8 @@ def skinny(
         ASSEMBLY, NATIVE,
     )  # fmt: skip
     y = tl.sum(acc, 0)  # [BN, BM]
+    if HAS_BIAS:
+        y += tl.load(bias + flat).to(tl.float32)[:, None]
     if SWIGLU:
         y = tl.permute(tl.reshape(y, [2, BN // 2, BM]), [1, 2, 0])
         gate, up = tl.split(y)
@@ -276,8 +278,6 @@ def skinny(
     n = first + tl.arange(0, outputs)
     m = tl.arange(0, BM)
     live = (n < N)[:, None] & (m < M)[None, :]
-    if HAS_BIAS:
-        y += tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[:, None]
     at = m.to(tl.int64)[None, :] * N + n[:, None]
     if HAS_RESIDUAL:
         y = y.to(kind).to(tl.float32) + tl.load(residual + at, mask=live, other=0).to(tl.float32)
