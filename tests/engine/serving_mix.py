@@ -20,7 +20,7 @@ from snugvl.checkpoint.configs import parse_config
 from snugvl.config import EngineConfig, KVFormat
 from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs import SIZES
+from snugvl.engine.graphs import SIZES, choose, places
 from snugvl.engine.recordings import Recordings, Work
 from snugvl.engine.rehearsal import rehearse
 from snugvl.engine.request import EngineRequest, VisionItem
@@ -136,11 +136,34 @@ class Stage:
         return torch.zeros(made.shape, dtype=made.dtype)
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        there = as_on_a_gpu(batch)
+        assert batch.logit_rows is not None
         if batch.attention.decodes and len(batch.input_ids) <= SIZES[-1]:
-            there = as_in_a_graph(there, next(size for size in SIZES if size >= len(batch.input_ids)))
-        logits = self._network.forward(there, self._cache)
+            logits = self._as_in_a_graph(next(size for size in SIZES if size >= len(batch.input_ids)), batch)
+        else:
+            logits = self._network.forward(as_on_a_gpu(batch), self._cache)
         return torch.zeros(len(batch.logit_rows), logits.shape[1])
+
+    def _as_in_a_graph(self, size: int, batch: Batch) -> torch.Tensor:
+        """Filled up, with tables as wide as a sequence may be long, and what a graph does around it."""
+
+        def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        tables, lengths = (numbers(size, *rest, dtype=torch.int32) for rest in ((512,), ()))
+        positions, slots = places(lengths, numbers(size), tables, batch.attention.block_size)
+        attention = replace(
+            batch.attention,
+            query_lens=(1,) * size,
+            context_lens=(1,) * size,
+            slot_mapping=slots,
+            block_tables=tables,
+            starts=None,
+            lengths=lengths,
+            seats=numbers(size) if batch.attention.seats is not None else None,
+        )
+        logits = self._network.forward(Batch(numbers(size), positions, attention, None), self._cache)
+        choose(logits, numbers(size), numbers(size), lengths)
+        return logits
 
 
 class Again:
@@ -172,25 +195,6 @@ def as_on_a_gpu(batch: Batch) -> Batch:
     attention = replace(attention, **{name: moved(getattr(attention, name)) for name in names})
     numbers = {name: moved(getattr(batch, name)) for name in Batch.__dataclass_fields__}
     return Batch(**numbers | {"attention": attention})
-
-
-def as_in_a_graph(batch: Batch, size: int) -> Batch:
-    """Filled up, with tables as wide as a sequence may be long."""
-
-    def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    attention = replace(
-        batch.attention,
-        query_lens=(1,) * size,
-        context_lens=(1,) * size,
-        slot_mapping=numbers(size),
-        block_tables=numbers(size, 512, dtype=torch.int32),
-        starts=None,
-        lengths=numbers(size, dtype=torch.int32),
-        seats=numbers(size) if batch.attention.seats is not None else None,
-    )
-    return Batch(numbers(size), numbers(3, size), attention, numbers(size))
 
 
 def request(name: str, words: int, answer: int, grid: GridTHW | None) -> EngineRequest:

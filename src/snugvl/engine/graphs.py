@@ -176,7 +176,6 @@ class _Graph:
         self._deltas = torch.zeros(size, dtype=torch.int64, device=device)
         self._seats = torch.zeros(size, dtype=torch.int64, device=device)
         self._tables = torch.zeros(size, table_width, dtype=torch.int32, device=device)
-        self._rows = torch.arange(size, device=device)
         self._arrived = torch.zeros(size, _FIELDS + table_width, dtype=torch.int32, device=device)
         # Two of each: one may still be on its way while the other is filled or read.
         self._staging = [self._pinned(size, _FIELDS + table_width, torch.int32) for _ in range(2)]
@@ -237,28 +236,54 @@ class _Graph:
         return Run(self._logits[:rows], result[:rows])
 
     def _step(self) -> torch.Tensor:
-        size, block = len(self._rows), self._cache.block_size
-        live = self._lengths > 0
-        place = (self._lengths.long() - 1).clamp(min=0)  # of the token in its sequence
-        blocks = self._tables[self._rows, place // block].long()
-        states = self._cache.states
+        size, states = len(self._ids), self._cache.states
+        positions, slots = places(self._lengths, self._deltas, self._tables, self._cache.block_size)
         batch = Batch(
             input_ids=self._ids,
-            positions=(place + self._deltas).expand(3, -1),
+            positions=positions,
             attention=AttentionMetadata(
                 query_lens=(1,) * size,
                 context_lens=(1,) * size,  # the true ones are in `lengths`
-                slot_mapping=torch.where(live, blocks * block + place % block, -1),
+                slot_mapping=slots,
                 block_tables=self._tables,
-                block_size=block,
+                block_size=self._cache.block_size,
                 lengths=self._lengths,
-                seats=None if states is None else torch.where(live, self._seats, states.scratch),
+                seats=None if states is None else torch.where(slots >= 0, self._seats, states.scratch),
             ),
-            logit_rows=self._rows,
+            logit_rows=None,
         )
         logits = self._model.forward(batch, self._cache)
-        highest, tokens = logits.max(-1)  # NaN anywhere makes the highest NaN
-        self._tokens.copy_(torch.where(highest.isfinite(), tokens, -1))
-        self._ids.copy_(tokens)
-        self._lengths.add_(live.int())
+        choose(logits, self._tokens, self._ids, self._lengths)
         return logits
+
+
+def places(
+    lengths: torch.Tensor, deltas: torch.Tensor, tables: torch.Tensor, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions `[3, sequences]` and slots `[sequences]` of the newest tokens; −1 where the length is 0."""
+    if lengths.is_cuda:
+        from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
+
+        return decode_step.places(lengths, deltas, tables, block_size)
+    place = (lengths.long() - 1).clamp(min=0)
+    blocks = tables[torch.arange(len(lengths)), place // block_size].long()
+    slots = torch.where(lengths > 0, blocks * block_size + place % block_size, -1)
+    return (place + deltas).expand(3, -1), slots
+
+
+def choose(
+    logits: torch.Tensor, tokens: torch.Tensor, following: torch.Tensor, lengths: torch.Tensor
+) -> None:
+    """The likeliest tokens, in place of `tokens` and `following` `[sequences]`; lengths above 0 grow by one.
+
+    In `tokens` −1 stands where the highest of `logits` `[sequences, vocab]` is not finite, or any is NaN.
+    """
+    if logits.is_cuda:
+        from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
+
+        decode_step.choose(logits, tokens, following, lengths)
+        return
+    highest, likeliest = logits.max(-1)  # NaN anywhere makes the highest NaN
+    tokens.copy_(torch.where(highest.isfinite(), likeliest, -1))
+    following.copy_(likeliest)
+    lengths.add_((lengths > 0).int())

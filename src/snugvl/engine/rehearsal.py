@@ -10,6 +10,7 @@ import torch
 from snugvl.config import EngineConfig
 from snugvl.engine.caches import allocate
 from snugvl.engine.filters import support
+from snugvl.engine.graphs import choose, places
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, GridTHW, encoded
@@ -36,8 +37,22 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
     for lengths in ((1,), *((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
         network.forward(_batch(lengths, cache), cache)
+    _around(network, cache)
     scores = torch.empty(2, network.config.text.vocab_size, device=network.device)
     support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])
+
+
+def _around(network: LoadableNetwork, cache: KVCache) -> None:
+    """What a decode graph does beside the network."""
+    device, count = network.device, 2
+
+    def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    lengths, tables = numbers(torch.int32, count), numbers(torch.int32, count, 1)
+    places(lengths, numbers(torch.int64, count), tables, cache.block_size)
+    logits = numbers(torch.float32, count, network.config.text.vocab_size)
+    choose(logits, numbers(torch.int64, count), numbers(torch.int64, count), lengths)
 
 
 def edges(most: int) -> list[int]:

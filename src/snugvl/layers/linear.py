@@ -84,6 +84,11 @@ class Linear(nn.Module):
 
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows `ids` `[n]`, as an embedding: `[n, columns]`."""
+        if ids.is_cuda:
+            from snugvl.layers.kernels.embedding import lookup  # needs triton, which only GPUs bring
+
+            assert self.format in ("bf16", "int8"), "an embedding is bf16 or int8"
+            return lookup(ids, self.weight, self.scale, self.group, dtype)
         rows = self.weight[ids]
         if self.format == "bf16":
             return rows.to(dtype)

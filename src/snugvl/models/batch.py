@@ -35,7 +35,7 @@ class Batch:
         input_ids: `[tokens]` int64; placeholders where an image or video token stands.
         positions: `[3, tokens]` int64, M-RoPE positions: time, height, width.
         attention: which tokens belong together and where the cache has their context.
-        logit_rows: `[n]` int64, the rows whose logits are wanted.
+        logit_rows: `[n]` int64, the rows whose logits are wanted, or None for all.
         vision_rows: `[k]` int64, the rows that hold a placeholder, or None. Where sizes must be the same for
             every step (`engine/step_graphs.py`): `[tokens]` bool, whether each row does.
         vision_embeds: `[k, (1 + deepstack levels) · hidden]`, their embeddings, or None; beside bools
@@ -45,9 +45,13 @@ class Batch:
     input_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionMetadata
-    logit_rows: torch.Tensor
+    logit_rows: torch.Tensor | None
     vision_rows: torch.Tensor | None = None
     vision_embeds: torch.Tensor | None = None
+
+    def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Those of `hidden` `[tokens, size]` whose logits are wanted, `[n, size]`."""
+        return hidden if self.logit_rows is None else hidden.index_select(0, self.logit_rows)
 
 
 class Network(Protocol):

@@ -50,9 +50,9 @@ class CausalLM(nn.Module):
         raise AssertionError("a text model encodes no pictures")
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """One step. Logits `[len(batch.logit_rows), vocab]` in float32."""
+        """One step. Logits `[n, vocab]` in float32, of the rows that are wanted."""
         hidden = self.model(batch.input_ids, batch.positions, cache, batch.attention)
-        hidden = self.model.norm(hidden[batch.logit_rows])
+        hidden = self.model.norm(batch.wanted(hidden))
         head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
         logits: torch.Tensor = head(hidden, dtype=torch.float32)
         return logits

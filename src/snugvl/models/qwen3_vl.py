@@ -78,14 +78,14 @@ class Qwen3VL(nn.Module):
         return torch.cat(encodings)
 
     def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
-        """One step of the decoder. Logits `[len(batch.logit_rows), vocab]` in float32."""
+        """One step of the decoder. Logits `[n, vocab]` in float32, of the rows that are wanted."""
         levels: tuple[torch.Tensor, ...] = ()
         if batch.vision_embeds is not None:
             levels = torch.split(batch.vision_embeds, self.config.text.hidden_size, dim=-1)
         hidden = self.decoder(
             batch.input_ids, batch.positions, cache, batch.attention, batch.vision_rows, levels
         )
-        hidden = self.decoder.norm(hidden[batch.logit_rows])
+        hidden = self.decoder.norm(batch.wanted(hidden))
         head = self.decoder.embed_tokens if self.config.tie_word_embeddings else self.lm_head
         logits: torch.Tensor = head(hidden, dtype=torch.float32)
         return logits

@@ -24,12 +24,15 @@ def rotation_of(positions: torch.Tensor, rope: Rope, dtype: torch.dtype) -> CosS
     Without sections the three are the same, and time counts.
     """
     steps = _frequencies(rope, positions.device)
-    wide = positions.float()
     magnitude = rope.scaling.magnitude if isinstance(rope.scaling, YarnScaling | LongRope) else 1.0
-    if rope.sections is None:
-        return cos_sin(wide[0, :, None] * steps, dtype, magnitude)
-    axes = _axes(rope.sections, positions.device, rope.interleaved)
-    return cos_sin(wide[axes].T * steps, dtype, magnitude)
+    axes = None if rope.sections is None else _axes(rope.sections, positions.device, rope.interleaved)
+    if positions.is_cuda:
+        from snugvl.layers.kernels.rotation import rotation  # needs triton, which only GPUs bring
+
+        return rotation(positions, steps, axes, magnitude, dtype)
+    wide = positions.float()
+    angles = wide[0, :, None] if axes is None else wide[axes].T
+    return cos_sin(angles * steps, dtype, magnitude)
 
 
 # Kept per device: a recording of a CUDA graph can't copy from the host. It follows a run without one.

@@ -1,0 +1,135 @@
+"""What a decode step does before and after its network, in three launches instead of some twenty.
+
+    lengths, deltas, tables ─ place_tokens ─► positions, slots ─► network ─► logits ─ highest_parts ─►
+    a few candidates a row ─ take_highest ─► tokens, the next step's ids, lengths + 1
+
+At one sequence each launch costs more than its work: a few microseconds, in a step of one millisecond.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from snugvl.layers.kernels.early import early, take_turn
+from snugvl.layers.kernels.launch import launched
+
+PART = 4096  # scores that a program looks at
+
+
+@launched
+@triton.jit(do_not_specialize=["table_width", "sequences"])
+def place_tokens(
+    lengths,
+    deltas,
+    tables,
+    positions,
+    slots,
+    table_width,
+    sequences,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One sequence: the M-RoPE position of its newest token, on three axes, and its slot in the cache.
+
+    Args:
+        lengths: `[sequences]` int32, tokens with the newest; 0 for a row that is nobody's, whose slot is −1.
+        deltas: `[sequences]` int64, from a token's place to its position.
+        tables: `[sequences, table_width]` int32.
+        positions: `[3, sequences]` int64, slots: `[sequences]` int64.
+    """
+    take_turn(EARLY)
+    row = tl.program_id(0)
+    length = tl.load(lengths + row)
+    live = length > 0
+    place = tl.maximum(length - 1, 0)
+    block = tl.load(tables + row.to(tl.int64) * table_width + place // BLOCK, mask=live, other=0)
+    slot = block.to(tl.int64) * BLOCK + place % BLOCK
+    tl.store(slots + row, tl.where(live, slot, -1))
+    position = place.to(tl.int64) + tl.load(deltas + row)
+    for axis in tl.static_range(3):
+        tl.store(positions + axis * sequences + row, position)
+
+
+@launched
+@triton.jit(do_not_specialize=["vocabulary", "parts"])
+def highest_parts(logits, values, ids, vocabulary, parts, PART: tl.constexpr, EARLY: tl.constexpr):
+    """One (row, part) of `logits` `[rows, vocabulary]`: its highest score, NaN if one is, and whose it is.
+
+    `values` float32 and `ids` int32, the first of equals, are `[rows, parts]`.
+    """
+    take_turn(EARLY)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = part * PART + tl.arange(0, PART)
+    inside = at < vocabulary
+    score = tl.load(logits + row * vocabulary + at, mask=inside, other=float("-inf"))
+    broken = tl.max((score != score).to(tl.int32), 0) > 0
+    score = tl.where(score != score, float("-inf"), score)
+    best = tl.max(score, 0)
+    first = tl.min(tl.where((score == best) & inside, at, 0x7FFFFFFF), 0)
+    tl.store(values + row * parts + part, tl.where(broken, float("nan"), best))
+    tl.store(ids + row * parts + part, first)
+
+
+@launched
+@triton.jit(do_not_specialize=["parts"])
+def take_highest(values, ids, tokens, following, lengths, parts, PARTS: tl.constexpr, EARLY: tl.constexpr):
+    """One row: the first of its highest scores.
+
+    Args:
+        values, ids: `[rows, parts]`, see `highest_parts`.
+        tokens: `[rows]` int64, that id; −1 where the highest score is not finite, or any is NaN.
+        following: `[rows]` int64, the id whatever its score.
+        lengths: `[rows]` int32; a row that is somebody's grows by one.
+        PARTS: a power of two that holds `parts`.
+    """
+    take_turn(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, PARTS)
+    inside = part < parts
+    value = tl.load(values + row * parts + part, mask=inside, other=float("-inf"))
+    id_ = tl.load(ids + row * parts + part, mask=inside, other=0x7FFFFFFF)
+    broken = tl.max((value != value).to(tl.int32), 0) > 0
+    value = tl.where(value != value, float("-inf"), value)
+    best = tl.max(value, 0)
+    first = tl.min(tl.where((value == best) & inside, id_, 0x7FFFFFFF), 0).to(tl.int64)
+    finite = (best < float("inf")) & (best > float("-inf"))
+    tl.store(tokens + row, tl.where(broken | (finite == 0), -1, first))
+    tl.store(following + row, first)
+    length = tl.load(lengths + row)
+    tl.store(lengths + row, tl.where(length > 0, length + 1, length))
+
+
+def places(
+    lengths: torch.Tensor, deltas: torch.Tensor, tables: torch.Tensor, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions `[3, sequences]` and slots `[sequences]`, both int64, of the newest tokens."""
+    sequences = len(lengths)
+    positions = torch.empty(3, sequences, dtype=torch.int64, device=lengths.device)
+    slots = torch.empty(sequences, dtype=torch.int64, device=lengths.device)
+    place_tokens[(sequences,)](
+        lengths,
+        deltas,
+        tables,
+        positions,
+        slots,
+        tables.shape[1],
+        sequences,
+        BLOCK=block_size,
+        num_warps=1,
+        **early(lengths.device),
+    )
+    return positions, slots
+
+
+def choose(
+    logits: torch.Tensor, tokens: torch.Tensor, following: torch.Tensor, lengths: torch.Tensor
+) -> None:
+    """The likeliest tokens of `logits` `[rows, vocabulary]` float32, as `take_highest` writes them."""
+    rows, vocabulary = logits.shape
+    parts = triton.cdiv(vocabulary, PART)
+    values = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
+    turn = early(logits.device)
+    highest_parts[(rows, parts)](logits, values, ids, vocabulary, parts, PART=PART, num_warps=8, **turn)
+    wide = triton.next_power_of_2(parts)
+    take_highest[(rows,)](values, ids, tokens, following, lengths, parts, PARTS=wide, num_warps=1, **turn)
