@@ -182,18 +182,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--context", type=int, default=256, help="tokens of the prompt")
-    parser.add_argument(
-        "--one-kernel",
-        action="store_true",
-        help="decode attention in one kernel, on a GPU (decode_attention.py)",
-    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
-    if arguments.one_kernel:
-        from snugvl.layers.kernels import attention  # needs triton, which only GPUs bring
-
-        attention.ONE_KERNEL = True
     bandwidth = read_bandwidth(device)
     print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s")
     print(f"{'':<12}{'reads':>11}{'floor':>8}{'step':>8}   {'share':>7}")

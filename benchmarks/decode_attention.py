@@ -1,25 +1,20 @@
-"""Decode attention in two kernels and in one, and how contexts are best cut: on a GPU, shape by shape.
+"""How decode attention's contexts are best cut: on a GPU, shape by shape.
 
-    python benchmarks/decode_attention.py --out results.json [--models 2b 4b] [--kv bf16 fp8] [--replays 2000]
+    python benchmarks/decode_attention.py --out results.json [--models 2b 4b] [--kv bf16 fp8]
     TRITON_INTERPRET=1 python benchmarks/decode_attention.py --device cpu --models tiny   # without a GPU
 
 A cell replays a CUDA graph of as many layers as exceed the L2 cache: norm, rotation and the write of the new
 token, then attention, as a decode step has them, so that what overlaps there overlaps here. `apart` is the
-first of both alone. Of each way come: microseconds a layer, the difference to the way of today, the largest
-difference of any value to today's, and the largest relative error of any head's output to plain torch in
-float32. With `--replays` the graph of the fastest cut in one kernel runs so often; its outputs must be the
-same each time, bit by bit, and its counters 0.
-
-`today`: two kernels as they are. `two`, `one`: in two kernels and in one. Cuts are tried one property after
-the other, each beside the best so far: tiles (step, warps, stages), splits, the least tokens of a split,
-tokens fetched ahead. A cut that is wrong or fails is told and left out.
+first of both alone. Of each cut come: microseconds a layer, the difference to the package's, the largest
+difference of any value to its values, and the largest relative error of any head's output to plain torch in
+float32. Tiles (step, warps, stages) are tried first, then splits with the best of them. A cut that is wrong
+or fails is told and left out.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,8 +26,7 @@ import torch
 import machine
 from kernel_tiles import replay_us
 from snugvl.layers.kernels import attention
-from snugvl.layers.kernels.decode_cut import DecodeCut, counters, cut_by_load
-from snugvl.layers.kernels.device import hardware_of
+from snugvl.layers.kernels.decode_attention import DecodeCut
 from snugvl.layers.kv_cache import E4M3, KVCache
 
 HEADS = {"2b": (16, 8, 128), "4b": (32, 8, 128), "tiny": (4, 2, 32)}  # heads, KV heads, dim; 8b is as 4b
@@ -44,8 +38,6 @@ TILES = (  # step, warps, stages
     (32, 2, 7), (16, 2, 9), (16, 1, 9), (128, 8, 3),
 )  # fmt: skip
 SPLITS = (4, 8, 16, 32)
-LEAST = (0, 64, 128, 256)
-AHEAD = (0, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +58,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One way through one cell; `delta`: the largest to today's values, `error`: relative, to plain torch."""
+    """One cut of a cell; `delta`: the largest to the package's values, `error`: relative, to plain torch."""
 
     cell: Cell
-    way: str
     cut: DecodeCut
     us: float
     delta: float
@@ -141,16 +132,6 @@ class Layers:
         return torch.stack(rows)
 
 
-@contextmanager
-def chosen(one_kernel: bool, cut: DecodeCut) -> Iterator[None]:
-    """Attention is computed in this way."""
-    with (
-        mock.patch.object(attention, "ONE_KERNEL", one_kernel),
-        mock.patch.object(attention, "decode_cut", return_value=cut),
-    ):
-        yield
-
-
 def timed(run: Callable[[], None], layers: int, device: torch.device) -> float:
     """Microseconds a layer."""
     if device.type == "cuda":
@@ -167,7 +148,7 @@ def far(values: torch.Tensor, right: torch.Tensor) -> float:
 
 
 class Race:
-    """The ways through one cell, each compared with today's."""
+    """The cuts of one cell, each compared with the package's, which enters first."""
 
     def __init__(self, cell: Cell, device: torch.device) -> None:
         self.cell, self.device = cell, device
@@ -175,97 +156,65 @@ class Race:
         self.results: list[Result] = []
         self.today: torch.Tensor | None = None
 
-    def enter(self, way: str, cut: DecodeCut) -> Result | None:
+    def enter(self, cut: DecodeCut) -> Result | None:
         """Measure a cut, once; None where it is wrong or fails."""
-        known = [result for result in self.results if (result.way, result.cut) == (way, cut)]
+        known = [result for result in self.results if result.cut == cut]
         if known:
             return known[0]
         layers = self.layers
-        with chosen(way == "one", cut):
+        with mock.patch.object(attention, "decode_cut", return_value=cut):
             try:
                 layers.all()
                 values = torch.stack(layers.outputs).float()
                 us = timed(layers.all, len(layers.outputs), self.device)
             except Exception as problem:
-                print(f"FAILED {self.cell} {way} {cut}: {type(problem).__name__}: {str(problem)[:300]}")
+                print(f"FAILED {self.cell} {cut}: {type(problem).__name__}: {str(problem)[:300]}")
                 return None
         self.today = values if self.today is None else self.today
         delta = float((values - self.today).abs().max())
         error = max(far(values[0], layers.expected), far(values, self.today))
         if not error < TOLERANCE:
-            print(f"WRONG {self.cell} {way} {cut}: relative error {error:.1e}, max|Δ| {delta:.1e}")
+            print(f"WRONG {self.cell} {cut}: relative error {error:.1e}, max|Δ| {delta:.1e}")
             return None
-        self.results.append(Result(self.cell, way, cut, us, delta, error))
+        self.results.append(Result(self.cell, cut, us, delta, error))
         return self.results[-1]
 
-    def improve(self, way: str, cut: DecodeCut) -> Result | None:
-        """The best cut of one way, from a first one on: one property after the other."""
-        best = self.enter(way, cut)
+    def improve(self, best: Result) -> None:
+        """Try tiles, then splits."""
         tiles = [dict(zip(("step", "warps", "stages"), tile, strict=True)) for tile in TILES]
-        one = way == "one"
-        more = ([{"least": least} for least in LEAST], [{"ahead": ahead} for ahead in AHEAD]) if one else ()
-        for changes in (tiles, [{"splits": splits} for splits in SPLITS], *more):
-            found = [self.enter(way, replace(best.cut if best else cut, **change)) for change in changes]
-            best = min([r for r in (best, *found) if r], key=lambda result: result.us, default=None)
-        return best
-
-    def replay(self, cut: DecodeCut, replays: int) -> int:
-        """How many of so many replays of one kernel differ from the first in any bit."""
-        with chosen(True, cut):
-            self.layers.all()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self.layers.all()
-        graph.replay()
-        first = torch.stack(self.layers.outputs)
-        different = torch.zeros((), dtype=torch.int64, device=self.device)
-        for _ in range(replays):
-            graph.replay()
-            different += (torch.stack(self.layers.outputs) != first).any()
-        left = counters(self.device, self.cell.sequences * HEADS[self.cell.model][1])
-        assert not left.any(), "a counter was left above 0"
-        return int(different)
+        for changes in (tiles, [{"splits": splits} for splits in SPLITS]):
+            found = [self.enter(replace(best.cut, **change)) for change in changes]
+            best = min([best, *(result for result in found if result)], key=lambda result: result.us)
 
 
 def show(result: Result, us: float, apart: float) -> None:
-    """One line; `us`: today's."""
+    """One line; `us`: the package's."""
     cell, cut = result.cell, result.cut
     name = (
         f"{cell.model} {cell.kv:4} S={cell.sequences:<3} L={cell.context:<5}{'mixed' if cell.mixed else '':6}"
     )
-    tile = (
-        f"{cut.splits}×≥{cut.least} of {cut.step}, {cut.warps} warps, {cut.stages} stages, ahead {cut.ahead}"
-    )
+    tile = f"{cut.splits} of {cut.step}, {cut.warps} warps, {cut.stages} stages"
     print(
-        f"{name}{result.way:6}{tile:46}{result.us:8.2f} µs{result.us - us:+7.2f}  (apart {apart:.2f})"
+        f"{name}{tile:32}{result.us:8.2f} µs{result.us - us:+7.2f}  (apart {apart:.2f})"
         f"  max|Δ| {result.delta:.1e}, error {result.error:.1e}",
         flush=True,
     )
 
 
-def measure(cell: Cell, device: torch.device, replays: int, quick: bool) -> dict[str, Any]:
-    """One cell: today's way, the best in two kernels and in one, and one kernel as the package cuts it."""
+def measure(cell: Cell, device: torch.device, quick: bool) -> dict[str, Any]:
+    """One cell: the package's cut, then the best that is found."""
     race = Race(cell, device)
-    heads, kv_heads, dim = HEADS[cell.model]
+    heads, _, dim = HEADS[cell.model]
     query = torch.empty(cell.sequences, heads, dim, dtype=race.layers.dtype, device=device)
-    default = attention.decode_cut(query, kv_heads)
-    by_load = cut_by_load(cell.sequences * kv_heads, hardware_of(device).units, default.step)
     apart = timed(race.layers.apart, len(race.layers.cache.storage), device)
-    today = race.enter("today", default)
+    today = race.enter(attention.decode_cut(query))
     assert today is not None, "what runs today is wrong"
-    ways = [today, race.enter("one", default), race.enter("one", by_load)]
     if not quick:
-        ways += [race.improve("two", replace(by_load, least=0)), race.improve("one", by_load)]
-    shown = [way for way in ways if way]
-    for way in shown:
-        show(way, today.us, apart)
-    ones = [way for way in shown if way.way == "one"]
-    differ = None
-    if replays and ones:
-        differ = race.replay(ones[-1].cut, replays)
-        print(f"      {differ} of {replays} replays of the last differ", flush=True)
-    everything = [asdict(result) for result in race.results]
-    return {"cell": asdict(cell), "apart_us": apart, "replays_that_differ": differ, "results": everything}
+        race.improve(today)
+    best = min(race.results, key=lambda result: result.us)
+    for shown in [today] if best is today else [today, best]:
+        show(shown, today.us, apart)
+    return {"cell": asdict(cell), "apart_us": apart, "results": [asdict(each) for each in race.results]}
 
 
 def main() -> None:
@@ -278,7 +227,6 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", type=int, default=[128, 1100, 4096])
     parser.add_argument("--mixed", action="store_true", help="contexts from short to the given ones")
     parser.add_argument("--quick", action="store_true", help="no search for better cuts")
-    parser.add_argument("--replays", type=int, default=0)
     parser.add_argument("--device", type=torch.device, default=torch.device("cuda"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -291,7 +239,7 @@ def main() -> None:
     ]
     found = []
     for cell in cells:
-        found.append(measure(cell, args.device, args.replays, args.quick))
+        found.append(measure(cell, args.device, args.quick))
         if args.out:  # after each: time on a GPU may end
             args.out.write_text(json.dumps({"machine": machine.describe(), "cells": found}))
 

@@ -101,7 +101,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     from snugvl.engine import packing, recordings
     from snugvl.engine import step_graphs as engine_graphs
     from snugvl.layers.kernels import linear, tiles
-    from snugvl.layers.kernels.decode_cut import DecodeCut
+    from snugvl.layers.kernels.decode_attention import DecodeCut
 
     assert graphs.SIZES == native.GRAPH_SIZES
     assert DecodeCut().splits == native.ATTENTION_SPLITS

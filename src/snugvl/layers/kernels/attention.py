@@ -8,19 +8,13 @@ from typing import Any
 import torch
 import triton
 
-from snugvl.layers.kernels.decode_attention import attend_splits, merge_splits
-from snugvl.layers.kernels.decode_cut import DecodeCut, counters, cut_by_load
+from snugvl.layers.kernels.decode_attention import DecodeCut, attend_splits, merge_splits
 from snugvl.layers.kernels.device import capability, hardware_of, native_fp8
 from snugvl.layers.kernels.early import early
-from snugvl.layers.kernels.merged_attention import attend_merged
 from snugvl.layers.kernels.prefill_attention import attend_chunk
 from snugvl.layers.kernels.prefill_tiles import prefill_tiles
 from snugvl.layers.kernels.rope_cache import rope_and_cache
 
-# Decode in one kernel instead of two. Off until a GPU has shown it right and faster:
-# benchmarks/decode_attention.py compares both. Up to 4 sequences then have 32 splits, where the plan counts
-# 16 (`ATTENTION_SPLITS` of planner/footprint/native.py): 1 MiB more at most for Qwen3-VL.
-ONE_KERNEL = False
 SEATS = 256  # sequences that attention of chunks is compiled for; more are another variant
 
 
@@ -38,10 +32,8 @@ def _step(query: torch.Tensor) -> int:
     return step // 2 if _narrow(query) else step
 
 
-def decode_cut(query: torch.Tensor, kv_heads: int) -> DecodeCut:
-    """How contexts of `query` `[sequences, heads, dim]` are cut among programs."""
-    if ONE_KERNEL and not _narrow(query):
-        return cut_by_load(query.shape[0] * kv_heads, hardware_of(query.device).units, _step(query))
+def decode_cut(query: torch.Tensor) -> DecodeCut:
+    """How contexts are cut for `query` `[sequences, heads, dim]`: the same for a row in any company."""
     return DecodeCut(step=_step(query))
 
 
@@ -59,45 +51,7 @@ def decode(
 
     `window`: tokens that each query sees, itself included; None for all.
     """
-    cut = decode_cut(query, keys.shape[1])
-    shape = query, keys, values, tables, lengths, block_size, scale, window
-    return _merged(*shape, cut) if ONE_KERNEL else _split_and_merged(*shape, cut)
-
-
-def _constants(
-    query: torch.Tensor, keys: torch.Tensor, block_size: int, window: int | None, cut: DecodeCut
-) -> dict[str, Any]:
-    """What both ways of decoding are compiled for."""
-    heads, dim, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
-    return {
-        "KV_HEADS": kv_heads,
-        "SHARED": heads // kv_heads,
-        "PAD": max(16, triton.next_power_of_2(heads // kv_heads)),
-        "DIM": dim,
-        "WIDE": triton.next_power_of_2(dim),
-        "BLOCK": block_size,
-        "STEP": cut.step,
-        "SPLITS": cut.splits,
-        "WINDOW": window or 0,
-        "NATIVE": native_fp8(query.device),
-        "num_warps": cut.warps,
-        "num_stages": cut.stages,
-        **early(query.device),
-    }
-
-
-def _split_and_merged(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    tables: torch.Tensor,
-    lengths: torch.Tensor,
-    block_size: int,
-    scale: float,
-    window: int | None,
-    cut: DecodeCut,
-) -> torch.Tensor:
-    """Decode in two kernels."""
+    cut = decode_cut(query)
     sequences, heads, dim = query.shape
     partial, logsums = _partial(query, cut.splits)
     attend_splits[(sequences, keys.shape[1], cut.splits)](
@@ -118,29 +72,26 @@ def _split_and_merged(
     return out
 
 
-def _merged(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    tables: torch.Tensor,
-    lengths: torch.Tensor,
-    block_size: int,
-    scale: float,
-    window: int | None,
-    cut: DecodeCut,
-) -> torch.Tensor:
-    """Decode in one kernel."""
-    (sequences, heads, dim), kv_heads = query.shape, keys.shape[1]
-    partial, logsums = _partial(query, cut.splits)
-    arrived = counters(query.device, sequences * kv_heads)
-    out = torch.empty_like(query)
-    constants = _constants(query, keys, block_size, window, cut) | {"SPLITS": cut.widest}
-    attend_merged[(sequences, kv_heads, cut.splits)](
-        query, keys, values, tables, lengths, partial, logsums, arrived, out, scale, tables.shape[1],
-        keys.shape[0], max(cut.least, cut.step), TOGETHER=cut.together(heads // kv_heads, dim),
-        AHEAD=cut.ahead, **constants,
-    )  # fmt: skip
-    return out
+def _constants(
+    query: torch.Tensor, keys: torch.Tensor, block_size: int, window: int | None, cut: DecodeCut
+) -> dict[str, Any]:
+    """What decoding is compiled for."""
+    heads, dim, kv_heads = query.shape[1], query.shape[2], keys.shape[1]
+    return {
+        "KV_HEADS": kv_heads,
+        "SHARED": heads // kv_heads,
+        "PAD": max(16, triton.next_power_of_2(heads // kv_heads)),
+        "DIM": dim,
+        "WIDE": triton.next_power_of_2(dim),
+        "BLOCK": block_size,
+        "STEP": cut.step,
+        "SPLITS": cut.splits,
+        "WINDOW": window or 0,
+        "NATIVE": native_fp8(query.device),
+        "num_warps": cut.warps,
+        "num_stages": cut.stages,
+        **early(query.device),
+    }
 
 
 def _partial(query: torch.Tensor, splits: int) -> tuple[torch.Tensor, torch.Tensor]:

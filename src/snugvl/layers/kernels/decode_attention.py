@@ -11,6 +11,8 @@ split; what lies before it is not read. Heads are read in a power of two of valu
 Sources: FlashAttention-2 (https://arxiv.org/abs/2307.08691); Flash-Decoding (Dao et al. 2023).
 """
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
 
@@ -18,6 +20,27 @@ from snugvl.layers.kernels.e4m3 import cached, operand
 from snugvl.layers.kernels.early import take_turn
 from snugvl.layers.kernels.launch import launched
 from snugvl.layers.kernels.weights import e4m3_factor
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCut:
+    """Splits of a context and how a program goes through its own.
+
+    One kernel that also merges, by a counter at which splits meet, was no faster on an H200, nor were other
+    tiles by more than 4 % (`benchmarks/decode_attention.py`).
+
+    Attributes:
+        splits: of a context at most, a power of two.
+        step: tokens read at a time, a power of two, 16 or more.
+        warps: of a program.
+        stages: Triton's. A step waits for its block table, then for its keys and values, and Triton gives
+            half of the stages to each wait.
+    """
+
+    splits: int = 16
+    step: int = 64
+    warps: int = 4
+    stages: int = 2
 
 
 @triton.jit
