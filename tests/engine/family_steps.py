@@ -1,0 +1,91 @@
+"""Run by `test_families.py` in a process of its own, where kernels are not interpreted.
+
+A network of every family that our engine runs, without memory, in the sizes of a published one and in three
+formats, makes the kinds of step that differ in their kernels: one token, a few, many, a picture. Prints one
+line of JSON: by model and format the kernels of one token's step, or what failed.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, TextConfig
+from snugvl.checkpoint.catalogue import entries
+from snugvl.checkpoint.configs import SUPPORTED, parse_config
+from snugvl.config import EngineConfig
+from snugvl.engine.caches import allocate
+from snugvl.engine.rehearsal import _batch, _encode
+from snugvl.layers.kernels.device import Hardware
+from snugvl.layers.kernels.dry_run import dry_run
+from snugvl.models.loader import Storage, _store, without_memory
+from snugvl.models.networks import LoadableNetwork
+from snugvl.models.outline import drawn, outline_of
+
+ALONE = ((1,),)
+STEPS = (*ALONE, (1,) * 5, (300,))
+CARDS = {"H200": (Hardware((9, 0), 132), STEPS), "RTX 2080": (Hardware((7, 5), 46), ALONE)}
+STORAGES = (Storage("bf16"), Storage("fp8"), Storage("int4", "int8"))
+SIZES = EngineConfig(num_blocks=64, max_num_seqs=33)
+
+
+def models() -> dict[str, ModelConfig]:
+    """The smallest of the catalogue of each architecture, and of each way to have biases and norms."""
+    found: dict[object, tuple[str, ModelConfig]] = {}
+    for entry in entries():
+        if entry.config["architectures"][0] not in SUPPORTED:
+            continue
+        config = parse_config(entry.config, entry.name)
+        text = config.text
+        kind = config.architecture, text.qkv_bias, text.o_bias, text.qk_norm, text.fused, text.gated
+        best = found.get(kind)
+        if best is None or text.hidden_size < best[1].text.hidden_size:
+            found[kind] = entry.name, config
+    return dict(found.values())
+
+
+def network_in(config: ModelConfig, storage: Storage) -> LoadableNetwork:
+    network = without_memory(replace(config, text=_short(config)))
+    network.to(torch.bfloat16)
+    _store(network, storage, Fp8Blocks(128, 128) if storage.layers == "fp8" else None)
+    return drawn(outline_of(network, network.config))
+
+
+def _short(config: ModelConfig) -> TextConfig:
+    """As many of the first layers as have one of each kind."""
+    text = config.text
+    count = max(text.kinds.index(kind) for kind in text.kinds) + 1
+    return replace(text, num_layers=count, kinds=text.kinds[:count])
+
+
+def alone(network: LoadableNetwork, hardware: Hardware, steps: Sequence[tuple[int, ...]]) -> list[str]:
+    """Kernels of the first of the steps; the others are made, too, and a picture is seen."""
+    cache = allocate(network, SIZES)
+    with torch.inference_mode(), dry_run(hardware) as launches:
+        network.forward(_batch(steps[0], cache), cache)
+        first = {launch.name for launch in launches}
+        for lengths in steps[1:]:
+            network.forward(_batch(lengths, cache), cache)
+        if network.tower is not None and steps is STEPS:
+            _encode(network, (1, 16, 16))
+    return sorted(first)
+
+
+def main() -> None:
+    found: dict[str, list[str] | str] = {}
+    for name, config in models().items():
+        for storage in STORAGES:
+            network = network_in(config, storage)
+            for card, case in CARDS.items():
+                try:
+                    kernels: list[str] | str = alone(network, *case)
+                except Exception as error:  # all of them are wanted
+                    kernels = f"{type(error).__name__}: {error}"
+                found[f"{name}, {storage.layers}, {card}"] = kernels
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
