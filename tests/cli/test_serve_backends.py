@@ -181,12 +181,12 @@ def test_two_gpus_go_to_vllm_by_themselves(
     served: Served, on: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair = machine(12 * GIB, gpus=3)
-    cards = tuple(replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in pair.gpus[1:])
+    cards = tuple(replace(gpu, uuid=f"GPU-{gpu.index}", position=gpu.index + 3) for gpu in pair.gpus[1:])
     on(qwen3_vl("8B"), replace(pair, gpus=cards))
     assert serve("Qwen/Qwen3-VL-8B-Instruct") == 0
     choice = vllm_of(served)
     assert choice.arguments[choice.arguments.index("--tensor-parallel-size") + 1] == "2"
-    assert choice.environment == (("CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2"),)
+    assert choice.environment == (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_VISIBLE_DEVICES", "4,5"))
     assert choice.facts is not None
     assert choice.facts.gpu_uuids == ("GPU-1", "GPU-2")
     assert "vllm: 2 GPUs share what one can't hold" in capsys.readouterr().out

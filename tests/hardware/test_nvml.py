@@ -114,7 +114,7 @@ def test_nvml_of_wsl2_is_found_beside_the_path(probed: Probe, monkeypatch: pytes
 def test_a_lost_gpu_is_left_out(probed: Probe) -> None:
     cards = [Card(uuid="GPU-a", broken=pynvml.NVML_ERROR_GPU_IS_LOST), Card(uuid="GPU-b")]
     machine = probed(FakeNvml(*cards))
-    assert [(gpu.index, gpu.uuid) for gpu in machine.gpus] == [(0, "GPU-b")]
+    assert [(gpu.index, gpu.uuid, gpu.position) for gpu in machine.gpus] == [(0, "GPU-b", 1)]
     assert "GPU 0 doesn't answer" in machine.notes[0]
 
 
@@ -174,7 +174,7 @@ def test_a_slice_of_a_gpu(probed: Probe) -> None:
 
 def test_another_slice_by_name(probed: Probe) -> None:
     machine = probed(FakeNvml(mig_card()), environ={"CUDA_VISIBLE_DEVICES": "MIG-1g"})
-    assert [gpu.uuid for gpu in machine.gpus] == ["MIG-1g.10gb"]
+    assert [(gpu.uuid, gpu.position) for gpu in machine.gpus] == [("MIG-1g.10gb", None)]
 
 
 def test_mig_without_slices(probed: Probe) -> None:
@@ -188,7 +188,7 @@ def test_mig_without_slices(probed: Probe) -> None:
 def test_visible_devices_choose_and_order(probed: Probe) -> None:
     cards = [Card(uuid="GPU-a"), Card(uuid="GPU-b"), Card(uuid="GPU-c")]
     machine = probed(FakeNvml(*cards), environ={"CUDA_VISIBLE_DEVICES": "2,0"})
-    assert [(gpu.index, gpu.uuid) for gpu in machine.gpus] == [(0, "GPU-c"), (1, "GPU-a")]
+    assert [(gpu.index, gpu.uuid, gpu.position) for gpu in machine.gpus] == [(0, "GPU-c", 2), (1, "GPU-a", 0)]
     assert "hides 1 of 3" in machine.notes[0]
 
 

@@ -141,3 +141,6 @@ def test_the_gpu_with_most_room_is_used() -> None:
     named = replace(choice, gpus=(replace(on.gpus[1], uuid="GPU-abc"),))
     served = replace(named, option=replace(choice.option, engine="vllm"))
     assert plain(served).startswith("CUDA_VISIBLE_DEVICES=GPU-abc vllm serve")
+    third = replace(served, gpus=(replace(on.gpus[1], uuid="GPU-abc", position=2),))
+    # Not its name: "invalid literal for int() with base 10: 'GPU-abc'", says vLLM 0.22.
+    assert plain(third).startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2 vllm serve")

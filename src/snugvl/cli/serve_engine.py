@@ -97,12 +97,11 @@ def vllm_choice(planned: Planned, backend: BackendChoice) -> VllmChoice:
     from snugvl.backends.vllm.settings import VllmChoice
     from snugvl.planner.commands import visible
 
-    names = visible(planned.choice)
     return VllmChoice(
         planned.name,
         arguments_of(planned.choice, backend),
         command=backend.command or None,
-        environment=() if names is None else (("CUDA_VISIBLE_DEVICES", names),),
+        environment=visible(planned.choice),
         facts=_facts(planned),
         planned=planned_rows(planned.choice),
         sleep_after_s=backend.sleep_after_s,

@@ -29,6 +29,8 @@ class Gpu:
         mig: this is a slice of a GPU.
         index: as CUDA counts the visible ones, `cuda:index`.
         uuid: NVML's, which CUDA_VISIBLE_DEVICES takes; None where described.
+        position: as NVML counts all GPUs, and CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a slice, and
+            where described.
         link_bandwidth: bytes per second between main memory and the GPU, as its PCI Express slot allows,
             or None.
     """
@@ -45,6 +47,7 @@ class Gpu:
     context_bytes: int | None = None
     mig: bool = False
     uuid: str | None = None
+    position: int | None = None
     link_bandwidth: float | None = None
 
     @property

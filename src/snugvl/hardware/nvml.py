@@ -113,6 +113,7 @@ class _Device:
     uuid: str
     name: str
     parent: Any = None
+    position: int | None = None
 
 
 def _gpus(
@@ -151,7 +152,8 @@ def _devices(nvml: Any, found: Readout) -> tuple[list[_Device], dict[int, list[_
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            device = _Device(handle, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle))
+            name = nvml.nvmlDeviceGetName(handle)
+            device = _Device(handle, nvml.nvmlDeviceGetUUID(handle), name, position=index)
         except nvml.NVMLError as error:
             found.notes.append(f"GPU {index} doesn't answer ({error}) and is left out.")
             continue
@@ -238,6 +240,7 @@ def _gpu(nvml: Any, index: int, device: _Device, memory: _Memory, driver: str | 
         driver=driver,
         mig=device.parent is not None,
         uuid=device.uuid,
+        position=device.position,
         link_bandwidth=_link(nvml, owner.handle),
     )
 

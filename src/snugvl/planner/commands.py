@@ -23,19 +23,23 @@ def plain_command(choice: Choice) -> str | None:
     """The engine's own command, without us, where it has one; for a POSIX shell."""
     if choice.option.engine != "vllm":
         return None
-    return _visible(choice) + shlex.join(vllm_arguments(choice))
+    variables = "".join(f"{name}={value} " for name, value in visible(choice))
+    return variables + shlex.join(vllm_arguments(choice))
 
 
-def visible(choice: Choice) -> str | None:
-    """What CUDA_VISIBLE_DEVICES has to be: NVML's names, as an index counts what is visible already."""
+def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
+    """The variables that show the choice's GPUs alone.
+
+    An index counts what is visible already, so it won't do. Names would, but vLLM 0.22 takes what is in
+    CUDA_VISIBLE_DEVICES for NVML's numbers, which are CUDA's when it goes by the PCI bus.
+    """
     if [gpu.index for gpu in choice.gpus] in ([], [0]):
-        return None
-    return ",".join(gpu.uuid or str(gpu.index) for gpu in choice.gpus)
-
-
-def _visible(choice: Choice) -> str:
-    names = visible(choice)
-    return "" if names is None else f"CUDA_VISIBLE_DEVICES={names} "
+        return ()
+    positions = [gpu.position for gpu in choice.gpus]
+    if None in positions:  # slices, which have names alone, and machines that were described
+        return (("CUDA_VISIBLE_DEVICES", ",".join(gpu.uuid or str(gpu.index) for gpu in choice.gpus)),)
+    numbers = ",".join(map(str, positions))
+    return (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), ("CUDA_VISIBLE_DEVICES", numbers))
 
 
 def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
