@@ -19,8 +19,10 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -84,7 +86,7 @@ def measure(checkpoint: str, weights: Any, cell: Cell, device: str) -> dict[str,
     after_loading = torch.cuda.max_memory_reserved() if on_gpu else 0
     meter = Meter(loaded.place.device, loaded.planned, loaded.weights, kv_bytes, cap_bytes=loaded.cap_bytes)
     found = loaded.backend.capabilities
-    fill(Model(loaded.backend), cell.requests)
+    fill(Model(loaded.backend), cell.requests, partial(picture_tokens, checkpoint))
     stats = loaded.backend.stats()
     ledger = meter.read(loaded.backend.memory(), stats)
     loaded.backend.close()
@@ -105,8 +107,20 @@ def measure(checkpoint: str, weights: Any, cell: Cell, device: str) -> dict[str,
     }
 
 
-def fill(model: Any, requests: int) -> None:
-    """The largest request, then the same beside streams, then batches of all sizes."""
+def picture_tokens(checkpoint: str, side: int, max_pixels: int) -> int:
+    """Of a prompt, for a picture of `side`² pixels: by the model's own rules."""
+    from snugvl.checkpoint.read import facts_of
+
+    vision = facts_of(checkpoint, offline=True).vision
+    assert vision is not None, "asked of a model that sees"
+    return vision.rule.tokens(side, side, max_pixels)
+
+
+def fill(model: Any, requests: int, tokens_of: Callable[[int, int], int]) -> None:
+    """The largest request, then the same beside streams, then batches of all sizes.
+
+    `tokens_of`: what a picture takes of a prompt, by its side and the most pixels that it keeps.
+    """
     from PIL import Image
 
     import snugvl
@@ -114,7 +128,8 @@ def fill(model: Any, requests: int) -> None:
     can = model.capabilities
     side = int(can.max_pixels**0.5)
     pictures = [Image.effect_noise((side, side), 80).convert("RGB")] if can.images else []
-    room = max(can.context_tokens - can.max_pixels // 1024 - 256, 1)  # 32×32 pixels a token
+    taken = tokens_of(side, can.max_pixels) if can.images else 0
+    room = max(can.context_tokens - taken - 256, 1)
     words = "word " * room
     model.chat(snugvl.user(*pictures, words), snugvl.SamplingParams(max_tokens=32, ignore_eos=True))
     greedy = snugvl.SamplingParams(max_tokens=96, ignore_eos=True)

@@ -4,12 +4,14 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from snugvl.layers.kernels.decode_attention import DecodeCut
+from tests import qwen2_5_vl
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 MIB = 1 << 20
@@ -130,3 +132,29 @@ def test_the_stages_of_a_request_are_found_under_both_of_its_names(script: Any) 
     assert found[stages.PREFILL].faults == 2
     assert walls[stages.ENGINE] == 21.0
     assert round(found[stages.CLIENT].end, 3) == 30.0
+
+
+def test_a_pictures_room_is_what_the_model_makes_of_it(script: Any, tmp_path: Path) -> None:
+    """Qwen2.5-VL has 28×28 pixels a token, Qwen3-VL 32×32."""
+    tokens = script("plan_vs_native").picture_tokens
+    assert tokens(str(qwen2_5_vl.write(tmp_path)), 1024, 1024**2) == 36**2
+    assert tokens("pocket", 128, 128**2) == 4**2
+
+
+def test_a_prompt_that_fills_the_context_leaves_room_for_the_picture(script: Any) -> None:
+    sent: list[Any] = []
+    model = SimpleNamespace(
+        capabilities=SimpleNamespace(images=True, max_pixels=64**2, context_tokens=1000),
+        chat=lambda message, *_: sent.append(message),
+    )
+    script("plan_vs_native").fill(model, 1, lambda side, most: 300 if (side, most) == (64, 64**2) else 0)
+    assert (
+        sum(part.text.count("word") for part in sent[0].content if hasattr(part, "text")) == 1000 - 300 - 256
+    )
+
+
+def test_the_oracle_says_that_nothing_was_recorded(script: Any) -> None:
+    said = script("gpu_oracle").recordings_said
+    assert said([1, 2], [1, 2]) == ""
+    assert "OTHERS" in said([1, 2], [1, 3])
+    assert "recurrent" in said([1, 2], None)
