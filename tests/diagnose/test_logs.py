@@ -46,6 +46,7 @@ EXPECTED: dict[str, tuple[str, dict[str, str | None]]] = {
     "vllm024_uva_4050_wsl2": ("uva", {"VLLM_WSL2_ENABLE_PIN_MEMORY": "1"}),
     "vllm029_disturbed": ("profiling_disturbed", {}),
     "vllm030_uva_5050_docker": ("uva", {"VLLM_WSL2_ENABLE_PIN_MEMORY": "1"}),
+    "vllm022_gpu_names": ("settings", {}),
     "vllm033_ansi_tied_head": ("vision_profile tied_head", {"--limit-mm-per-prompt": '{"image":1,"video":0}'}),  # noqa: E501
     "vllm033_port": ("port", {"--port": "8001"}),
     "vllm033_prompt_long": ("prompt_too_long", {"--max-model-len": "13312"}),

@@ -77,6 +77,8 @@ def _causes(facts: Facts) -> tuple[Cause, ...]:
     for rule in _RULES:
         for cause in rule(facts):
             first.setdefault(cause.kind, cause)
+    if not first:
+        first.update({cause.kind: cause for cause in other.settings(facts)})
     if first or facts.run.failures:
         for cause in memory.tied_head(facts):
             first.setdefault(cause.kind, cause)

@@ -130,6 +130,17 @@ def flags(facts: Facts) -> list[Cause]:
     return found
 
 
+def settings(facts: Facts) -> list[Cause]:
+    """vLLM's check of its own settings failed; for where no other rule knows why. Its message says it."""
+    hit = facts.run.last("refused")
+    if hit is None:
+        return []
+    said = hit.groups[0].removeprefix("Value error, ").rstrip(".")
+    if "int() with base 10: 'GPU-" in said:  # or 'MIG-…', for which there are no numbers
+        said += ". CUDA_VISIBLE_DEVICES has names of GPUs; this version takes their numbers alone"
+    return [cause(facts, "settings", "certain", f"{said}.", "refused")]
+
+
 def llama(facts: Facts) -> list[Cause]:
     """llama.cpp and Ollama ran out of GPU memory: weights, KV cache, compute buffer or the image's buffer."""
     run = facts.run

@@ -92,6 +92,7 @@ VLLM_FAILURES: Final = (
     _vllm("start_failed", "EngineCore failed to start", fails=True),
     _vllm("core_failed", "Engine core initialization failed", fails=True),
     _vllm("core_died", "EngineDeadError", fails=True),
+    _vllm("refused", " [type=", r"^(?:\([^)]{1,80}\) )? {2}(\S.{0,400}?) \[type=\w{1,40}, input_value=", fails=True),
     _vllm("arch_vllm", "are not supported for now", r"Model architectures \[([^\]]{0,200})\] are not supported for now", fails=True),
 )  # fmt: skip
 TORCH: Final = (

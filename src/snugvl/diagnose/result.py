@@ -10,6 +10,7 @@ Kind = Literal[
     "fragmentation", "encoder_cache", "image_buffer", "prompt_too_long", "too_many_images", "spill",
     "residency", "cpu_offload", "unknown_flag", "removed_switch", "port", "model_access", "architecture",
     "driver", "host_killed", "host_memory", "shared_memory", "out_of_memory",
+    "settings",
 ]  # fmt: skip
 Confidence = Literal["certain", "likely", "possible"]
 Origin = Literal["measured", "computed", "inferred"]
@@ -47,6 +48,7 @@ TITLES: Mapping[Kind, str] = {
     "host_memory": "too little system memory (RAM) for this model",
     "shared_memory": "the shared memory of the system is too small",
     "out_of_memory": "the GPU ran out of memory",
+    "settings": "vLLM does not accept its settings",
 }
 
 

@@ -143,6 +143,13 @@ async def test_what_no_flag_cures_is_not_tried_again(caplog: pytest.LogCaptureFi
     assert not any("trying once more" in text for text in caplog.messages)
 
 
+async def test_a_setting_that_is_refused_is_told_with_vllms_own_words() -> None:
+    error = await failure(fake("log:vllm022_gpu_names.log"))
+    assert isinstance(error, EngineError)
+    assert "does not accept its settings: invalid literal for int() with base 10: 'GPU-1111" in str(error)
+    assert "takes their numbers alone" in str(error)
+
+
 async def test_the_changed_flags_help() -> None:
     async with engine(fake("log:vllm033_q2b_context_4060.log!--max-model-len")) as service:
         await ready(service)

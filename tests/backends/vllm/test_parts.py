@@ -29,7 +29,7 @@ from snugvl.backends.vllm.api import error_of, refusal
 from snugvl.backends.vllm.child import environment
 from snugvl.backends.vllm.chunks import Chunks, reasoning_of
 from snugvl.backends.vllm.facts import limited, read_facts
-from snugvl.backends.vllm.log import Log, measured, stage_of
+from snugvl.backends.vllm.log import Log, measured, raised, stage_of
 from snugvl.backends.vllm.metrics import read
 from snugvl.backends.vllm.pictures import target_size
 from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, Model, body_of
@@ -358,3 +358,29 @@ def test_no_secret_reaches_the_child() -> None:
     seen = environment({"OPENAI_API_KEY": "s", "HF_TOKEN": "h", "HOME": "/"}, {"VLLM_API_KEY": "ours"})
     assert "OPENAI_API_KEY" not in seen
     assert (seen["HF_TOKEN"], seen["HOME"], seen["VLLM_API_KEY"]) == ("h", "/", "ours")
+
+
+def test_a_validations_messages_are_what_was_raised() -> None:
+    """pydantic says what is wrong on the lines after the one that looks like an error."""
+    log = (LOGS / "vllm022_gpu_names.log").read_text().splitlines()
+    (said,) = raised(log)
+    assert said.endswith("error for ModelConfig; Value error, invalid literal for int() with base 10: "
+                         "'GPU-11111111-2222-3333-4444-555555555555'")  # fmt: skip
+    lines = [
+        "INFO 11-21 20:50:53 [model.py:617] Resolved architecture",
+        "(APIServer pid=3) pydantic.ValidationError: 2 validation errors for ModelConfig",
+        "(APIServer pid=3) max_model_len",
+        "(APIServer pid=3)   Input should be a valid integer [type=int_type, input_value='a']",
+        "(APIServer pid=3)     For further information visit https://errors.pydantic.dev/2.12/v/int_type",
+        "(APIServer pid=3) dtype",
+        "(APIServer pid=3)   Unknown [type=value_error, input_value='b', input_type=str]",
+        "Task was destroyed",
+        "but it is pending",
+        "  and this is no message",
+        "RuntimeError: gone",
+    ]
+    assert raised(lines) == [
+        "pydantic.ValidationError: 2 validation errors for ModelConfig; "
+        "max_model_len: Input should be a valid integer; dtype: Unknown",
+        "RuntimeError: gone",
+    ]

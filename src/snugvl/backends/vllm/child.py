@@ -14,7 +14,7 @@ from typing import IO, Final
 import psutil
 
 from snugvl.backends import postmortem
-from snugvl.backends.vllm.log import Log, is_error, plain
+from snugvl.backends.vllm.log import Log, is_error, plain, raised
 
 logger = logging.getLogger("snugvl.vllm")
 
@@ -118,9 +118,9 @@ class VllmProcess:
 
     def _describe(self) -> str:
         # An error may be followed by a page of what else ended because of it.
-        lines = [plain(line) for line in self.log.fresh]
-        errors = [line for line in lines if is_error(line)]
-        text = postmortem.describe(self._popen.poll(), tuple(errors or lines)[-postmortem.KEPT_LINES :])
+        lines = self.log.fresh
+        words = raised(lines) or [plain(line) for line in lines]
+        text = postmortem.describe(self._popen.poll(), tuple(words)[-postmortem.KEPT_LINES :])
         return text.replace("the engine process", "vLLM")
 
     async def _gone(self) -> None:

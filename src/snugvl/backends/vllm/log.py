@@ -6,8 +6,10 @@ line, so a carriage return ends a line too.
 
 import re
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from textwrap import shorten
 from typing import Final
 
 from snugvl.diagnose.facts import Value, gather
@@ -50,6 +52,12 @@ _STAGES: Final[tuple[tuple[str, str, float, float], ...]] = (
 _PATTERNS: Final = tuple((re.compile(stage[0]), *stage[1:]) for stage in _STAGES)
 # What was raised, not the traceback before it.
 _FAILED: Final = re.compile(r"[\w.]*(?:Error|Exception)\b|terminate called|Segmentation fault|.*\berror: ")
+
+# pydantic says on the next lines what is wrong: a field at the margin where there is one, its message
+# indented by two, and by four where to read more.
+_VALIDATION: Final = re.compile(r".*\b\d+ validation errors? for ")
+_DETAILS: Final = re.compile(r" \[type=\w+.*")
+MAX_SAID: Final = 300  # characters of a message
 
 
 class Log:
@@ -125,6 +133,31 @@ def plain(line: str) -> str:
 def is_error(line: str) -> bool:
     """Whether a line says what failed."""
     return _FAILED.match(plain(line)) is not None
+
+
+def raised(lines: Sequence[str]) -> list[str]:
+    """The lines of a log that say what failed, without their prefixes; a validation's with its messages."""
+    rest = [plain(line) for line in lines]
+    return [
+        "; ".join([line, *_messages(rest[number + 1 :])]) if _VALIDATION.match(line) else line
+        for number, line in enumerate(rest)
+        if is_error(line)
+    ]
+
+
+def _messages(lines: Sequence[str]) -> Iterator[str]:
+    field = ""
+    for line in lines:
+        if line.startswith("    "):
+            continue
+        if line.startswith("  "):
+            message = shorten(_DETAILS.sub("", line), MAX_SAID)
+            yield f"{field}: {message}" if field else message
+            field = ""
+        elif field or is_error(line):
+            return
+        else:
+            field = line
 
 
 @dataclass(frozen=True, slots=True)
