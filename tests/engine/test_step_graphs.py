@@ -3,6 +3,7 @@
 A recording stands in for a CUDA graph by doing its work again on the same tensors, as a graph would.
 """
 
+import gc
 import random
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.engine.recordings import CudaRecorder, Recordings, Work
+from snugvl.engine.recordings import CudaRecorder, Recordings, Work, captured
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.step_graphs import size_of
 from snugvl.errors import EngineError
@@ -299,3 +300,28 @@ def test_cuda_graphs_share_a_stream_and_a_pool_until_all_are_gone(monkeypatch: p
     recorder.forget()
     recorder.record(lambda: None)
     assert said[9] == (None, "thread_local")
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_no_garbage_is_collected_while_something_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, collects: bool
+) -> None:
+    """A graph of an engine that is gone may be among it, and freeing one ends the recording."""
+    nothing = SimpleNamespace(
+        capture_begin=lambda *_, **__: None, capture_end=lambda: None, pool=lambda: None, replay=None
+    )
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: nothing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        _, seen = captured(gc.isenabled, None, stream)
+        after = gc.isenabled()
+        with pytest.raises(ZeroDivisionError):
+            captured(lambda: 1 // 0, None, stream)
+        assert gc.isenabled() == after == collects
+        assert not seen
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from snugvl.planner.commands import next_command, plain_command
+from snugvl.planner.footprint.vllm import NCCL_BYTES
 from snugvl.planner.plan import Choice
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
@@ -67,6 +68,9 @@ def test_fp8_cache_and_several_gpus() -> None:
     command = plain(pair)
     assert command.startswith("CUDA_VISIBLE_DEVICES=0,1 vllm serve")
     assert "--tensor-parallel-size 2" in command
+    asked = float(flags(command)["--gpu-memory-utilization"]) * pair.budget.total_bytes
+    before = pair.budget.device.context_bytes + NCCL_BYTES  # taken when vLLM looks at what is free
+    assert 0 <= pair.budget.usable_bytes - before - asked < pair.budget.total_bytes / 1000
 
 
 def test_text_alone_leaves_the_tower_out() -> None:

@@ -37,6 +37,9 @@ def test_every_cell(result: dict[str, Any]) -> None:
         assert -0.005 < plan.total_bytes / measured["used_bytes"] - 1 < 0.06
 
 
+SINCE = 8 << 20  # kernels that came after these runs: 6 MiB were measured (h200/never_oom.json)
+
+
 @pytest.mark.parametrize(("size", "lowest", "highest"), [("2B", 4.22, 4.30), ("4B", 6.5, 6.7)])
 def test_vllm_needs_what_it_was_seen_to_need(size: str, lowest: float, highest: float) -> None:
     """GiB with context: vLLM 0.22.1 on an H200, eager, one sequence, 1 megapixel, 2,112 tokens."""
@@ -67,4 +70,5 @@ def test_our_engine_takes_what_is_planned(result: dict[str, Any]) -> None:
     whole = plan.total_bytes - plan.named("KV cache") + measured["KV cache"]
     assert whole - result["process_bytes"] >= -(64 << 20)
     # What isn't in these runs: others that decode while an image is encoded.
-    assert whole - result["process_bytes"] <= plan.named("vision workspace while") + (64 << 20)
+    beyond = plan.named("vision workspace while") + SINCE
+    assert whole - result["process_bytes"] <= beyond + (64 << 20)

@@ -9,10 +9,12 @@ so all that is in between shares one memory pool, which is claimed as one piece 
 memory is short, all of them and the pool go at once, and whatever they did runs launch by launch.
 """
 
+import gc
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -79,7 +81,7 @@ def captured(work: Callable[[], T], pool: Any, stream: Any) -> tuple[Any, T]:
     """
     graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), _nothing_collected():
         # Not `torch.cuda.graph`, which first gives back all that torch's allocator holds free: the
         # workspace that was claimed at the start (`place.py`). Other threads may use the GPU meanwhile.
         graph.capture_begin(pool, capture_error_mode="thread_local")
@@ -88,6 +90,18 @@ def captured(work: Callable[[], T], pool: Any, stream: Any) -> tuple[Any, T]:
         finally:
             graph.capture_end()
     return graph, result
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Python's garbage stays: a graph of an engine that is gone can't be freed while another is recorded."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Recordings:

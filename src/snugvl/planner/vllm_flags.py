@@ -1,9 +1,9 @@
 """`vllm serve …` with every flag computed (names and meaning as in vLLM 0.33).
 
 Utilisation counts of the card's TOTAL memory, must be free when vLLM starts, and does not include the CUDA
-context, which exists before vLLM looks:
+context and, with several GPUs, NCCL's buffers, which exist before vLLM looks:
 
-    --gpu-memory-utilization = ⌊(usable - context) / total⌋ to four digits
+    --gpu-memory-utilization = ⌊(usable - context - NCCL) / total⌋ to four digits
 
 What the model doesn't take of it becomes KV cache, so more requests than planned may run at once.
 """
@@ -13,6 +13,7 @@ import math
 from typing import Final
 
 from snugvl.planner.footprint.images import scales
+from snugvl.planner.footprint.vllm import NCCL
 from snugvl.planner.plan import Choice
 
 DIGITS: Final = 10_000
@@ -21,7 +22,7 @@ DIGITS: Final = 10_000
 def utilisation(choice: Choice) -> float:
     """`--gpu-memory-utilization` from free memory."""
     budget = choice.budget
-    room = budget.usable_bytes - budget.device.context_bytes
+    room = budget.usable_bytes - budget.device.context_bytes - choice.footprint.named(NCCL)
     return math.floor(room * DIGITS / budget.total_bytes) / DIGITS
 
 

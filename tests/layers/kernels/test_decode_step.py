@@ -52,7 +52,7 @@ def test_the_likeliest_tokens(vocabulary: int, device: torch.device) -> None:
     made: list[list[torch.Tensor]] = []
     for choose, place in ((graphs.choose, CPU), (decode_step.choose, device)):
         tokens, following = (torch.full((9,), 99, device=place) for _ in range(2))
-        grown = lengths.to(place)
+        grown = lengths.clone().to(place)
         choose(scores.to(place), tokens, following, grown)
         made.append([part.cpu() for part in (tokens, following, grown)])
     (right, other, grown), (tokens, following, ours) = made
@@ -86,7 +86,8 @@ def test_rotation(name: str, dtype: torch.dtype, device: torch.device) -> None:
         there = (
             there if positions is apart else there[:1].expand(3, -1) if positions.numel() else there[:, :0]
         )
-        steps = module._frequencies(rope, device)
+        # The reference's: another device rounds a power otherwise, and far along that is an angle.
+        steps = module._frequencies(rope, CPU).to(device)
         axes = None if rope.sections is None else module._axes(rope.sections, device, rope.interleaved)
         magnitude = rope.scaling.magnitude if isinstance(rope.scaling, YarnScaling | LongRope) else 1.0
         ours = rotation(there, steps, axes, magnitude, dtype)

@@ -7,7 +7,7 @@
     decoder profile     max_num_batched_tokens, as transformers' bytes per token
     non-torch           0.13 GiB beyond the context (published H100 table); NCCL for several GPUs
 
-All of it is inside `gpu_memory_utilization` · total, which must be free when vLLM starts.
+All of it but NCCL is inside `gpu_memory_utilization` · total, which must be free when vLLM starts.
 """
 
 from typing import Final
@@ -23,7 +23,10 @@ from snugvl.planner.settings import Settings
 # What is left of the smallest free memory in which vLLM 0.22.1 served Qwen3-VL-2B-FP8 and -4B-FP8 on an H200
 # (4.22 GiB peak; between 6.5 and 6.625 GiB) when all else here is taken away. Published for an H100: 133 MiB.
 NON_TORCH_BYTES: Final = 240 * (1 << 20)
-NCCL_BYTES: Final = 300 * (1 << 20)
+# vLLM 0.22.1 with tensor parallel 2 on two H200s: a process has 1,562 MiB before vLLM looks at what is free,
+# of which 719 MiB are the context's. vLLM does not count it either.
+NCCL_BYTES: Final = 864 * (1 << 20)
+NCCL: Final = "NCCL"
 GRAPH_BASE_BYTES: Final = 64 * (1 << 20)
 GRAPH_BYTES_PER_SEQUENCE: Final = 2 * (1 << 20)
 MROPE_FACTOR: Final = 4
@@ -89,7 +92,9 @@ def vllm_components(model: Inventory, settings: Settings) -> list[Component]:
     ]
     sharing = settings.tensor_parallel * settings.pipeline_parallel
     if sharing > 1:
-        parts.append(Component("NCCL", NCCL_BYTES, basis="default", why=f"{sharing} GPUs"))
+        parts.append(
+            Component(NCCL, NCCL_BYTES, basis="default", why=f"{sharing} GPUs; measured for two H200s")
+        )
     if model.facts.vision is not None and settings.images:
         image = profiled(model, settings)
         why = f"{image.patches:,} patches ({image.tokens:,} image tokens), profiled at start"
