@@ -15,7 +15,7 @@ import torch
 
 from snugvl.engine import engine as engine_module
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs import Run
+from snugvl.engine.graphs.decode import Run
 
 TOP_KERNELS = 24
 

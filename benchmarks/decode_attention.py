@@ -25,8 +25,8 @@ import torch
 
 import machine
 from kernel_tiles import replay_us
-from snugvl.layers.kernels import attention
-from snugvl.layers.kernels.decode_attention import DecodeCut
+from snugvl.layers.kernels.attention import paged
+from snugvl.layers.kernels.attention.decode import DecodeCut
 from snugvl.layers.kv_cache import E4M3, KVCache
 
 HEADS = {"2b": (16, 8, 128), "4b": (32, 8, 128), "tiny": (4, 2, 32)}  # heads, KV heads, dim; 8b is as 4b
@@ -103,7 +103,7 @@ class Layers:
         self.outputs: list[torch.Tensor] = []
 
     def query(self, layer: int) -> torch.Tensor:
-        return attention.write(*self.written, *self.cache.layer(layer), self.heads)
+        return paged.write(*self.written, *self.cache.layer(layer), self.heads)
 
     def apart(self) -> None:
         """All layers without attention."""
@@ -115,7 +115,7 @@ class Layers:
         self.outputs = []
         for layer in range(len(self.cache.storage)):
             where = (*self.cache.layer(layer), self.tables, self.lengths, BLOCK, self.scale)
-            self.outputs.append(attention.decode(self.query(layer), *where))
+            self.outputs.append(paged.decode(self.query(layer), *where))
 
     @cached_property
     def expected(self) -> torch.Tensor:
@@ -162,7 +162,7 @@ class Race:
         if known:
             return known[0]
         layers = self.layers
-        with mock.patch.object(attention, "decode_cut", return_value=cut):
+        with mock.patch.object(paged, "decode_cut", return_value=cut):
             try:
                 layers.all()
                 values = torch.stack(layers.outputs).float()
@@ -207,7 +207,7 @@ def measure(cell: Cell, device: torch.device, quick: bool) -> dict[str, Any]:
     heads, _, dim = HEADS[cell.model]
     query = torch.empty(cell.sequences, heads, dim, dtype=race.layers.dtype, device=device)
     apart = timed(race.layers.apart, len(race.layers.cache.storage), device)
-    today = race.enter(attention.decode_cut(query))
+    today = race.enter(paged.decode_cut(query))
     assert today is not None, "what runs today is wrong"
     if not quick:
         race.improve(today)

@@ -8,7 +8,7 @@ and gets 128 tokens, greedy. Medians of six for one client; 32 and 96 requests f
 run of two. `--profile` shows where the time of one more run goes; `--sampled` draws the tokens with a
 temperature, top_k and top_p instead.
 
-Steps with prompts and small pictures are CUDA graphs (`engine/step_graphs.py`), as in `snugvl serve` where
+Steps with prompts and small pictures are CUDA graphs (`engine/graphs/steps.py`), as in `snugvl serve` where
 memory is plenty. `--step-graphs` measures all of it twice on the same network, launch by launch and with
 them, and says whether the same pictures get the same greedy tokens, alone and in company, and what the
 graphs' memory is beside the plan. On a CPU, where there are no graphs, a recording does its work again: that
@@ -38,7 +38,7 @@ from snugvl.checkpoint.configs import read_config
 from snugvl.checkpoint.read import facts_of
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.engine.recordings import Recordings
+from snugvl.engine.graphs.recordings import Recordings
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model
 from snugvl.planner.footprint.step_graphs import recorded

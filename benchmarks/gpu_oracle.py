@@ -27,8 +27,8 @@ import machine
 from snugvl.backends.protocol import user
 from snugvl.checkpoint.configs import read_config
 from snugvl.config import EngineConfig, KVFormat
-from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
+from snugvl.engine.memory.caches import allocate
 from snugvl.engine.request import EngineRequest
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.layers.attention import AttentionMetadata

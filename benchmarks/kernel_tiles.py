@@ -24,8 +24,8 @@ from unittest import mock
 import torch
 from torch.nn.functional import silu
 
-from snugvl.layers.kernels import linear
-from snugvl.layers.kernels.tiles import HEAD_OUTPUTS
+from snugvl.layers.kernels.products import linear
+from snugvl.layers.kernels.products.tiles import HEAD_OUTPUTS
 from snugvl.layers.weights import Weights
 
 READ_BANDWIDTH = 4.43e12  # bytes a second, measured on the H200 (benchmarks/bandwidth.py)

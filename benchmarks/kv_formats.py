@@ -16,8 +16,8 @@ import torch
 
 import machine
 from snugvl.config import EngineConfig, KVFormat
-from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
+from snugvl.engine.memory.caches import allocate
 from snugvl.engine.request import EngineRequest
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models.batch import Batch

@@ -31,11 +31,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import machine
 from kernel_tiles import replay_us
-from snugvl.layers.kernels import attention
-from snugvl.layers.kernels.compiling import compile_all
+from snugvl.layers.kernels.attention import paged
+from snugvl.layers.kernels.attention.prefill_tiles import PrefillTiles, prefill_tiles
+from snugvl.layers.kernels.compiler.compiling import compile_all
+from snugvl.layers.kernels.compiler.dry_run import dry_run
 from snugvl.layers.kernels.device import Hardware, hardware_of
-from snugvl.layers.kernels.dry_run import dry_run
-from snugvl.layers.kernels.prefill_tiles import PrefillTiles, prefill_tiles
 from snugvl.layers.kv_cache import E4M3, KVCache
 
 HEADS = {"2b": (16, 8, 128), "4b": (32, 8, 128), "tiny": (4, 2, 32)}  # heads, KV heads, dim; 8b is as 4b
@@ -130,7 +130,7 @@ class Layers:
         for layer in range(len(self.cache.storage)):
             where = (*self.cache.layer(layer), self.tables, self.starts, self.lengths)
             scale = self.query.shape[-1] ** -0.5
-            self.outputs.append(attention.chunk(self.query, *where, BLOCK, scale))
+            self.outputs.append(paged.chunk(self.query, *where, BLOCK, scale))
 
     def expected(self) -> torch.Tensor:
         """The first layer's output in plain torch, float32, `[tokens, heads, dim]`."""
@@ -173,7 +173,7 @@ class Layers:
 @contextmanager
 def chosen(tiles: PrefillTiles) -> Iterator[None]:
     """Attention runs in these tiles."""
-    with mock.patch.object(attention, "prefill_tiles", return_value=tiles):
+    with mock.patch.object(paged, "prefill_tiles", return_value=tiles):
         yield
 
 

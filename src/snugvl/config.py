@@ -21,13 +21,13 @@ class EngineConfig:
         max_num_seqs: sequences that run at the same time.
         max_batched_tokens: tokens of one step; longer prompts are prefilled in chunks of this.
         max_waiting: requests that may queue before `QueueFull`.
-        prefix_cache: whether a prompt starts from blocks that earlier requests left (see `engine.prefix`);
-            a model with recurrent states goes without.
+        prefix_cache: whether a prompt starts from blocks that earlier requests left (see
+            `engine.memory.prefix`); a model with recurrent states goes without.
         kv_cache: format of keys and values; "bf16" stands for that of the activations, "fp8" takes a byte
             a value (see `layers.kv_cache`).
         encoder_cache_bytes: encodings of images that are kept beyond their request, for the next question.
         step_graph_bytes: memory of the CUDA graphs of steps with prompts and of small pictures
-            (`engine.step_graphs`); 0 for none. They only save time: `allocation.py` gives what is left over,
+            (`engine.graphs.steps`); 0 for none. They only save time: `allocation.py` gives what is left over,
             and `benchmarks/engine_speed.py --step-graphs` says what they bring.
     """
 

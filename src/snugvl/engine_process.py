@@ -17,7 +17,7 @@ from snugvl.backends.child import Loader, Report, attach, run
 from snugvl.backends.hosted import HostedModel
 from snugvl.backends.wire import EngineChoice, HostedEngine
 from snugvl.hardware.machine import Machine
-from snugvl.layers.kernels.first_launch import read_kernels, read_triton
+from snugvl.layers.kernels.compiler.first_launch import read_kernels, read_triton
 from snugvl.timeline import mark
 
 

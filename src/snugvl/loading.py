@@ -23,7 +23,7 @@ from snugvl.checkpoint.configs import read_config
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.engine.engine import Engine
-from snugvl.engine.pressure import Planned, Watch, reader
+from snugvl.engine.memory.pressure import Planned, Watch, reader
 from snugvl.errors import RequestError, UnsupportedModel
 from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.hardware.sizes import format_size, parse_size

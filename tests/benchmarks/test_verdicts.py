@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from snugvl.layers.kernels.decode_attention import DecodeCut
+from snugvl.layers.kernels.attention.decode import DecodeCut
 from tests import qwen2_5_vl
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")

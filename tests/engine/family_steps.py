@@ -16,10 +16,10 @@ from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, TextConfig
 from snugvl.checkpoint.catalogue import entries
 from snugvl.checkpoint.configs import SUPPORTED, parse_config
 from snugvl.config import EngineConfig
-from snugvl.engine.caches import allocate
+from snugvl.engine.memory.caches import allocate
 from snugvl.engine.rehearsal import _batch, _encode
+from snugvl.layers.kernels.compiler.dry_run import dry_run
 from snugvl.layers.kernels.device import Hardware
-from snugvl.layers.kernels.dry_run import dry_run
 from snugvl.models.loader import Storage, _store, without_memory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.outline import drawn, outline_of

@@ -18,15 +18,15 @@ import torch
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.configs import parse_config
 from snugvl.config import EngineConfig, KVFormat
-from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs import SIZES, choose, places
-from snugvl.engine.recordings import Recordings, Work
+from snugvl.engine.graphs.decode import SIZES, choose, places
+from snugvl.engine.graphs.recordings import Recordings, Work
+from snugvl.engine.memory.caches import allocate
 from snugvl.engine.rehearsal import rehearse
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kernels.compiler.dry_run import Launch, dry_run
 from snugvl.layers.kernels.device import Hardware
-from snugvl.layers.kernels.dry_run import Launch, dry_run
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, GridTHW, PatchReader
 from snugvl.models.loader import Storage, _store, without_memory

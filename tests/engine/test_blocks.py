@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from snugvl.engine.blocks import BlockCopy, BlockPool
+from snugvl.engine.memory.blocks import BlockCopy, BlockPool
 
 
 def test_counts() -> None:

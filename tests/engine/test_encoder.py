@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs import SIZES
+from snugvl.engine.graphs.decode import SIZES
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.errors import RequestError
 from tests.engine.toy import Toy, engine, oracle, picture, request, run, tokens

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugvl.engine.grammar import GrammarState, fill_allowed
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampler import Choice, sample
+from snugvl.engine.sampling.grammar import GrammarState, fill_allowed
+from snugvl.engine.sampling.sampler import Choice, sample
 from snugvl.errors import EngineError
 from snugvl.sampling import SamplingParams
 from tests.engine.toy import VOCAB, Toy, engine, picture, prompt_of, run, tokens

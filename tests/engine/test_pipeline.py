@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from snugvl.config import EngineConfig
-from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs import DecodeGraphs, Row, _Graph
+from snugvl.engine.graphs.decode import DecodeGraphs, Row, _Graph
+from snugvl.engine.memory.caches import allocate
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache

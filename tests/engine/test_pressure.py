@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from snugvl.config import EngineConfig
-from snugvl.engine import caches
 from snugvl.engine.engine import Engine
-from snugvl.engine.pressure import LOW_BYTES, DeviceMemory, Planned, Watch
+from snugvl.engine.memory import caches
+from snugvl.engine.memory.pressure import LOW_BYTES, DeviceMemory, Planned, Watch
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import OutOfMemory, RequestTooLarge
 from snugvl.layers.kv_cache import KVCache
@@ -255,7 +255,7 @@ def test_who_waits_in_vain_ends_with_numbers_and_smaller_ones_go_on(monkeypatch:
     said = steps(here, card, 50)
     assert here.stats.num_blocks == LEAST // 2
     assert not said
-    monkeypatch.setattr("snugvl.engine.pressure.PATIENCE_S", 0)
+    monkeypatch.setattr("snugvl.engine.memory.pressure.PATIENCE_S", 0)
     said += steps(here, card)
     ends = {o.request_id: o for o in said if o.finish}
     assert isinstance(ends["large"].error, OutOfMemory)

@@ -38,7 +38,7 @@ def test_nothing_is_launched_that_was_not_rehearsed(mixes: dict[str, Any]) -> No
 
 
 def test_there_are_few_variants(mixes: dict[str, Any]) -> None:
-    """A number that makes Triton compile anew has come in where this fails: see `kernels/launch.py`."""
+    """A number that makes Triton compile anew has come in where this fails: `kernels/compiler/launch.py`."""
     for name, mix in mixes.items():
         assert sum(mix["known"].values()) <= MOST[name], (name, mix["known"])
 
@@ -46,7 +46,7 @@ def test_there_are_few_variants(mixes: dict[str, Any]) -> None:
 def test_every_kernel_takes_part(mixes: dict[str, Any]) -> None:
     """Each is started quickly, and found by a rehearsal."""
     entry = re.compile(r"^@launched\n@triton\.jit.*\ndef (\w+)", re.MULTILINE)
-    sources = [path.read_text(encoding="utf-8") for path in KERNELS.glob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in KERNELS.rglob("*.py")]
     names = {name for source in sources for name in entry.findall(source)}
     assert names == {name for mix in mixes.values() for name in mix["known"]}
     assert len(names) >= 14

@@ -8,9 +8,9 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.engine.pressure import DeviceMemory, Planned, Watch
-from snugvl.engine.recordings import Recordings
-from snugvl.engine.room import SMALL_BYTES, Room
+from snugvl.engine.graphs.recordings import Recordings
+from snugvl.engine.memory.pressure import DeviceMemory, Planned, Watch
+from snugvl.engine.memory.room import SMALL_BYTES, Room
 from tests.engine.test_pressure import BLOCK, CONFIG, Card, steps
 from tests.engine.test_step_graphs import Again
 from tests.engine.toy import Toy, oracle, request, tokens

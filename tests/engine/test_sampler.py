@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugvl.engine import filters
-from snugvl.engine.filters import support
-from snugvl.engine.penalties import penalized
-from snugvl.engine.sampler import Choice, sample
+from snugvl.engine.sampling import filters
+from snugvl.engine.sampling.filters import support
+from snugvl.engine.sampling.penalties import penalized
+from snugvl.engine.sampling.sampler import Choice, sample
 from snugvl.engine.sequence import random_stream
 from snugvl.sampling import SamplingParams
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from snugvl.engine import engine as engine_module
-from snugvl.engine.graphs import DecodeGraphs
+from snugvl.engine.graphs.decode import DecodeGraphs
+from snugvl.engine.memory.shortage import out_of_memory
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.scheduler import Ready, Schedule
-from snugvl.engine.shortage import out_of_memory
 from snugvl.errors import OutOfMemory
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, GridTHW, PatchReader

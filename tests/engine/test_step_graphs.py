@@ -14,9 +14,9 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.engine.recordings import CudaRecorder, Recordings, Work, captured
+from snugvl.engine.graphs.recordings import CudaRecorder, Recordings, Work, captured
+from snugvl.engine.graphs.steps import size_of
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.step_graphs import size_of
 from snugvl.errors import EngineError
 from snugvl.layers import attention
 from snugvl.models.loader import load_model

@@ -20,8 +20,8 @@ from snugvl.checkpoint.architecture import (
     VisionTokens,
 )
 from snugvl.config import EngineConfig
-from snugvl.engine.caches import allocate
 from snugvl.engine.engine import Engine
+from snugvl.engine.memory.caches import allocate
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.delta_rule import Rule, recur_at, scan_at

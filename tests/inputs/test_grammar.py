@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 
 from snugvl.backends.protocol import Grammar, Tool, ToolUse
-from snugvl.engine.grammar import GrammarState, TokenGrammar, fill_allowed
+from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar, fill_allowed
 from snugvl.errors import RequestError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from snugvl.config import EngineConfig
-from snugvl.engine.caches import allocate
+from snugvl.engine.memory.caches import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, GridTHW

@@ -9,7 +9,7 @@ import torch
 from snugvl.checkpoint.catalogue import catalogue_facts, find
 from snugvl.checkpoint.configs import parse_config
 from snugvl.config import EngineConfig
-from snugvl.engine.caches import allocate
+from snugvl.engine.memory.caches import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models import linear_attention, loader
 from snugvl.models.qwen3_5 import Qwen35

@@ -11,9 +11,10 @@ import torch
 from snugvl.checkpoint.architecture import Fp8Blocks
 from snugvl.checkpoint.configs import read_config
 from snugvl.config import EngineConfig
-from snugvl.engine import graphs, sampler
-from snugvl.engine.picture_graphs import PATCHES, PictureGraphs
-from snugvl.engine.step_graphs import StepGraphs
+from snugvl.engine.graphs import decode as graphs
+from snugvl.engine.graphs.pictures import PATCHES, PictureGraphs
+from snugvl.engine.graphs.steps import StepGraphs
+from snugvl.engine.sampling import sampler
 from snugvl.layers import linear as layers
 from snugvl.layers.linear import Linear
 from snugvl.models import loader
@@ -98,10 +99,11 @@ def test_float32_beside_quantised_weights(whole: dict[str, Any]) -> None:
 
 
 def test_the_numbers_are_those_of_the_code() -> None:
-    from snugvl.engine import packing, recordings
-    from snugvl.engine import step_graphs as engine_graphs
-    from snugvl.layers.kernels import linear, tiles
-    from snugvl.layers.kernels.decode_attention import DecodeCut
+    from snugvl.engine import packing
+    from snugvl.engine.graphs import recordings
+    from snugvl.engine.graphs import steps as engine_graphs
+    from snugvl.layers.kernels.attention.decode import DecodeCut
+    from snugvl.layers.kernels.products import linear, tiles
 
     assert graphs.SIZES == native.GRAPH_SIZES
     assert DecodeCut().splits == native.ATTENTION_SPLITS
@@ -121,7 +123,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
 @pytest.mark.parametrize("units", [16, 30, 132])
 @pytest.mark.parametrize("size", ["2B", "4B", "8B"])
 def test_split_products_as_the_kernels_do(size: str, units: int, tokens: int) -> None:
-    from snugvl.layers.kernels.tiles import matrix_tile
+    from snugvl.layers.kernels.products.tiles import matrix_tile
 
     shape = SHAPES[size]
     for rows, columns, swiglu in (
@@ -243,7 +245,7 @@ def test_loading_fits_into_the_place_of_the_cache() -> None:
 @pytest.mark.parametrize("size", ["2B", "4B", "8B"])
 def test_slices_of_a_long_step_as_the_kernels_make_them(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a kernel or two more in every recording, of which the driver keeps some memory."""
-    from snugvl.layers.kernels import linear
+    from snugvl.layers.kernels.products import linear
 
     shape, made = SHAPES[size], list[int]()
     monkeypatch.setattr(linear, "_widen", lambda _weights, first, *_: made.append(first))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from snugvl.engine.grammar import fill_allowed
+from snugvl.engine.sampling.grammar import fill_allowed
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.tasks import ask, caption, detect, grammar, scene

@@ -14,8 +14,8 @@ from snugvl.backends.service import Load, Tokens
 from snugvl.backends.streams import ReceiverStream, check_combination, check_pictures, deliver, fail_all
 from snugvl.backends.worker import EngineWorker
 from snugvl.engine.engine import Engine
-from snugvl.engine.grammar import TokenGrammar
 from snugvl.engine.request import EngineRequest
+from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.engine.stats import EngineStats
 from snugvl.errors import EngineError
 from snugvl.inputs.grammar import GrammarCompiler

@@ -49,8 +49,8 @@ class Report:
 
 def compile_ahead(wanted: Wanted) -> Report:
     """Find out what kernels the engine's steps need, and compile them into Triton's folder."""
-    from snugvl.layers.kernels.compiling import compile_all  # needs triton, which only GPUs bring
-    from snugvl.layers.kernels.dry_run import dry_run
+    from snugvl.layers.kernels.compiler.compiling import compile_all  # needs triton, which only GPUs bring
+    from snugvl.layers.kernels.compiler.dry_run import dry_run
 
     with torch.inference_mode(), dry_run(wanted.hardware) as launches:
         rehearse(drawn(wanted.outline), wanted.engine)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from snugvl.engine.picture_graphs import SLICES, PictureGraphs
+from snugvl.engine.graphs.pictures import SLICES, PictureGraphs
 from snugvl.engine.request import VisionItem
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence

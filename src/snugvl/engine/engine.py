@@ -20,17 +20,17 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.admission import check_prompt, resolve_max_tokens
-from snugvl.engine.caches import allocate
 from snugvl.engine.encoder import Encoder
+from snugvl.engine.memory.caches import allocate
+from snugvl.engine.memory.pressure import LOOK_S, Patience, Watch, least_blocks
+from snugvl.engine.memory.room import Room
+from snugvl.engine.memory.shortage import no_room, out_of_memory, refusal, release
 from snugvl.engine.pipeline import Flight, choice_of, follow
-from snugvl.engine.pressure import LOOK_S, Patience, Watch, least_blocks
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.room import Room
 from snugvl.engine.runner import Runner
-from snugvl.engine.sampler import Sampled, begin, results_of
+from snugvl.engine.sampling.sampler import Sampled, begin, results_of
 from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, no_token, random_stream
-from snugvl.engine.shortage import no_room, out_of_memory, refusal, release
 from snugvl.engine.stats import EngineStats
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError, engine_failed
 from snugvl.models.batch import Network

@@ -12,8 +12,8 @@ blocks that are rewritten, in the order of the stream, before anybody reads them
 
 from dataclasses import dataclass
 
-from snugvl.engine.graphs import DecodeGraphs, Row, Run
-from snugvl.engine.sampler import Choice, Sampled, Sampler, Sampling
+from snugvl.engine.graphs.decode import DecodeGraphs, Row, Run
+from snugvl.engine.sampling.sampler import Choice, Sampled, Sampler, Sampling
 from snugvl.engine.scheduler import Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, seat_of
 

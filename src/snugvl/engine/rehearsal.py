@@ -8,9 +8,9 @@ does: `tests/engine/test_rehearsal.py` holds it to that with a mix of requests.
 import torch
 
 from snugvl.config import EngineConfig
-from snugvl.engine.caches import allocate
-from snugvl.engine.filters import support
-from snugvl.engine.graphs import choose, places
+from snugvl.engine.graphs.decode import choose, places
+from snugvl.engine.memory.caches import allocate
+from snugvl.engine.sampling.filters import support
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, GridTHW, encoded

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from snugvl.engine.grammar import TokenGrammar
+from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import SnugvlError
 from snugvl.models.batch import GridTHW, PatchReader
 from snugvl.models.patch_reader import reader

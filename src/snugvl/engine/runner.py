@@ -10,15 +10,15 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.encoder import Encoder
-from snugvl.engine.graphs import DecodeGraphs
+from snugvl.engine.graphs.decode import DecodeGraphs
+from snugvl.engine.graphs.pictures import PictureGraphs
+from snugvl.engine.graphs.recordings import CudaRecorder, Recordings
+from snugvl.engine.graphs.steps import StepGraphs
+from snugvl.engine.memory.shortage import release
 from snugvl.engine.packing import numbers_of, pack, shape_of
-from snugvl.engine.picture_graphs import PictureGraphs
 from snugvl.engine.pipeline import Flight, decodes, depart, rows_of
-from snugvl.engine.recordings import CudaRecorder, Recordings
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence, seat_of
-from snugvl.engine.shortage import release
-from snugvl.engine.step_graphs import StepGraphs
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache

@@ -32,8 +32,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from snugvl.config import EngineConfig
-from snugvl.engine import prefix
-from snugvl.engine.blocks import BlockCopy, BlockPool
+from snugvl.engine.memory import prefix
+from snugvl.engine.memory.blocks import BlockCopy, BlockPool
 from snugvl.engine.sequence import Sequence, State, seat_of
 
 ALONE_PARTS = 4  # a step that must take little memory has a quarter of the tokens

@@ -19,9 +19,9 @@ from enum import Enum, auto
 
 import torch
 
-from snugvl.engine.blocks import Key
-from snugvl.engine.grammar import GrammarState
+from snugvl.engine.memory.blocks import Key
 from snugvl.engine.request import EngineRequest, FinishReason, VisionItem
+from snugvl.engine.sampling.grammar import GrammarState
 from snugvl.errors import EngineError
 
 

@@ -13,7 +13,7 @@ import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from snugvl.backends.protocol import Grammar, ToolForm, ToolUse
-from snugvl.engine.grammar import GrammarState, TokenGrammar
+from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.errors import RequestError
 from snugvl.inputs.schema import check_schema
 from snugvl.inputs.tokenizer import Tokenizer

@@ -90,7 +90,7 @@ def paged_attention(
     The new keys and values must be in the cache already. Returns `[tokens, heads, head_dim]`.
     """
     if query.is_cuda:
-        from snugvl.layers.kernels import attention as kernels  # needs triton, which only GPUs bring
+        from snugvl.layers.kernels.attention import paged as kernels  # needs triton, which only GPUs bring
 
         if metadata.lengths is None:
             metadata = metadata.on_device()

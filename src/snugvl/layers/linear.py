@@ -109,7 +109,7 @@ class Linear(nn.Module):
         """`x` `[tokens, columns]` → `[tokens, rows]`, or half of the rows with `swiglu`."""
         # The library is quicker for bf16 rows, and takes columns that don't divide into groups.
         if x.is_cuda and (self.format != "bf16" or (x.shape[0] == 1 and self.columns % GROUP == 0)):
-            from snugvl.layers.kernels.linear import product  # needs triton, which only GPUs bring
+            from snugvl.layers.kernels.products.linear import product  # needs triton, which only GPUs bring
 
             if norm is not None and (x.shape[0] > 1 or norm.offset):
                 x, norm = norm(x), None
@@ -154,7 +154,7 @@ class Linear(nn.Module):
     def _widen(self, first: int, out: torch.Tensor) -> None:
         """Rows `first …` as they are meant, to `out` `[n, columns]`."""
         if out.is_cuda and self.format == "int8":
-            from snugvl.layers.kernels.widen import widen_int8  # needs triton, which only GPUs bring
+            from snugvl.layers.kernels.products.widen import widen_int8  # needs triton, which only GPUs bring
 
             widen_int8(self.weights, first, out)
         else:
@@ -191,7 +191,7 @@ def _swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     if not gate_up.is_cuda:
         return silu(gate) * up
-    from snugvl.layers.kernels.widen import swiglu  # needs triton, which only GPUs bring
+    from snugvl.layers.kernels.products.widen import swiglu  # needs triton, which only GPUs bring
 
     out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     swiglu(gate_up, out, 0)

@@ -37,7 +37,7 @@ class Batch:
         attention: which tokens belong together and where the cache has their context.
         logit_rows: `[n]` int64, the rows whose logits are wanted, or None for all.
         vision_rows: `[k]` int64, the rows that hold a placeholder, or None. Where sizes must be the same for
-            every step (`engine/step_graphs.py`): `[tokens]` bool, whether each row does.
+            every step (`engine/graphs/steps.py`): `[tokens]` bool, whether each row does.
         vision_embeds: `[k, (1 + deepstack levels) · hidden]`, their embeddings, or None; beside bools
             `[tokens, …]`, zeros for a row that holds none.
     """

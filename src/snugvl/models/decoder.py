@@ -70,7 +70,7 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Norm and rotate queries and keys, write keys and values into the cache; `[tokens, heads, dim]`."""
         if qkv.is_cuda:
-            from snugvl.layers.kernels.attention import write  # needs triton, which only GPUs bring
+            from snugvl.layers.kernels.attention.paged import write  # needs triton, which only GPUs bring
 
             norms, eps, offset = None, 0.0, 0.0
             if self.q_norm is not None and self.k_norm is not None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from snugvl.layers.attention import AttentionMetadata, paged_attention
-from snugvl.layers.kernels import attention
+from snugvl.layers.kernels.attention import paged
 from snugvl.layers.kernels.norm import normed
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.norm import RMSNorm
@@ -69,7 +69,7 @@ def test_decode(heads: int, kv_heads: int, lengths: list[int], device: torch.dev
     )
     expected = paged_attention(query, store, 0, metadata, 32**-0.5)
     counts = torch.tensor(lengths, dtype=torch.int32, device=device)
-    ours = attention.decode(query, *store.layer(0), table.int(), counts, BLOCK, 32**-0.5)
+    ours = paged.decode(query, *store.layer(0), table.int(), counts, BLOCK, 32**-0.5)
     torch.testing.assert_close(ours, expected, **tolerance(device))
 
 
@@ -79,7 +79,7 @@ def test_a_padding_row_of_a_batch_reads_nothing(device: torch.device) -> None:
     counts = torch.zeros(2, dtype=torch.int32, device=device)
     query = torch.randn(2, 4, 32, device=device)
     table = torch.zeros(2, 3, dtype=torch.int32, device=device)
-    ours = attention.decode(query, *store.layer(0), table, counts, BLOCK, 1.0)
+    ours = paged.decode(query, *store.layer(0), table, counts, BLOCK, 1.0)
     assert not ours.any()
 
 
@@ -96,7 +96,7 @@ def test_chunks_over_a_cached_prefix(new: list[int], lengths: list[int], device:
     assert placed.starts is not None
     assert placed.lengths is not None
     where = (*store.layer(0), table.int(), placed.starts, placed.lengths)
-    ours = attention.chunk(query, *where, BLOCK, 32**-0.5)
+    ours = paged.chunk(query, *where, BLOCK, 32**-0.5)
     torch.testing.assert_close(ours, expected, **tolerance(device))
 
 
@@ -119,7 +119,7 @@ def test_tokens_and_sequences_that_fill_up_a_step(
     exact = AttentionMetadata(tuple(new), tuple(lengths), nowhere, table, BLOCK)
     right = paged_attention(query[:24], store, 0, exact, 32**-0.5, window)
     where = (*store.layer(0), wide, starts, counts)
-    ours = attention.chunk(query, *where, BLOCK, 32**-0.5, window)
+    ours = paged.chunk(query, *where, BLOCK, 32**-0.5, window)
     torch.testing.assert_close(ours[:24], right, **tolerance(device))
     filled = AttentionMetadata((64, 1, 1, 1, 1), (64,) * 5, nowhere, wide, BLOCK, starts, counts)
     again = paged_attention(query, store, 0, filled, 32**-0.5, window)
@@ -143,7 +143,7 @@ def test_norm_rotation_and_cache_write(normed: bool, device: torch.device) -> No
     full = (torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin())
     expected_q, expected_k = rotate(q, full), rotate(k, full)
     weights = (norms[0].weight.detach(), norms[1].weight.detach()) if normed else None
-    ours = attention.write(qkv, weights, 1e-6, full, slots, *store.layer(0), heads)
+    ours = paged.write(qkv, weights, 1e-6, full, slots, *store.layer(0), heads)
     torch.testing.assert_close(ours, expected_q, atol=1e-5, rtol=1e-4)
     keys, values = store.layer(0)
     torch.testing.assert_close(keys[slots[:4]], expected_k[:4], atol=1e-5, rtol=1e-4)
@@ -167,7 +167,7 @@ def test_gates_and_zero_centred_norms(rotated: int, device: torch.device) -> Non
     q, k, v = qkv.split((2 * heads, kv_heads, kv_heads), dim=1)
     weights = (norms[0].weight.detach(), norms[1].weight.detach())
     where = (slots, *store.layer(0))
-    ours = attention.write(qkv, weights, 1e-6, full, *where, heads, offset=1.0, gated=True)
+    ours = paged.write(qkv, weights, 1e-6, full, *where, heads, offset=1.0, gated=True)
     torch.testing.assert_close(ours, rotate(norms[0](q[:, ::2]), full), atol=1e-5, rtol=1e-4)
     keys, values = store.layer(0)
     torch.testing.assert_close(keys[slots], rotate(norms[1](k), full), atol=1e-5, rtol=1e-4)

@@ -8,10 +8,10 @@ from triton import knobs
 from triton.runtime import JITFunction
 
 from snugvl.layers.compilations import Compilations
-from snugvl.layers.kernels.compiling import compile_all
+from snugvl.layers.kernels.compiler.compiling import compile_all
+from snugvl.layers.kernels.compiler.dry_run import Address, Launch
+from snugvl.layers.kernels.compiler.launch import Launched
 from snugvl.layers.kernels.device import Hardware, capability, described, hardware_of
-from snugvl.layers.kernels.dry_run import Address, Launch
-from snugvl.layers.kernels.launch import Launched
 from tests.layers.kernels.test_launch import VALUES, Recorder, doubled, recorder
 
 __all__ = ["recorder"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from snugvl.checkpoint.architecture import LongRope, Rope, YarnScaling
-from snugvl.engine import graphs
+from snugvl.engine.graphs import decode as graphs
 from snugvl.layers.kernels import decode_step
 from snugvl.layers.kernels.embedding import lookup
 from snugvl.layers.kernels.rotation import rotation

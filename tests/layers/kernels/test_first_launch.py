@@ -8,8 +8,8 @@ import pytest
 import triton.language as tl
 from triton.runtime import JITFunction
 
-from snugvl.layers.kernels import first_launch
-from snugvl.layers.kernels.launch import Launched
+from snugvl.layers.kernels.compiler import first_launch
+from snugvl.layers.kernels.compiler.launch import Launched
 
 
 def twice(x, size: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -47,6 +47,7 @@ def test_the_kernels_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_needs_no_torch() -> None:
     code = (
-        "import sys, triton.runtime.cache, snugvl.layers.kernels.first_launch\nprint('torch' in sys.modules)"
+        "import sys, triton.runtime.cache, snugvl.layers.kernels.compiler.first_launch\n"
+        "print('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugvl.layers.attention import AttentionMetadata, paged_attention
-from snugvl.layers.kernels import attention
+from snugvl.layers.kernels.attention import paged
 from snugvl.layers.kv_cache import E4M3, KVCache, e4m3_bytes
 from tests.layers.kernels.test_attention import BLOCK, cache, poison, tables, tolerance
 
@@ -33,7 +33,7 @@ def decode(
     metadata = AttentionMetadata((1,) * len(lengths), tuple(lengths), none, table, BLOCK)
     counts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     scale = shape[2] ** -0.5
-    ours = attention.decode(query, *store.layer(0), table.int(), counts, BLOCK, scale, window)
+    ours = paged.decode(query, *store.layer(0), table.int(), counts, BLOCK, scale, window)
     return ours, on_cpu(query, store, metadata, scale, window)
 
 
@@ -49,7 +49,7 @@ def chunk(
     assert placed.starts is not None
     assert placed.lengths is not None
     where = (*store.layer(0), table.int(), placed.starts, placed.lengths)
-    ours = attention.chunk(query, *where, BLOCK, scale, window)
+    ours = paged.chunk(query, *where, BLOCK, scale, window)
     return ours, on_cpu(query, store, metadata, scale, window)
 
 
@@ -108,7 +108,7 @@ def test_what_is_written_is_what_the_reference_writes() -> None:
     store = cache(DEVICE, 1, 256, blocks=-(-tokens // BLOCK), dtype=E4M3)
     qkv = torch.cat([torch.zeros_like(value), torch.zeros_like(value), value], 1)
     whole = torch.zeros(tokens, 256, device=DEVICE)
-    attention.write(qkv, None, 0.0, (whole, whole), torch.arange(tokens, device=DEVICE), *store.layer(0), 1)
+    paged.write(qkv, None, 0.0, (whole, whole), torch.arange(tokens, device=DEVICE), *store.layer(0), 1)
     expected = e4m3_bytes(value).view(E4M3).float()
     stored = store.gather(0, torch.arange(tokens, device=DEVICE), torch.float32)[1]
     assert torch.equal(stored.nan_to_num(-1e9), expected.nan_to_num(-1e9))
@@ -124,7 +124,7 @@ def test_norm_rotation_and_write_round_once_more_than_the_wide_cache() -> None:
     norms = (torch.randn(dim, device=DEVICE), torch.randn(dim, device=DEVICE))
     angles = torch.rand(3, dim // 2, device=DEVICE).repeat(1, 2)
     where = (qkv, norms, 1e-6, (angles.cos(), angles.sin()), slots)
-    queries = [attention.write(*where, *store.layer(0), heads) for store in (wide, narrow)]
+    queries = [paged.write(*where, *store.layer(0), heads) for store in (wide, narrow)]
     assert torch.equal(*queries)
     for one, other in zip(wide.layer(0), narrow.layer(0), strict=True):
         assert torch.equal(other[[5, 9]], e4m3_bytes(one[[5, 9]]))

@@ -4,7 +4,7 @@ import pytest
 import triton.language as tl
 from triton.runtime import JITFunction
 
-from snugvl.layers.kernels import keys
+from snugvl.layers.kernels.compiler import keys
 
 FORMAT = tl.constexpr(2)
 

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from snugvl.layers.compilations import Compilations
-from snugvl.layers.kernels.launch import Launched, launched
+from snugvl.layers.kernels.compiler.launch import Launched, launched
 
 
 def doubled(x, out, factor, size, SIZE: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import linear, silu
 
 from snugvl.layers import linear as layers
-from snugvl.layers.kernels import linear as kernels
-from snugvl.layers.kernels.linear import product
-from snugvl.layers.kernels.widen import widen_int8
+from snugvl.layers.kernels.products import linear as kernels
+from snugvl.layers.kernels.products.linear import product
+from snugvl.layers.kernels.products.widen import widen_int8
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import Format, Weights, to_int4, to_int8
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import linear
 
-from snugvl.layers.kernels import linear as kernels
-from snugvl.layers.kernels import tiles
-from snugvl.layers.kernels.linear import product
+from snugvl.layers.kernels.products import linear as kernels
+from snugvl.layers.kernels.products import tiles
+from snugvl.layers.kernels.products.linear import product
 from snugvl.layers.weights import Format, Weights
 from tests.layers.kernels.test_linear import PARTS, as_torchs, close, for_skinny, stored
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from snugvl.layers.attention import AttentionMetadata, paged_attention
-from snugvl.layers.kernels import attention
+from snugvl.layers.kernels.attention import paged
+from snugvl.layers.kernels.attention.prefill_tiles import PrefillTiles, prefill_tiles
 from snugvl.layers.kernels.device import Hardware
-from snugvl.layers.kernels.prefill_tiles import PrefillTiles, prefill_tiles
 from tests.layers.kernels.test_attention import BLOCK, cache, poison, tables, tolerance
 
 KIB = 1024
@@ -46,7 +46,7 @@ def compare(
     assert placed.starts is not None
     assert placed.lengths is not None
     where = (*store.layer(0), table.int(), placed.starts, placed.lengths)
-    ours = attention.chunk(query, *where, BLOCK, 0.25, window)
+    ours = paged.chunk(query, *where, BLOCK, 0.25, window)
     torch.testing.assert_close(ours, expected, **tolerance(device))
 
 
@@ -56,7 +56,7 @@ def test_tiles_change_nothing(
     change: dict[str, int], window: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiles = replace(PrefillTiles(step=32), **change)
-    monkeypatch.setattr(attention, "prefill_tiles", lambda *_: tiles)
+    monkeypatch.setattr(paged, "prefill_tiles", lambda *_: tiles)
     compare((4, 2), [70, 1, 33, 1], [64, 80, 0, 0], device, window)
 
 
@@ -68,7 +68,7 @@ def test_heads_that_share_keys_in_any_number(shape: tuple[int, int], device: tor
 
 def test_more_sequences_than_are_usual(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs find theirs among them all: short ones, and a long one between."""
-    monkeypatch.setattr(attention, "SEATS", 64)
+    monkeypatch.setattr(paged, "SEATS", 64)
     new = [2] * 66
     new[50] = 40
     store = cache(device, 1, 16)
@@ -80,7 +80,7 @@ def test_more_sequences_than_are_usual(device: torch.device, monkeypatch: pytest
     assert placed.starts is not None
     assert placed.lengths is not None
     where = (*store.layer(0), table, placed.starts, placed.lengths)
-    torch.testing.assert_close(attention.chunk(query, *where, BLOCK, 0.25), expected, **tolerance(device))
+    torch.testing.assert_close(paged.chunk(query, *where, BLOCK, 0.25), expected, **tolerance(device))
 
 
 class Grids:
@@ -96,8 +96,8 @@ class Grids:
 
 def test_a_recorded_step_starts_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as 640 tokens need, and one a sequence; not the most that each of 32 could need."""
-    monkeypatch.setattr(attention, "attend_chunk", grids := Grids())
+    monkeypatch.setattr(paged, "attend_chunk", grids := Grids())
     numbers = torch.zeros(33, dtype=torch.int32)
     query, keys = torch.zeros(640, 4, 16), torch.zeros(16, 2, 16)
-    attention.chunk(query, keys, keys, numbers[:32, None], numbers, numbers[:32], BLOCK, 0.25)
+    paged.chunk(query, keys, keys, numbers[:32, None], numbers, numbers[:32], BLOCK, 0.25)
     assert grids.seen == [(2, 640 // (PrefillTiles().rows // 2) + 32)]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from snugvl.engine.filters import _Columns, _support_of_all
+from snugvl.engine.sampling.filters import _Columns, _support_of_all
 from snugvl.layers.kernels import support
 from snugvl.sampling import SamplingParams
 

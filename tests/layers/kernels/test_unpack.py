@@ -9,7 +9,7 @@ import struct
 import pytest
 import torch
 
-from snugvl.layers.kernels import unpack
+from snugvl.layers.kernels.products import unpack
 
 
 def bf16(bits: int) -> float:

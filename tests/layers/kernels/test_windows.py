@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugvl.layers.attention import AttentionMetadata, paged_attention
-from snugvl.layers.kernels import attention
+from snugvl.layers.kernels.attention import paged
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.rotary import rotate
 from tests.layers.kernels.test_attention import BLOCK, cache, poison, tables, tolerance
@@ -30,7 +30,7 @@ def decode(shape: tuple[int, int, int], lengths: list[int], window: int | None) 
     )
     expected = paged_attention(query, store, 0, metadata, dim**-0.5, window)
     counts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    ours = attention.decode(query, *store.layer(0), table.int(), counts, BLOCK, dim**-0.5, window)
+    ours = paged.decode(query, *store.layer(0), table.int(), counts, BLOCK, dim**-0.5, window)
     torch.testing.assert_close(ours, expected, **tolerance(DEVICE))
 
 
@@ -47,7 +47,7 @@ def chunk(shape: tuple[int, int, int], new: list[int], cached: list[int], window
     assert placed.starts is not None
     assert placed.lengths is not None
     where = (*store.layer(0), table.int(), placed.starts, placed.lengths)
-    ours = attention.chunk(query, *where, BLOCK, dim**-0.5, window)
+    ours = paged.chunk(query, *where, BLOCK, dim**-0.5, window)
     torch.testing.assert_close(ours, expected, **tolerance(DEVICE))
 
 
@@ -83,7 +83,7 @@ def test_nothing_before_a_window_is_read() -> None:
     counts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     place = torch.arange(80, device=DEVICE)
     store.storage[:, :, table[0, place // BLOCK] * BLOCK + place % BLOCK] = torch.nan
-    ours = attention.decode(query, *store.layer(0), table.int(), counts, BLOCK, 1.0, window)
+    ours = paged.decode(query, *store.layer(0), table.int(), counts, BLOCK, 1.0, window)
     assert ours.isfinite().all()
 
 
@@ -105,7 +105,7 @@ def test_rotation_and_cache_write(dim: int, rotated: int, normed: bool) -> None:
         q, k = norms[0](q), norms[1](k)
     expected = rotate(k, full)
     weights = (norms[0].weight.detach(), norms[1].weight.detach()) if normed else None
-    ours = attention.write(qkv, weights, 1e-6, full, slots, *store.layer(0), heads)
+    ours = paged.write(qkv, weights, 1e-6, full, slots, *store.layer(0), heads)
     torch.testing.assert_close(ours, rotate(q, full), atol=1e-5, rtol=1e-4)
     keys, values = store.layer(0)
     torch.testing.assert_close(keys[[5, 9]], expected[[0, 2]], atol=1e-5, rtol=1e-4)

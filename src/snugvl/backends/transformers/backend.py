@@ -15,7 +15,7 @@ from snugvl.backends.transformers.prompts import Preparer
 from snugvl.backends.transformers.pulse import Pulse, Reading
 from snugvl.backends.transformers.row import ModelPrompt, ModelRequest
 from snugvl.backends.worker import EngineWorker
-from snugvl.engine.grammar import TokenGrammar
+from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import EngineError, RequestError
 from snugvl.inputs.grammar import GrammarCompiler
 

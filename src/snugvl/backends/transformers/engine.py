@@ -1,8 +1,8 @@
 """Requests on a model of transformers: `add` them, `step` while it `has_work`, deliver what comes out.
 
 One step is one forward: the prompt of the row that waits longest, if there is room for it, else the next
-token of everybody who runs. Sampling is our engine's own (`engine/sampler.py`), row by row, so a seed, a
-penalty or a grammar means the same here as there.
+token of everybody who runs. Sampling is our engine's own (`engine/sampling/sampler.py`), row by row, so a
+seed, a penalty or a grammar means the same here as there.
 
     add ─ waiting ──prompt──► running ──a token a step──► "stop" | "length" | "error"
              ▲                   │
@@ -32,7 +32,7 @@ from snugvl.backends.service import Load
 from snugvl.backends.transformers.batch import Batch, prepared
 from snugvl.backends.transformers.row import ModelRequest, Row, rows_of
 from snugvl.engine.request import TokenOutput
-from snugvl.engine.sampler import Sampled, sample
+from snugvl.engine.sampling.sampler import Sampled, sample
 from snugvl.errors import (
     DeadlineExceeded,
     DoesNotFit,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from snugvl.engine.grammar import GrammarState, TokenGrammar
 from snugvl.engine.request import FinishReason
-from snugvl.engine.sampler import Choice
+from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
+from snugvl.engine.sampling.sampler import Choice
 from snugvl.engine.sequence import random_stream
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.sampling import SamplingParams

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.early import early, take_turn
-from snugvl.layers.kernels.launch import launched
 
 PART = 4096  # scores that a program looks at
 

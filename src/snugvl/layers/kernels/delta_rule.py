@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.launch import launched
+from snugvl.layers.kernels.compiler.launch import launched
 
 BLOCK = 32  # values of a program: S takes 128 · 32 registers of a block's
 

@@ -8,7 +8,7 @@ Queries and weights lose nothing either: float16 has more bits than bfloat16, an
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.weights import e4m3_to_f16
+from snugvl.layers.kernels.products.weights import e4m3_to_f16
 
 
 @triton.jit

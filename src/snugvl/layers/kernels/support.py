@@ -7,14 +7,14 @@ the row find the one of top_k, and 32 more the one of top_p among what top_k lef
     scores   ───────────────── threshold ══════════════════ highest
               out               lowest ids of equals stay     stay
 
-What this computes is `engine.filters._support_of_all`, up to the rounding of a sum of probabilities.
+What this computes is `engine.sampling.filters._support_of_all`, up to the rounding of a sum of probabilities.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.launch import launched
+from snugvl.layers.kernels.compiler.launch import launched
 
 STEP = 4096  # scores read at a time
 

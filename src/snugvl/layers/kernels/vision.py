@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.launch import launched
+from snugvl.layers.kernels.compiler.launch import launched
 
 
 @launched

@@ -134,7 +134,7 @@ class Product:
 
 
 def split_bytes(product: Product, tokens: int, multiprocessors: int, group: int = GROUP) -> int:
-    """Partial tiles of a product of `tokens` rows, 2 to 64 (`layers/kernels/linear.py`).
+    """Partial tiles of a product of `tokens` rows, 2 to 64 (`layers/kernels/products/linear.py`).
 
     `group`: columns that share a scale, which are never split.
     """

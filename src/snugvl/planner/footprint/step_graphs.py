@@ -1,4 +1,4 @@
-"""The memory of CUDA graphs of steps with prompts and of small pictures (`engine/step_graphs.py`).
+"""The memory of CUDA graphs of steps with prompts and of small pictures (`engine/graphs/steps.py`).
 
 It is no part of a footprint: it makes nothing possible, only quicker, and is taken where plenty is left. All
 graphs share one pool: what the largest of them has alive at a time, and what they read and write.
@@ -99,7 +99,7 @@ def _step_kernels(model: Inventory, settings: Settings) -> int:
 
 
 def slices(rows: int, columns: int, itemsize: int) -> int:
-    """Of a low-bit matrix that is widened before it is multiplied (`layers/kernels/linear.py`)."""
+    """Of a low-bit matrix that is widened before it is multiplied (`layers/kernels/products/linear.py`)."""
     at_once = max(SLICE_ROWS, SLICE_BYTES // (columns * itemsize) // SLICE_ROWS * SLICE_ROWS)
     return -(-rows // at_once)
 

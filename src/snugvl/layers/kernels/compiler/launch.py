@@ -12,7 +12,8 @@ variant goes through Triton as ever.
 A variant that was never compiled on this machine takes a second or more, and everybody waits. So what Triton
 compiles a kernel anew for is as little as can be: numbers of tokens, of blocks or of rows are not looked at
 (`do_not_specialize`), nor where index tensors begin; and what a model will need is compiled before it is
-needed (`kernels/compiling.py`), for which `Launched.instead` is there, and found (`kernels/keys.py`).
+needed (`kernels/compiler/compiling.py`), for which `Launched.instead` is there, and found
+(`kernels/compiler/keys.py`).
 
 How a compiled kernel is started is what `JITFunction.run` does in Triton 3.6 to 3.9;
 `tests/layers/kernels/test_launch.py` holds it to that.
@@ -24,7 +25,7 @@ from typing import Any, ClassVar
 import torch
 from triton.runtime import JITFunction, driver
 
-from snugvl.layers.kernels.keys import read
+from snugvl.layers.kernels.compiler.keys import read
 
 Instead = Callable[["Launched", tuple[object, ...], dict[str, object]], None]
 

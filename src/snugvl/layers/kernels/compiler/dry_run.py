@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from snugvl.layers.kernels.compiler.launch import Launched
 from snugvl.layers.kernels.device import Hardware, described
-from snugvl.layers.kernels.launch import Launched
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ The norm is computed again by every program: the vector is in the L2 cache, a la
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.launch import launched
-from snugvl.layers.kernels.weights import (
+from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.products.weights import (
     BF16,
     FP8,
     INT4,

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import torch
 
-from snugvl.engine.filters import Filters
-from snugvl.engine.grammar import GrammarState, fill_allowed
-from snugvl.engine.penalties import Penalties
+from snugvl.engine.sampling.filters import Filters
+from snugvl.engine.sampling.grammar import GrammarState, fill_allowed
+from snugvl.engine.sampling.penalties import Penalties
 from snugvl.layers.upload import upload
 from snugvl.sampling import SamplingParams
 

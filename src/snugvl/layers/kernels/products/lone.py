@@ -24,10 +24,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from snugvl.layers.kernels.launch import launched
-from snugvl.layers.kernels.skinny import _loaded, _operand
-from snugvl.layers.kernels.unpack import swapped_codes, unpacked, unpacked_factor
-from snugvl.layers.kernels.weights import FP8, INT4
+from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.products.skinny import _loaded, _operand
+from snugvl.layers.kernels.products.unpack import swapped_codes, unpacked, unpacked_factor
+from snugvl.layers.kernels.products.weights import FP8, INT4
 
 UNIT = tl.constexpr(64)  # columns
 EACH = tl.constexpr(16)  # of them a thread's

@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.launch import launched
-from snugvl.layers.kernels.weights import (
+from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.products.weights import (
     FP8,
     INT4,
     e4m3_factor,

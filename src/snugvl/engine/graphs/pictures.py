@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from snugvl.engine.recordings import Recordings
+from snugvl.engine.graphs.recordings import Recordings
 from snugvl.engine.request import VisionItem
 from snugvl.models.batch import GridTHW, Network, encoded
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from snugvl.engine.recordings import captured
-from snugvl.engine.shortage import out_of_memory
+from snugvl.engine.graphs.recordings import captured
+from snugvl.engine.memory.shortage import out_of_memory
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, Network

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from snugvl.config import EngineConfig
-from snugvl.engine.shortage import release
+from snugvl.engine.memory.shortage import release
 from snugvl.layers.kv_cache import E4M3, KVCache
 from snugvl.layers.state_cache import StateCache
 from snugvl.models.batch import Network

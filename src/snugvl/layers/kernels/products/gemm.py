@@ -16,8 +16,8 @@ their order, so the result doesn't depend on who was last.
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.launch import launched
-from snugvl.layers.kernels.weights import (
+from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.products.weights import (
     BF16,
     FP8,
     INT4,

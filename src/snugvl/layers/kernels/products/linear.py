@@ -7,15 +7,15 @@ import triton
 import triton.language as tl
 from torch.nn.functional import linear
 
-from snugvl.layers.kernels import weights as kinds
 from snugvl.layers.kernels.device import capability, hardware_of, native_fp8
 from snugvl.layers.kernels.early import early
-from snugvl.layers.kernels.gemm import gemm, sixteenth
-from snugvl.layers.kernels.gemv import gemv
-from snugvl.layers.kernels.lone import lone, lone_rounds
 from snugvl.layers.kernels.norm import normed
-from snugvl.layers.kernels.skinny import skinny
-from snugvl.layers.kernels.tiles import (
+from snugvl.layers.kernels.products import weights as kinds
+from snugvl.layers.kernels.products.gemm import gemm, sixteenth
+from snugvl.layers.kernels.products.gemv import gemv
+from snugvl.layers.kernels.products.lone import lone, lone_rounds
+from snugvl.layers.kernels.products.skinny import skinny
+from snugvl.layers.kernels.products.tiles import (
     HEAD_OUTPUTS,
     SMALL,
     fill_slices,
@@ -24,8 +24,8 @@ from snugvl.layers.kernels.tiles import (
     skinny_tile,
     vector_tile,
 )
-from snugvl.layers.kernels.widen import swiglu as swiglu_into
-from snugvl.layers.kernels.widen import widen
+from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
+from snugvl.layers.kernels.products.widen import widen
 from snugvl.layers.weights import Weights
 
 _FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from snugvl.config import EngineConfig
+from snugvl.engine.graphs.recordings import Recordings
 from snugvl.engine.packing import Numbers, Shape, numbers_of, pack, shape_of, table_width
-from snugvl.engine.recordings import Recordings
 from snugvl.engine.scheduler import Chunk
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache

@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from snugvl.layers.kernels.launch import launched
-from snugvl.layers.kernels.unpack import unpacked, unpacked_factor
-from snugvl.layers.kernels.weights import INT4, scale_offsets
+from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.products.unpack import unpacked, unpacked_factor
+from snugvl.layers.kernels.products.weights import INT4, scale_offsets
 
 
 @triton.jit

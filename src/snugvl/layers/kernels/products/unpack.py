@@ -10,7 +10,7 @@ operations compute the same.
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.weights import FP8, INT4, e4m3_factor, e4m3_to_f16
+from snugvl.layers.kernels.products.weights import FP8, INT4, e4m3_factor, e4m3_to_f16
 
 # int4 to bf16: (w >> 4j) & 15 under 2⁷ (its ulp is 1), minus 136 = 128 + 8.
 _INT4_BF16 = tl.constexpr(

@@ -24,10 +24,10 @@ Source: FlashAttention-2 (https://arxiv.org/abs/2307.08691), PagedAttention (htt
 import triton
 import triton.language as tl
 
+from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.e4m3 import cached, operand
 from snugvl.layers.kernels.early import take_turn
-from snugvl.layers.kernels.launch import launched
-from snugvl.layers.kernels.weights import e4m3_factor
+from snugvl.layers.kernels.products.weights import e4m3_factor
 
 LOWEST = tl.constexpr(-1e30)  # below every score
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from snugvl.engine.shortage import out_of_memory
+from snugvl.engine.memory.shortage import out_of_memory
 from snugvl.models.batch import Network
 
 logger = logging.getLogger(__name__)

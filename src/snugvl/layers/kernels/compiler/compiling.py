@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from snugvl.layers.kernels.compiler.dry_run import Launch
+from snugvl.layers.kernels.compiler.keys import read
 from snugvl.layers.kernels.device import Hardware
-from snugvl.layers.kernels.dry_run import Launch
-from snugvl.layers.kernels.keys import read
 
 
 class _Described:

@@ -7,9 +7,9 @@ a head   | first half | second half | rest, not rotated |      read in powers of
 import triton
 import triton.language as tl
 
+from snugvl.layers.kernels.compiler.launch import launched
 from snugvl.layers.kernels.e4m3 import stored
 from snugvl.layers.kernels.early import take_turn
-from snugvl.layers.kernels.launch import launched
 
 
 @triton.jit

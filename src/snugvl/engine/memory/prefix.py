@@ -31,7 +31,7 @@ from array import array
 from collections.abc import Sequence as Items
 from hashlib import blake2b
 
-from snugvl.engine.blocks import BlockPool, Key
+from snugvl.engine.memory.blocks import BlockPool, Key
 from snugvl.engine.sequence import Sequence, VisionSlice
 
 ROOT = bytes(32)  # where a key of its own length would stand, so that all hashes have one form

@@ -7,6 +7,9 @@ Python's; the answers are kept by Triton for the process. What fails here is ask
 
 import sys
 from contextlib import suppress
+from typing import Final
+
+KERNELS: Final = "snugvl.layers.kernels."
 
 
 def read_triton(compute_capability: tuple[int, int] | None) -> bool:
@@ -27,11 +30,11 @@ def read_triton(compute_capability: tuple[int, int] | None) -> bool:
 def read_kernels() -> bool:
     """The sources of the kernels that every model needs; whether that worked."""
     with suppress(Exception):
-        from snugvl.layers.kernels import attention, linear, norm, vision, widen  # noqa: F401
-        from snugvl.layers.kernels.keys import read
-        from snugvl.layers.kernels.launch import Launched
+        from snugvl.layers.kernels.compiler.keys import read
+        from snugvl.layers.kernels.compiler.launch import Launched
+        from snugvl.layers.kernels.products import widen  # noqa: F401
 
-        modules = [each for name, each in sys.modules.items() if name.startswith(__package__)]
+        modules = [each for name, each in sys.modules.items() if name.startswith(KERNELS)]
         for value in [value for module in modules for value in vars(module).values()]:
             if isinstance(value, Launched):
                 read(value.kernel)

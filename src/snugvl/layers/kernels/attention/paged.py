@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import triton
 
-from snugvl.layers.kernels.decode_attention import DecodeCut, attend_splits, merge_splits
+from snugvl.layers.kernels.attention.decode import DecodeCut, attend_splits, merge_splits
+from snugvl.layers.kernels.attention.prefill import attend_chunk
+from snugvl.layers.kernels.attention.prefill_tiles import prefill_tiles
+from snugvl.layers.kernels.attention.rope_cache import rope_and_cache
 from snugvl.layers.kernels.device import capability, hardware_of, native_fp8
 from snugvl.layers.kernels.early import early
-from snugvl.layers.kernels.prefill_attention import attend_chunk
-from snugvl.layers.kernels.prefill_tiles import prefill_tiles
-from snugvl.layers.kernels.rope_cache import rope_and_cache
 
 SEATS = 256  # sequences that attention of chunks is compiled for; more are another variant
 

@@ -12,10 +12,10 @@ import logging
 import torch
 
 from snugvl.config import EngineConfig
-from snugvl.engine.caches import refit
 from snugvl.engine.encoder import Encoder
-from snugvl.engine.pressure import Watch, sizes
-from snugvl.engine.recordings import SMALL_BYTES
+from snugvl.engine.graphs.recordings import SMALL_BYTES
+from snugvl.engine.memory.caches import refit
+from snugvl.engine.memory.pressure import Watch, sizes
 from snugvl.engine.runner import Runner
 from snugvl.engine.scheduler import Scheduler
 
