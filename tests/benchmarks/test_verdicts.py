@@ -96,8 +96,8 @@ def test_a_cut_of_attention_that_is_wrong_is_told_and_left_out(
     race, cut = decode_attention.Race(cell, torch.device("cpu")), DecodeCut(splits=2, step=16)
     today = race.enter(cut)
     assert race.enter(cut) is today, "measured once"
-    right = decode_attention.attention.decode
-    monkeypatch.setattr(decode_attention.attention, "decode", lambda *where: 1.1 * right(*where))
+    right = decode_attention.paged.decode
+    monkeypatch.setattr(decode_attention.paged, "decode", lambda *where: 1.1 * right(*where))
     assert race.enter(DecodeCut(splits=2, step=32)) is None
     assert "WRONG" in capsys.readouterr().out
     assert race.results == [today]
