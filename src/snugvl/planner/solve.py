@@ -66,7 +66,7 @@ def solve(
         fitters += [(fitter, candidate.quality) for fitter in possible]
         refusals += [(candidate.facts.name, refusal) for refusal in refused]
     if len({candidate.quality for candidate in candidates}) > 1:
-        # Coarser or slower, and measured on one kind of GPU: who names a model may have it, nobody is led to it.
+        # Coarser or slower, measured on one kind of GPU: who names a model may have it, nobody is led to it.
         places = ("gpu", wishes.tower)
         fitters = [
             pair
