@@ -111,7 +111,7 @@ class Linear(nn.Module):
         if x.is_cuda and (self.format != "bf16" or (x.shape[0] == 1 and self.columns % GROUP == 0)):
             from snugvl.layers.kernels.products.linear import product  # needs triton, which only GPUs bring
 
-            if norm is not None and (x.shape[0] > 1 or norm.offset):
+            if norm is not None and norm.offset:  # the products know a norm without one
                 x, norm = norm(x), None
             return product(
                 x,

@@ -41,7 +41,7 @@ SMALL_ROWS: Final = 64  # up to here a product may be split over its columns
 SAMPLING_BYTES: Final = 56
 GRAPH_SIZES: Final = (1, 2, 4, 8, 16, 32)
 # What the driver holds of compiled kernels and of recorded graphs once all have run, beyond the context as it
-# is measured: 73 MiB on an H200. A start of the engine measures both together.
+# is measured: 73 to 79 MiB on an H200. A start of the engine measures both together.
 KERNEL_BYTES: Final = 80 << 20
 KERNELS: Final = "compiled kernels"
 GRAPHS_LIBRARY: Final = "cuBLAS workspace of the graphs"
@@ -81,8 +81,13 @@ def prefill_per_token(model: Inventory, settings: Settings) -> int:
 
 def _at_once(w: Widths, itemsize: int) -> int:
     """Columns of gate and up that are multiplied at a time: a slice holds both, and slices are equal."""
-    most = max(SLICE_ROWS, SLICE_BYTES // (2 * w.h * itemsize) // SLICE_ROWS * SLICE_ROWS)
-    return up(-(-w.i // -(-w.i // most)), SLICE_ROWS)
+    return up(-(-w.i // slices(w.i, 2 * w.h, itemsize)), SLICE_ROWS)
+
+
+def slices(rows: int, columns: int, itemsize: int) -> int:
+    """Of a low-bit matrix that is widened before it is multiplied (`layers/kernels/products/linear.py`)."""
+    most = max(SLICE_ROWS, SLICE_BYTES // (columns * itemsize) // SLICE_ROWS * SLICE_ROWS)
+    return -(-rows // most)
 
 
 def slice_bytes(model: Inventory, settings: Settings) -> int:

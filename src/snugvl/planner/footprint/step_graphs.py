@@ -21,12 +21,11 @@ from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.native import (
     LOW_BIT,
-    SLICE_BYTES,
-    SLICE_ROWS,
     SMALL_ROWS,
     TOKEN_BYTES,
     library_bytes,
     prefill_bytes,
+    slices,
     split_workspace,
 )
 from snugvl.planner.footprint.total import Device
@@ -96,12 +95,6 @@ def _step_kernels(model: Inventory, settings: Settings) -> int:
         products = 2 * sum(slices(*shape, settings.itemsize) for shape in (qkv, output, down))
         products += 3 * slices(w.i, 2 * w.h, settings.itemsize)
     return model.facts.text.num_layers * (LAYER_KERNELS + products)
-
-
-def slices(rows: int, columns: int, itemsize: int) -> int:
-    """Of a low-bit matrix that is widened before it is multiplied (`layers/kernels/products/linear.py`)."""
-    at_once = max(SLICE_ROWS, SLICE_BYTES // (columns * itemsize) // SLICE_ROWS * SLICE_ROWS)
-    return -(-rows // at_once)
 
 
 def _tower_kernels(model: Inventory) -> int:
