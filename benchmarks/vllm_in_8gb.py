@@ -36,11 +36,12 @@ LINES = re.compile(
 START_S = 300.0
 
 
-def command_for(path: str, folder: Path) -> str:
-    """A `vllm` whose packages are in `path`."""
+def command_for(path: str, folder: Path, log: Path) -> str:
+    """A `vllm` whose packages are in `path`. All that it writes goes to `log`, too."""
     script = folder / "vllm"
     script.write_text(
-        f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} -m vllm.entrypoints.cli.main "$@"\n'
+        f"#!/bin/bash\nexec > >(tee -a {log}) 2>&1\n"
+        f'PYTHONPATH={path} exec {sys.executable} -m vllm.entrypoints.cli.main "$@"\n'
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return str(script)
@@ -143,7 +144,9 @@ def main() -> None:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as card:
         command = (
-            command_for(arguments.vllm_path, Path(folder)) if arguments.vllm_path else arguments.vllm_command
+            command_for(arguments.vllm_path, Path(folder), arguments.log_folder / "vllm.log")
+            if arguments.vllm_path
+            else arguments.vllm_command
         )
         for gpu in range(arguments.gpus):
             held = card.enter_context(Ballast(arguments.free_mib, arguments.device, gpu=gpu))

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 LEAST_RESERVE_BYTES = 256 * MIB  # what a second attempt does without, at least; else an eighth
 # vLLM took more than planned inside what it was given: the same share of the card, for less.
-SAME_SHARE = ("context", "vision_profile", "encoder_cache", "utilisation_low")
+SAME_SHARE = ("context", "vision_profile", "encoder_cache", "utilisation_low", "weights")
 # Something was in the way: less of the card.
 LESS_SHARE = (
     "utilisation_over_free", "tenants", "profiling_disturbed", "cuda_graphs", "batch", "fragmentation",
-    "out_of_memory", "residency", "spill", "weights", "image_buffer",
+    "out_of_memory", "residency", "spill", "image_buffer",
 )  # fmt: skip
 FEWER_AT_ONCE = ("cuda_graphs", "batch", "out_of_memory")  # no graphs, small chunks, few sequences, too
 
@@ -136,6 +136,7 @@ def planned_rows(choice: Choice) -> tuple[LedgerRow, ...]:
 def _facts(planned: Planned) -> Facts:
     """What the files tell, with what the plan knows of the device."""
     from snugvl.backends.vllm.facts import read_facts
+    from snugvl.diagnose.facts import Card
 
     choice, model = planned.choice, planned.choice.option.model
     return replace(
@@ -146,6 +147,7 @@ def _facts(planned: Planned) -> Facts:
         weights=choice.settings.weights_name,
         parameters=model.parameters,
         gpu_uuids=tuple(gpu.uuid for gpu in choice.gpus if gpu.uuid is not None),
+        card=Card(choice.budget.total_bytes, choice.budget.free_bytes),
     )
 
 

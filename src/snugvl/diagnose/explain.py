@@ -7,7 +7,7 @@ from typing import Final
 
 from snugvl.diagnose import memory, other, remedy
 from snugvl.diagnose.budget import reconstruct
-from snugvl.diagnose.facts import Facts, gather
+from snugvl.diagnose.facts import Card, Facts, gather
 from snugvl.diagnose.result import Budget, Cause, Diagnosis
 from snugvl.diagnose.scan import Run, scan
 from snugvl.diagnose.stream import Source, blocks
@@ -28,9 +28,9 @@ _ORDER: Final = {"certain": 0, "likely": 1, "possible": 2}
 _UP: Final = ("up", "serving", "listening", "kv_tokens")
 
 
-def explain(text: str) -> Diagnosis:
-    """Diagnose the text of a log."""
-    return explain_stream(BytesIO(text.encode("utf-8", "replace")))
+def explain(text: str, card: Card | None = None) -> Diagnosis:
+    """Diagnose the text of a log. `card`: what is known of the GPU where the log says nothing."""
+    return explain_stream(BytesIO(text.encode("utf-8", "replace")), card)
 
 
 def explain_file(path: Path) -> Diagnosis:
@@ -44,10 +44,10 @@ def explain_file(path: Path) -> Diagnosis:
         ) from None
 
 
-def explain_stream(source: Source) -> Diagnosis:
+def explain_stream(source: Source, card: Card | None = None) -> Diagnosis:
     """Diagnose a stream of bytes: a file, a pipe."""
     run = scan(blocks(source))
-    facts = gather(run)
+    facts = gather(run, card)
     causes = _causes(facts)
     found = remedy.changes(facts, causes)
     budget = reconstruct(facts) if run.hits else Budget()

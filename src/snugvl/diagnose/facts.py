@@ -33,6 +33,14 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Card:
+    """The GPU as whoever started the run saw it before, and computed vLLM's share from. Logs seldom say."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """A run in numbers. `overhead`: ceiling − weights − KV, so activations, encoder, context, libraries."""
 
@@ -58,6 +66,7 @@ class Facts:
     kv_token: Value | None
     context: int | None
     image_tokens: int | None
+    card: Card | None = None
 
     @property
     def overhead(self) -> Value | None:
@@ -95,14 +104,16 @@ def whole(text: str) -> int | None:
     return int(digits) if digits.isdigit() and len(digits) <= 15 else None
 
 
-def gather(run: Run) -> Facts:
-    """Everything that the lines of a run say."""
+def gather(run: Run, card: Card | None = None) -> Facts:
+    """Everything that the lines of a run say. `card`: what is known of the GPU where they say nothing."""
     command = commands.find(run)
     engine = next((name for name in _ENGINES if name in run.engines), "vllm" if command else None)
     model = _model(run, command)
     known = models.find(model)
     utilisation, given = _utilisation(run, command, engine)
     total, free = _card(run)
+    if total is None and card is not None:
+        total, free = Value(card.total_bytes), Value(card.free_bytes)
     ceiling = _ceiling(run, total, utilisation, given)
     kv, needed, token, context = _cache(run, command, known)
     weights = _first_size(run, (("v0_parts", 0), ("weights", 0)))
@@ -129,6 +140,7 @@ def gather(run: Run) -> Facts:
         kv_token=token,
         context=context,
         image_tokens=_image_tokens(run, known),
+        card=card,
     )
 
 

@@ -53,6 +53,8 @@ def no_room_for_cache(facts: Facts) -> list[Cause]:
         found.append(weights)
     if low := _utilisation_low(facts):
         found.append(low)
+    if not found and available is not None and (split := _ceiling_spent(facts)):
+        found.append(cause(facts, "context", "likely", split, "weights", "kv", *keys))
     if not found:
         text = "No memory was left for the KV cache, and the log has too few numbers to say what took it."
         found.append(cause(facts, "out_of_memory", "possible", text, "kv", *keys))
@@ -76,7 +78,7 @@ def _weights_dominate(facts: Facts, saving: int) -> Cause | None:
     share = facts.weights.nbytes / facts.ceiling.nbytes
     hopeless = facts.kv is not None and facts.kv.nbytes + saving <= 0
     enough = 0.9 if saving else 0.7
-    if share < enough and not hopeless:
+    if share < enough and not (hopeless and saving):
         return None
     text = f"The weights take {gib(facts.weights.nbytes)} of a ceiling of {gib(facts.ceiling.nbytes)}."
     return cause(
@@ -84,9 +86,21 @@ def _weights_dominate(facts: Facts, saving: int) -> Cause | None:
     )
 
 
+def _ceiling_spent(facts: Facts) -> str:
+    """What took the memory that was allowed, in a sentence, or ""."""
+    if not (facts.ceiling and facts.weights and facts.overhead and facts.kv):
+        return ""
+    return (
+        f"Of {gib(facts.ceiling.nbytes)} that it may use, vLLM counts {gib(facts.weights.nbytes)} for weights and "
+        f"{gib(facts.overhead.nbytes)} for activations and libraries, {gib(-facts.kv.nbytes)} too much with no KV cache at all."
+    )
+
+
 def _utilisation_low(facts: Facts) -> Cause | None:
     if facts.utilisation is None or not facts.utilisation_given or facts.utilisation > 0.85:
         return None
+    if facts.card is not None:
+        return None  # the share was computed: what it leaves is the margin and the CUDA context
     if facts.free and facts.total and facts.free.nbytes < facts.total.nbytes * (facts.utilisation + 0.05):
         return None  # nothing more is free
     text = f"Only {facts.utilisation:.2f} of the card is allowed; if nothing else holds the rest, raising it helps."

@@ -1,7 +1,7 @@
 """`vllm serve …` with every flag computed (names and meaning as in vLLM 0.33).
 
 Utilisation counts of the card's TOTAL memory, must be free when vLLM starts, and does not include the CUDA
-context and, with several GPUs, NCCL's buffers, which exist before vLLM looks:
+context and, with several GPUs, the buffers of vLLM's NCCL communicator, which exist before vLLM looks:
 
     --gpu-memory-utilization = ⌊(usable - context - NCCL) / total⌋ to four digits
 

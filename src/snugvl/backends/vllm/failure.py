@@ -18,8 +18,13 @@ _MEMORY: Final = (
     "vision_profile", "context", "utilisation_over_free", "utilisation_low", "tenants", "cuda_graphs",
     "batch", "weights", "fragmentation", "spill", "residency", "out_of_memory", "host_memory", "host_killed",
 )  # fmt: skip
+_FULL: Final = ("weights", "context")
 # Lines that say where it stopped, and nothing of why.
 _NO_CAUSE: Final = ("tied_head",)
+_LESS: Final = (
+    "A shorter --context, smaller pictures (--max-pixels) or a smaller model needs less: "
+    "`snugvl plan` says what fits."
+)
 MAX_QUOTED: Final = 200  # characters of a line of the log
 LOADING: Final = 0.2  # of a start: its weights are there (see `log`)
 
@@ -63,7 +68,7 @@ def understand(ending: Ending, choice: VllmChoice) -> Failure:
     if ending.error is not None:
         return Failure(ending.error, str(ending.error))
     command = shlex.join(["vllm", "serve", choice.model, *choice.arguments])
-    diagnosis = explain("\n".join([command, *ending.lines]))
+    diagnosis = explain("\n".join([command, *ending.lines]), choice.card)
     causes = [cause for cause in diagnosis.causes if cause.kind not in _NO_CAUSE]
     if not causes:
         return Failure(
@@ -76,9 +81,13 @@ def understand(ending: Ending, choice: VllmChoice) -> Failure:
         return Failure(taken, cause.title, port_taken=True)
     error: SnugvlError
     text = f"{cause.title}: {cause.explanation}"
-    told = f"vLLM did not start: {text} {_way_out(diagnosis)}".rstrip()
+    retry = _retry(diagnosis, causes, choice)
+    way_out = _way_out(diagnosis)
+    if choice.replan is not None and cause.kind in _FULL and retry is None:
+        way_out = _LESS  # the plan has given vLLM all that there is: no flag gains anything
+    told = f"vLLM did not start: {text} {way_out}".rstrip()
     error = DoesNotFit(told) if cause.kind in _MEMORY else EngineError(told)
-    return Failure(error, text.rstrip("."), retry=_retry(diagnosis, causes, choice))
+    return Failure(error, text.rstrip("."), retry=retry)
 
 
 def stalled(how: str, log: Log, choice: VllmChoice) -> EngineError:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from snugvl.backends.protocol import ToolForm
 from snugvl.checkpoint.locate import POCKET, near
+from snugvl.diagnose.facts import Card
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import RequestError
 from snugvl.ledger import LedgerRow
@@ -30,6 +31,7 @@ class Facts:
         control_tokens: strings that no text of a request may contain; longest first.
         reasoning: whether answers begin inside the reasoning; None where no template says that it thinks.
         gpu_uuids: NVML's names of the GPUs it runs on, for what is free there now.
+        card: memory of the first of them as the plan saw it, for the diagnosis of a start that fails.
     """
 
     images: bool | None = None
@@ -47,6 +49,7 @@ class Facts:
     control_tokens: tuple[str, ...] = ()
     reasoning: bool | None = None
     gpu_uuids: tuple[str, ...] = ()
+    card: Card | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,11 @@ class VllmChoice:
                 f"seconds until vLLM sleeps are more than 0, not {self.sleep_after_s:g}",
                 field="sleep_after_s",
             )
+
+    @property
+    def card(self) -> Card | None:
+        """Its GPU as the plan saw it, for a diagnosis."""
+        return self.facts.card if self.facts is not None else None
 
     @property
     def name(self) -> str:

@@ -5,9 +5,11 @@
     encoder cache       max(max_num_batched_tokens, tokens of the largest image) · (1 + levels) · hidden · 2
     encoder profile     one forward of the largest image that `max_pixels` allows, whatever is really sent
     decoder profile     max_num_batched_tokens, as transformers' bytes per token
-    non-torch           0.13 GiB beyond the context (published H100 table); NCCL for several GPUs
+    non-torch           0.13 GiB beyond the context (published H100 table)
+    NCCL                several GPUs: vLLM's own communicator at its start, torch's in the profiling run
 
-All of it but NCCL is inside `gpu_memory_utilization` · total, which must be free when vLLM starts.
+All of it but vLLM's own communicator is inside `gpu_memory_utilization` · total, which must be free when
+vLLM starts.
 """
 
 from typing import Final
@@ -27,6 +29,9 @@ NON_TORCH_BYTES: Final = 240 * (1 << 20)
 # of which 719 MiB are the context's. vLLM does not count it either.
 NCCL_BYTES: Final = 864 * (1 << 20)
 NCCL: Final = "NCCL"
+# vLLM gathers logits through a communicator of torch's, which the first step makes, so profiling does.
+NCCL_TORCH_BYTES: Final = 416 * (1 << 20)
+NCCL_TORCH: Final = "torch's NCCL"
 GRAPH_BASE_BYTES: Final = 64 * (1 << 20)
 GRAPH_BYTES_PER_SEQUENCE: Final = 2 * (1 << 20)
 MROPE_FACTOR: Final = 4
@@ -94,6 +99,11 @@ def vllm_components(model: Inventory, settings: Settings) -> list[Component]:
     if sharing > 1:
         parts.append(
             Component(NCCL, NCCL_BYTES, basis="default", why=f"{sharing} GPUs; measured for two H200s")
+        )
+        parts.append(
+            Component(
+                NCCL_TORCH, NCCL_TORCH_BYTES, basis="default", why="made by the first gathering of logits"
+            )
         )
     if model.facts.vision is not None and settings.images:
         image = profiled(model, settings)
