@@ -20,7 +20,7 @@ from snugvl.engine.memory.caches import allocate
 from snugvl.engine.rehearsal import _batch, _encode
 from snugvl.layers.kernels.compiler.dry_run import dry_run
 from snugvl.layers.kernels.device import Hardware
-from snugvl.models.loader import Storage, _store, without_memory
+from snugvl.models.loader import Storage, choose_formats, without_memory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.outline import drawn, outline_of
 
@@ -49,7 +49,7 @@ def models() -> dict[str, ModelConfig]:
 def network_in(config: ModelConfig, storage: Storage) -> LoadableNetwork:
     network = without_memory(replace(config, text=_short(config)))
     network.to(torch.bfloat16)
-    _store(network, storage, Fp8Blocks(128, 128) if storage.layers == "fp8" else None)
+    choose_formats(network, storage, Fp8Blocks(128, 128) if storage.layers == "fp8" else None)
     return drawn(outline_of(network, network.config))
 
 

@@ -29,7 +29,7 @@ from snugvl.layers.kernels.compiler.dry_run import Launch, dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, GridTHW, PatchReader
-from snugvl.models.loader import Storage, _store, without_memory
+from snugvl.models.loader import Storage, choose_formats, without_memory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.outline import drawn, outline_of
 from snugvl.sampling import SamplingParams
@@ -247,7 +247,7 @@ def rehearsed(
     config = parse_config(values, "config.json")
     network = without_memory(config)
     network.to(torch.bfloat16)
-    _store(network, storage, config.quantization)
+    choose_formats(network, storage, config.quantization)
     network = drawn(outline_of(network, config))
     sizes = EngineConfig(num_blocks=8192, max_num_seqs=33, kv_cache=kv, prefix_cache=False)
     with torch.inference_mode(), dry_run(H200) as launches:

@@ -96,7 +96,7 @@ def test_the_small_models_run_on_our_engine() -> None:
 def test_a_tower_in_int8_without_deepstack_levels(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     widened_on_a_gpu(monkeypatch)
     model, ours = model_of(size), network(size)
-    loader._store(ours, loader.Storage("int4", "int8", tower="int8"), None)
+    loader.choose_formats(ours, loader.Storage("int4", "int8", tower="int8"), None)
     assert ours.tower is not None
     settings = Settings("native", "int4", "int8", vision_weights="int8")
     assert tower_bytes(model, settings) == held(ours.tower)

@@ -61,7 +61,7 @@ def held(network: torch.nn.Module) -> int:
 def test_weights_are_planned_to_the_byte(whole: dict[str, Any], size: str, head: Any, weights: Any) -> None:
     with torch.device("meta"):
         network = Qwen3VL(whole[size]).to(torch.bfloat16)
-    loader._store(network, loader.Storage(weights, head), Fp8Blocks(128, 128))
+    loader.choose_formats(network, loader.Storage(weights, head), Fp8Blocks(128, 128))
     model = inventory(qwen3_vl(size, fp8=weights == "fp8"))
     settings = Settings("native", weights, head)
     assert weight_bytes(model, settings) == held(network)
@@ -78,7 +78,7 @@ def test_a_tower_in_int8_is_planned_to_the_byte(whole: dict[str, Any], size: str
     with torch.device("meta"):
         network = Qwen3VL(whole[size]).to(dtype)
     wide = held(network.model["visual"])
-    loader._store(network, loader.Storage("int4", "int8", tower="int8"), None)
+    loader.choose_formats(network, loader.Storage("int4", "int8", tower="int8"), None)
     model = inventory(qwen3_vl(size))
     settings = Settings("native", "int4", "int8", float32=dtype == torch.float32, vision_weights="int8")
     parts = {part.name: part.nbytes for part in weight_components(model, settings)}
@@ -90,7 +90,7 @@ def test_a_tower_in_int8_is_planned_to_the_byte(whole: dict[str, Any], size: str
 def test_float32_beside_quantised_weights(whole: dict[str, Any]) -> None:
     with torch.device("meta"):
         network = Qwen3VL(whole["2B"])
-    loader._store(network, loader.Storage("int8"), None)
+    loader.choose_formats(network, loader.Storage("int8"), None)
     for linear in network.modules():
         if isinstance(linear, Linear) and linear.scale is not None:
             assert linear.scale.dtype == torch.bfloat16
@@ -136,6 +136,9 @@ def test_split_products_as_the_kernels_do(size: str, units: int, tokens: int) ->
         tiles = -(-rows // wide)
         expected = split * tiles * high * wide * (1 + swiglu) * 4 if split > 1 else 0
         assert native.split_bytes(native.Product(rows, columns, swiglu), tokens, units) == expected
+        high, wide, split, _, _ = matrix_tile(tokens, rows, weights, units, swiglu=swiglu, loops=True)
+        taken = split * -(-rows // wide) * -(-tokens // high) * high * wide * (1 + swiglu) * 4
+        assert (taken if split > 1 else 0) <= expected, "an old card takes no more than is planned"
         fine = replace(weights, group=32)  # a ready-made checkpoint's
         high, wide, split, _, _ = matrix_tile(tokens, rows, fine, units, swiglu=swiglu)
         expected = split * tiles * high * wide * (1 + swiglu) * 4 if split > 1 else 0

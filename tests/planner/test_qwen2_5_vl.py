@@ -38,7 +38,7 @@ def model_of(size: str) -> Inventory:
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
 def test_weights_are_planned_to_the_byte(size: str, weights: Any) -> None:
     ours = network(size).to(torch.bfloat16)
-    loader._store(ours, loader.Storage(weights, "int8"), None)
+    loader.choose_formats(ours, loader.Storage(weights, "int8"), None)
     settings = Settings("native", weights, "int8")
     assert weight_bytes(model_of(size), settings) == held(ours)
     parts = {part.name: part.nbytes for part in weight_components(model_of(size), settings)}
@@ -64,7 +64,7 @@ def test_the_vision_tower(size: str, dtype: torch.dtype) -> None:
 def test_the_vision_tower_in_int8(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     widened_on_a_gpu(monkeypatch)
     ours = network(size).to(torch.bfloat16)
-    loader._store(ours, loader.Storage("int4", "int8", tower="int8"), None)
+    loader.choose_formats(ours, loader.Storage("int4", "int8", tower="int8"), None)
     settings = Settings("native", "int4", "int8", vision_weights="int8")
     parts = {part.name: part.nbytes for part in weight_components(model_of(size), settings)}
     assert parts[LABELS["vision"]] == held(ours.tower)

@@ -120,7 +120,7 @@ def test_our_vision_tower_in_int8(
 ) -> None:
     widened_on_a_gpu(monkeypatch)
     model, config = network(size, tmp_path, dtype)
-    loader._store(model, loader.Storage(tower="int8"), None)
+    loader.choose_formats(model, loader.Storage(tower="int8"), None)
     for side in (2, 16, 24, 32, 64):  # with few patches the widened matrix is most of it
         patches = torch.empty(side * side, config.vision.patch_dim, dtype=dtype, device="meta")
         with fused_attention(OURS):

@@ -117,7 +117,7 @@ def load_model(
         ready_made.store(dict(_targets(model)), matrices, form, inside)
         storage = storage or Storage("int4")
     storage = storage or Storage()
-    _store(model, storage, form)
+    choose_formats(model, storage, form)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
     host = to_host(units, pinned=storage.streamed == "pinned")
     room_size = room_bytes(units, [len(each) for each in host])
@@ -129,7 +129,7 @@ def load_model(
     return model
 
 
-def _store(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | PackedInt4 | None) -> None:
+def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | PackedInt4 | None) -> None:
     """Choose the formats, before there is memory. What a format can't hold stays as it is."""
     blocks = _blocks(form)
     head = model.decoder.embed_tokens

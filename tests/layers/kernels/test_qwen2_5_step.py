@@ -18,7 +18,7 @@ from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import Format
 from snugvl.models.batch import Batch
-from snugvl.models.loader import Storage, _store
+from snugvl.models.loader import Storage, choose_formats
 from snugvl.models.networks import LoadableNetwork, network_of
 
 SIZES = EngineConfig(num_blocks=4, max_num_seqs=1)
@@ -59,7 +59,7 @@ class _OnGpu(TorchFunctionMode):
 
 def network_in(storage: Storage) -> LoadableNetwork:
     network = network_of(parse_config(CONFIG, "config.json"))
-    _store(network, storage, None)
+    choose_formats(network, storage, None)
     torch.manual_seed(2)
     for module in network.modules():
         if isinstance(module, Linear):

@@ -53,6 +53,11 @@ def capability(device: torch.device) -> tuple[int, int]:
     return hardware_of(device).capability
 
 
+def tensor_cores(device: torch.device) -> bool:
+    """Whether Triton multiplies on tensor cores (Ampere and later); before, in loops over registers."""
+    return capability(device) >= (8, 0) or hardware_of(device) == _INTERPRETED
+
+
 def native_fp8(device: torch.device) -> bool:
     """Whether the hardware converts float8 (Ada and later)."""
     return capability(device) >= (8, 9)

@@ -7,6 +7,7 @@ given a driver that knows the capability and nothing else.
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -45,10 +46,15 @@ def compile_all(
         yield from zip(launches, pool.map(_compile, launches), strict=True)
 
 
+def compiled(launch: Launch) -> Any:
+    """Triton's compiled kernel, within `compile_all` or after it: found in the folder, or compiled now."""
+    read(launch.kernel.kernel)
+    return launch.kernel.kernel.warmup(*launch.values, grid=(1,), **launch.constants)
+
+
 def _compile(launch: Launch) -> Exception | None:
     try:
-        read(launch.kernel.kernel)
-        launch.kernel.kernel.warmup(*launch.values, grid=(1,), **launch.constants)
+        compiled(launch)
     except Exception as error:  # the others are wanted all the same; whoever launches it will see it
         return error
     return None

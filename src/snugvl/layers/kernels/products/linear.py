@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch.nn.functional import linear
 
-from snugvl.layers.kernels.device import capability, hardware_of, native_fp8
+from snugvl.layers.kernels.device import capability, hardware_of, native_fp8, tensor_cores
 from snugvl.layers.kernels.early import early
 from snugvl.layers.kernels.norm import normed
 from snugvl.layers.kernels.products import weights as kinds
@@ -43,6 +43,7 @@ LONE = frozenset({"fp8", "int8", "int4"})  # formats of which one row of input h
 LONE_OUTPUTS = 64  # of a product from which it is used: no tile has more
 VECTOR_ROWS = 1  # of input up to which the vector kernel is used
 WIDE_TOKENS = 192  # of input from which weights are widened first
+WIDE_TOKENS_LOOPS = SMALL + 1  # the same without tensor cores in Triton: the library has them on Turing
 WIDE_BYTES = 32 << 20  # of a widened slice
 WIDE_TILE = 32  # rows widened by one program
 _TILES = 8192  # arrival counters: more tiles than any split product has
@@ -85,7 +86,8 @@ def product(
         return out
     if norm is not None:
         x = normed(x, norm, eps)
-    if x.shape[0] >= WIDE_TOKENS and weights.format != "bf16" and outputs % WIDE_TILE == 0:
+    most = WIDE_TOKENS if tensor_cores(x.device) else WIDE_TOKENS_LOOPS
+    if x.shape[0] >= most and weights.format != "bf16" and outputs % WIDE_TILE == 0:
         _wide(x, weights, bias, residual, out, swiglu=swiglu)
     else:
         _matrix(x, weights, bias, residual, out, swiglu=swiglu)
@@ -257,7 +259,8 @@ def _matrix(
 ) -> None:
     tokens, outputs = out.shape
     units = hardware_of(x.device).units
-    bm, bn, split, warps, stages = matrix_tile(tokens, outputs, weights, units, swiglu=swiglu)
+    loops = not tensor_cores(x.device)
+    bm, bn, split, warps, stages = matrix_tile(tokens, outputs, weights, units, swiglu=swiglu, loops=loops)
     data, scale, zero = _operands(weights)
     kind = _KINDS[x.dtype]
     if tokens > SMALL and weights.format != "bf16" and x.dtype == torch.bfloat16:

@@ -54,16 +54,19 @@ def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:
 
 
 def matrix_tile(
-    tokens: int, outputs: int, weights: Weights, units: int, *, swiglu: bool
+    tokens: int, outputs: int, weights: Weights, units: int, *, swiglu: bool, loops: bool = False
 ) -> tuple[int, int, int, int, int]:
-    """Tokens and rows of a tile, splits of the columns, warps, stages."""
-    if tokens > SMALL:
+    """Tokens and rows of a tile, splits of the columns, warps, stages.
+
+    `loops`: without tensor cores, where operands are in registers as a whole (`benchmarks/other_cards.py`).
+    """
+    if tokens > SMALL and not loops:
         return (128 if outputs >= 4096 else 64), 64, 1, 4, 3
-    bm = 16 if tokens <= 16 else 32 if tokens <= 32 else 64
-    bn = 64 if outputs >= 6144 else 32
+    bm = 16 if tokens <= 16 else 32 if tokens <= 32 or loops else 64
+    bn = 64 if outputs >= 6144 and not loops else 32
     tiles = triton.cdiv(outputs, bn)
     groups = weights.columns // weights.group
     split = 1
     while tiles * split < 2 * units and split * 2 <= groups // 2:
         split *= 2
-    return bm, bn, split, 4, 3
+    return bm, bn, split, (8 if loops else 4), 3

@@ -1,0 +1,33 @@
+"""Every kernel of a model's steps compiles for cards that nobody here has, and fits their shared memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+# Bytes of stack: some registers put aside. A kernel whose operands don't stay in registers takes thousands.
+MOST_STACK = 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("card", "shared_kib"), [("RTX 5060", 99), ("RTX 2080", 64)])
+def test_kernels_compile_for_it(card: str, shared_kib: int) -> None:
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks")])
+    words = ["--cards", card, "--models", "Qwen/Qwen3-VL-2B-Instruct", "--formats", "int4", "--json"]
+    ran = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "other_cards.py", *words],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    (found,) = json.loads(ran.stdout)
+    kernels = found["kernels"]
+    assert [kernel["error"] for kernel in kernels if kernel["error"]] == []
+    assert {"attend_chunk", "attend_splits", "gemm", "widen"} <= {kernel["name"] for kernel in kernels}
+    assert max(kernel["shared_bytes"] for kernel in kernels) <= shared_kib << 10
+    assert max(kernel["stack_bytes"] for kernel in kernels) <= MOST_STACK
