@@ -11,7 +11,7 @@ tokens are compared with float32's:
     top-1    tokens whose most likely successor stays the same
 
 Exits with 1 if a format costs more than one that is offered by default may. bf16 is the yardstick: what the
-official checkpoints are published and computed in.
+official checkpoints are published and computed in. W8A8 is not offered: what its inputs in FP8 would cost.
 """
 
 import argparse
@@ -20,10 +20,12 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -39,6 +41,7 @@ from snugvl.config import EngineConfig, KVFormat
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.inputs.prompt import PreparedPrompt, Processor
+from snugvl.layers.linear import Linear
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
 from snugvl.sampling import SamplingParams
@@ -53,17 +56,19 @@ MOST_KL, LEAST_TOP1 = 0.01, 0.99
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How weights, keys and values are stored, and what it is computed in."""
+    """How weights, keys and values are stored, and what it is computed in. `inputs`: those of FP8 too."""
 
     name: str
     storage: Storage = field(default_factory=Storage)
     kv: KVFormat = "bf16"
     dtype: torch.dtype = torch.bfloat16
+    inputs: bool = False
 
 
 WAYS = (
     Way("bf16"),
     Way("fp8", Storage("fp8")),
+    Way("fp8 by fp8 (W8A8)", Storage("fp8"), inputs=True),
     Way("int8", Storage("int8")),
     Way("int4, groups of 64", Storage("int4", group=64)),
     Way("int4, groups of 128", Storage("int4", group=128)),
@@ -130,6 +135,22 @@ def at_answers(
     return torch.cat(rows)
 
 
+@contextmanager
+def fp8_inputs() -> Iterator[None]:
+    """Matrices in FP8 blocks get inputs of e4m3, a scale for 128 columns: what FP8 by FP8 would compute."""
+    plain = Linear._plain
+
+    def rounded(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+        if linear.format == "fp8":
+            groups = x.float().view(*x.shape[:-1], -1, BLOCK)
+            scale = groups.abs().amax(-1, keepdim=True).clamp_min(1e-12) / E4M3_MOST
+            x = ((groups / scale).to(torch.float8_e4m3fn).float() * scale).view(x.shape).to(x.dtype)
+        return plain(linear, x)
+
+    with mock.patch.object(Linear, "_plain", rounded):
+        yield
+
+
 def compared(logits: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
     """The three figures of one format."""
     ours, right = logits.log_softmax(-1), exact.log_softmax(-1)
@@ -164,7 +185,8 @@ def main() -> None:
         for way in WAYS:
             source = fp8 if way.storage.layers == "fp8" else POCKET
             model = load_model(source, dtype=way.dtype, device=given.device, storage=way.storage)
-            row = compared(at_answers(model, prompts, answers, way.kv), exact)
+            with fp8_inputs() if way.inputs else nullcontext():
+                row = compared(at_answers(model, prompts, answers, way.kv), exact)
             results["formats"][way.name] = row
             print(f"{way.name:<42}{row['relative_error']:>9.2%}{row['kl_nats']:>10.5f}", end="")
             print(f"{row['top1_agreement']:>9.2%}", flush=True)

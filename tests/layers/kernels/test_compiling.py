@@ -23,7 +23,6 @@ def broken(x, out, factor, size, SIZE: int, WIDE: int):  # type: ignore[no-untyp
     return x.nonsense
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_a_launch_finds_what_was_compiled_ahead(
     recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

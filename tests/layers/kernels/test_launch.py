@@ -73,7 +73,6 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 VALUES = (torch.zeros(40), torch.zeros(40), 2.5, 40)
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_a_later_launch_is_what_triton_would_do(recorder: Recorder) -> None:
     kernel = launched(JITFunction(doubled))
     assert isinstance(kernel, Launched)
@@ -85,7 +84,6 @@ def test_a_later_launch_is_what_triton_would_do(recorder: Recorder) -> None:
     assert second[6:9] == (None, None, None), "nobody's hooks are asked"
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_what_triton_compiles_anew_is_another_variant(recorder: Recorder) -> None:
     kernel = launched(JITFunction(doubled))
     x, out, factor, _ = VALUES
@@ -107,7 +105,6 @@ def test_what_triton_compiles_anew_is_another_variant(recorder: Recorder) -> Non
     assert len(set(functions)) == half == recorder.loaded
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_what_a_kernel_does_not_look_at_makes_no_variant(recorder: Recorder) -> None:
     """Neither of ours nor of Triton's: a number of tokens or an odd beginning must not compile anything."""
     kernel = launched(JITFunction(doubled, do_not_specialize=["out", "size"]))
@@ -121,7 +118,6 @@ def test_what_a_kernel_does_not_look_at_makes_no_variant(recorder: Recorder) -> 
     assert recorder.loaded == len(kernel._variants) == 2, "a number of 64 bits is another type"
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_triton_tells_what_it_compiles(
     recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
