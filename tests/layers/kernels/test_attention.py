@@ -126,6 +126,7 @@ def test_tokens_and_sequences_that_fill_up_a_step(
     torch.testing.assert_close(again[:24], right, **tolerance(device))
 
 
+@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("normed", [True, False])
 def test_norm_rotation_and_cache_write(normed: bool, device: torch.device) -> None:
     heads, kv_heads, dim, tokens = 4, 2, 32, 5
@@ -152,6 +153,7 @@ def test_norm_rotation_and_cache_write(normed: bool, device: torch.device) -> No
     torch.testing.assert_close(store.storage[:, :, untouched], before[:, :, untouched])
 
 
+@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("rotated", [8, 32])
 def test_gates_and_zero_centred_norms(rotated: int, device: torch.device) -> None:
     """Qwen3.5: each query is followed by its gate, the norms' weights are distances from 1."""

@@ -87,6 +87,7 @@ def test_nothing_before_a_window_is_read() -> None:
     assert ours.isfinite().all()
 
 
+@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize(("dim", "rotated"), [(80, 80), (96, 96), (128, 96), (256, 64), (64, 64)])
 @pytest.mark.parametrize("normed", [True, False])
 def test_rotation_and_cache_write(dim: int, rotated: int, normed: bool) -> None:

@@ -144,9 +144,10 @@ def split_bytes(product: Product, tokens: int, multiprocessors: int, group: int 
     `group`: columns that share a scale, which are never split.
     """
     high = 16 if tokens <= 16 else 32 if tokens <= 32 else SMALL_ROWS
-    wide = 64 if product.rows >= 6144 else 32
+    wide = 64 if product.rows >= 6144 or high == 32 else 32
+    enough = 7 * multiprocessors // 4 if high == 32 else 2 * multiprocessors
     tiles, split = -(-product.rows // wide), 1
-    while tiles * split < 2 * multiprocessors and split * 2 <= product.columns // group // 2:
+    while tiles * split < enough and split * 2 <= product.columns // group // 2:
         split *= 2
     return split * tiles * wide * high * 4 * (1 + product.swiglu) if split > 1 else 0
 

@@ -15,6 +15,7 @@ from snugvl.layers.kernels.attention.rope_cache import rope_and_cache
 from snugvl.layers.kernels.device import capability, hardware_of, native_fp8
 from snugvl.layers.kernels.early import early
 
+MANY, MANY_TOKENS = 64, 8  # tokens from which a program writes several, and how many
 SEATS = 256  # sequences that attention of chunks is compiled for; more are another variant
 
 
@@ -175,7 +176,8 @@ def write(
     query = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
     q_norm, k_norm = norms or (qkv, qkv)
     rotated = rotation[0].shape[1]
-    rope_and_cache[(tokens, heads + 2 * kv_heads)](
+    each, warps = (MANY_TOKENS, 4) if tokens >= MANY else (1, 1)
+    rope_and_cache[(triton.cdiv(tokens, each), heads + 2 * kv_heads)](
         qkv,
         q_norm,
         k_norm,
@@ -186,6 +188,8 @@ def write(
         values,
         eps,
         offset,
+        tokens,
+        TOKENS=each,
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=dim,
@@ -195,7 +199,7 @@ def write(
         HAS_NORM=norms is not None,
         HAS_OFFSET=offset != 0,
         GATED=gated,
-        num_warps=1,
+        num_warps=warps,
         **early(qkv.device),
     )
     return query

@@ -2,6 +2,9 @@
 
 a head   | first half | second half | rest, not rotated |      read in powers of two, the last values masked
          └──────── ROTATED ─────────┘                   DIM
+
+A program takes one head of one token where there are few; of several tokens where many would be more programs
+than a GPU starts in the time that it needs for their values.
 """
 
 import triton
@@ -37,13 +40,13 @@ def _normed(
     DIM: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
 ):
-    """The three parts of one head after RMSNorm, as transformers rounds them."""
+    """The three parts of one head, of several tokens, after RMSNorm, as transformers rounds them."""
     kind: tl.constexpr = x.dtype.element_ty
     low, high, rest = low.to(tl.float32), high.to(tl.float32), rest.to(tl.float32)
-    square = tl.sum(low * low, 0) + tl.sum(high * high, 0)
+    square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
     if ROTATED < DIM:
-        square += tl.sum(rest * rest, 0)
-    rstd = tl.rsqrt(square / DIM + eps)
+        square += tl.sum(rest * rest, 1)
+    rstd = tl.rsqrt(square / DIM + eps)[:, None]
     inside = half < ROTATED // 2
     low = _weighted(low * rstd, weight, half, inside, offset, kind, HAS_OFFSET)
     high = _weighted(high * rstd, weight, ROTATED // 2 + half, inside, offset, kind, HAS_OFFSET)
@@ -54,7 +57,7 @@ def _normed(
 
 
 @launched
-@triton.jit(do_not_specialize=["slots"])
+@triton.jit(do_not_specialize=["slots", "tokens"])
 def rope_and_cache(
     qkv,
     q_norm,
@@ -67,6 +70,8 @@ def rope_and_cache(
     values,
     eps,
     offset,
+    tokens,
+    TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -78,7 +83,7 @@ def rope_and_cache(
     GATED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One (token, head) of `qkv` `[tokens, HEADS + 2 · KV_HEADS, DIM]`; `GATED`: a gate follows each query.
+    """`TOKENS` tokens of a head of `qkv` `[tokens, HEADS + 2 · KV_HEADS, DIM]`; `GATED`: queries have gates.
 
     Query heads go to `query` `[tokens, HEADS, DIM]`, keys and values to their slot of the cache
     `[slots, KV_HEADS, DIM]`, as e4m3 where that is bytes; a slot below 0 is not written. `cosine`, `sine`:
@@ -86,24 +91,25 @@ def rope_and_cache(
     the rotated values and the rest.
     """
     take_turn(EARLY)
-    token = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1)
-    half = tl.arange(0, HALF)
-    more = tl.arange(0, REST)
-    inside = half < ROTATED // 2
-    beyond = ROTATED + more < DIM
+    here = token < tokens
+    token = token[:, None]
+    half = tl.arange(0, HALF)[None, :]
+    more = tl.arange(0, REST)[None, :]
+    inside = here[:, None] & (half < ROTATED // 2)
+    beyond = here[:, None] & (ROTATED + more < DIM)
     if GATED:
         source = qkv + (token * 2 * (HEADS + KV_HEADS) + head + tl.minimum(head, HEADS)) * DIM
     else:
         source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * DIM
-    slot = tl.load(slots + token).to(tl.int64)
+    slot = tl.load(slots + token, mask=here[:, None], other=-1).to(tl.int64)
     low = tl.load(source + half, mask=inside, other=0)
     high = tl.load(source + ROTATED // 2 + half, mask=inside, other=0)
     rest = tl.load(source + ROTATED + more, mask=beyond, other=0)
     if head >= HEADS + KV_HEADS:
-        if slot >= 0:
-            target = values + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
-            _store(target, low, high, rest, half, more, inside, beyond, ROTATED, DIM)
+        target = values + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
+        _store(target, low, high, rest, half, more, inside & (slot >= 0), beyond & (slot >= 0), ROTATED, DIM)
         return
     is_query = head < HEADS
     if HAS_NORM:
@@ -122,14 +128,16 @@ def rope_and_cache(
     if is_query:
         target = query + (token * HEADS + head) * DIM
         _store(target, left, right, rest, half, more, inside, beyond, ROTATED, DIM)
-    elif slot >= 0:
+    else:
         target = keys + (slot * KV_HEADS + head - HEADS) * DIM
-        _store(target, left, right, rest, half, more, inside, beyond, ROTATED, DIM)
+        _store(
+            target, left, right, rest, half, more, inside & (slot >= 0), beyond & (slot >= 0), ROTATED, DIM
+        )
 
 
 @triton.jit
 def _store(target, low, high, rest, half, more, inside, beyond, ROTATED: tl.constexpr, DIM: tl.constexpr):
-    """The three parts of a head to where it begins."""
+    """The three parts of a head to where it begins, of several tokens."""
     kind = target.dtype.element_ty
     tl.store(target + half, stored(low, kind), mask=inside)
     tl.store(target + ROTATED // 2 + half, stored(high, kind), mask=inside)

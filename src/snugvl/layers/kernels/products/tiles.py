@@ -65,10 +65,11 @@ def matrix_tile(
         warps = 8 if swiglu and (weights.format == "int4" or weights.columns <= 2048) else 4
         return (128 if outputs >= 4096 else 64), 64, 1, warps, 3
     bm = 16 if tokens <= 16 else 32 if tokens <= 32 or loops else 64
-    bn = 64 if outputs >= 6144 and not loops else 32
+    bn = 32 if loops or (outputs < 6144 and bm != 32) else 64
+    enough = 2 * units if bm != 32 else 7 * units // 4
     tiles = triton.cdiv(outputs, bn)
     groups = weights.columns // weights.group
     split = 1
-    while tiles * split < 2 * units and split * 2 <= groups // 2:
+    while tiles * split < enough and split * 2 <= groups // 2:
         split *= 2
     return bm, bn, split, (8 if loops else 4), 3
