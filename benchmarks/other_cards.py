@@ -3,12 +3,13 @@
     python benchmarks/other_cards.py [--cards "RTX 5060" "RTX 2080"] [--models NAME ...] [--formats fp8 int4]
                                      [--kernels] [--out FILE]
 
-Of each card, model and format every kernel that its steps, pictures and filters launch is compiled by Triton
-and NVIDIA's assembler, which come with Triton. Printed are kernels, those that could not be compiled, and the
-most of: shared memory of a program beside what that generation has, registers, and bytes a thread keeps on
-its stack, which are in slow memory: some hundred are registers put aside now and then, thousands a kernel in
-whose inner loop nothing stays in registers. How fast they run is for a card to say. Exit code 1: some kernel
-can't be compiled, or takes more shared memory than there is.
+Of each card, model and format every kernel that its steps, pictures and filters launch, with a KV cache in
+the type that it computes in and with one in FP8, is compiled by Triton and NVIDIA's assembler, which come
+with Triton. Printed are kernels, those that could not be compiled, and the most of: shared memory of a
+program beside what that generation has, registers, and bytes that a thread keeps on its stack, which are in
+slow memory: some hundred are registers put aside now and then, thousands a kernel in whose inner loop nothing
+stays in registers. How fast they run is for a card to say. Exit code 1: some kernel can't be compiled, or
+takes more shared memory than there is.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -103,7 +104,9 @@ def kernels_of(case: Case) -> list[Kernel]:
     """All of them, compiled; in a process of its own."""
     hardware = CARDS[case.card]
     with torch.inference_mode(), dry_run(hardware) as launches:
-        rehearse(network_of(case), STEPS)
+        network = network_of(case)
+        rehearse(network, STEPS)
+        rehearse(network, replace(STEPS, kv_cache="fp8"))
     return [
         Kernel(launch.name, f"{type(error).__name__}: {error}") if error is not None else taken(launch)
         for launch, error in compile_all(launches, hardware)

@@ -107,9 +107,13 @@ def rope_and_cache(
     low = tl.load(source + half, mask=inside, other=0)
     high = tl.load(source + ROTATED // 2 + half, mask=inside, other=0)
     rest = tl.load(source + ROTATED + more, mask=beyond, other=0)
+    cell = (
+        slot * KV_HEADS + head - HEADS
+    )  # where a key goes, in heads; a value so many before as there are keys
+    written, more_written = inside & (slot >= 0), beyond & (slot >= 0)
     if head >= HEADS + KV_HEADS:
-        target = values + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
-        _store(target, low, high, rest, half, more, inside & (slot >= 0), beyond & (slot >= 0), ROTATED, DIM)
+        to_values = values + (cell - KV_HEADS) * DIM
+        _store(to_values, low, high, rest, half, more, written, more_written, ROTATED, DIM)
         return
     is_query = head < HEADS
     if HAS_NORM:
@@ -125,14 +129,13 @@ def rope_and_cache(
     # Each product rounded to the input's type, as transformers does, before they are added.
     left = (low * cos).to(kind) + (-high * sin).to(kind)
     right = (high * cos).to(kind) + (low * sin).to(kind)
+    # What both branches name must have one type, and a cache may hold bytes.
     if is_query:
-        target = query + (token * HEADS + head) * DIM
-        _store(target, left, right, rest, half, more, inside, beyond, ROTATED, DIM)
+        to_query = query + (token * HEADS + head) * DIM
+        _store(to_query, left, right, rest, half, more, inside, beyond, ROTATED, DIM)
     else:
-        target = keys + (slot * KV_HEADS + head - HEADS) * DIM
-        _store(
-            target, left, right, rest, half, more, inside & (slot >= 0), beyond & (slot >= 0), ROTATED, DIM
-        )
+        to_keys = keys + cell * DIM
+        _store(to_keys, left, right, rest, half, more, written, more_written, ROTATED, DIM)
 
 
 @triton.jit
