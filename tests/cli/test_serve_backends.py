@@ -322,7 +322,7 @@ def diagnosis(kind: str, *changes: Change) -> Diagnosis:
     return Diagnosis(True, False, "vllm", "0.33", None, None, False, 1, 1, (cause,), changes=changes)
 
 
-@pytest.mark.parametrize("kind", ["out_of_memory", "context", "tenants", "cuda_graphs"])
+@pytest.mark.parametrize("kind", ["out_of_memory", "context", "weights", "tenants", "cuda_graphs"])
 def test_a_failed_start_is_planned_again_with_less(served: Served, on: Any, kind: str) -> None:
     on(qwen3_vl("2B", fp8=True), machine(8 * GIB))
     assert serve("m", "--backend", "vllm") == 0
@@ -333,7 +333,7 @@ def test_a_failed_start_is_planned_again_with_less(served: Served, on: Any, kind
     assert after.arguments != before.arguments
     old, new = (dict(zip(each.arguments, each.arguments[1:], strict=False)) for each in (before, after))
     share = (float(new["--gpu-memory-utilization"]), float(old["--gpu-memory-utilization"]))
-    assert share[0] == share[1] if kind == "context" else share[0] < share[1]
+    assert share[0] == share[1] if kind in ("context", "weights") else share[0] < share[1]
     if kind in ("out_of_memory", "cuda_graphs"):
         assert "--enforce-eager" in after.arguments
         assert int(new["--max-num-batched-tokens"]) == 512

@@ -107,9 +107,8 @@ def rope_and_cache(
     low = tl.load(source + half, mask=inside, other=0)
     high = tl.load(source + ROTATED // 2 + half, mask=inside, other=0)
     rest = tl.load(source + ROTATED + more, mask=beyond, other=0)
-    cell = (
-        slot * KV_HEADS + head - HEADS
-    )  # where a key goes, in heads; a value so many before as there are keys
+    # Where a key goes, in heads of the cache; a value's head comes KV_HEADS later.
+    cell = slot * KV_HEADS + head - HEADS
     written, more_written = inside & (slot >= 0), beyond & (slot >= 0)
     if head >= HEADS + KV_HEADS:
         to_values = values + (cell - KV_HEADS) * DIM
