@@ -1,7 +1,7 @@
 """What our kernels take of cards that are not here: compiled for them without a GPU, for every kind of step.
 
     python benchmarks/other_cards.py [--cards "RTX 5060" "RTX 2080"] [--models NAME ...] [--formats fp8 int4]
-                                     [--kernels] [--out FILE]
+                                     [--only gemm ...] [--kernels] [--out FILE]
 
 Of each card, model and format every kernel that its steps, pictures and filters launch, with a KV cache in
 the type that it computes in and with one in FP8, is compiled by Triton and NVIDIA's assembler, which come
@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -100,8 +101,8 @@ def network_of(case: Case) -> LoadableNetwork:
     return drawn(outline_of(network, network.config))
 
 
-def kernels_of(case: Case) -> list[Kernel]:
-    """All of them, compiled; in a process of its own."""
+def kernels_of(case: Case, only: tuple[str, ...]) -> list[Kernel]:
+    """All of them or `only` those, compiled; in a process of its own."""
     hardware = CARDS[case.card]
     with torch.inference_mode(), dry_run(hardware) as launches:
         network = network_of(case)
@@ -109,7 +110,9 @@ def kernels_of(case: Case) -> list[Kernel]:
         rehearse(network, replace(STEPS, kv_cache="fp8"))
     return [
         Kernel(launch.name, f"{type(error).__name__}: {error}") if error is not None else taken(launch)
-        for launch, error in compile_all(launches, hardware)
+        for launch, error in compile_all(
+            [each for each in launches if each.name in only or not only], hardware
+        )
     ]
 
 
@@ -168,16 +171,18 @@ def main() -> None:
     parser.add_argument("--cards", nargs="+", choices=CARDS, default=list(CARDS), metavar="CARD")
     parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME")
     parser.add_argument("--formats", nargs="+", choices=STORAGES, default=list(STORAGES))
+    parser.add_argument("--only", nargs="+", default=(), metavar="KERNEL")
     parser.add_argument("--kernels", action="store_true", help="a line for each kernel")
     parser.add_argument("--json", action="store_true", help="only all figures, as JSON")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     os.environ.pop("TRITON_INTERPRET", None)  # interpreted kernels have no binary
     wanted, began = list(cases(arguments)), time.perf_counter()
-    rows, well = [], True
+    rows, well, compiling = [], True, partial(kernels_of, only=tuple(arguments.only))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, max_tasks_per_child=1) as pool:
-        for case, found in zip(wanted, pool.map(kernels_of, wanted), strict=True):
+        several = pool.map if len(wanted) > 1 else map  # a single one may have this process
+        for case, found in zip(wanted, several(compiling, wanted), strict=True):
             rows.append(asdict(case) | {"kernels": [asdict(kernel) for kernel in found]})
             if not arguments.json:
                 well = show(case, found, each=arguments.kernels) and well

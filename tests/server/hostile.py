@@ -34,9 +34,9 @@ def of(path: str, code: str, words: str) -> str:
 
 
 @contextmanager
-def attacked() -> Iterator[str]:
+def attacked(read_timeout_s: float = 0.5) -> Iterator[str]:
     """The base URL of a server; at the end it must still answer."""
-    settings = ServerSettings(max_body_bytes=4 * MIB, read_timeout_s=0.5, names=("pocket",))
+    settings = ServerSettings(max_body_bytes=4 * MIB, read_timeout_s=read_timeout_s, names=("pocket",))
     with live(FakeService(), settings) as base:
         yield base
         assert httpx.get(f"{base}/health").status_code == 200

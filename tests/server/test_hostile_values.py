@@ -26,7 +26,7 @@ from tests.server.hostile import (
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    with attacked() as base, httpx.Client(base_url=base) as client:
+    with attacked(read_timeout_s=30) as base, httpx.Client(base_url=base) as client:
         yield client
 
 

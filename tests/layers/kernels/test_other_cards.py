@@ -1,4 +1,8 @@
-"""Every kernel of a model's steps compiles for cards that nobody here has, and fits their shared memory."""
+"""Kernels compile for cards that nobody here has, and fit their shared memory.
+
+Those that differ most from card to card, or that an interpreter takes and the compiler may not, such as one
+that writes a cache of bytes; `benchmarks/other_cards.py` compiles all of them.
+"""
 
 import json
 import os
@@ -14,12 +18,28 @@ MOST_STACK = 1024
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("card", "shared_kib"), [("RTX 5060", 99), ("RTX 2080", 64)])
-def test_kernels_compile_for_it(card: str, shared_kib: int) -> None:
+@pytest.mark.parametrize(
+    ("card", "shared_kib", "names"),
+    [
+        ("RTX 5060", 99, {"attend_splits", "rope_and_cache"}),
+        ("RTX 2080", 64, {"gemm"}),
+    ],
+)
+def test_kernels_compile_for_it(card: str, shared_kib: int, names: set[str]) -> None:
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks")])
-    words = ["--cards", card, "--models", "Qwen/Qwen3-VL-2B-Instruct", "--formats", "int4", "--json"]
+    words = [
+        "--cards",
+        card,
+        "--models",
+        "Qwen/Qwen3-VL-2B-Instruct",
+        "--formats",
+        "int4",
+        "--only",
+        *names,
+        "--json",
+    ]
     ran = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "other_cards.py", *words],
         capture_output=True, text=True, env=environment,
@@ -28,6 +48,6 @@ def test_kernels_compile_for_it(card: str, shared_kib: int) -> None:
     (found,) = json.loads(ran.stdout)
     kernels = found["kernels"]
     assert [kernel["error"] for kernel in kernels if kernel["error"]] == []
-    assert {"attend_chunk", "attend_splits", "gemm", "widen"} <= {kernel["name"] for kernel in kernels}
+    assert {kernel["name"] for kernel in kernels} == names
     assert max(kernel["shared_bytes"] for kernel in kernels) <= shared_kib << 10
     assert max(kernel["stack_bytes"] for kernel in kernels) <= MOST_STACK
