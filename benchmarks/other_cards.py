@@ -108,6 +108,10 @@ def kernels_of(case: Case, only: tuple[str, ...]) -> list[Kernel]:
         network = network_of(case)
         rehearse(network, STEPS)
         rehearse(network, replace(STEPS, kv_cache="fp8"))
+    if unknown := set(only) - {launch.name for launch in launches}:
+        sys.exit(
+            f"no kernel {', '.join(sorted(unknown))} in these steps: --kernels without --only lists them"
+        )
     return [
         Kernel(launch.name, f"{type(error).__name__}: {error}") if error is not None else taken(launch)
         for launch, error in compile_all(
@@ -136,7 +140,7 @@ def show(case: Case, found: list[Kernel], *, each: bool) -> bool:
     failed = [kernel for kernel in found if kernel.error]
     over = [kernel for kernel in good if kernel.shared_bytes > limit]
     shared, registers, stack = (
-        max(good, key=lambda k, by=by: getattr(k, by))  # type: ignore[misc]
+        max(good, key=lambda k, by=by: getattr(k, by), default=Kernel("none"))  # type: ignore[misc]
         for by in ("shared_bytes", "registers", "stack_bytes")
     )
     print(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from snugvl.planner.commands import next_command, plain_command
-from snugvl.planner.footprint.vllm import NCCL_BYTES
+from snugvl.planner.footprint.vllm import NCCL_BYTES, NCCL_TORCH, NCCL_TORCH_BYTES
 from snugvl.planner.plan import Choice
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
@@ -70,6 +70,9 @@ def test_fp8_cache_and_several_gpus() -> None:
     assert "--tensor-parallel-size 2" in command
     asked = float(flags(command)["--gpu-memory-utilization"]) * pair.budget.total_bytes
     before = pair.budget.device.context_bytes + NCCL_BYTES  # taken when vLLM looks at what is free
+    # Taken later, of the share: room for weights and KV cache is without it.
+    assert pair.footprint.named(NCCL_TORCH) == NCCL_TORCH_BYTES
+    assert choice.footprint.named(NCCL_TORCH) == 0
     assert 0 <= pair.budget.usable_bytes - before - asked < pair.budget.total_bytes / 1000
 
 

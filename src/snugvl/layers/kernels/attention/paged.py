@@ -12,7 +12,7 @@ from snugvl.layers.kernels.attention.decode import DecodeCut, attend_splits, mer
 from snugvl.layers.kernels.attention.prefill import attend_chunk
 from snugvl.layers.kernels.attention.prefill_tiles import prefill_tiles
 from snugvl.layers.kernels.attention.rope_cache import rope_and_cache
-from snugvl.layers.kernels.device import capability, hardware_of, native_fp8
+from snugvl.layers.kernels.device import hardware_of, native_fp8, tensor_cores
 from snugvl.layers.kernels.early import early
 
 MANY, MANY_TOKENS = 64, 8  # tokens from which a program writes several, and how many
@@ -24,7 +24,7 @@ def _narrow(query: torch.Tensor) -> bool:
 
     So it is in float32, which is never rounded to tf32, and before Ampere, which has less shared memory too.
     """
-    return query.is_cuda and (query.dtype == torch.float32 or capability(query.device) < (8, 0))
+    return query.is_cuda and (query.dtype == torch.float32 or not tensor_cores(query.device))
 
 
 def _step(query: torch.Tensor) -> int:
