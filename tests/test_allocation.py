@@ -13,8 +13,8 @@ from snugvl.allocation import LEAST_CONTEXT, POOL_SEQUENCES, Wish, allocate
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import DoesNotFit, InputError, RequestError
-from snugvl.loading import planned_rows
 from snugvl.place import Place, place_on
+from snugvl.planned import planned_rows
 from snugvl.planner.footprint.native import loading_bytes
 from snugvl.planner.footprint.step_graphs import recorded
 from snugvl.planner.footprint.total import footprint

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from snugvl import loading
 from snugvl.backends.measure import CONTEXT, GRAPHS
 from snugvl.place import Place
+from snugvl.planned import watch_on
 
 MIB = 1 << 20
 GPU = Place(torch.device("cuda", 0), "a GPU", 7 << 30, compute_capability=(9, 0))
@@ -15,8 +15,8 @@ def test_who_watches_other_programs_knows_what_torch_will_hold(monkeypatch: pyte
     planned = {"text weights": 2000 * MIB, "workspace": 300 * MIB, CONTEXT: 700 * MIB, GRAPHS: 44 * MIB}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (130 * MIB, 7 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 2000 * MIB)
-    watch = loading.watch_on(GPU, planned)
+    watch = watch_on(GPU, planned)
     assert watch is not None
     # What torch gives cuBLAS is among it: no part of the context's row, and in the workspace's.
     assert watch.missing_bytes(0) == 300 * MIB
-    assert loading.watch_on(Place(torch.device("cpu"), "main memory", 7 << 30), planned) is None
+    assert watch_on(Place(torch.device("cpu"), "main memory", 7 << 30), planned) is None

@@ -6,7 +6,7 @@ that doesn't fit, it is refused with the numbers and with what would.
 
     weight format: as stored, bf16 or FP8 > int8 > int4
       > images and context > KV cache in bf16, then in FP8
-      > embedding and lm_head in bf16, then in int8, then the vision tower too
+      > embedding, lm_head and vision tower as in `planner/parts.py`
       > tokens and sequences of a step
 
 and all of this with the vision tower on the GPU before any of it with one that streams. A context below
@@ -15,7 +15,7 @@ and all of this with the vision tower on the GPU before any of it with one that 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 
 import torch
 
@@ -32,7 +32,7 @@ from snugvl.planner.footprint.step_graphs import NOTHING, Recorded, recorded
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import subject_of
-from snugvl.planner.settings import Settings, TowerWish, WeightFormat
+from snugvl.planner.settings import EmbeddingWish, Settings, TowerWish, WeightFormat
 from snugvl.planner.shortfall import gib
 
 CONTEXTS = (8192, 4096, 2048, 1024)  # tokens, tried in this order
@@ -55,6 +55,7 @@ class Wish:
         tower: where its weights are; auto streams them where nothing else fits.
         kv_cache: format of keys and values; FP8 where that makes room, see `planner.capabilities`.
         step_graphs: CUDA graphs of steps with prompts and of small pictures, where plenty of memory is left.
+        embedding: where the embedding is; auto has it in main memory where that makes room.
     """
 
     context: int | None = None
@@ -64,6 +65,7 @@ class Wish:
     tower: TowerWish = "auto"
     kv_cache: KVFormat | None = None
     step_graphs: bool = True
+    embedding: EmbeddingWish = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class _Question:
         base = Settings(
             "native",
             weights,
-            option.head,
+            option.parts.head,
             kv,
             context=length,
             max_pixels=pixels or None,
@@ -126,16 +128,17 @@ class _Question:
             language_only=self.facts.vision is not None and self.language_only,
             float32=wide,
             eager=cpu,
-            vision_weights=option.vision_weights,
-            vision=option.vision,
+            vision_weights=option.parts.vision_weights,
+            vision=option.parts.vision,
+            embedding=option.parts.embedding,
         )
         for chunk, sequences in NATIVE_STEPS[:1] if cpu else NATIVE_STEPS:
             yield replace(base, chunk=chunk, sequences=sequences)
 
     def every(self, steps: list[tuple[int, int]]) -> Iterator[Settings]:
         """All ways to reach one of `steps`, best first."""
-        for tower in dict.fromkeys(option.vision for option in self.options):
-            yield from self._among([option for option in self.options if option.vision == tower], steps)
+        for _, alike in groupby(self.options, lambda option: option.parts.vision):
+            yield from self._among(list(alike), steps)
 
     def _among(self, options: list[Option], steps: list[tuple[int, int]]) -> Iterator[Settings]:
         formats = list(dict.fromkeys(option.weights for option in options))
@@ -267,7 +270,7 @@ def _beyond(facts: ModelFacts, context: int) -> str:
 def _options(model: Inventory, place: Place, wish: Wish) -> tuple[Option, ...]:
     """Formats to try, best first."""
     tower = "resident" if wish.language_only else wish.tower
-    made = native_options(model, place.planned(), wish.weights, tower)
+    made = native_options(model, place.planned(), wish.weights, tower, wish.embedding)
     if isinstance(made, Refusal):
         raise RequestError(f"{model.name}: {made.reason}", field="model")
     plain = ("bf16", "fp32")
@@ -318,10 +321,11 @@ def _refusal(question: _Question, steps: list[tuple[int, int]]) -> str:
         way_out = "free some memory, or ask snugvl plan for a model that fits"
     free = f"{place.name} has {gib(place.free_bytes)} free, of which {gib(place.usable_bytes)} may be used"
     streamed = ", its vision tower streamed," if settings.vision == "streamed" else ""
+    beside = ", its embedding in main memory," if settings.embedding == "cpu" else ""
     images = f" and images of {settings.max_pixels or 0:,} pixels" if question.sees else ""
     cache = ", with an FP8 KV cache," if settings.kv == "fp8" else ""
     return (
-        f"{facts.name} in {settings.weights_name}{streamed} with a context of {settings.context:,} tokens"
-        f"{images}{cache} needs {gib(needed.total_bytes)} ({parts}), but "
+        f"{facts.name} in {settings.weights_name}{streamed}{beside} with a context of "
+        f"{settings.context:,} tokens{images}{cache} needs {gib(needed.total_bytes)} ({parts}), but "
         f"{free}; {way_out}"
     )

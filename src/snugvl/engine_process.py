@@ -62,6 +62,7 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
         language_only=choice.language_only,
         prefix_cache=choice.prefix_cache,
         tower=choice.tower,
+        embedding=choice.embedding,
         step_graphs=choice.step_graphs,
         progress=report,
         machine=machine,

@@ -4,7 +4,6 @@ A model that sees can be loaded without its vision tower (`language_only`): its 
 doesn't count them, and pictures are refused.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,29 +13,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from snugvl.allocation import Allocation, Wish, allocate
-from snugvl.backends.measure import CONTEXT, GRAPHS
 from snugvl.backends.native import NativeBackend
-from snugvl.backends.neighbours import Neighbours
 from snugvl.backends.protocol import Backend, Capabilities
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.configs import read_config
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.engine.engine import Engine
-from snugvl.engine.memory.pressure import Planned, Watch, reader
-from snugvl.errors import RequestError, UnsupportedModel
+from snugvl.errors import DoesNotFit, RequestError, UnsupportedModel
 from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.hardware.sizes import format_size, parse_size
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, tensor_bytes
+from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.place import Place, cap, device_of, place_on
+from snugvl.planned import planned_rows, watch_on
 from snugvl.planner.capabilities import prefers_fp32
-from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
-from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS
 from snugvl.planner.footprint.step_graphs import Recorded
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
-from snugvl.planner.settings import KVFormat, Settings, TowerWish, WeightFormat
+from snugvl.planner.settings import EmbeddingWish, KVFormat, Settings, TowerWish, WeightFormat
 from snugvl.timeline import mark
 
 if TYPE_CHECKING:
@@ -45,6 +41,7 @@ if TYPE_CHECKING:
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
 TowerName = TowerWish
+EmbeddingName = EmbeddingWish
 KVCacheName = Literal["auto", "bf16", "fp8"]
 BackendName = Literal["auto", "native", "transformers"]
 Progress = Callable[[str, float], None]
@@ -55,6 +52,7 @@ WEIGHTS = ("auto", "bf16", "fp8", "int8", "int4")
 KV_CACHES = ("auto", "bf16", "fp8")
 BACKENDS = ("auto", "native", "transformers")
 TOWERS = ("auto", "resident", "streamed")
+EMBEDDINGS = ("auto", "gpu", "cpu")
 # Of all progress: nearly all the time goes into reading weights.
 READING, WEIGHTS_FROM, WEIGHTS_TO = 0.03, 0.05, 0.9
 
@@ -97,6 +95,7 @@ def load(
     language_only: bool = False,
     prefix_cache: bool = True,
     tower: TowerName = "auto",
+    embedding: EmbeddingName = "auto",
     step_graphs: bool = True,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
@@ -127,6 +126,9 @@ def load(
         tower: where the vision tower's weights are: "resident" on the GPU, or "streamed" (our own engine
             alone): in main memory, and block by block on the GPU while it encodes a picture. Auto streams
             them where nothing else fits.
+        embedding: where the embedding is: on the "gpu", or "cpu" (our own engine alone): in page-locked main
+            memory, where the GPU reads a row for each token. Auto has it there where that makes room, for
+            models whose embedding isn't lm_head as well; under WSL2 never.
         step_graphs: on a GPU with plenty of free memory, replay steps with prompts, and small pictures, from
             CUDA graphs (our own engine alone): the first token comes sooner on a fast GPU.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
@@ -152,13 +154,23 @@ def load(
     made: Backend
     if tower not in TOWERS:
         raise RequestError(f"tower {tower!r} is unknown; use {', '.join(TOWERS)}", field="tower")
+    if embedding not in EMBEDDINGS:
+        raise RequestError(
+            f"embedding {embedding!r} is unknown; use {', '.join(EMBEDDINGS)}", field="embedding"
+        )
     if backend_for(model, backend) == "native":
-        wanted |= {"tower": tower, "step_graphs": step_graphs}
+        wanted |= {"tower": tower, "embedding": embedding, "step_graphs": step_graphs}
         made = load_engine(model, prefix_cache=prefix_cache, kv_cache=kv_cache, **wanted).backend
     elif tower == "streamed":
         raise RequestError(
             "only our own engine streams the vision tower; use tower='auto', or backend='native'",
             field="tower",
+        )
+    elif embedding == "cpu":
+        raise RequestError(
+            "only our own engine reads the embedding from main memory; use embedding='auto', or "
+            "backend='native'",
+            field="embedding",
         )
     else:
         if _kv_format(kv_cache) == "fp8":
@@ -204,6 +216,7 @@ def load_engine(
     language_only: bool = False,
     prefix_cache: bool = True,
     tower: TowerName = "auto",
+    embedding: EmbeddingName = "auto",
     step_graphs: bool = True,
     progress: Progress | None = None,
     machine: Machine | None = None,
@@ -231,22 +244,30 @@ def load_engine(
     reading = reader.submit(Processor.from_folder, folder, config, max_pixels=max_pixels)
     reader.shutdown(wait=False)
     kv_format = _kv_format(kv_cache)
-    wish = Wish(context, max_pixels, _weights(weights), language_only, tower, kv_format, step_graphs)
+    wish = Wish(
+        context, max_pixels, _weights(weights), language_only, tower, kv_format, step_graphs, embedding
+    )
     allocation = allocate(facts, kind, place, wish)
     cap_bytes = cap(place)
     mark("memory is planned and capped")
     left_out = tower_bytes(counted, allocation.settings) if allocation.settings.language_only else 0
     if left_out:
         report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
-    network = load_model(
-        folder,
-        dtype=kind,
-        device=target,
-        storage=_storage(allocation.settings, place.system),
-        readers=allocation.readers,
-        progress=_of_weights(report),
-        language_only=language_only,
-    )
+    try:
+        network = load_model(
+            folder,
+            dtype=kind,
+            device=target,
+            storage=_storage(allocation.settings, place.system),
+            readers=allocation.readers,
+            progress=_of_weights(report),
+            language_only=language_only,
+        )
+    except NoPageLockedMemory as error:
+        raise DoesNotFit(
+            f"the system gives no {format_size(error.nbytes)} of page-locked main memory, where the "
+            "embedding was to be; keep it on the GPU: embedding='gpu' (--embedding gpu)"
+        ) from None
     mark("weights are loaded")
     processor = reading.result()
     mark("the tokenizer is read")
@@ -261,7 +282,8 @@ def load_engine(
     engine = Engine(network, sizes, watch_on(place, planned))
     mark("the engine is made")
     vision = 0 if network.tower is None else tensor_bytes(network.tower)
-    held = {"text weights": tensor_bytes(network) - vision, "vision weights": vision}
+    beside = tensor_bytes(network.decoder.embed_tokens) if allocation.settings.embedding == "cpu" else 0
+    held = {"text weights": tensor_bytes(network) - vision - beside, "vision weights": vision}
     capabilities = replace(
         _capabilities(config, processor, allocation, kind, parameters=counted.parameters),
         model=str(model),
@@ -294,50 +316,15 @@ def _capabilities(
     )
 
 
-def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
-    """The plan as rows of the ledger. Workspaces of different phases share theirs: it is the largest one.
-
-    On a GPU encoder outputs are part of it, see `backends/measure.py`.
-    """
-    plan = allocation.footprint
-    vision = plan.named("weights: vision tower")
-    encodings = sum(part.nbytes for part in plan.counted if part.name.startswith("encoder outputs"))
-    rows = {
-        "text weights": plan.named("weights: ") - vision,
-        "vision weights": vision,
-        "KV cache": allocation.kv_bytes,
-        **({"recurrent state": allocation.state_bytes} if allocation.state_bytes else {}),
-    }
-    graphs = allocation.recorded
-    if place.device.type == "cuda":
-        # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
-        rows[CONTEXT] = max(plan.named(CONTEXT) - place.planned().cublas_bytes, 0) + plan.named(KERNELS)
-        rows[CONTEXT] += graphs.driver_bytes
-        rows[GRAPHS] = plan.named(GRAPHS) + plan.named(GRAPHS_LIBRARY)
-        rows[GRAPHS] += graphs.pool_bytes + graphs.library_bytes
-    else:
-        rows["encoder outputs"] = encodings + allocation.engine.encoder_cache_bytes
-    pool = up(allocation.kv_bytes, LARGE_ROUND_BYTES)  # what is rounded up is nobody's: workspace
-    beyond = pool - plan.named("KV cache") + allocation.engine.encoder_cache_bytes + graphs.total_bytes
-    rows["workspace"] = plan.total_bytes - sum(rows.values()) + beyond
-    return rows
-
-
-def watch_on(place: Place, planned: Mapping[str, int]) -> Watch | None:
-    """A watch on other programs that take a GPU's memory while the engine runs; None on a CPU."""
-    if place.device.type == "cpu":
-        return None
-    held = sum(planned.values()) - planned[CONTEXT]
-    told = None if place.gpu is None else Neighbours(place.gpu, os.getpid())
-    return Watch(reader(place.device), Planned(held, planned[GRAPHS]), told)
-
-
 def _storage(settings: Settings, system: OperatingSystem) -> Storage:
     """Under WSL2 there is little pinned memory, and others need it too."""
     layers = "bf16" if settings.weights == "fp32" else settings.weights
     memory: Literal["plain", "pinned"] = "plain" if system == "wsl2" else "pinned"
     streamed = memory if settings.vision == "streamed" else None
-    return Storage(layers, settings.head, tower=settings.vision_weights, streamed=streamed)
+    embedding: Literal["gpu", "cpu"] = "cpu" if settings.embedding == "cpu" else "gpu"
+    return Storage(
+        layers, settings.head, tower=settings.vision_weights, streamed=streamed, embedding=embedding
+    )
 
 
 def _weights(name: WeightsName) -> WeightFormat | None:

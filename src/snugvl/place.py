@@ -25,6 +25,7 @@ class Place:
         limit_bytes: most that may be taken, the context included, or None without a wish.
         gpu: as NVML knows it, or None.
         host_bytes: beside a GPU, what weights may take of main memory; None where nobody has looked.
+        pinned_bytes: page-locked main memory that can be had, where it is scarce (WSL2), or None.
     """
 
     device: torch.device
@@ -38,6 +39,7 @@ class Place:
     multiprocessors: int = MOST_MULTIPROCESSORS
     gpu: Gpu | None = None
     host_bytes: int | None = None
+    pinned_bytes: int | None = None
 
     @property
     def margin_bytes(self) -> int:
@@ -63,6 +65,7 @@ class Place:
             free_bytes=self.free_bytes if cpu else 0,
             multiprocessors=self.multiprocessors,
             host_bytes=self.host_bytes,
+            pinned_bytes=self.pinned_bytes,
         )
 
 
@@ -143,6 +146,7 @@ def place_on(device: torch.device, limit_bytes: int | None = None, machine: Mach
         facts.multi_processor_count,
         gpu,
         available - host_margin_bytes(available),
+        machine.pinned_bytes,
     )
 
 

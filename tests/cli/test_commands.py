@@ -47,7 +47,7 @@ def test_the_model_is_loaded_as_asked(
     snugvl("caption", pictures / "a.png")
     args = ("-m", "x/y", "--device", "cuda:1", "--dtype", "float16", "--context", 512, "--max-pixels", 4096)
     args += ("--weights", "int8", "--memory", "7200MiB", "--backend", "transformers", "--trust-remote-code")
-    args += ("--tower", "resident")
+    args += ("--tower", "resident", "--embedding", "gpu")
     snugvl("scene", pictures / "a.png", *args)
     assert chosen == [
         options.ModelChoice("from/environment", "auto", "auto", None, None),
@@ -64,6 +64,7 @@ def test_the_model_is_loaded_as_asked(
             "transformers",
             True,
             "resident",
+            embedding="gpu",
         ),
     ]
     assert backend.closed == 2
@@ -77,7 +78,9 @@ def test_load_model_passes_everything_to_load(monkeypatch: pytest.MonkeyPatch) -
         snugvl, "load", lambda model, **options: seen.update(options, model=model), raising=False
     )
     choice = options.ModelChoice("m", "cpu", "float32", 1, 2, weights="int4", memory="2GiB")
-    session.load_model(replace(choice, backend="transformers", trust_remote_code=True, tower="resident"))
+    session.load_model(
+        replace(choice, backend="transformers", trust_remote_code=True, tower="resident", embedding="cpu")
+    )
     assert seen == {
         "model": "m",
         "device": "cpu",
@@ -88,6 +91,7 @@ def test_load_model_passes_everything_to_load(monkeypatch: pytest.MonkeyPatch) -
         "memory": "2GiB",
         "backend": "transformers",
         "tower": "resident",
+        "embedding": "cpu",
         "trust_remote_code": True,
         "kv_cache": "auto",
     }

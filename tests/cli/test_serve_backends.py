@@ -109,6 +109,16 @@ def test_a_streamed_tower_reaches_the_engine(
     assert "a room through which 1.07 GiB stream" in capsys.readouterr().out
 
 
+def test_an_embedding_in_main_memory_reaches_the_engine(
+    served: Served, on: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on(qwen3_vl("8B"), machine(12 * GIB))
+    assert serve("Qwen/Qwen3-VL-8B-Instruct", "--embedding", "cpu") == 0
+    choice = served.services[0]._start.choice
+    assert (choice.engine, choice.embedding) == ("native", "cpu")
+    assert "the embedding stays in main memory (1.16 GiB, bf16)" in capsys.readouterr().out
+
+
 def test_layers_in_main_memory_are_placed_by_the_plan(
     served: Served, on: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +240,8 @@ def test_what_is_not_installed_is_passed_over(
         (["--attach", "http://h:1", "--step-graphs"], "--step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--no-step-graphs"], "--no-step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--tower", "resident"], "--tower can't be chosen for a vLLM"),
+        (["--backend", "vllm", "--embedding", "cpu"], "--embedding cpu is our own engine's alone"),
+        (["--attach", "http://h:1", "--embedding", "cpu"], "--embedding can't be chosen for a vLLM"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together(

@@ -160,6 +160,7 @@ def test_the_environment_says_which_server_and_key(
         (["--device", "cpu"], "--device"),
         (["--dtype", "float16"], "--dtype"),
         (["--tower", "streamed"], "--tower"),
+        (["--embedding", "cpu"], "--embedding"),
         (["--context", "512"], "--context"),
         (["--device", "cuda", "--context", "512"], "--device and --context"),
         (["--backend", "transformers", "--trust-remote-code"], "--backend and --trust-remote-code"),

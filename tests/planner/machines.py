@@ -16,7 +16,11 @@ def machine(
             context_bytes=context_bytes)
         for number in range(gpus)
     )  # fmt: skip
-    return Machine(os, cards, 8, 32 * GIB, 24 * GIB, 500 * GIB, "described", spills=os == "wsl2")
+    spills = os == "wsl2"
+    pinned = 16 * GIB if spills else None
+    return Machine(
+        os, cards, 8, 32 * GIB, 24 * GIB, 500 * GIB, "described", pinned_bytes=pinned, spills=spills
+    )
 
 
 def rtx_5060(held_bytes: int = 951 * MIB) -> Machine:

@@ -14,11 +14,11 @@ from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.layers.linear import Linear
-from snugvl.loading import planned_rows
 from snugvl.models import loader
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.vision import VisionTower
 from snugvl.models.weight_stream import WeightStream, room_bytes, unit_bytes
+from snugvl.planned import planned_rows
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.footprint.weights import crossing_bytes, streaming_sizes, tower_bytes
 from snugvl.planner.inventory import inventory
@@ -102,27 +102,28 @@ def test_nothing_streams_where_something_else_fits() -> None:
 
 def test_it_streams_where_nothing_else_fits_and_says_the_price() -> None:
     on = machine(6200 * MIB)
-    plan = solve([FACTS], on, Wishes())
+    plan = solve([FACTS], on, Wishes(embedding="gpu"))
     choice = require(plan)
     assert choice.settings.vision == "streamed"
     assert plan.streamed is None
     words = plain(report(plan, on))
     assert "stay in main memory; every picture waits at least" in words
     assert "--tower streamed" in (report(plan, on).command or "")
-    assert require(solve([FACTS], on, Wishes(tower="resident"))).option.offload
+    assert require(solve([FACTS], on, Wishes(tower="resident", embedding="gpu"))).option.offload
 
 
 def test_main_memory_must_hold_it() -> None:
     """The 8B's tower in int8 beside a process of 1 GiB and the margin of 0.5."""
     small = replace(machine(6200 * MIB), ram_total_bytes=4 * GIB, ram_free_bytes=int(1.9 * GIB))
-    plan = solve([FACTS], small, Wishes(backend="native"))
+    plan = solve([FACTS], small, Wishes(backend="native", embedding="gpu"))
     assert plan.choice is None
     wished = solve([FACTS], small, Wishes(backend="native", tower="streamed"))
     assert [refusal.reason for _, refusal in wished.refusals] == [
         "the vision tower can't be streamed: it takes 561 MiB of main memory, of which 410 MiB may be used"
     ]
     enough = replace(small, ram_free_bytes=3 * GIB)
-    assert require(solve([FACTS], enough, Wishes(backend="native"))).settings.vision == "streamed"
+    fits = require(solve([FACTS], enough, Wishes(backend="native", embedding="gpu")))
+    assert fits.settings.vision == "streamed"
 
 
 def test_nobody_is_led_to_it() -> None:
@@ -185,11 +186,12 @@ def test_an_engine_allocates_it_last_or_as_wished() -> None:
     facts = qwen3_vl("8B")
     roomy, tight = gpu(8 * GIB), gpu(6140 * MIB)
     assert allocate(facts, BF16, roomy).settings.vision == "gpu"
-    found = allocate(facts, BF16, tight)
+    on_gpu = Wish(embedding="gpu")
+    found = allocate(facts, BF16, tight, on_gpu)
     assert found.settings.vision == "streamed"
     assert planned_rows(found, tight)["vision weights"] < 128 * MIB
     with pytest.raises(DoesNotFit):
-        allocate(facts, BF16, tight, Wish(tower="resident"))
+        allocate(facts, BF16, tight, Wish(tower="resident", embedding="gpu"))
     wished = allocate(facts, BF16, roomy, Wish(tower="streamed"))
     assert (wished.settings.vision, wished.settings.vision_weights) == ("streamed", "bf16")
     assert wished.subject != allocate(facts, BF16, roomy).subject
@@ -198,7 +200,7 @@ def test_an_engine_allocates_it_last_or_as_wished() -> None:
     ):
         allocate(facts, BF16, replace(roomy, host_bytes=GIB // 4), Wish(tower="streamed"))
     with pytest.raises(DoesNotFit):
-        allocate(facts, BF16, replace(tight, host_bytes=GIB // 4))
+        allocate(facts, BF16, replace(tight, host_bytes=GIB // 4), on_gpu)
     blind = allocate(facts, BF16, gpu(12 * GIB), Wish(language_only=True))
     assert blind.settings.vision == "gpu"
 

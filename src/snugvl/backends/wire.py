@@ -42,6 +42,7 @@ from snugvl.timeline import Timeline
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
 TowerName = Literal["auto", "resident", "streamed"]
+EmbeddingName = Literal["auto", "gpu", "cpu"]
 KVCacheName = Literal["auto", "bf16", "fp8"]
 HostedEngine = Literal["native", "transformers"]
 
@@ -61,6 +62,7 @@ class EngineChoice:
             plan; empty: everything on `device`.
         prefix_cache: let a prompt start from what earlier ones have left (our own engine only).
         tower: where our own engine has the vision tower's weights.
+        embedding: where our own engine has the embedding.
         kv_cache: format of keys and values (our own engine only).
         step_graphs: record steps with prompts where there is plenty of memory (our own engine only).
         machine: as the server saw it a moment ago; None: the process looks itself (our own engine only).
@@ -80,6 +82,7 @@ class EngineChoice:
     placement: tuple[tuple[str, str], ...] = ()
     prefix_cache: bool = True
     tower: TowerName = "auto"
+    embedding: EmbeddingName = "auto"
     kv_cache: KVCacheName = "auto"
     step_graphs: bool = True
     machine: Machine | None = None

@@ -37,6 +37,7 @@ def ask(
     memory: options.Memory = None,
     backend: options.Backend = "auto",
     tower: options.Tower = "auto",
+    embedding: options.Embedding = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.0,
@@ -62,7 +63,7 @@ def ask(
     )
     loaded = options.ModelChoice(
         model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
-        trust_remote_code, tower, kv_cache,
+        trust_remote_code, tower, kv_cache, embedding,
     )  # fmt: skip
     batch.do(
         task,

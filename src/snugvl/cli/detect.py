@@ -60,6 +60,7 @@ def detect(
     memory: options.Memory = None,
     backend: options.Backend = "auto",
     tower: options.Tower = "auto",
+    embedding: options.Embedding = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.0,
@@ -85,7 +86,7 @@ def detect(
     )
     loaded = options.ModelChoice(
         model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
-        trust_remote_code, tower, kv_cache,
+        trust_remote_code, tower, kv_cache, embedding,
     )  # fmt: skip
     batch.do(
         task,

@@ -67,6 +67,15 @@ Tower = Annotated[
         "picture; auto: streamed where nothing else fits.",
     ),
 ]
+EmbeddingName = Literal["auto", "gpu", "cpu"]
+Embedding = Annotated[
+    EmbeddingName,
+    typer.Option(
+        "--embedding",
+        help="The embedding: on the gpu, or cpu: in main memory, where the GPU reads a row for each token; "
+        "auto: there where that makes room (not under WSL2).",
+    ),
+]
 BackendName = Literal["auto", "native", "transformers"]
 Backend = Annotated[
     BackendName,
@@ -118,6 +127,7 @@ class ModelChoice:
     trust_remote_code: bool = False
     tower: TowerName = "auto"
     kv_cache: KVCacheName = "auto"
+    embedding: EmbeddingName = "auto"
 
     def __post_init__(self) -> None:
         if self.backend == "native" and self.trust_remote_code:
@@ -136,6 +146,7 @@ class ModelChoice:
             "--memory": self.memory,
             "--backend": self.backend != "auto",
             "--tower": self.tower != "auto",
+            "--embedding": self.embedding != "auto",
             "--trust-remote-code": self.trust_remote_code,
         }
         if said := [name for name, given in local.items() if given]:

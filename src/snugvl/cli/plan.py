@@ -65,6 +65,7 @@ def plan(
     images: Images = None,
     language_only: LanguageOnly = False,
     tower: options.Tower = "auto",
+    embedding: options.Embedding = "auto",
     min_image_tokens: MinImageTokens = None,
     max_pixels: MaxPixels = None,
     task: Task = "caption",
@@ -92,6 +93,7 @@ def plan(
     wishes = Wishes(
         context, wished, min_image_tokens, max_pixels, quality, backend, concurrency, task,
         language_only=language_only, tower=tower, kv_cache=None if kv_cache == "auto" else kv_cache,
+        embedding=embedding,
     )  # fmt: skip
     choice = machine_options.MachineChoice(gpu, os, held, vram, gpus, ram, machine)
     candidates = _candidates(model, offline, wishes.images > 0)

@@ -19,6 +19,7 @@ def scene(
     memory: options.Memory = None,
     backend: options.Backend = "auto",
     tower: options.Tower = "auto",
+    embedding: options.Embedding = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = 0.0,
@@ -39,7 +40,7 @@ def scene(
     )
     loaded = options.ModelChoice(
         model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
-        trust_remote_code, tower, kv_cache,
+        trust_remote_code, tower, kv_cache, embedding,
     )  # fmt: skip
     batch.do(
         task,

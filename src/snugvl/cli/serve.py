@@ -47,6 +47,7 @@ def serve(
     language_only: serve_options.LanguageOnly = False,
     no_prefix_cache: serve_options.NoPrefixCache = False,
     tower: options.Tower = "auto",
+    embedding: options.Embedding = "auto",
     step_graphs: serve_options.StepGraphs = None,
     trust_remote_code: options.TrustRemoteCode = False,
     vllm_command: serve_options.VllmCommand = None,
@@ -89,7 +90,7 @@ def serve(
     load = LoadChoice(model, device, dtype, context, max_pixels, weights, limit, max_queue, kv_cache)
     engine = BackendChoice(
         backend, vllm_command, attach, attach_api_key, not no_retry, sleep_after, images, concurrency,
-        language_only, trust_remote_code, not no_prefix_cache, tower, step_graphs,
+        language_only, trust_remote_code, not no_prefix_cache, tower, step_graphs, embedding,
     )  # fmt: skip
     code = start(load, engine, settings, quiet=quiet, started=started, begun=command.obj)
     raise typer.Exit(code)

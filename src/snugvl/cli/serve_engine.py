@@ -79,7 +79,8 @@ def engine_for(
     choice = EngineChoice(
         planned.name, load.device, load.dtype, load.context, load.max_pixels, load.weights, load.memory_bytes,
         load.max_queue, planned.engine, backend.language_only, backend.trust_remote_code, places,
-        backend.prefix_cache, backend.tower, load.kv_cache, backend.step_graphs is not False,
+        backend.prefix_cache, backend.tower, backend.embedding, load.kv_cache,
+        backend.step_graphs is not False,
     )  # fmt: skip
     if isinstance(planned, Planned) and load.device == "auto" and planned.choice.gpus:
         choice = replace(choice, device=f"cuda:{planned.choice.gpus[0].index}")

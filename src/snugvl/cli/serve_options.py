@@ -91,6 +91,7 @@ class BackendChoice:
     prefix_cache: bool = True
     tower: options.TowerName = "auto"
     step_graphs: bool | None = None
+    embedding: options.EmbeddingName = "auto"
 
     def __post_init__(self) -> None:
         if self.attach_api_key is not None and self.attach is None:
@@ -129,6 +130,10 @@ class BackendChoice:
             raise typer.BadParameter(
                 f"--tower streamed is our own engine's alone ({why}); say --backend native, or leave it out"
             )
+        if engine != "native" and self.embedding == "cpu":
+            raise typer.BadParameter(
+                f"--embedding cpu is our own engine's alone ({why}); say --backend native, or leave it out"
+            )
         if engine != "native" and self.step_graphs is not None:
             raise typer.BadParameter(
                 f"{self._graphs} is for our own engine alone ({why}); say --backend native, or leave it out"
@@ -156,6 +161,7 @@ class BackendChoice:
         given = self._of_vllm() | {
             "--language-only": self.language_only,
             "--tower": self.tower != "auto",
+            "--embedding": self.embedding != "auto",
             "--trust-remote-code": self.trust_remote_code,
             "--no-prefix-cache": not self.prefix_cache,
             self._graphs: self.step_graphs is not None,

@@ -144,6 +144,7 @@ def _wishes(load: LoadChoice, backend: BackendChoice, *, sees: bool) -> Wishes:
         memory_bytes=load.memory_bytes,
         language_only=backend.language_only,
         tower=backend.tower,
+        embedding=backend.embedding,
     )
 
 

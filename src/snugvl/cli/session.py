@@ -60,6 +60,7 @@ def load_model(choice: ModelChoice) -> Model | Client:
         max_pixels=choice.max_pixels,
         backend=choice.backend,
         tower=choice.tower,
+        embedding=choice.embedding,
         trust_remote_code=choice.trust_remote_code,
     )
 

@@ -33,6 +33,7 @@ from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import GROUP, Format
 from snugvl.models import ready_made
+from snugvl.models.main_memory import to_main_memory
 from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.ready_made import PackedMatrix
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, Piece, TensorFiles, dequantise
@@ -53,6 +54,7 @@ class Storage:
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
         streamed: the tower's blocks and mergers stay in main memory (`models/weight_stream.py`), "pinned"
             where that can be had or "plain"; None keeps them on the device.
+        embedding: "cpu": it stays in main memory, where a GPU reads it (`models/main_memory.py`).
     """
 
     layers: Format = "bf16"
@@ -60,6 +62,7 @@ class Storage:
     group: int = GROUP
     tower: Format = "bf16"
     streamed: Literal["pinned", "plain"] | None = None
+    embedding: Literal["gpu", "cpu"] = "gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ def load_model(
     Raises:
         CheckpointError: names the file and tensor to blame.
         UnsupportedModel: an architecture, dtype or quantisation that this engine doesn't run.
+        NoPageLockedMemory: there is none for the embedding; nothing was taken of the device yet.
     """
     config = read_config(folder)
     if language_only:
@@ -118,6 +122,8 @@ def load_model(
         storage = storage or Storage("int4")
     storage = storage or Storage()
     choose_formats(model, storage, form)
+    if storage.embedding == "cpu":
+        to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
     host = to_host(units, pinned=storage.streamed == "pinned")
     room_size = room_bytes(units, [len(each) for each in host])

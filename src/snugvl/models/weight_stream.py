@@ -82,7 +82,7 @@ class WeightStream:
             for index, each in enumerate(host)
         ]
         for unit, place in zip(units, self.places, strict=True):
-            _lay_out(unit, place)
+            lay_out(unit, place)
 
     def begin(self) -> "Pass":
         """A pass over all units; the one before it is over."""
@@ -143,7 +143,7 @@ def to_host(units: Sequence[nn.Module], *, pinned: bool) -> list[torch.Tensor]:
     """
     host = _allocate([unit_bytes(unit) for unit in units], pinned=pinned)
     for unit, room in zip(units, host, strict=True):
-        _lay_out(unit, room)
+        lay_out(unit, room)
     return host
 
 
@@ -157,7 +157,7 @@ def _allocate(sizes: list[int], *, pinned: bool) -> list[torch.Tensor]:
     return [torch.empty(size, dtype=torch.uint8) for size in sizes]
 
 
-def _lay_out(unit: nn.Module, room: torch.Tensor) -> None:
+def lay_out(unit: nn.Module, room: torch.Tensor) -> None:
     """Make the tensors of a unit views of `room` `[bytes]`, one after the other."""
     start = 0
     for module, name, tensor in list(_tensors(unit)):

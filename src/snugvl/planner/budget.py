@@ -57,9 +57,13 @@ def host_margin_bytes(free_bytes: int) -> int:
 
 
 def gpu_budget(
-    gpu: Gpu, system: OperatingSystem, limit_bytes: int | None = None, host_bytes: int | None = None
+    gpu: Gpu,
+    system: OperatingSystem,
+    limit_bytes: int | None = None,
+    host_bytes: int | None = None,
+    pinned_bytes: int | None = None,
 ) -> Budget:
-    """The budget of one GPU; beyond `limit_bytes` all is margin. `host_bytes`: see `Device`."""
+    """The budget of one GPU; beyond `limit_bytes` all is margin. For the last two see `Device`."""
     measured = gpu.context_bytes is not None
     context = gpu.context_bytes if gpu.context_bytes is not None else estimate(gpu)
     return Budget(
@@ -67,7 +71,7 @@ def gpu_budget(
         gpu.total_bytes,
         gpu.held_bytes,
         _limited(margin_bytes(gpu.free_bytes, system), gpu.free_bytes, limit_bytes),
-        Device(context, measured, gpu.compute_capability, host_bytes=host_bytes),
+        Device(context, measured, gpu.compute_capability, host_bytes=host_bytes, pinned_bytes=pinned_bytes),
         gpu,
     )
 
@@ -94,5 +98,6 @@ def budgets(machine: Machine, limit_bytes: int | None = None) -> list[Budget]:
     `limit_bytes`: most that may be taken of each.
     """
     host_bytes = max(host_budget(machine).usable_bytes - HOST_PROCESS_BYTES, 0)
-    found = [gpu_budget(gpu, machine.os, limit_bytes, host_bytes) for gpu in machine.gpus]
+    pinned_bytes = machine.pinned_bytes
+    found = [gpu_budget(gpu, machine.os, limit_bytes, host_bytes, pinned_bytes) for gpu in machine.gpus]
     return sorted(found, key=lambda budget: -budget.usable_bytes) or [host_budget(machine, limit_bytes)]

@@ -1,23 +1,15 @@
 """What the engines can really do: the only place that says so."""
 
 from dataclasses import dataclass, replace
+from itertools import groupby, product
 from typing import Final
 
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.footprint.total import Device
-from snugvl.planner.footprint.weights import keeps_fp8, tower_bytes
+from snugvl.planner.footprint.weights import keeps_fp8
 from snugvl.planner.inventory import Inventory
-from snugvl.planner.settings import (
-    Engine,
-    HeadFormat,
-    KVFormat,
-    Placement,
-    Settings,
-    TowerWish,
-    VisionFormat,
-    WeightFormat,
-)
-from snugvl.planner.sizes import gib
+from snugvl.planner.parts import WHOLE, Parts, parts_of
+from snugvl.planner.settings import EmbeddingWish, Engine, KVFormat, TowerWish, WeightFormat
 
 # What is said of options that need more than their engine.
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
@@ -30,14 +22,6 @@ VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
 VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
 # (EngineConfig.max_batched_tokens, max_num_seqs) that allocation tries, fastest first
 NATIVE_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
-# Embedding and head, and vision tower of our engine beside any format of the layers, best first
-PARTS: Final[tuple[tuple[HeadFormat, VisionFormat], ...]] = (
-    ("bf16", "bf16"),
-    ("int8", "bf16"),
-    ("int8", "int8"),
-)
-# With a streamed tower: of its formats the leaner crosses sooner. Without a wish the head gives way first.
-STREAMED_PARTS: Final[tuple[tuple[HeadFormat, VisionFormat], ...]] = PARTS[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +30,7 @@ class Option:
 
     Attributes:
         stored_quality: the format whose quality it has: an FP8 checkpoint stays FP8 when it runs as bf16.
-        head: format of embedding and lm_head; int8 costs next to no quality, so it comes where it gains
-            larger images or a longer context.
-        vision_weights: format of the vision tower; int8 costs little, so it comes where an int8 head isn't
-            enough.
-        vision: where the vision tower is; "streamed" costs time for every picture, so without a wish it comes
-            where nothing else fits.
+        parts: embedding, head and vision tower; of our engine alone other than bf16 and on the GPU.
         offload: decoder layers may stay in main memory.
         needs: what has to be installed besides, as a sentence, or None.
     """
@@ -60,11 +39,9 @@ class Option:
     engine: Engine
     weights: WeightFormat
     stored_quality: WeightFormat
-    head: HeadFormat = "bf16"
+    parts: Parts = WHOLE
     offload: bool = False
     needs: str | None = None
-    vision_weights: VisionFormat = "bf16"
-    vision: Placement = "gpu"
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:
@@ -81,10 +58,14 @@ class Option:
     @property
     def title(self) -> str:
         """Short name in a report."""
-        parts = ((self.head, "head"), (self.vision_weights, "tower"))
-        low = ", ".join(f"{kind} {part}" for kind, part in parts if kind != "bf16")
-        if self.vision == "streamed":
-            low = f"{low}, streamed tower" if low else "streamed tower"
+        parts = self.parts
+        said = {
+            "int8 head": parts.head == "int8",
+            "int8 tower": parts.vision_weights == "int8",
+            "streamed tower": parts.vision == "streamed",
+            "embedding in main memory": parts.embedding == "cpu",
+        }
+        low = ", ".join(what for what, so in said.items() if so)
         return f"{self.model.name} as {self.weights}{f' ({low})' if low else ''} with {self.engine}"
 
 
@@ -102,6 +83,7 @@ def options(
     system: OperatingSystem,
     wished: WeightFormat | None = None,
     tower: TowerWish = "auto",
+    embedding: EmbeddingWish = "auto",
 ) -> tuple[list[Option], list[Refusal]]:
     """Everything that could be tried with one model on one kind of device.
 
@@ -110,7 +92,7 @@ def options(
     found: list[Option] = []
     refused: list[Refusal] = []
     for made in (
-        native_options(model, device, wished, tower),
+        native_options(model, device, wished, tower, embedding),
         _transformers(model, device, wished),
         _vllm(model, device, system),
     ):
@@ -143,11 +125,15 @@ def _stored(model: Inventory) -> WeightFormat:
 
 
 def native_options(
-    model: Inventory, device: Device, wished: WeightFormat | None = None, tower: TowerWish = "auto"
+    model: Inventory,
+    device: Device,
+    wished: WeightFormat | None = None,
+    tower: TowerWish = "auto",
+    embedding: EmbeddingWish = "auto",
 ) -> list[Option] | Refusal:
-    """Formats of our engine, best first; on a GPU each wide, with an int8 head, and an int8 tower besides.
+    """Formats of our engine, best first; on a GPU each with all its parts.
 
-    `tower`: where it is to be; with "auto" the options that stream it come last.
+    `tower`, `embedding`: where they are to be; with "auto" the options that stream the tower come last.
     """
     stored = _stored(model)
     if not model.facts.native:
@@ -157,9 +143,9 @@ def native_options(
         return Refusal("native", f"our engine does not {what}")
     if any(group.kind == "packed" and group.part != "decoder" for group in model.groups):
         return Refusal("native", "our engine reads ready-made integers of the decoder's layers alone")
-    if tower == "streamed" and (device.cpu or model.facts.vision is None):
-        why = "there is no GPU to stream it to" if device.cpu else "the model has none"
-        return Refusal("native", f"the vision tower can't be streamed: {why}")
+    every = parts_of(model, device, tower, embedding)
+    if isinstance(every, str):
+        return Refusal("native", every)
     if device.cpu:
         if stored == "int4":
             return [Option(model, "native", stored, stored)]
@@ -173,60 +159,10 @@ def native_options(
         formats.remove("bf16")  # the same quality in twice the memory
     elif not keeps_fp8(model):
         formats.remove("fp8")
-    found = [
-        replace(option, vision=place)
-        for place, parts in _tower_places(model, tower)
-        for option in _formats(model, formats, stored, parts)
-    ]
-    return [option for option in found if _in_main_memory(option, device)] or _too_much(found, device)
-
-
-def _streaming_bytes(option: Option) -> int:
-    """What an option keeps of the vision tower in main memory, at most."""
-    if option.vision != "streamed":
-        return 0
-    return tower_bytes(option.model, Settings("native", option.weights, vision_weights=option.vision_weights))
-
-
-def _in_main_memory(option: Option, device: Device) -> bool:
-    return device.host_bytes is None or _streaming_bytes(option) <= device.host_bytes
-
-
-def _too_much(streamed: list[Option], device: Device) -> Refusal:
-    """Why a tower that is to be streamed can't be."""
-    least = min(map(_streaming_bytes, streamed))
-    why = f"it takes {gib(least)} of main memory, of which {gib(device.host_bytes or 0)} may be used"
-    return Refusal("native", f"the vision tower can't be streamed: {why}")
-
-
-def _tower_places(
-    model: Inventory, tower: TowerWish
-) -> list[tuple[Placement, tuple[tuple[HeadFormat, VisionFormat], ...]]]:
-    """Where the tower may be, best first, with the formats to try there."""
-    if model.facts.vision is None:
-        return [("gpu", PARTS[:2])]
-    if tower == "streamed":
-        return [("streamed", PARTS)]
-    return [("gpu", PARTS)] if tower == "resident" else [("gpu", PARTS), ("streamed", STREAMED_PARTS)]
-
-
-def _formats(
-    model: Inventory,
-    formats: list[WeightFormat],
-    stored: WeightFormat,
-    parts: tuple[tuple[HeadFormat, VisionFormat], ...],
-) -> list[Option]:
     return [
-        Option(
-            model,
-            "native",
-            weights,
-            stored if weights == "bf16" else weights,
-            head=head,
-            vision_weights=vision,
-        )
-        for weights in formats
-        for head, vision in parts
+        Option(model, "native", weights, stored if weights == "bf16" else weights, parts)
+        for _, alike in groupby(every, lambda parts: parts.vision)
+        for weights, parts in product(formats, list(alike))
     ]
 
 

@@ -45,7 +45,7 @@ def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
 def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
     """The words of our own command. vLLM, and layers in main memory, come with the server alone."""
     model = choice.option.model.name
-    options = [*_engine(choice), *_room(choice), *_device(choice)]
+    options = [*_engine(choice), *_room(choice, wishes), *_device(choice)]
     if wishes.task == SERVED or choice.option.engine == "vllm" or choice.option.offload:
         return ["snugvl", "serve", model, *options, *_served(choice, wishes)]
     if wishes.images <= 1:
@@ -59,7 +59,7 @@ def _engine(choice: Choice) -> list[str]:
     return [] if engine == "native" else ["--backend", engine]
 
 
-def _room(choice: Choice) -> list[str]:
+def _room(choice: Choice, wishes: Wishes) -> list[str]:
     room = ["--context", str(choice.settings.context)]
     if choice.settings.max_pixels is not None:
         room += ["--max-pixels", str(choice.settings.max_pixels)]
@@ -68,6 +68,8 @@ def _room(choice: Choice) -> list[str]:
         room += ["--weights", choice.settings.weights]
     if choice.settings.vision == "streamed":
         room += ["--tower", "streamed"]
+    if choice.settings.embedding == "cpu" or wishes.embedding == "gpu":
+        room += ["--embedding", choice.settings.embedding]
     if choice.option.engine == "native" and choice.settings.kv == "fp8":
         room += ["--kv-cache", "fp8"]
     return room

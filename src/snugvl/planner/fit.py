@@ -144,7 +144,7 @@ class Fitter:
         return Settings(
             self.option.engine,
             self.option.weights,
-            self.option.head,
+            self.option.parts.head,
             kv,
             goal.context,
             goal.max_pixels,
@@ -154,8 +154,9 @@ class Fitter:
             pipeline_parallel=spread.pipeline,
             data_parallel=spread.data,
             language_only=self.wishes.language_only and self.option.model.facts.vision is not None,
-            vision_weights=self.option.vision_weights,
-            vision=self.option.vision,
+            vision_weights=self.option.parts.vision_weights,
+            vision=self.option.parts.vision,
+            embedding=self.option.parts.embedding,
         )
 
     def variants(self, base: Settings) -> Iterator[Settings]:

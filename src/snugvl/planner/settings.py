@@ -11,6 +11,7 @@ HeadFormat = Literal["bf16", "int8"]
 VisionFormat = Literal["bf16", "int8"]
 Placement = Literal["gpu", "streamed", "cpu"]
 TowerWish = Literal["auto", "resident", "streamed"]
+EmbeddingWish = Literal["auto", "gpu", "cpu"]
 
 ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm")
 BLOCK_TOKENS: Final = 16  # tokens of a KV block, ours and vLLM's
@@ -35,6 +36,8 @@ class Settings:
         sequences: most that our engine runs at once, whatever their contexts; its workspaces are for these.
         vision: where the vision tower's weights are: on the GPU, streamed block by block (our engine alone),
             on the CPU (transformers alone).
+        embedding: where the embedding is: on the GPU, or in main memory, where the GPU reads rows of it (our
+            engine alone).
         offloaded: decoder layers, the last ones, whose weights stay in main memory and cross to the GPU
             for every forward pass (transformers alone).
         tensor_parallel, pipeline_parallel: GPUs that share each layer, and groups of layers.

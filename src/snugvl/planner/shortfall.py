@@ -42,7 +42,9 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
     if base.vision_weights != "bf16":
         wider.append(("the vision tower", replace(base, vision_weights="bf16"), "in int8 it fits"))
     elif base.head != "bf16":
-        wider.append(("embedding and lm_head", replace(base, head="bf16"), "in int8 they fit"))
+        both = base.embedding == "gpu"
+        part, fits = ("embedding and lm_head", "they fit") if both else ("lm_head", "it fits")
+        wider.append((part, replace(base, head="bf16"), f"in int8 {fits}"))
     for part, tried, fits in wider:
         if fitter.fastest(tried) is None:
             what = f"{part} in bf16, with the same images and context"

@@ -5,7 +5,7 @@ Every option (model × format × engine) is brought to its best (`fit.py`), then
     model quality > vision tower on the GPU before streamed > weight format (FP8 as good as bf16)
     > no FP8 KV cache for keys without a norm > images and context up to comfort
     > bf16 before FP8, in the KV cache, then in weights
-    > bf16 before int8, in the vision tower, then in the head > engine (native first)
+    > bf16 before int8, in the vision tower, then in the head > embedding on the GPU > engine (native first)
     > images > context > fewer GPUs > CUDA graphs > chunk > sequences at once
 
 Where a named model fits nowhere, transformers may keep layers in main memory: up to comfort, as few layers as
@@ -71,7 +71,7 @@ def solve(
         fitters = [
             pair
             for pair in fitters
-            if pair[0].option.vision_weights == "bf16" and pair[0].option.vision in places
+            if pair[0].option.parts.vision_weights == "bf16" and pair[0].option.parts.vision in places
         ]
     plan = _decide(fitters, refusals, wishes, found)
     if plan.choice is None and len(candidates) == 1 and machine.gpus:
@@ -89,7 +89,8 @@ def _possible(
     """What may be tried with one model, and which engines may not, of those that are asked for."""
     model = inventory(candidate.facts)
     tower = "resident" if wishes.language_only else wishes.tower
-    possible, refused = options(model, found[0].device, machine.os, wishes.weights, tower)
+    device = found[0].device
+    possible, refused = options(model, device, machine.os, wishes.weights, tower, wishes.embedding)
     refusals = {refusal.engine: refusal for refusal in refused}
     fitters: list[Fitter] = []
     for option in possible:
@@ -145,6 +146,8 @@ def _excluded(option: Option, wishes: Wishes) -> str | None:
         return f"{option.stored_quality} is coarser than {wishes.quality}"
     if wishes.tower == "streamed" and option.engine != "native":
         return "only our own engine streams the vision tower"
+    if wishes.embedding == "cpu" and option.engine != "native":
+        return "only our own engine reads the embedding from main memory"
     if wishes.images > 1 and option.model.facts.vision is None:
         return "the model reads no images"
     return None
@@ -218,9 +221,9 @@ def _decide(
 
 def _streamed(choices: list[Choice]) -> Choice | None:
     """What a streamed tower would make room for beyond the best choice."""
-    rivals = [each for each in choices if each.option.vision == "streamed"]
+    rivals = [each for each in choices if each.option.parts.vision == "streamed"]
     rival = max(rivals, key=lambda each: each.score[3:], default=None)
-    if rival is None or choices[0].option.vision == "streamed" or choices[0].option.engine != "native":
+    if rival is None or choices[0].option.parts.vision == "streamed" or choices[0].option.engine != "native":
         return None
     return rival if rival.score[3:RIVAL] > choices[0].score[3:RIVAL] else None
 
@@ -236,13 +239,14 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int) -> Choice:
     score = (
         0 if option.offload else 1,
         quality,
-        1 if option.vision == "gpu" else 0,
+        1 if option.parts.vision == "gpu" else 0,
         FORMAT_TIER[option.stored_quality],
         *fitter.comfort(fitted),
         0 if settings.kv == "fp8" else 1,
         FORMAT_QUALITY[option.stored_quality],
-        1 if option.vision_weights == "bf16" else 0,
-        1 if option.head == "bf16" else 0,
+        1 if option.parts.vision_weights == "bf16" else 0,
+        1 if option.parts.head == "bf16" else 0,
+        1 if option.parts.embedding == "gpu" else 0,
         ENGINE_ORDER[option.engine],
         step.tokens,
         step.context,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from snugvl.errors import RequestError
-from snugvl.planner.settings import Engine, KVFormat, TowerWish, WeightFormat
+from snugvl.planner.settings import EmbeddingWish, Engine, KVFormat, TowerWish, WeightFormat
 
 Quality = Literal["any", "int4", "int8", "fp8", "bf16"]
 PlanTask = Literal["caption", "ask", "scene", "detect"]
@@ -34,6 +34,7 @@ class Wishes:
         language_only: a model that sees is wanted without its vision tower; `images` is 0 then.
         tower: where the vision tower's weights are to be; auto streams them where nothing else fits.
         kv_cache: the format of keys and values.
+        embedding: where the embedding is to be; auto has it in main memory where that makes room.
     """
 
     context: int | None = None
@@ -49,6 +50,7 @@ class Wishes:
     language_only: bool = False
     tower: TowerWish = "auto"
     kv_cache: KVFormat | None = None
+    embedding: EmbeddingWish = "auto"
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -27,6 +27,7 @@ class Device:
         cpu: main memory, no GPU; `free_bytes` of it decide about float32.
         multiprocessors: bound how small products are split; that of the largest GPUs where it isn't known.
         host_bytes: what weights beside a GPU may take of main memory; None where nobody has looked.
+        pinned_bytes: page-locked main memory that can be had, where it is scarce (WSL2, Windows), or None.
     """
 
     context_bytes: int
@@ -36,6 +37,7 @@ class Device:
     free_bytes: int = 0
     multiprocessors: int = MOST_MULTIPROCESSORS
     host_bytes: int | None = None
+    pinned_bytes: int | None = None
 
     @property
     def cublas_bytes(self) -> int:

@@ -15,7 +15,8 @@ row where its columns don't divide. With float32 activations, 16-bit is 32-bit. 
 A streamed vision tower keeps its blocks and mergers in main memory, each in one piece with its tensors at
 multiples of 256 bytes. They pass through a room on the GPU for the largest block beside the largest piece
 (`models/weight_stream.py`). What embeds patches and positions stays there: it is used first, so that nothing
-could hide its copy, and is a hundredth of the tower.
+could hide its copy, and is a hundredth of the tower. An embedding in main memory takes nothing on the GPU,
+which reads rows of it there (`models/main_memory.py`).
 """
 
 import re
@@ -252,6 +253,11 @@ def without_tower(settings: Settings) -> bool:
 def tower_bytes(model: Inventory, settings: Settings) -> int:
     """The vision tower in memory, where it is there."""
     return sum(size * count for size, count in sizes(model, settings, "vision"))
+
+
+def embedding_bytes(model: Inventory, settings: Settings) -> int:
+    """The embedding in memory, wherever that is."""
+    return sum(size * count for size, count in sizes(model, settings, "embedding"))
 
 
 def streaming_sizes(model: Inventory, settings: Settings) -> list[tuple[int, int]]:

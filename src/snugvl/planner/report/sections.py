@@ -8,7 +8,7 @@ from snugvl.hardware.machine import Machine
 from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.footprint.images import scales
 from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
-from snugvl.planner.footprint.weights import crossing_bytes, tower_bytes
+from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Settings
 from snugvl.planner.shortfall import gib, megapixels, way_out
@@ -109,6 +109,11 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
         facts.append(("host", _offloaded(choice)))
     if crossing := crossing_bytes(model, settings):
         facts.append(("tower", f"{gib(crossing)} of it stay in main memory; {_crossing(choice)}"))
+    if settings.embedding == "cpu":
+        held = f"{gib(embedding_bytes(model, settings))}, {settings.head}"
+        facts.append(
+            ("host", f"the embedding stays in main memory ({held}); the GPU reads a row for each token")
+        )
     if speed := _speed(choice.speed):
         facts.append(("speed", speed))
     return facts
@@ -268,6 +273,8 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
             f"Language only: without the vision tower {freed} of weights and the room for images are free; "
             "pictures are refused."
         )
+    if choice.budget.device.pinned_bytes is not None and plan.wishes.embedding == "auto":
+        notes += _could_leave(choice)
     if plan.streamed is not None:
         notes.append(_would_stream(plan.streamed))
     if choice.option.needs:
@@ -278,6 +285,17 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         rate = f" and runs at up to {speed:,.0f} tokens/s" if speed else ""
         notes.append(f"{other.option.model.name} in {other.settings.weights_name} fits whole{rate}.")
     return notes
+
+
+def _could_leave(choice: Choice) -> list[str]:
+    """Of an embedding that keeps the head in int8 where main memory would take it, for who asks."""
+    settings, model = choice.settings, choice.option.model
+    if settings.engine != "native" or settings.head == "bf16" or model.facts.tied:
+        return []
+    return [
+        f"--embedding cpu would free {gib(embedding_bytes(model, settings))} more: the GPU then reads the "
+        "embedding from page-locked main memory, of which this system gives little; it is not done unasked."
+    ]
 
 
 def _would_stream(rival: Choice) -> str:
