@@ -163,12 +163,17 @@ def came_back(server: Served) -> float | None:
     return None
 
 
-def passed(result: dict[str, Any]) -> bool:
-    """No failure but clean refusals, nothing over the cap, a whole cache in the end, some answers at all."""
-    under = result["cap_bytes"] is None or result["process_peak_bytes"] <= result["cap_bytes"]
-    answers = result["outcomes"].get("answered", 0)
-    whole = result["kv_came_back_s"] is not None
-    return not result["wrong"] and not result["restarts"] and under and whole and answers > 0
+def failures(result: dict[str, Any]) -> list[str]:
+    """What went wrong. Nothing: clean refusals alone, nothing over the cap, a whole cache, answers."""
+    over = 0 if result["cap_bytes"] is None else result["process_peak_bytes"] - result["cap_bytes"]
+    found = {
+        f"{len(result['wrong'])} wrong answers": bool(result["wrong"]),
+        f"{result['restarts']} restarts": bool(result["restarts"]),
+        f"its process peaked {over / 1024:,.0f} KiB above its cap": over > 0,
+        "its KV cache didn't become whole again": result["kv_came_back_s"] is None,
+        "nothing was answered": not result["outcomes"].get("answered", 0),
+    }
+    return [what for what, so in found.items() if so]
 
 
 def show(result: dict[str, Any]) -> None:
@@ -193,7 +198,7 @@ def show(result: dict[str, Any]) -> None:
     )
     print(f"  the neighbour grew by {result['neighbour_grew_mib']} of {GROWTH_MIB} MiB, ", end="")
     print(f"least free {result['least_free_bytes'] / MIB:,.0f} MiB; engine restarts {result['restarts']}")
-    print("PASSED" if passed(result) else f"FAILED: {len(result['wrong'])} wrong", flush=True)
+    print(f"FAILED: {', '.join(why)}" if (why := failures(result)) else "PASSED", flush=True)
     print(*result["wrong"][:5], sep="\n  ")
 
 
@@ -221,7 +226,7 @@ def main() -> None:
         result |= {"free_bytes": ballast.free_bytes, "card_peak_bytes": gpu_peak_bytes(watch)}
     show(result)
     machine.save("never_oom", result, arguments.out)
-    sys.exit(not passed(result))
+    sys.exit(bool(failures(result)))
 
 
 if __name__ == "__main__":

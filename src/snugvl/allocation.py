@@ -320,12 +320,15 @@ def _refusal(question: _Question, steps: list[tuple[int, int]]) -> str:
     else:
         way_out = "free some memory, or ask snugvl plan for a model that fits"
     free = f"{place.name} has {gib(place.free_bytes)} free, of which {gib(place.usable_bytes)} may be used"
-    streamed = ", its vision tower streamed," if settings.vision == "streamed" else ""
-    beside = ", its embedding in main memory," if settings.embedding == "cpu" else ""
+    beside = {
+        "its vision tower streamed": settings.vision == "streamed",
+        "its embedding in main memory": settings.embedding == "cpu",
+    }
+    said = " and ".join(what for what, so in beside.items() if so)
     images = f" and images of {settings.max_pixels or 0:,} pixels" if question.sees else ""
     cache = ", with an FP8 KV cache," if settings.kv == "fp8" else ""
     return (
-        f"{facts.name} in {settings.weights_name}{streamed}{beside} with a context of "
+        f"{facts.name} in {settings.weights_name}{f', {said},' if said else ''} with a context of "
         f"{settings.context:,} tokens{images}{cache} needs {gib(needed.total_bytes)} ({parts}), but "
         f"{free}; {way_out}"
     )
