@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+import snugvl
 from snugvl.backends.measure import CONTEXT, GRAPHS
-from snugvl.place import Place
+from snugvl.errors import DoesNotFit
+from snugvl.hardware import host
+from snugvl.place import Place, place_on
 from snugvl.planned import watch_on
 
 MIB = 1 << 20
@@ -20,3 +23,11 @@ def test_who_watches_other_programs_knows_what_torch_will_hold(monkeypatch: pyte
     # What torch gives cuBLAS is among it: no part of the context's row, and in the workspace's.
     assert watch.missing_bytes(0) == 300 * MIB
     assert watch_on(Place(torch.device("cpu"), "main memory", 7 << 30), planned) is None
+
+
+def test_a_container_is_as_large_as_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 GiB are free on the machine, and a kernel that ends who takes more than 2 of them."""
+    monkeypatch.setattr(host, "memory", lambda: host.Memory(2 << 30, 560 * MIB))
+    assert place_on(torch.device("cpu")).usable_bytes == 48 * MIB
+    with pytest.raises(DoesNotFit, match="560 MiB free, of which 48 MiB may be used"):
+        snugvl.load("pocket", device="cpu")

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from snugvl.errors import RequestError
+from snugvl.hardware import host
 from snugvl.hardware.context_cost import estimate_of
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.hardware.probe import probe
@@ -111,7 +111,7 @@ def place_on(device: torch.device, limit_bytes: int | None = None, machine: Mach
     """
     if limit_bytes is not None and limit_bytes <= 0:
         raise RequestError(f"memory must be more than 0 bytes, not {limit_bytes:,}", field="memory")
-    available = psutil.virtual_memory().available
+    available = host.memory().free_bytes
     if device.type == "cpu":
         return Place(device, "main memory", available, limit_bytes=limit_bytes)
     fresh = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

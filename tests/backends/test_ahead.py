@@ -3,15 +3,14 @@
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from snugvl.backends import ahead
 from snugvl.backends.ahead import KernelsAhead, ahead_of
 from snugvl.engine.ahead import Wanted, wanted_of
 from snugvl.errors import RequestError
+from snugvl.hardware import host
 from snugvl.layers.kernels.device import Hardware
 from tests.engine.toy import engine
 from tests.server.raw import until
@@ -72,7 +71,7 @@ def test_little_main_memory_is_left_alone(
     wanted: Wanted, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "snugvl")
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 30))
+    monkeypatch.setattr(host, "memory", lambda: host.Memory(2 << 30, 1 << 30))
     attempt("raise SystemExit").compile(wanted, tmp_path, "3.6.0")
     assert caplog.messages == ["too little main memory is free to compile kernels ahead"]
 

@@ -17,6 +17,7 @@ from snugvl.backends.protocol import Delta, Request, Stream, user
 from snugvl.backends.supervised import EngineChoice, SupervisedEngine, Supervision
 from snugvl.checkpoint.locate import locate
 from snugvl.errors import CheckpointError, DeadlineExceeded, EngineError, RequestError, RequestTooLarge
+from snugvl.hardware import host
 from snugvl.sampling import SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -159,7 +160,7 @@ def test_the_ledger_has_plan_and_measurement_side_by_side(running: Running) -> N
     measured = sum(row.measured_bytes or 0 for row in ledger.rows)
     assert measured == pytest.approx(ledger.process_bytes, rel=0.05)
     assert 0 < ledger.process_bytes < ledger.total_bytes
-    assert ledger.total_bytes == psutil.virtual_memory().total
+    assert ledger.total_bytes == host.memory().total_bytes
     assert list(ledger.rows) == sorted(ledger.rows, key=lambda row: -(row.planned_bytes or 0))
 
 

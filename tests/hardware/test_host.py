@@ -40,6 +40,7 @@ def test_version_2_limits_and_page_cache(write: Write) -> None:
     found = host.look(root, {})
     assert (found.ram_total_bytes, found.ram_free_bytes) == (8 * GIB, 5 * GIB)
     assert (found.host_ram_bytes, found.cores) == (TOTAL, 1)
+    assert host.memory(root) == host.Memory(8 * GIB, 5 * GIB)
 
 
 def test_a_quota_rounds_up_to_whole_cores(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +180,7 @@ def test_downloads_by_size(tmp_path: Path) -> None:
 def test_memory_without_proc(tmp_path: Path) -> None:
     found = host.look(tmp_path, {})
     assert 0 < found.ram_free_bytes <= found.ram_total_bytes
+    assert host.memory(tmp_path).total_bytes == found.ram_total_bytes
 
 
 def test_the_room_imports_nothing_slow() -> None:

@@ -138,7 +138,7 @@ def test_other_engines_and_a_cpu_say_why_not() -> None:
     }
     without = replace(machine(48 * GIB), gpus=())
     refused = solve([LARGE], without, Wishes(embedding="cpu", backend="native"))
-    assert "there is no GPU beside it" in refused.refusals[0][1].reason
+    assert "there is no GPU to read it" in refused.refusals[0][1].reason
 
 
 def test_an_engine_allocates_it() -> None:
@@ -160,7 +160,7 @@ def test_an_engine_allocates_it() -> None:
     ("arguments", "words"),
     [
         ({"embedding": "cloud"}, "embedding 'cloud' is unknown; use auto, gpu, cpu"),
-        ({"embedding": "cpu", "device": "cpu"}, "there is no GPU beside it"),
+        ({"embedding": "cpu", "device": "cpu"}, "there is no GPU to read it"),
         ({"embedding": "cpu", "backend": "transformers"}, "only our own engine reads the embedding"),
     ],
 )

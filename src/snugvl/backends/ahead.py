@@ -20,13 +20,13 @@ import time
 from pathlib import Path
 from typing import Literal, get_args
 
-import psutil
 import torch
 
 import snugvl
 from snugvl.engine.ahead import Wanted, wanted_of
 from snugvl.engine.engine import Engine
 from snugvl.errors import RequestError
+from snugvl.hardware import host
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class KernelsAhead:
         done = folder / f"snugvl-{_name_of(wanted, version)}.done"
         if done.exists():
             return
-        if psutil.virtual_memory().available < LEAST_MEMORY_BYTES:
+        if host.memory().free_bytes < LEAST_MEMORY_BYTES:
             logger.info("too little main memory is free to compile kernels ahead")
             return
         begun = time.monotonic()

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from snugvl.backends.service import Load
+from snugvl.hardware import host
 from snugvl.ledger import Ledger, LedgerRow
 
 GRAPHS = "CUDA graphs"
@@ -96,8 +97,9 @@ class Meter:
         own = self._process.memory_info().rss
         parts[INTERPRETER] = self._interpreter
         parts["workspace"] = max(own - sum(parts.values()), 0)
-        memory = psutil.virtual_memory()
-        return Ledger("main memory", self._rows(parts, used), memory.total, memory.available, own)
+        memory = host.memory()
+        rows = self._rows(parts, used)
+        return Ledger("main memory", rows, memory.total_bytes, memory.free_bytes, own)
 
     def _rows(self, parts: Mapping[str, int], used: Mapping[str, int]) -> tuple[LedgerRow, ...]:
         names = sorted(parts.keys() | self._planned.keys(), key=lambda name: -self._planned.get(name, 0))

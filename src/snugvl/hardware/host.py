@@ -29,17 +29,29 @@ class Host:
     container: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Main memory: all, and what of it may still be taken."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+def memory(root: Path = Path("/")) -> Memory:
+    """Of this machine, or of the control group of this process where that allows less."""
+    return _within(container.limits(root), _memory(root))
+
+
 def look(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Host:
     """This machine. `root` stands for / and `environ` for the environment in tests."""
-    limits = container.limits(root)
-    total, free = _memory(root)
-    limited = limits.memory_bytes is not None and limits.memory_bytes < total
+    limits, whole = container.limits(root), _memory(root)
+    memory = _within(limits, whole)
     cache = hub_cache(environ)
     return Host(
         cores=_cores(limits.cores),
-        ram_total_bytes=min(total, limits.memory_bytes or total),
-        ram_free_bytes=free if limits.memory_free_bytes is None else min(free, limits.memory_free_bytes),
-        host_ram_bytes=total if limited else None,
+        ram_total_bytes=memory.total_bytes,
+        ram_free_bytes=memory.free_bytes,
+        host_ram_bytes=whole.total_bytes if memory.total_bytes < whole.total_bytes else None,
         cache=cache,
         disk_free_bytes=disk_free(cache),
         container=container.in_container(root, environ),
@@ -88,14 +100,21 @@ def _cores(quota: float | None) -> int:
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
-def _memory(root: Path) -> tuple[int, int]:
-    """Total and available bytes of the whole machine, from /proc/meminfo or else psutil."""
+def _within(limits: container.Limits, whole: Memory) -> Memory:
+    free = whole.free_bytes if limits.memory_free_bytes is None else limits.memory_free_bytes
+    return Memory(
+        min(whole.total_bytes, limits.memory_bytes or whole.total_bytes), min(whole.free_bytes, free)
+    )
+
+
+def _memory(root: Path) -> Memory:
+    """Of the whole machine, from /proc/meminfo or else psutil."""
     try:
         lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
         values = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
-        return values["MemTotal"], values["MemAvailable"]
+        return Memory(values["MemTotal"], values["MemAvailable"])
     except (OSError, ValueError, KeyError):
         import psutil
 
-        memory = psutil.virtual_memory()
-        return memory.total, memory.available
+        found = psutil.virtual_memory()
+        return Memory(found.total, found.available)

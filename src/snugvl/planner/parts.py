@@ -69,7 +69,9 @@ def _impossible(model: Inventory, device: Device, tower: TowerWish, embedding: E
         return f"the vision tower can't be streamed: {why}"
     if embedding == "cpu" and (device.cpu or model.facts.tied):
         why = (
-            "there is no GPU beside it" if device.cpu else "it is lm_head as well, read whole for every token"
+            "there is no GPU to read it"
+            if device.cpu
+            else "it is lm_head as well, read whole for every token"
         )
         return f"the embedding can't be apart in main memory: {why}"
     return None

@@ -5,10 +5,8 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from PIL import Image
@@ -27,6 +25,7 @@ from snugvl.errors import (
     RequestError,
     UnsupportedModel,
 )
+from snugvl.hardware import host
 from snugvl.sampling import SamplingParams
 from tests import checkpoints
 from tests.backends.transformers import families
@@ -218,9 +217,9 @@ def test_dtype_auto_takes_float32_where_it_leaves_half_of_the_memory(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kind(free: int) -> str:
-        memory = SimpleNamespace(available=free, total=2 * free)
+        memory = host.Memory(2 * free, free)
         with monkeypatch.context() as patched:
-            patched.setattr(psutil, "virtual_memory", lambda: memory)
+            patched.setattr(host, "memory", lambda: memory)
             loaded = load_engine(llama, device="cpu")
         loaded.backend.close()
         return loaded.backend.capabilities.dtype  # type: ignore[no-any-return]

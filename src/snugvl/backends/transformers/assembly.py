@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psutil
 import torch
 
 from snugvl.backends.protocol import Capabilities
@@ -16,6 +15,7 @@ from snugvl.backends.transformers.prompts import Preparer
 from snugvl.backends.transformers.resolution import Resolution, resolution_of
 from snugvl.backends.transformers.sizes import Costs, fit, longest
 from snugvl.backends.transformers.tokenizer import tokenizer_of
+from snugvl.hardware import host
 from snugvl.place import Place
 
 
@@ -119,7 +119,7 @@ def _free(parts: Parts) -> int:
     """Bytes that may still be taken, now that the weights are in place."""
     place = parts.place
     if parts.device.type == "cpu":
-        free = psutil.virtual_memory().available - place.margin_bytes
+        free = host.memory().free_bytes - place.margin_bytes
         if place.limit_bytes is not None:
             free = min(free, place.limit_bytes - sum(split_bytes(parts.network, None, parts.device).values()))
         return free

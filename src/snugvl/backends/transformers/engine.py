@@ -25,7 +25,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 
 from snugvl.backends.service import Load
@@ -42,6 +41,7 @@ from snugvl.errors import (
     SnugvlError,
     engine_failed,
 )
+from snugvl.hardware import host
 from snugvl.hardware.sizes import format_size
 
 logger = logging.getLogger(__name__)
@@ -350,7 +350,8 @@ def _no_memory(row: Row, device: torch.device) -> DoesNotFit:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
     else:
-        free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
+        memory = host.memory()
+        free, total = memory.free_bytes, memory.total_bytes
     pictures = row.request.prompt.prompt.image_tokens
     return DoesNotFit(
         f"memory ran out at {row.length:,} tokens of this request ({pictures:,} of them for pictures), "

@@ -14,6 +14,7 @@ import psutil
 
 from snugvl.backends.vllm.log import Measured
 from snugvl.backends.vllm.metrics import Counters
+from snugvl.hardware import host
 from snugvl.ledger import Ledger, LedgerRow
 
 LOADED: Final = "weights and buffers"
@@ -104,8 +105,8 @@ def _main_memory(family: Sequence[psutil.Process]) -> tuple[str, int, int, int]:
     for process in family:
         with suppress(psutil.Error):
             held += process.memory_info().rss
-    memory = psutil.virtual_memory()
-    return "main memory", memory.total, memory.available, held
+    memory = host.memory()
+    return "main memory", memory.total_bytes, memory.free_bytes, held
 
 
 def start_nvml() -> Any:
