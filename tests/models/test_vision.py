@@ -22,7 +22,7 @@ TINY = VisionConfig(3, 48, 64, 4, 3, 4, 2, 2, 24, 25, (0, 2), "gelu_pytorch_tanh
 def config(hidden: int, intermediate: int, out: int) -> VisionConfig:
     """A real tower, with fewer blocks."""
     return VisionConfig(
-        7, hidden, intermediate, 16, 3, 16, 2, 2, out, 2304, (1, 3, 5), "gelu_pytorch_tanh", 1e4
+        4, hidden, intermediate, 16, 3, 16, 2, 2, out, 2304, (0, 1, 2), "gelu_pytorch_tanh", 1e4
     )
 
 
