@@ -8,12 +8,15 @@ from pathlib import Path
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Four test processes on two cores, and the servers and engines that they start: more threads in each would wait
+# for one another, and OpenMP's wait by spinning.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 
 from tests import checkpoints
 
-# Three test processes on two cores: more threads each would only wait for one another.
 torch.set_num_threads(1)
 
 
