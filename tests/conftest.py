@@ -8,8 +8,8 @@ from pathlib import Path
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# Four test processes on two cores, and the servers and engines that they start: more threads in each would wait
-# for one another, and OpenMP's wait by spinning.
+# Four test processes on two cores, and the servers and engines that they start: more threads would wait
+# for one another, and those of OpenMP wait by spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
