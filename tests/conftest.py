@@ -1,5 +1,6 @@
 """Checkpoints that many tests share, written once a session."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import torch
 from tests import checkpoints
 
 torch.set_num_threads(1)
+# Looking for garbage among the million objects of torch and transformers took a seventh of all tests' time.
+gc.set_threshold(100_000, 50, 1000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
