@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, fields
 
 from snugvl.errors import RequestError
 
+MAX_STOP = 64  # stop strings
+MAX_STOP_CHARACTERS = 1024  # of all of them
 _RANGES = {  # lowest, highest, and whether the lowest itself is allowed
     "temperature": (0.0, 2.0, True),
     "top_p": (0.0, 1.0, False),
@@ -75,6 +77,7 @@ class SamplingParams:
                     f"logit_bias maps token ids to numbers from -100 to 100, not {token!r}: {bias!r}",
                     field="logit_bias",
                 )
+        _check_stop(self.stop)
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise RequestError(f"stop takes non-empty strings, not {text!r}", field="stop")
@@ -87,6 +90,17 @@ class SamplingParams:
 
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_stop(stop: tuple[str, ...]) -> None:
+    """All of them are looked for in every character of the answer, and of each choice."""
+    held = sum(len(text) for text in stop if isinstance(text, str))
+    if len(stop) > MAX_STOP or held > MAX_STOP_CHARACTERS:
+        raise RequestError(
+            f"{len(stop)} stop strings of {held:,} characters in all; at most {MAX_STOP} of "
+            f"{MAX_STOP_CHARACTERS:,} are taken",
+            field="stop",
+        )
 
 
 def _check_range(name: str, value: float) -> None:

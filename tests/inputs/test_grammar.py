@@ -5,17 +5,17 @@ import re
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer as Backend
 
 from snugvl.backends.protocol import Grammar, Tool, ToolUse
-from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar, fill_allowed
+from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.errors import RequestError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted
 from tests.inputs.conftest import PLAIN_ADDED, small_tokenizer
+from tests.masks import allowed_by
 
 VOCAB = 512
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -48,7 +48,7 @@ def either(request: pytest.FixtureRequest, backend: Backend) -> tuple[GrammarCom
 
 
 def allowed(state: GrammarState) -> set[int]:
-    return set(fill_allowed([state], VOCAB, torch.device("cpu"))[0].nonzero()[:, 0].tolist())
+    return set(allowed_by(state, VOCAB).nonzero()[:, 0].tolist())
 
 
 def follows(grammar: TokenGrammar, backend: Backend, text: str) -> bool:

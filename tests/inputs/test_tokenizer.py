@@ -59,7 +59,7 @@ def test_what_is_sure_to_be_too_long_is_not_tokenised(checkpoint: Path) -> None:
             lambda: processor.prepare([user(text)], max_tokens=8191),
             lambda: processor.prepare_prompt(text, max_tokens=8191),
         ):
-            with pytest.raises(RequestTooLarge, match=r"at least [\d,]{7,} tokens, at most 8,191 fit"):
+            with pytest.raises(RequestTooLarge, match=r"at least [\d,]+ tokens.*at most 8,191 fit"):
                 prepare()
     spaces = processor.prepare([user(" " * 70_000 + "short")], max_tokens=80_000)
     assert len(spaces.prompt_ids) < 80_000

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
-from snugvl.engine.sampling.grammar import fill_allowed
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.tasks import ask, caption, detect, grammar, scene
 from snugvl.tasks.results import Reply
+from tests.masks import allowed_by
 from tests.tasks.fake import BOXES, SCENE, FakeBackend
 
 POCKET = Path(__file__).parents[2] / "src/snugvl/pocket"
@@ -38,7 +37,7 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 def follows(compiler: GrammarCompiler, tokenizer: Tokenizer, rule: grammar.Grammar, text: str) -> bool:
     state = compiler.compile(rule).start()
     for token in [*tokenizer.encode(text), min(tokenizer.eos_ids)]:
-        if not fill_allowed([state], VOCAB, torch.device("cpu"))[0, token]:
+        if not allowed_by(state, VOCAB)[token]:
             return False
         state.accept(token)
     return True

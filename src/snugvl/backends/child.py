@@ -2,7 +2,7 @@
 
     main thread     reads messages; answers pings; leaves when the server is gone, however it went
     loader          loads, warms up, then becomes the one that takes snapshots
-    preparers       turn messages into prompts, so that one large picture holds up nobody
+    preparers       turn messages into prompts (`preparers.py`), so that one large picture holds up nobody
     engine          steps (`worker.py`); its deltas go into the outbox
     writer          empties the outbox: all that a step made goes out as one message
 
@@ -21,7 +21,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields, replace
 from queue import Empty, SimpleQueue
@@ -29,16 +28,16 @@ from typing import NoReturn
 
 from snugvl.backends import wire
 from snugvl.backends.hosted import HostedBackend, HostedModel, HostedStream
-from snugvl.backends.protocol import Request, Text, user
+from snugvl.backends.preparers import GivenUp, Preparation, Preparers
+from snugvl.backends.protocol import GoOn, Request, Text, user
 from snugvl.backends.service import Load, Snapshot, Tokens
 from snugvl.backends.wire import Channel, EngineChoice, Event
-from snugvl.errors import DeadlineExceeded, RequestTooLarge, SnugvlError
+from snugvl.errors import RequestTooLarge, SnugvlError
 from snugvl.heap import keep_freed_memory
 from snugvl.region import Region
 from snugvl.sampling import SamplingParams
 from snugvl.timeline import Recorder, mark
 
-PREPARERS = 4  # threads; preparing is mostly Pillow and numpy, which leave Python's lock
 COUNTERS = (
     "preemptions", "prompt_tokens", "generated_tokens", "items_encoded", "prefix_hit_tokens",
     "prefix_query_tokens", "encoder_queries", "encoder_hits", "faults", "shortages",
@@ -143,7 +142,8 @@ class Child:
         self._recorder = recorder
         self._outbox = Outbox(channel)
         Notes(self._outbox)
-        self._preparers = ThreadPoolExecutor(PREPARERS, "snugvl-prepare")
+        self._preparers = Preparers()
+        self._preparations: dict[int, Preparation] = {}  # of what has no reply yet
         self._model: HostedModel | None = None
         self._asked_at: float | None = None  # when the engine's thread was asked something, until it answers
         self._lock = threading.Lock()
@@ -157,59 +157,77 @@ class Child:
         match message:
             case wire.Ping():
                 asked = self._asked_at
-                self._outbox.put(wire.Pong(0.0 if asked is None else time.monotonic() - asked))
+                stalled_s = 0.0 if asked is None else time.monotonic() - asked
+                self._outbox.put(wire.Pong(stalled_s, self._preparers.longest_s))
             case wire.Submit():
                 self._streams[message.id] = None
-                received = time.monotonic()
-                self._prepare(lambda: self._submit(message, received))
+                self._prepare(message, lambda preparation: self._submit(message, preparation))
             case wire.Abort():
+                preparation = self._preparations.get(message.id)
+                if preparation is not None:
+                    preparation.give_up()
                 with self._lock:
                     stream = self._streams.pop(message.id, None)
                 if stream is not None:
                     stream.close()
             case wire.Tokenize():
                 backend = self._backend
-                self._answer(message.id, lambda: backend.tokenize(message.prompt, message.tools))
+                self._answer(message, lambda go_on: backend.tokenize(message.prompt, message.tools, go_on))
             case wire.Detokenize():
                 backend = self._backend
-                self._answer(message.id, lambda: backend.detokenize(message.ids))
+                self._answer(message, lambda _: backend.detokenize(message.ids))
 
     @property
     def _backend(self) -> HostedBackend:
         assert self._model is not None, "the server asks for nothing before it is told that we are ready"
         return self._model.backend
 
-    def _answer(self, call_id: int, ask: Callable[[], Tokens | str]) -> None:
-        def job() -> None:
+    def _answer(self, message: wire.Tokenize | wire.Detokenize, ask: Callable[[GoOn], Tokens | str]) -> None:
+        def job(preparation: Preparation) -> None:
             try:
-                self._outbox.put(wire.Reply(call_id, ask()))
-            except Exception as error:
-                self._outbox.put(wire.Reply(call_id, error=_reported(error)))
+                reply = wire.Reply(message.id, ask(preparation.go_on))
+            except BaseException as error:  # what Rust panics at is no Exception
+                reply = wire.Reply(message.id, error=_reported(error))
+            self._reply(reply)
 
-        self._prepare(job)
+        self._prepare(message, job)
 
-    def _prepare(self, job: Callable[[], None]) -> None:
-        """Run `job` in the pool. A bug in it ends the process: a request that hangs would be worse."""
+    def _prepare(
+        self, message: wire.Submit | wire.Tokenize | wire.Detokenize, job: Callable[[Preparation], None]
+    ) -> None:
+        """Run `job` when it is its turn. A bug in it ends the process: a request that hangs is worse."""
+        submitted = message.request if isinstance(message, wire.Submit) else None
+        preparation = Preparation(None if submitted is None else submitted.deadline_s)
+        self._preparations[message.id] = preparation
 
         def guarded() -> None:
             try:
-                job()
+                job(preparation)
             except BaseException:
                 _die()
 
-        self._preparers.submit(guarded)
+        if isinstance(message, wire.Tokenize):
+            heavy = self._preparers.heavy(_as_request(message))
+        else:
+            heavy = submitted is not None and self._preparers.heavy(submitted)
+        self._preparers.submit(preparation, guarded, heavy=heavy)
 
-    def _submit(self, message: wire.Submit, received: float) -> None:
-        if message.id not in self._streams:
-            self._outbox.put(wire.Reply(message.id))  # given up while it waited
-            return
+    def _reply(self, reply: wire.Reply) -> None:
+        """The one reply to a message: its preparation is over, however it ended."""
+        self._preparations.pop(reply.id, None)
+        self._outbox.put(reply)
+
+    def _submit(self, message: wire.Submit, preparation: Preparation) -> None:
         try:
-            stream = self._backend.submit(_on_time(message.request, time.monotonic() - received))
-        except Exception as error:
+            preparation.go_on()
+            request = replace(message.request, deadline_s=preparation.left_s())
+            stream = self._backend.submit(request, preparation.go_on)
+        except BaseException as error:  # what Rust panics at is no Exception
             self._streams.pop(message.id, None)
-            self._outbox.put(wire.Reply(message.id, error=_reported(error)))
+            self._reply(wire.Reply(message.id, error=_reported(error)))
             return
-        self._outbox.put(wire.Reply(message.id, stream.prompt_tokens))
+        self._preparers.remember(message.request)
+        self._reply(wire.Reply(message.id, stream.prompt_tokens))
         with self._lock:
             wanted = message.id in self._streams
             if wanted:
@@ -284,18 +302,18 @@ def _warm_up(backend: HostedBackend) -> Load:
     return backend.stats()
 
 
-def _on_time(request: Request, waited_s: float) -> Request:
-    """The request with what is left of its deadline."""
-    if request.deadline_s is None:
-        return request
-    if waited_s >= request.deadline_s:
-        raise DeadlineExceeded(f"the deadline of {request.deadline_s:g} s passed before the prompt was read")
-    return replace(request, deadline_s=request.deadline_s - waited_s)
+def _as_request(message: wire.Tokenize) -> Request:
+    """What is counted, as what would be prepared; tools cost no grammar here."""
+    if isinstance(message.prompt, str):
+        return Request(prompt=message.prompt)
+    return Request(message.prompt)
 
 
-def _reported(error: Exception) -> SnugvlError:
+def _reported(error: BaseException) -> SnugvlError:
     """As it crosses; what is a bug is said on stderr, too."""
-    if not isinstance(error, SnugvlError):
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        raise error
+    if not isinstance(error, SnugvlError | GivenUp):
         traceback.print_exception(error)
     return wire.portable(error)
 

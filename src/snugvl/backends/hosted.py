@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from snugvl.backends.protocol import Backend, Delta, Message, Request, Stream, ToolUse
+from snugvl.backends.protocol import Backend, Delta, GoOn, Message, Request, Stream, ToolUse, going_on
 from snugvl.backends.service import Load, Tokens
 from snugvl.ledger import Ledger
 
@@ -20,16 +20,21 @@ class HostedStream(Stream, Protocol):
 class HostedBackend(Backend, Protocol):
     """A backend with what the server asks of an engine besides answers."""
 
-    def submit(self, request: Request) -> HostedStream:
-        """Start a request; raises what the backend refuses it with."""
+    def submit(self, request: Request, go_on: GoOn = going_on) -> HostedStream:
+        """Start a request; raises what the backend refuses it with, or what `go_on` does."""
         ...
 
     def stats(self) -> Load:
         """What it is doing; counters count since it was loaded."""
         ...
 
-    def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
-        """Token ids of a text as it is, or of a conversation through the chat template."""
+    def tokenize(
+        self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None, go_on: GoOn = going_on
+    ) -> Tokens:
+        """Token ids of a text as it is, or of a conversation through the chat template.
+
+        They may be more than the context holds, within reason: far too much text is refused.
+        """
         ...
 
     def detokenize(self, ids: tuple[int, ...]) -> str:

@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from functools import partial
 
 import torch
 
 from snugvl.backends.hosted import HostedBackend
 from snugvl.backends.measure import Meter
+from snugvl.backends.preparers import Preparation, Preparers
 from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
 from snugvl.backends.service import Health, Load, Snapshot, State, Tokens
 from snugvl.errors import EngineUnavailable
@@ -18,6 +20,7 @@ class InProcessEngine:
     def __init__(self, backend: HostedBackend) -> None:
         self._backend = backend
         self._state: State = "ready"
+        self._preparers = Preparers()
         memory = backend.memory()
         device = torch.device("cpu" if backend.capabilities.device in ("", "CPU") else "cuda")
         held = memory["kv_cache"] + memory.get("recurrent_state", 0)
@@ -46,11 +49,19 @@ class InProcessEngine:
         """Start a request; its prompt is prepared in a thread."""
         if self._state != "ready":
             raise EngineUnavailable("the server is shutting down")
-        return await asyncio.to_thread(self._backend.submit, request)
+        preparation = Preparation(request.deadline_s)
+        return await self._preparers.run(
+            preparation,
+            lambda: self._backend.submit(request, preparation.go_on),
+            heavy=self._preparers.heavy(request),
+            discard=lambda stream: stream.close(),
+        )
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
         """Token ids of a text or a conversation."""
-        return await asyncio.to_thread(self._backend.tokenize, prompt, tools)
+        preparation = Preparation()
+        job = partial(self._backend.tokenize, prompt, tools, preparation.go_on)
+        return await self._preparers.run(preparation, job)
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
         """The text of token ids."""
@@ -69,6 +80,7 @@ class InProcessEngine:
     async def close(self) -> None:
         """Stop the engine."""
         self._state = "failed"
+        self._preparers.close()
         await asyncio.to_thread(self._backend.close)
 
     def _load(self) -> Load:

@@ -8,10 +8,16 @@ from itertools import count
 from time import monotonic
 
 from snugvl.backends.ahead import Ahead, KernelsAhead
-from snugvl.backends.protocol import Capabilities, Message, Request, ToolUse
+from snugvl.backends.protocol import Capabilities, GoOn, Message, Request, ToolUse, going_on
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.service import Load, Tokens
-from snugvl.backends.streams import ReceiverStream, check_combination, check_pictures, deliver, fail_all
+from snugvl.backends.streams import (
+    ReceiverStream,
+    check_combination,
+    check_pictures,
+    deliver,
+    fail_all,
+)
 from snugvl.backends.worker import EngineWorker
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
@@ -49,8 +55,11 @@ class NativeBackend:
         """What this model can do."""
         return self._capabilities
 
-    def submit(self, request: Request) -> ReceiverStream:
+    def submit(self, request: Request, go_on: GoOn = going_on) -> ReceiverStream:
         """Prepare and start a request; it runs whether or not the stream is read.
+
+        Args:
+            go_on: called while it is prepared; nothing is started where it raises.
 
         Raises:
             RequestError, ImageError: it is wrong, or too large; nothing was started.
@@ -58,8 +67,9 @@ class NativeBackend:
         """
         check_combination(request)
         check_pictures(request, self._capabilities)
-        grammar = self._grammar(request)  # before the pictures, which cost more
-        prompt = self._prompt(request)
+        grammar = self._grammar(request, go_on)  # before the pictures, which cost more
+        prompt = self._prompt(request, go_on)
+        go_on()
         tokenizer = self._processor.tokenizer
         stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
         engine_request = EngineRequest(
@@ -111,16 +121,21 @@ class NativeBackend:
             recorded=stats.recorded,
         )
 
-    def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+    def tokenize(
+        self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None, go_on: GoOn = going_on
+    ) -> Tokens:
         """Token ids of a bare prompt, or of a conversation through the chat template.
 
         Raises:
             RequestError: text that can't be tokenised, or a conversation the template refuses.
+            RequestTooLarge: so much text that it can't fit into the context.
         """
+        most = self._capabilities.context_tokens
         if isinstance(prompt, str):
-            return Tokens(tuple(self._processor.tokenizer.encode(prompt, framed=True)))
-        prepared = self._processor.prepare(prompt, tools=() if tools is None else tools.tools)
-        return Tokens(prepared.prompt_ids, prepared.image_tokens)
+            return Tokens(self._processor.count_prompt(prompt, most=most))
+        tools_of = () if tools is None else tools.tools
+        counted = self._processor.count(prompt, tools=tools_of, most=most, go_on=go_on)
+        return Tokens(counted.prompt_ids, counted.image_tokens)
 
     def detokenize(self, ids: tuple[int, ...]) -> str:
         """The text of token ids, control tokens included."""
@@ -149,6 +164,7 @@ class NativeBackend:
     def close(self) -> None:
         """End all requests with an error and stop the engine. Safe to call twice."""
         self._kernels.stop()
+        self._grammars.close()
         self._worker.close()
         fail_all(self._receivers, EngineError("the model was closed while this request was running"))
 
@@ -156,18 +172,20 @@ class NativeBackend:
         """End a request and free what it holds; unknown ids are ignored."""
         self._worker.post(lambda: self._abort(request_id))
 
-    def _prompt(self, request: Request) -> PreparedPrompt:
+    def _prompt(self, request: Request, go_on: GoOn) -> PreparedPrompt:
         # One token less than the context: an answer needs at least one.
         room = self._capabilities.context_tokens - 1
         if request.prompt is not None:
             return self._processor.prepare_prompt(request.prompt, max_tokens=room)
         tools = () if request.tools is None else request.tools.tools
-        return self._processor.prepare(request.messages, tools=tools, max_tokens=room)
+        return self._processor.prepare(request.messages, tools=tools, max_tokens=room, go_on=go_on)
 
-    def _grammar(self, request: Request) -> TokenGrammar | None:
+    def _grammar(self, request: Request, go_on: GoOn) -> TokenGrammar | None:
         if request.tools is not None:
-            return self._grammars.compile_tools(request.tools)
-        return None if request.grammar is None else self._grammars.compile(request.grammar)
+            return self._grammars.compile_tools(request.tools, go_on=go_on)
+        if request.grammar is None:
+            return None
+        return self._grammars.compile(request.grammar, choices=request.sampling.n, go_on=go_on)
 
     def _stats(self) -> EngineStats:
         self._engine.look()  # an engine that idles makes no steps, in which it would

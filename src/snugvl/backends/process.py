@@ -59,8 +59,8 @@ class EngineProcess:
 
     @property
     def running(self) -> int:
-        """Requests under way."""
-        return len(self._inboxes)
+        """Requests under way, those among them that are given up while they are prepared."""
+        return len(self._inboxes.keys() | self._calls.keys())
 
     async def run(self, notice: Callable[[Notice], None]) -> str:
         """Deliver what the process says until it is gone; then why it went, as half a sentence."""
@@ -147,26 +147,33 @@ class EngineProcess:
     async def _call(
         self, message: wire.Submit | wire.Tokenize | wire.Detokenize, *, heavy: bool = False
     ) -> Any:
-        """Send and wait for the reply. `heavy`: may hold pictures, whose pixels are copied in a thread."""
+        """Send and wait for the reply. `heavy`: may hold pictures, whose pixels are copied in a thread.
+
+        A caller that is cancelled ends the work, and waits until that has ended: so whoever counts the
+        callers counts what the engine's process does for them.
+        """
         answer = asyncio.get_running_loop().create_future()
         self._calls[message.id] = answer
+        asked = asyncio.ensure_future(self._ask(message, heavy=heavy))
         try:
-            data = await self._packed(message) if heavy else wire.encode(message)
-            if not answer.done():  # the process may have died meanwhile
-                self._send(data)
-                await self._drained()
-            return await answer
+            await asyncio.shield(asked)
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            await _finished(asked)
+            if not answer.done() and not asked.cancelled() and asked.exception() is None:
+                self._send(wire.encode(wire.Abort(message.id)))
+                await _finished(answer)
+            raise
         finally:
             self._calls.pop(message.id, None)
 
-    async def _packed(self, message: wire.Submit | wire.Tokenize | wire.Detokenize) -> bytes:
-        """A message whose pictures are copied in a thread."""
-        packing = asyncio.ensure_future(asyncio.to_thread(wire.encode, message, self._arena))
-        try:
-            return await asyncio.shield(packing)
-        except BaseException:  # it is never sent, but the thread may still be at it
-            packing.add_done_callback(lambda _: self._free(message.id))
-            raise
+    async def _ask(self, message: wire.Submit | wire.Tokenize | wire.Detokenize, *, heavy: bool) -> None:
+        data = await asyncio.to_thread(wire.encode, message, self._arena) if heavy else wire.encode(message)
+        if message.id in self._calls and not self._calls[message.id].done():  # the process may have died
+            self._send(data)
+            await self._drained()
+        else:
+            self._free(message.id)
 
     def _free(self, message_id: int) -> None:
         if self._arena is not None:
@@ -235,3 +242,10 @@ class EngineProcess:
                     logger.warning("%s", line)
         finally:
             transport.close()
+
+
+async def _finished(work: "asyncio.Future[Any]") -> None:
+    """Wait for it, cancelled or not; what comes of it is nobody's business any more."""
+    await asyncio.wait([work])
+    if not work.cancelled():
+        work.exception()

@@ -4,7 +4,7 @@
 iterator or as an async one. Reading is optional: a stream that is closed, or dropped, aborts its request.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -13,9 +13,16 @@ from PIL.Image import Image
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
 
+GoOn = Callable[[], None]
+"""Called between two parts of some work; it raises where nobody wants the rest."""
+
 Role = Literal["system", "user", "assistant", "tool"]
 SEES = "Qwen/Qwen3-VL-2B-Instruct-FP8"
 """A small model that sees, for whoever sends a picture to one that doesn't."""
+
+
+def going_on() -> None:
+    """Nothing ends the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +273,8 @@ class Backend(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    def submit(self, request: Request) -> Stream:
-        """Start a request.
+    def submit(self, request: Request, go_on: GoOn = going_on) -> Stream:
+        """Start a request. `go_on`: called while its prompt is prepared, which it may end by raising.
 
         Raises:
             RequestError: it is wrong, or too large for the context; nothing was started.

@@ -84,7 +84,7 @@ class SupervisedEngine:
         self._ready_by = 0.0  # monotonic seconds at which it should be ready
         self._load_s = FIRST_LOAD_S
         self._started_at = self._ready_at = 0.0  # monotonic; of the present child; 0: not ready yet
-        self._stalled_s = 0.0
+        self._stalled_s = self._preparing_s = 0.0
         self._silent_s = 0.0
         self._lives = 0  # children that became ready
         self._deaths = 0  # in a row
@@ -210,7 +210,7 @@ class SupervisedEngine:
     async def _live(self) -> str:
         """One child from start to end, and why it ended."""
         self._ready_at, self._started_at = 0.0, time.monotonic()
-        self._stalled_s = self._silent_s = 0.0
+        self._stalled_s = self._preparing_s = self._silent_s = 0.0
         try:
             launched, self._launched = self._launched or Launched(self._command), None
             self._launched_at = launched.at
@@ -246,7 +246,8 @@ class SupervisedEngine:
             case wire.Failed():
                 self._loading_failed(notice.error)
             case wire.Pong():
-                self._silent_s, self._stalled_s = 0.0, notice.stalled_s
+                self._silent_s = 0.0
+                self._stalled_s, self._preparing_s = notice.stalled_s, notice.preparing_s
             case Snapshot():
                 self._snapshot = notice
 
@@ -291,3 +292,5 @@ class SupervisedEngine:
                 process.kill(f"the engine process hung: it has not answered for {self._silent_s:.1f} s")
             elif self._stalled_s > limit_s:
                 process.kill(f"the engine hung: a step lasted more than {limit_s:g} s")
+            elif self._preparing_s > limit_s:
+                process.kill(f"the engine hung: a prompt took more than {limit_s:g} s to prepare")

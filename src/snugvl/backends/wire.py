@@ -106,7 +106,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Forget a request, wherever it is."""
+    """Forget a request, wherever it is, or a question; one without its `Reply` still gets it, soon."""
 
     id: int
 
@@ -180,9 +180,15 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """The main thread lives. `stalled_s`: seconds the engine's thread has not come round to a question."""
+    """The main thread lives.
+
+    Attributes:
+        stalled_s: seconds the engine's thread has not come round to a question.
+        preparing_s: seconds for which the oldest prompt has been prepared.
+    """
 
     stalled_s: float
+    preparing_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

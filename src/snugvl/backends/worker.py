@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from threading import Thread, current_thread
+from threading import Lock, Thread, current_thread
 from typing import Protocol, TypeVar
 
 from snugvl.engine.request import TokenOutput
@@ -40,6 +40,7 @@ class EngineWorker:
         self._died = died
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closed = False
+        self._lock = Lock()
         self._thread = Thread(target=self._run, name="snugvl-engine", daemon=True)
         self._thread.start()
 
@@ -53,8 +54,6 @@ class EngineWorker:
 
     def ask(self, function: Callable[[], T]) -> "Future[T]":
         """`call` without waiting for it."""
-        if self._closed:
-            raise EngineError("the model is closed")
         future: Future[T] = Future()
 
         def job() -> None:
@@ -62,19 +61,20 @@ class EngineWorker:
                 future.set_result(function())
             except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:  # what Rust panics at is no Exception, and no end of the engine
+                future.set_exception(engine_failed(error))
 
-        self._jobs.put(job)
+        if not self._put(job):
+            raise EngineError("the model is closed")
         return future
 
     def post(self, function: Callable[[], None]) -> None:
         """Run `function` between two steps, without waiting for it."""
-        if not self._closed:
-            self._jobs.put(function)
+        self._put(function)
 
     def close(self) -> None:
         """Stop after the current step. Safe to call twice."""
-        if not self._closed:
-            self._closed = True
+        if self._shut():
             self._jobs.put(None)
             if current_thread() is not self._thread:  # the garbage collector may run us there
                 self._thread.join()
@@ -86,12 +86,25 @@ class EngineWorker:
                     self._deliver(output)
         except Exception as error:
             # `step` says that it never raises: a bug of ours, after which nothing of the engine is sure.
-            self._closed = True
+            self._shut()
             if self._died is not None:
                 self._died(engine_failed(error, "the engine's thread ended"))
             raise  # to the thread's hook, which says where
         finally:
             self._refuse_jobs()
+
+    def _put(self, job: Callable[[], None]) -> bool:
+        """Have a job run, unless nobody is there to run it."""
+        with self._lock:  # or it could come behind the last look into the queue, and its caller wait for ever
+            if not self._closed:
+                self._jobs.put(job)
+            return not self._closed
+
+    def _shut(self) -> bool:
+        """Take no more jobs; whether any were taken until now."""
+        with self._lock:
+            was_open, self._closed = not self._closed, True
+            return was_open
 
     def _run_jobs(self) -> bool:
         """Run everything asked for, waiting for the next job while the engine idles. False: stop."""

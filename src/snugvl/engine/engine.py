@@ -28,6 +28,7 @@ from snugvl.engine.memory.shortage import no_room, out_of_memory, refusal, relea
 from snugvl.engine.pipeline import Flight, choice_of, follow
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
+from snugvl.engine.sampling.grammar import Mask, MaskThreads, mask_threads, settle
 from snugvl.engine.sampling.sampler import Sampled, begin, results_of
 from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, no_token, random_stream
@@ -66,6 +67,7 @@ class Engine:
         self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it
         self._requests: dict[str, list[Sequence]] = {}  # the choices of each that are not finished
         self._arrivals = count()
+        self._masks = MaskThreads(mask_threads())
         self._steps = self._computed = self._generated = self._faults = self._shortages = 0
 
     @property
@@ -121,8 +123,9 @@ class Engine:
             for i in range(request.sampling.n)
         ]
         if request.grammar is not None:
+            vocab, owner = self.model.config.text.vocab_size, request.request_id
             for sequence in choices:
-                sequence.grammar = request.grammar.start()
+                sequence.grammar = Mask(request.grammar.start(), vocab, self._masks, owner)
         choices[0].siblings = choices[1:]
         self._requests[request.request_id] = choices
         self._scheduler.add(choices[0])
@@ -208,9 +211,14 @@ class Engine:
 
     def _schedule(self, outputs: list[TokenOutput]) -> None:
         """Choose a step and run it, or only start it if it can run ahead of the host."""
+        masks = [s.grammar for s in self._scheduler.running if s.grammar is not None and s.pending == 1]
+        late = settle(masks)
         step = self._scheduler.schedule(self._encoder.ready)
         if not step.chunks:
-            outputs += self._wait() if self.has_work else []
+            if late:
+                self._masks.wait(LOOK_S)  # nobody else has anything to do
+            elif self.has_work:
+                outputs += self._wait()
             return
         self._patience.begin()
         self._alone = step.chunks[0] if step.alone else None
@@ -379,6 +387,8 @@ class Engine:
     def _end(self, sequence: Sequence, output: TokenOutput) -> TokenOutput:
         """Free a choice and, with the last one, forget its request."""
         self._scheduler.finish(sequence)
+        if sequence.grammar is not None:
+            sequence.grammar.drop()
         live = self._requests[output.request_id]
         live.remove(sequence)
         self._promote(sequence, live)

@@ -12,6 +12,8 @@ Beside sequences that decode, prompts get `prefill_beside_decodes` tokens at mos
 whole step, so a long prompt, or many with pictures at once, must not come in one piece. A chunk whose images
 are not encoded yet (`encoder.py`) waits, running with its blocks, and all that would come after it.
 
+One whose grammar has no mask yet (`sampling/grammar.py`) is left out, too, and alone.
+
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
 sequence is in the middle of its prompt. An admitted sequence gets the blocks of all its known tokens at
 once; only decoding asks for more later. When none is free the youngest running sequence loses all of its
@@ -143,7 +145,7 @@ class Scheduler:
             self._take(step, alone, max(self.config.max_batched_tokens // ALONE_PARTS, 1))
             return step
         step = Schedule()
-        for sequence in [s for s in self.running if s.pending == 1]:
+        for sequence in [s for s in self.running if s.pending == 1 and s.can_sample]:
             if sequence.state is State.RUNNING and self._make_room(sequence):
                 self._take(step, sequence, 1)
         most = self.config.max_batched_tokens

@@ -21,7 +21,7 @@ import torch
 
 from snugvl.engine.memory.blocks import Key
 from snugvl.engine.request import EngineRequest, FinishReason, VisionItem
-from snugvl.engine.sampling.grammar import GrammarState
+from snugvl.engine.sampling.grammar import Mask
 from snugvl.errors import EngineError
 
 
@@ -104,7 +104,7 @@ class Sequence:
         counts: how often each id was generated.
         keys: of its first full blocks, for the prefix cache; they follow from the tokens alone.
         recorded: how many blocks of `table` the prefix cache was told of.
-        grammar: the choice's own state, which has seen exactly `generated`.
+        grammar: masks of the choice's own state, which has seen exactly `generated`.
         siblings: parked choices that start from this one's prompt once it is computed.
         started: whether it has ever run.
         drawn: random numbers of the next tokens, once they are drawn: a step that failed takes them again.
@@ -128,7 +128,7 @@ class Sequence:
     started: bool = False
     drawn: list[float] = field(default_factory=list)
     alone: bool = False
-    grammar: GrammarState | None = None
+    grammar: Mask | None = None
 
     @property
     def choice(self) -> int:
@@ -144,6 +144,11 @@ class Sequence:
     def pending(self) -> int:
         """Tokens known but not computed; 1 while it decodes."""
         return self.length - self.computed
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether it is known which tokens may come next."""
+        return self.grammar is None or self.grammar.ready
 
     @property
     def seats(self) -> int:

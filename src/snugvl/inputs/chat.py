@@ -8,7 +8,7 @@ but `safe` changes nothing, as nothing is escaped.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from snugvl.inputs.reasoning import thinks
 from snugvl.inputs.tools.forms import tool_form
 
 ROLES = ("system", "user", "assistant", "tool")
+# What stands around a tool's answer in templates of Hermes' kind: who writes it speaks as the tool.
+_ANSWER_MARKS = ("<tool_response>", "</tool_response>")
 
 
 class _Refused(jinja2.TemplateError):
@@ -58,6 +60,7 @@ class ChatTemplate:
         self.shows_tools = "tools" in used
         self._shows_calls = "tool_calls" in source
         self.tool_form = tool_form(source)
+        self.answer_marks = tuple(mark for mark in _ANSWER_MARKS if mark in source)
         self.thinks = thinks(source)
 
     @classmethod
@@ -121,6 +124,51 @@ class ChatTemplate:
                     "this model's chat template doesn't show calls of tools and their answers",
                     field=f"messages[{index}]",
                 )
+
+
+def characters(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
+    """Characters of all that a conversation brings to its prompt, counted without looking at them."""
+    count = 0
+    for message in messages:
+        count += sum(len(part.text) for part in message.content if isinstance(part, Text))
+        count += sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)
+        count += len(message.tool_call_id or "")
+    return count + sum(len(tool.name) + len(tool.description) for tool in tools)
+
+
+def texts(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> Iterator[tuple[str, str]]:
+    """Every text that a user brings to the prompt, and its field: none may become a control token.
+
+    Neither alone nor where a template joins two parts.
+
+    Raises:
+        RequestError: the arguments of a call are no JSON object.
+    """
+    for index, message in enumerate(messages):
+        parts = [part.unmarked for part in message.content if isinstance(part, Text)]
+        yield f"messages[{index}].content", "".join(parts)
+        if len(parts) > 1:
+            yield f"messages[{index}].content", "".join(text.strip() for text in parts)
+        for number, call in enumerate(message.tool_calls):
+            field = f"messages[{index}].tool_calls[{number}]"
+            arguments = json.dumps(call_arguments(call, f"{field}.arguments"), ensure_ascii=False)
+            for text in (call.name, arguments, call.id):
+                yield field, text
+        yield f"messages[{index}].tool_call_id", message.tool_call_id or ""
+    for index, tool in enumerate(tools):
+        yield f"tools[{index}].name", tool.name
+        yield f"tools[{index}].description", tool.description
+        yield f"tools[{index}].parameters", json.dumps(dict(tool.parameters), ensure_ascii=False)
+
+
+def refuse_answer_marks(text: str, marks: Sequence[str], field: str) -> None:
+    """Raise RequestError if `text` holds what stands around a tool's answer in this model's prompts."""
+    found = next((mark for mark in marks if mark in text), None)
+    if found is not None:
+        raise RequestError(
+            f"text contains {found!r}, which marks a tool's answer for this model; remove it or break it up",
+            field=field,
+        )
 
 
 def tool_json(tool: Tool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ that is complete first ends the text (of several at once, the longest). Time is 
 import codecs
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 from snugvl.errors import RequestError
 from snugvl.inputs.tokenizer import Tokenizer
@@ -115,13 +116,7 @@ class _Matcher:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.matched = 0
-        # failure[i]: the longest proper beginning of stop[: i + 1] that it also ends with.
-        self._failure = [0] * len(stop)
-        for i in range(1, len(stop)):
-            k = self._failure[i - 1]
-            while k and stop[i] != stop[k]:
-                k = self._failure[k - 1]
-            self._failure[i] = k + (stop[i] == stop[k])
+        self._failure = _failure(stop)
 
     def advance(self, character: str) -> bool:
         """Add a character; True when the stop string is complete."""
@@ -130,3 +125,15 @@ class _Matcher:
             k = self._failure[k - 1]
         self.matched = k + (self.stop[k] == character)
         return self.matched == len(self.stop)
+
+
+@lru_cache(maxsize=256)
+def _failure(stop: str) -> tuple[int, ...]:
+    """`[i]`: the longest proper beginning of `stop[: i + 1]` that it also ends with. One for all choices."""
+    failure = [0] * len(stop)
+    for i in range(1, len(stop)):
+        k = failure[i - 1]
+        while k and stop[i] != stop[k]:
+            k = failure[k - 1]
+        failure[i] = k + (stop[i] == stop[k])
+    return tuple(failure)

@@ -1,30 +1,33 @@
 """Grammars over a tokenizer's vocabulary, by llguidance: JSON schemas, regular expressions, Lark, tool calls.
 
 A grammar is compiled and asked for its first token in the caller's thread, before anything starts, so what
-is wrong with it is said at once. What could make that slow is bounded: sizes and nesting here (the Rust
-side recurses, and a stack that overflows takes the process along), work and memory by llguidance's limits.
+is wrong with it is said at once. What could make that slow is bounded: sizes and nesting first (the Rust side
+recurses, and a stack that overflows takes the process along); then it is tried in a process that can be ended
+(`trials.py`), as nobody can tell from a grammar how long its compiler takes. Those used last are kept.
+
+    kept? ─ no ─► sizes ─► llguidance's own form ─► tried ─► compiled, first mask ─► kept
 """
 
-import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock
-from typing import Any, Final
+from typing import Final
 
 import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
-from snugvl.backends.protocol import Grammar, ToolForm, ToolUse
+from snugvl.backends.protocol import GoOn, Grammar, ToolForm, ToolUse, going_on
 from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
-from snugvl.errors import RequestError
-from snugvl.inputs.schema import check_schema
+from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
 from snugvl.inputs.tokenizer import Tokenizer
-from snugvl.inputs.tools.forms import markers, tool_lark
-from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools
+from snugvl.inputs.tools.forms import markers
+from snugvl.inputs.trial import limits
+from snugvl.inputs.trials import Trials
 
-MAX_CHARACTERS: Final = {"json_schema": 131_072, "regex": 8_192, "lark": 32_768}
-MAX_RULES: Final = 256  # of a Lark grammar
-MAX_INTERSECTIONS: Final = 8  # of a Lark grammar
-_LIMITS = LLParserLimits(max_lexer_states=20_000, max_grammar_size=100_000, verbose_errors=False)
-_NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
+KEPT: Final = 16  # compiled grammars
+KEPT_BYTES: Final = 8 << 20  # of each that is kept, at most
+Kept = tuple[str, str]  # kind and source
 
 
 class GrammarCompiler:
@@ -37,52 +40,43 @@ class GrammarCompiler:
         self._form = form or ToolForm()
         self._made: LLTokenizer | None = None
         self._lock = Lock()
+        self._trials = Trials()
+        self._kept: OrderedDict[Kept, _Compiled] = OrderedDict()
 
-    def compile(self, grammar: Grammar, *, field: str = "response_format") -> TokenGrammar:
+    def compile(
+        self, grammar: Grammar, *, choices: int = 1, field: str = "response_format", go_on: GoOn = going_on
+    ) -> TokenGrammar:
         """A grammar that constrains the whole answer.
+
+        Args:
+            choices: answers that follow it at the same time.
+            go_on: called now and then; it ends the work by raising.
 
         Raises:
             RequestError: it is no such grammar, uses what isn't supported, allows nothing, or is too large.
         """
-        kind, source = grammar.kind, grammar.source
-        if kind not in _NAMES:
-            raise RequestError(f"a grammar is a {', a '.join(_NAMES.values())}, not {kind!r}", field=field)
-        _check_length(kind, source, field)
-        if kind == "json_schema":
-            check_schema(source, field)
-            options: Any = {**COMPACT, "lenient": False, "coerce_one_of": False}
-            text = LLMatcher.grammar_from_json_schema(source, overrides=options)
-        elif kind == "regex":
-            text = LLMatcher.grammar_from_regex(source)
-        else:
-            _check_lark(source, field)
-            text = LLMatcher.grammar_from_lark(source)
-        return self._checked(text, f"the {_NAMES[kind]}", field)
+        compiled = self._compiled(
+            (grammar.kind, grammar.source), lambda: grammar_text(grammar, field), field, go_on
+        )
+        check_choices(grammar, choices, field)
+        return compiled
 
-    def compile_tools(self, use: ToolUse) -> TokenGrammar:
-        """A grammar for an answer with tool calls.
+    def compile_tools(self, use: ToolUse, *, go_on: GoOn = going_on) -> TokenGrammar:
+        """A grammar for an answer with tool calls. `go_on`: as in `compile`.
 
         Raises:
             RequestError: a tool's name or schema, or the choice, can't be used.
         """
-        check_tools(use)
-        total = 0
-        for index, tool in enumerate(use.tools):
-            field = f"tools[{index}].parameters"
-            source = json.dumps(arguments_schema(tool))
-            total += len(source)
-            _check_length("json_schema", source, field)
-            check_schema(source, field)
-            # Compiled alone, so that an error names its tool.
-            self.compile(Grammar("json_schema", source), field=field)
-        if total > MAX_CHARACTERS["json_schema"]:
-            raise RequestError(
-                f"the tools' schemas have {total:,} characters, at most "
-                f"{MAX_CHARACTERS['json_schema']:,} are taken together; offer fewer tools",
-                field="tools",
-            )
-        lark = tool_lark(self._form, use, self.marker_tokens)
-        return self._checked(LLMatcher.grammar_from_lark(lark), "the tools", "tools")
+
+        def text() -> str:
+            lark = tools_lark(self._form, use, self.marker_tokens, self._trials, go_on)
+            return LLMatcher.grammar_from_lark(lark)
+
+        return self._compiled(("tools", repr(use)), text, "tools", go_on)
+
+    def close(self) -> None:
+        """End what runs beside this process."""
+        self._trials.close()
 
     def warm_up(self) -> None:
         """Build what the first grammar would wait for: a second for 150,000 tokens, with the GIL held."""
@@ -106,59 +100,73 @@ class GrammarCompiler:
                 )
             return self._made
 
-    def _checked(self, grammar: str, what: str, field: str) -> TokenGrammar:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # finds what allows nothing, and warms the copies up
-        if matcher.is_error():
-            raise RequestError(f"{what} can't be used: {_one_line(matcher.get_error())}", field=field)
-        return _Compiled(matcher)
+    def _compiled(self, key: Kept, make: Callable[[], str], field: str, go_on: GoOn) -> TokenGrammar:
+        """The grammar that was kept for a key, or the one that `make` gives in llguidance's own form."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        text = make()
+        verdict = self._trials.check(text, go_on)
+        if verdict.error:
+            raise refused(verdict.error, key[0], field)
+        compiled = _Compiled(LLMatcher(self._tokenizer, text, log_level=0, limits=limits()))
+        if compiled.error is not None:
+            raise refused(compiled.error, key[0], field)
+        if verdict.bytes <= KEPT_BYTES:
+            with self._lock:
+                self._kept[key] = compiled
+                while len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+        return compiled
 
 
 class _Compiled:
+    """A grammar whose first mask is known: all choices of all requests begin with it."""
+
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
         self._lock = Lock()
+        self._first = b"" if matcher.is_error() else matcher.compute_bitmask()  # finds what allows nothing
+        self.error = matcher.get_error() if matcher.is_error() else None
 
     def start(self) -> GrammarState:
         with self._lock:
-            return _State(self._matcher.deep_copy())
+            return _State(self._matcher.deep_copy(), self._first)
 
 
 class _State:
-    def __init__(self, matcher: LLMatcher) -> None:
+    """Where one choice is. What Rust panics at is an error of this grammar, not the end of the engine."""
+
+    def __init__(self, matcher: LLMatcher, first: bytes) -> None:
         self._matcher = matcher
+        self._first: bytes | None = first  # the mask, until there was a token
+        self._panic: str | None = None
 
     @property
     def error(self) -> str | None:
-        return _one_line(self._matcher.get_error()) if self._matcher.is_error() else None
+        if self._panic is not None:
+            return self._panic
+        return one_line(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def fill(self, bits: torch.Tensor) -> None:
-        self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
+        if self._first is not None:
+            bits.numpy().view("uint8")[:] = memoryview(self._first)[: bits.nbytes]
+            return
+        with self._guarded():
+            self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
 
     def accept(self, token: int) -> None:
-        if not self._matcher.is_stopped():  # with `ignore_eos` end-of-sequence tokens go on coming
-            self._matcher.consume_token(token)
+        self._first = None
+        with self._guarded():
+            if not self._matcher.is_stopped():  # with `ignore_eos` end-of-sequence tokens go on coming
+                self._matcher.consume_token(token)
 
-
-def _check_length(kind: str, source: str, field: str) -> None:
-    if len(source) > MAX_CHARACTERS[kind]:
-        raise RequestError(
-            f"the {_NAMES[kind]} has {len(source):,} characters, at most {MAX_CHARACTERS[kind]:,} are taken",
-            field=field,
-        )
-
-
-def _check_lark(source: str, field: str) -> None:
-    rules = sum(":" in line for line in source.splitlines())
-    if rules > MAX_RULES or source.count("&") > MAX_INTERSECTIONS:
-        raise RequestError(
-            f"the Lark grammar has {rules} rules and {source.count('&')} intersections (&); at most "
-            f"{MAX_RULES} and {MAX_INTERSECTIONS} are taken",
-            field=field,
-        )
-
-
-def _one_line(message: str) -> str:
-    """The first 300 characters of llguidance's message, without its listing of the source."""
-    return " ".join(message.replace("<non-verbose/>", "").split())[:300]
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+                raise
+            self._panic = f"{type(error).__name__}: {one_line(str(error))}"

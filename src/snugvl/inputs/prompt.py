@@ -5,16 +5,15 @@ tokenised once and repeated as an id, so a prompt of 16,000 image tokens costs t
 characters.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snugvl.backends.protocol import Message, Text, Tool
+from snugvl.backends.protocol import GoOn, Message, Picture, Text, Tool, Video, going_on
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.engine.request import VisionItem
 from snugvl.errors import RequestError, RequestTooLarge
-from snugvl.inputs.chat import ChatTemplate, call_arguments, tool_json
+from snugvl.inputs.chat import ChatTemplate, characters, refuse_answer_marks, texts, tool_json
 from snugvl.inputs.pictures import PictureInputs
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
@@ -77,13 +76,19 @@ class Processor:
         return self.pictures.images.tokens(width, height, max_pixels)
 
     def prepare(
-        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_tokens: int | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        max_tokens: int | None = None,
+        go_on: GoOn = going_on,
     ) -> PreparedPrompt:
         """Render, tokenise and preprocess a conversation.
 
         Args:
             tools: what the prompt tells the model it may call.
             max_tokens: refuse a longer prompt before any pixel is touched.
+            go_on: called between two parts of the work, which it may end by raising.
 
         Raises:
             RequestError: a role, text or part that can't be used, with what to do.
@@ -91,29 +96,80 @@ class Processor:
             ImageError: a picture that can't be prepared.
             CheckpointError: the chat template fails.
         """
-        parts = [part for message in messages for part in message.content if not isinstance(part, Text)]
-        pictures = self.pictures
+        prompt = self._read(messages, tools, max_tokens, go_on, exactly=True)
+        vision = []
+        for part in _pictures(messages):
+            go_on()
+            assert self.pictures is not None, "a model that doesn't see was given a picture"
+            vision.append(self.pictures.item(part))
+        return replace(prompt, vision=tuple(vision))
+
+    def count(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        most: int | None = None,
+        go_on: GoOn = going_on,
+    ) -> PreparedPrompt:
+        """The prompt of a conversation without its patches; it may be longer than the context.
+
+        Args:
+            most: refuse text of more characters than so many tokens can stand for.
+
+        Raises:
+            RequestError, RequestTooLarge, CheckpointError: as `prepare`.
+        """
+        return self._read(messages, tools, most, go_on, exactly=False)
+
+    def count_prompt(self, prompt: str, *, most: int | None = None) -> tuple[int, ...]:
+        """Token ids of a bare text; it may be longer than the context. `most`: as in `count`.
+
+        Raises:
+            RequestError, RequestTooLarge: text that can't be tokenised, or far too much of it.
+        """
+        self.tokenizer.refuse_oversized(len(prompt), most, field="prompt")
+        return tuple(self.tokenizer.encode(prompt, framed=True))
+
+    def _read(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        max_tokens: int | None,
+        go_on: GoOn,
+        *,
+        exactly: bool,
+    ) -> PreparedPrompt:
+        """Everything but patches. `exactly`: a prompt of more than `max_tokens` is refused."""
+        self.tokenizer.refuse_oversized(characters(messages, tools), max_tokens, field="messages")
+        parts, pictures = _pictures(messages), self.pictures
         if pictures is None and parts:
             raise RequestError("this model reads text alone; it takes no pictures", field="messages")
-        self._check_text(messages)
-        self._check_tools(tools)
+        for field, text in texts(messages, tools):
+            self.tokenizer.refuse_control_tokens(text, field=field)
+            refuse_answer_marks(text, self.template.answer_marks, field)
+            go_on()
         runs = [] if pictures is None else [run for part in parts for run in pictures.runs(part)]
-        text = self.template.render(messages, tools=[tool_json(tool) for tool in tools] or None)
-        marked = text if pictures is None else pictures.marked(text, parts)
-        self.tokenizer.refuse_long(marked, max_tokens, more=sum(runs) - len(runs), field="messages")
-        ids = self.tokenizer.encode(marked)
-        if pictures is not None:
-            ids = pictures.expanded(ids, runs)
+        rendered = self.template.render(messages, tools=[tool_json(tool) for tool in tools] or None)
+        go_on()
+        marked = rendered if pictures is None else pictures.marked(rendered, parts)
         image_tokens = sum(runs)
-        if max_tokens is not None and len(ids) > max_tokens:
+        if exactly:
+            more = image_tokens - len(runs)
+            self.tokenizer.refuse_long(marked, max_tokens, more=more, field="messages")
+        ids = self.tokenizer.encode(marked)
+        go_on()
+        count = len(ids) - len(runs) + image_tokens
+        if exactly and max_tokens is not None and count > max_tokens:
             raise RequestTooLarge(
-                f"the prompt has {len(ids):,} tokens ({image_tokens:,} of them for pictures), at most "
+                f"the prompt has {count:,} tokens ({image_tokens:,} of them for pictures), at most "
                 f"{max_tokens:,} fit; send fewer or smaller pictures (max_pixels), or less text",
                 field="messages",
             )
-        vision = () if pictures is None else tuple(pictures.item(part) for part in parts)
-        reasoning = opened(text) if self.template.thinks else None
-        return PreparedPrompt(tuple(ids), vision, image_tokens, reasoning=reasoning)
+        if pictures is not None:
+            ids = pictures.expanded(ids, runs)
+        reasoning = opened(rendered) if self.template.thinks else None
+        return PreparedPrompt(tuple(ids), (), image_tokens, reasoning=reasoning)
 
     def prepare_prompt(self, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> PreparedPrompt:
         """A prompt that goes to the model as it is: text, or token ids of any kind but pictures'.
@@ -125,6 +181,7 @@ class Processor:
             RequestTooLarge: more than `max_tokens`.
         """
         if isinstance(prompt, str):
+            self.tokenizer.refuse_oversized(len(prompt), max_tokens, field="prompt")
             self.tokenizer.refuse_control_tokens(prompt, field="prompt")
             self.tokenizer.refuse_long(prompt, max_tokens, field="prompt")
             ids = tuple(self.tokenizer.encode(prompt, framed=True))
@@ -153,25 +210,7 @@ class Processor:
                     field="prompt",
                 )
 
-    def _check_text(self, messages: Sequence[Message]) -> None:
-        """No text may become a control token, neither alone nor where the template joins two parts."""
-        for index, message in enumerate(messages):
-            texts = [part.unmarked for part in message.content if isinstance(part, Text)]
-            for joined in ("".join(texts), "".join(text.strip() for text in texts)):
-                self.tokenizer.refuse_control_tokens(joined, field=f"messages[{index}].content")
-            for number, call in enumerate(message.tool_calls):
-                field = f"messages[{index}].tool_calls[{number}]"
-                arguments = json.dumps(call_arguments(call, f"{field}.arguments"), ensure_ascii=False)
-                for text in (call.name, arguments, call.id):
-                    self.tokenizer.refuse_control_tokens(text, field=field)
-            self.tokenizer.refuse_control_tokens(
-                message.tool_call_id or "", field=f"messages[{index}].tool_call_id"
-            )
 
-    def _check_tools(self, tools: Sequence[Tool]) -> None:
-        for index, tool in enumerate(tools):
-            schema = json.dumps(dict(tool.parameters), ensure_ascii=False)
-            for name, text in {
-                "name": tool.name, "description": tool.description, "parameters": schema
-            }.items():  # fmt: skip
-                self.tokenizer.refuse_control_tokens(text, field=f"tools[{index}].{name}")
+def _pictures(messages: Sequence[Message]) -> list[Picture | Video]:
+    """Pictures and videos of a conversation, in order."""
+    return [part for message in messages for part in message.content if not isinstance(part, Text)]

@@ -1,12 +1,105 @@
-"""JSON of strangers: what a parser would let through and trip somebody later is refused at the door."""
+"""JSON of strangers: what a parser would let through and trip somebody later is refused at the door.
 
+A large body is read in a thread of its own, one at a time, so that it stops nobody's stream; and its values
+are counted before the parser makes objects of them, by the commas and brackets outside of strings.
+"""
+
+import asyncio
 import json
-from typing import Any
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
 
 from snugvl.server.validation import InvalidRequest
 
 MAX_DEPTH = 100  # of arrays and objects in each other; JSON schemas of real tools need about 20
 MAX_VALUES = 300_000  # in all; a prompt of token ids that fills the longest context has 262,144
+
+
+LARGE_BYTES: Final = 1 << 16  # what is smaller is read where it is
+_PIECE_BYTES: Final = 1 << 20  # counted at a time
+_PARSED: Final = "snugvl.json"  # where the value of a body is, in the scope of its request
+_QUOTE, _BACKSLASH = 0x22, 0x5C
+_SEPARATORS: Final = b",[{"
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class JsonRoute(APIRoute):
+    """A route that takes the value that the door has made of the body, which is not parsed again."""
+
+    def get_route_handler(self) -> Handler:
+        """FastAPI's own, with such a request."""
+        handle = super().get_route_handler()
+
+        async def parsed(request: Request) -> Response:
+            return await handle(_Parsed(request.scope, request.receive))
+
+        return parsed
+
+
+class _Parsed(Request):
+    async def json(self) -> Any:
+        return self.scope[_PARSED] if _PARSED in self.scope else await super().json()
+
+
+class JsonReader:
+    """Reads bodies, the large ones in one thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "snugvl-json")
+
+    async def read(self, data: bytes, scope: Any) -> None:
+        """Parse `data` for the routes of `scope`.
+
+        Raises:
+            InvalidRequest: as `parse_json`.
+        """
+        if len(data) < LARGE_BYTES:
+            scope[_PARSED] = parse_json(data)
+        else:
+            scope[_PARSED] = await asyncio.get_running_loop().run_in_executor(self._thread, parse_json, data)
+
+
+def count_values(data: bytes) -> int:
+    """Values of JSON, about: what a comma separates, and arrays and objects; keys are left out.
+
+    Commas within strings don't count. Takes a second for 100 MB, without Python's lock for most of it.
+    """
+    count, inside, escaped = 1, 0, False  # inside: whether a string is open; escaped: a backslash is
+    for start in range(0, len(data), _PIECE_BYTES):
+        piece = np.frombuffer(data, np.uint8, min(_PIECE_BYTES, len(data) - start), start)
+        quotes, escaped = _quotes(piece, escaped)
+        opened = np.cumsum(quotes, dtype=np.int32) + inside
+        outside = (opened & 1) == 0
+        inside = int(opened[-1]) & 1
+        count += sum(int(np.count_nonzero((piece == mark) & outside)) for mark in _SEPARATORS)
+        if count > MAX_VALUES:
+            break
+    return count
+
+
+def _quotes(piece: np.ndarray[Any, Any], escaped: bool) -> tuple[np.ndarray[Any, Any], bool]:
+    """Quotes that nothing escapes, by byte, and whether the first byte of the next piece is escaped."""
+    quotes = piece == _QUOTE
+    slashes = np.flatnonzero(piece == _BACKSLASH)
+    if escaped:
+        quotes[0] = False
+    if not len(slashes):
+        return quotes, False
+    begins = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)  # of runs of backslashes
+    firsts = slashes[begins]
+    lengths = np.diff(np.append(begins, len(slashes)))
+    lengths = lengths - ((firsts == 0) & escaped)  # that backslash was escaped itself
+    after = slashes[np.append(begins[1:], len(slashes)) - 1] + 1
+    odd = after[lengths % 2 == 1]
+    quotes[odd[odd < len(piece)]] = False
+    return quotes, bool(len(odd) and odd[-1] == len(piece))
 
 
 def parse_json(data: bytes) -> object:
@@ -16,6 +109,8 @@ def parse_json(data: bytes) -> object:
         InvalidRequest: not UTF-8, not JSON, NaN or infinity, a key twice, half a surrogate pair, nested too
             deep, or of too many values.
     """
+    if len(data) > MAX_VALUES and count_values(data) > MAX_VALUES:
+        raise _wrong(f"the body holds more than {MAX_VALUES:,} values")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,6 +1,5 @@
 """One generation from start to end, the same for every protocol: started, read, measured, given up."""
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -86,18 +85,12 @@ async def generate(context: Context, request: Request) -> Generation:
     started = time.monotonic()
     limit_s = context.settings.deadline_s
     if limit_s is not None:
-        own_s = limit_s if request.deadline_s is None else request.deadline_s
-        request = replace(request, deadline_s=min(own_s, limit_s))
+        left_s = max(limit_s - current().seconds, 0.0)  # of what the whole request may take
+        own_s = left_s if request.deadline_s is None else request.deadline_s
+        request = replace(request, deadline_s=min(own_s, left_s))
     if context.settings.log_prompts:
         prompts.info("%s prompt: %r", current().id, _words(request))
-    starting = asyncio.ensure_future(context.service.submit(request))
-    try:
-        stream = await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        # The client left while the engine took the request in: it is given up as soon as it is known.
-        starting.add_done_callback(_give_up)
-        raise
-    return Generation(stream, context, started)
+    return Generation(await context.service.submit(request), context, started)
 
 
 async def complete(context: Context, request: Request) -> tuple[list[Finished], Usage]:
@@ -113,11 +106,6 @@ async def complete(context: Context, request: Request) -> tuple[list[Finished], 
     if generation.usage is None or any(choice.finish_reason == "abort" for choice in choices):
         raise EngineError("the request was aborted before its answer was complete")
     return choices, generation.usage
-
-
-def _give_up(starting: "asyncio.Task[Stream]") -> None:
-    if not starting.cancelled() and starting.exception() is None:
-        starting.result().close()
 
 
 def _words(request: Request) -> str | list[tuple[str, list[str]]]:

@@ -1,5 +1,6 @@
 """How much may come in: header lines, requests at once, requests of one key. Before any body is read."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,12 +76,24 @@ class Limits:
             raise RateLimited(f"this API key has {own} requests running, which is its limit")
         self._take(key)
         self._running[key] = own + 1
+        record = current()
         try:
             yield
         finally:
-            self._running[key] -= 1
-            if not self._running[key]:
-                del self._running[key]
+            if record.lingering is not None and not record.lingering.done():
+                record.lingering.add_done_callback(lambda ended: self._end(key, ended))
+            else:
+                self._leave(key)
+
+    def _end(self, key: str, ended: "asyncio.Future[object]") -> None:
+        if not ended.cancelled():
+            ended.exception()  # nobody is left to tell
+        self._leave(key)
+
+    def _leave(self, key: str) -> None:
+        self._running[key] -= 1
+        if not self._running[key]:
+            del self._running[key]
 
     def _take(self, key: str) -> None:
         per_minute = self._settings.key_requests_per_minute

@@ -14,17 +14,45 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from snugvl.errors import BodyTooLarge
-from snugvl.server.body import parse_json
+from snugvl.errors import BodyTooLarge, DeadlineExceeded, QueueFull
+from snugvl.server.body import JsonReader
 from snugvl.server.errors import family_of
 from snugvl.server.record import current
 from snugvl.server.settings import ServerSettings
 
+BODIES = 4  # bodies of the largest size whose bytes may be there at once
+SMALL_BYTES = 1 << 20
 LEAST_BYTES_PER_S = 16 * 1024  # what a client must send on average, after the first `read_timeout_s`
 
 
 class ClientLeft(Exception):
     """The client closed its connection before its request was complete."""
+
+
+class Held:
+    """Bytes of all bodies that are there, coming in or being worked at. Used from one thread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+
+    def add(self, count: int, own: int) -> None:
+        """Count bytes of a body that has `own` now.
+
+        Raises:
+            QueueFull: there are too many in all. Small bodies always have room: of those there are only so
+                many as requests are served at once.
+        """
+        if own > SMALL_BYTES and self._bytes + count > self._max_bytes:
+            raise QueueFull(
+                f"requests that are under way hold {self._bytes:,} of {self._max_bytes:,} bytes; try again "
+                "in a moment, or send less"
+            )
+        self._bytes += count
+
+    def remove(self, count: int) -> None:
+        """They are gone."""
+        self._bytes -= count
 
 
 class Receiving:
@@ -33,29 +61,44 @@ class Receiving:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._settings = settings
+        self._held = Held(BODIES * settings.max_body_bytes)
+        self._reader = JsonReader()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read JSON whole, let other bodies through piece by piece; stop the app when the client leaves."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = Body(scope, receive, self._settings)
-        if _is_json(scope):
-            try:
-                await body.read_json()
-            except ClientLeft:
-                current().left = True
-                return
-        await _until_client_leaves(self._app, scope, body, send)
+        body = Body(scope, receive, self._settings, self._held)
+        try:
+            if _is_json(scope):
+                async with asyncio.timeout(self._left_s()):
+                    await body.read_json(self._reader)
+            await _until_client_leaves(self._app, scope, body, send, self._left_s())
+        except ClientLeft:
+            current().left = True
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the deadline of {self._settings.deadline_s:g} s passed before there was an answer"
+            ) from None
+        finally:
+            body.close()
+
+    def _left_s(self) -> float | None:
+        """Seconds until the deadline of the request that runs here."""
+        limit_s = self._settings.deadline_s
+        return None if limit_s is None else limit_s - current().seconds
 
 
 class Body:
     """The body of one request on its way in; `receive` is what the app gets."""
 
-    def __init__(self, scope: Scope, receive: Receive, settings: ServerSettings) -> None:
+    def __init__(self, scope: Scope, receive: Receive, settings: ServerSettings, held: Held) -> None:
+        self._scope = scope
         self._receive = receive
         self._settings = settings
-        self._count = 0
+        self._held = held
+        self._count = 0  # of bytes that came, and are counted in `held`
         self._started = time.monotonic()
         self._whole: bytes | None = None
         self._complete = asyncio.Event()
@@ -73,8 +116,13 @@ class Body:
         """Whether all of it came."""
         return self._complete.is_set()
 
-    async def read_json(self) -> None:
-        """Read everything, and check that it is JSON we take.
+    def close(self) -> None:
+        """The request is over: its bytes are gone."""
+        self._held.remove(self._count)
+        self._count = 0
+
+    async def read_json(self, reader: JsonReader) -> None:
+        """Read everything, check that it is JSON we take, and leave its value for the routes.
 
         Raises:
             RequestError: it isn't.
@@ -86,9 +134,11 @@ class Body:
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             pieces.append(message.get("body", b""))
-        self._whole = b"".join(pieces)
-        if self._whole:
-            parse_json(self._whole)
+        whole = b"".join(pieces)
+        pieces.clear()
+        if whole:
+            await reader.read(whole, self._scope)
+        self._whole = whole[:1]  # something, so that there is a body; its value is all that anybody asks for
 
     async def receive(self) -> Message:
         """The next piece; after the last one it waits until the client leaves."""
@@ -121,7 +171,9 @@ class Body:
             self._complete.set()
             self._gone.set()
             return message
-        self._count += len(message.get("body", b""))
+        count = len(message.get("body", b""))
+        self._held.add(count, self._count + count)
+        self._count += count
         if self._count > self._settings.max_body_bytes:
             raise self._too_large(self._count)
         if not message.get("more_body", False):
@@ -135,11 +187,20 @@ class Body:
         )
 
 
-async def _until_client_leaves(app: ASGIApp, scope: Scope, body: Body, send: Send) -> None:
-    answered = False
+async def _until_client_leaves(
+    app: ASGIApp, scope: Scope, body: Body, send: Send, left_s: float | None
+) -> None:
+    """Run the app until it is done, or its client has left.
+
+    Raises:
+        TimeoutError: nothing of an answer was sent after `left_s` seconds. What the app still does is ended;
+            the record says when it has.
+    """
+    answered = begun = False
 
     async def watched_send(message: Message) -> None:
-        nonlocal answered
+        nonlocal answered, begun
+        begun = True
         if message["type"] == "http.response.start" and not body.complete:
             # Refused in the middle of its body: what still comes of it is no new request.
             message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
@@ -150,7 +211,13 @@ async def _until_client_leaves(app: ASGIApp, scope: Scope, body: Body, send: Sen
     handler = asyncio.ensure_future(_call(app, scope, body, watched_send))
     watcher = asyncio.ensure_future(body.gone())
     try:
-        await asyncio.wait({handler, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        first = asyncio.FIRST_COMPLETED
+        done, _ = await asyncio.wait({handler, watcher}, timeout=left_s, return_when=first)
+        if not done and not begun:
+            current().lingering = handler
+            raise TimeoutError
+        if not done:  # an answer that has begun ends by the engine's own clock
+            await asyncio.wait({handler, watcher}, return_when=first)
         if not handler.done() and not answered:
             current().left = True
             handler.cancel()

@@ -1,8 +1,10 @@
 """What one request leaves behind: filled in by whoever knows, read by the access log and the metrics."""
 
+import asyncio
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from snugvl.backends.protocol import Usage
 
@@ -17,6 +19,7 @@ class Record:
         status: of the answer; 499 when the client left before it had one.
         error: what it ended with, also in the middle of a stream.
         left: the client was gone before the answer was complete.
+        lingering: what is still being ended for it when its answer is out; it keeps its place until then.
     """
 
     id: str
@@ -24,6 +27,7 @@ class Record:
     status: int | None = None
     error: Exception | None = None
     left: bool = False
+    lingering: "asyncio.Future[Any] | None" = None
     usage: Usage | None = None
     started: float = field(default_factory=time.monotonic)
 

@@ -69,6 +69,7 @@ def test_a_life_from_loading_to_the_last_answer(name: str, checkpoint: Path, ref
     child = CHILDREN[name](checkpoint)
     whole = [texts(reference.ask(request)) for request in (KEPT, asked())]
     pids: list[int] = []
+    before = children()  # of tests that ran in this process
 
     async def test() -> None:
         await child.start()
@@ -78,7 +79,7 @@ def test_a_life_from_loading_to_the_last_answer(name: str, checkpoint: Path, ref
             await child.submit(asked())
         assert early.value.retry_after_s >= 1
         await ready(child)
-        pids.extend(process.pid for process in psutil.Process().children(recursive=True))
+        pids.extend(children() - before)
         assert child.capabilities is not None
         await until(lambda: load_is(child, 0))
 

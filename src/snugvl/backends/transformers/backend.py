@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count
 from time import monotonic
 
-from snugvl.backends.protocol import Capabilities, Message, Request, ToolUse
+from snugvl.backends.protocol import Capabilities, GoOn, Message, Request, ToolUse, going_on
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.service import Load, Tokens
 from snugvl.backends.streams import ReceiverStream, check_combination, check_pictures, deliver, fail_all
@@ -52,8 +52,11 @@ class TransformersBackend:
         """What this model can do."""
         return self._capabilities
 
-    def submit(self, request: Request) -> ReceiverStream:
+    def submit(self, request: Request, go_on: GoOn = going_on) -> ReceiverStream:
         """Prepare and start a request; it runs whether or not the stream is read.
+
+        Args:
+            go_on: called while it is prepared; nothing is started where it raises.
 
         Raises:
             RequestError, ImageError: it is wrong, or too large; nothing was started.
@@ -62,8 +65,9 @@ class TransformersBackend:
         check_combination(request)
         check_pictures(request, self._capabilities)
         self._check_ids(request)
-        grammar = self._grammar(request)  # before the pictures, which cost more
-        prompt = self._prompt(request)
+        grammar = self._grammar(request, go_on)  # before the pictures, which cost more
+        prompt = self._prompt(request, go_on)
+        go_on()
         tokenizer = self._preparer.tokenizer
         stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
         model_request = ModelRequest(
@@ -95,15 +99,21 @@ class TransformersBackend:
         """What the engine is doing; as it was before the present step, where that lasts."""
         return self._stats.now(self._worker.ask)
 
-    def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+    def tokenize(
+        self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None, go_on: GoOn = going_on
+    ) -> Tokens:
         """Token ids of a bare prompt, or of a conversation through the chat template.
 
         Raises:
             RequestError: text that can't be tokenised, or a conversation the template refuses.
+            RequestTooLarge: so much text that it can't fit into the context.
         """
+        most = self._capabilities.context_tokens
         if isinstance(prompt, str):
+            self._preparer.tokenizer.refuse_oversized(len(prompt), most, field="prompt")
             return Tokens(self._preparer.ids_of(prompt, special=True))
-        made = self._preparer.prepare(prompt, tools=() if tools is None else tools.tools).prompt
+        tools_of = () if tools is None else tools.tools
+        made = self._preparer.prepare(prompt, tools=tools_of, most=most, go_on=go_on).prompt
         return Tokens(made.prompt_ids, made.image_tokens)
 
     def detokenize(self, ids: tuple[int, ...]) -> str:
@@ -118,6 +128,7 @@ class TransformersBackend:
     def close(self) -> None:
         """End all requests with an error and stop the engine. Safe to call twice."""
         self._worker.close()
+        self._grammars.close()
         fail_all(self._receivers, EngineError("the model was closed while this request was running"))
 
     def abort(self, request_id: str) -> None:
@@ -133,18 +144,20 @@ class TransformersBackend:
                     field="logit_bias",
                 )
 
-    def _prompt(self, request: Request) -> ModelPrompt:
+    def _prompt(self, request: Request, go_on: GoOn) -> ModelPrompt:
         # One token less than the context: an answer needs at least one.
         room = self._capabilities.context_tokens - 1
         if request.prompt is not None:
             return self._preparer.prepare_prompt(request.prompt, max_tokens=room)
         tools = () if request.tools is None else request.tools.tools
-        return self._preparer.prepare(request.messages, tools=tools, max_tokens=room)
+        return self._preparer.prepare(request.messages, tools=tools, max_tokens=room, most=room, go_on=go_on)
 
-    def _grammar(self, request: Request) -> TokenGrammar | None:
+    def _grammar(self, request: Request, go_on: GoOn) -> TokenGrammar | None:
         if request.tools is not None:
-            return self._grammars.compile_tools(request.tools)
-        return None if request.grammar is None else self._grammars.compile(request.grammar)
+            return self._grammars.compile_tools(request.tools, go_on=go_on)
+        if request.grammar is None:
+            return None
+        return self._grammars.compile(request.grammar, choices=request.sampling.n, go_on=go_on)
 
     def _add(self, request: ModelRequest, receiver: Receiver) -> None:
         self._engine.add(request)

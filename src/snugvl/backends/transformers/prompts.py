@@ -5,7 +5,6 @@ Templates differ in how they want content: as a string, as parts, or with the pl
 calls. `_Style` finds out by rendering a conversation that says so.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -14,13 +13,23 @@ from typing import Any
 import torch
 from PIL import Image
 
-from snugvl.backends.protocol import Message, Picture, Text, Tool, ToolForm, Video, user
+from snugvl.backends.protocol import (
+    GoOn,
+    Message,
+    Picture,
+    Text,
+    Tool,
+    ToolForm,
+    Video,
+    going_on,
+    user,
+)
 from snugvl.backends.transformers.opening import Checkpoint, Inputs
 from snugvl.backends.transformers.resolution import Resolution
 from snugvl.backends.transformers.row import ModelPrompt
 from snugvl.backends.transformers.tokenizer import refuse_texts, variables_of
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge, SnugvlError
-from snugvl.inputs.chat import ChatTemplate, call_arguments, tool_json
+from snugvl.inputs.chat import ChatTemplate, characters, refuse_answer_marks, texts, tool_json
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
@@ -81,22 +90,37 @@ class Preparer:
         )
 
     def prepare(
-        self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), max_tokens: int | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        max_tokens: int | None = None,
+        most: int | None = None,
+        go_on: GoOn = going_on,
     ) -> ModelPrompt:
         """Render, tokenise and preprocess a conversation.
+
+        Args:
+            most: refuse text of more characters than so many tokens can stand for, before it is looked at.
+            go_on: called between two parts of the work, which it may end by raising.
 
         Raises:
             RequestError: a role, text or part that can't be used, with what to do.
             RequestTooLarge: more than `max_tokens`; says how many and how many are pictures'.
             CheckpointError: the chat template fails.
         """
-        self._check_text(messages)
-        self._check_tools(tools)
+        self.tokenizer.refuse_oversized(characters(messages, tools), most, field="messages")
+        marks = self._style.template.answer_marks
+        for field, text in texts(messages, tools):
+            self._refuse(text, field)
+            refuse_answer_marks(text, marks, field)
+            go_on()
         parts = [part for message in messages for part in message.content if not isinstance(part, Text)]
         self._check_parts(parts)
         shown = [tool_json(tool) for tool in tools] or None
         text = self._style.template.render(self._written(messages), tools=shown)
         self.tokenizer.refuse_long(text, max_tokens, field="messages")
+        go_on()
         prompt = self._processed(text, parts)
         self._check_length(prompt.prompt, max_tokens, "messages")
         return prompt
@@ -109,6 +133,7 @@ class Preparer:
             RequestTooLarge: more than `max_tokens`.
         """
         if isinstance(prompt, str):
+            self.tokenizer.refuse_oversized(len(prompt), max_tokens, field="prompt")
             self._refuse(prompt, "prompt")
             self.tokenizer.refuse_long(prompt, max_tokens, field="prompt")
             ids = self.ids_of(prompt, special=True)
@@ -259,25 +284,6 @@ class Preparer:
     def _refuse(self, text: str, field: str) -> None:
         self.tokenizer.refuse_control_tokens(text, field=field)
         refuse_texts(self._texts, text, field)
-
-    def _check_text(self, messages: Sequence[Message]) -> None:
-        """No text may become a control token, neither alone nor where the template joins two parts."""
-        for index, message in enumerate(messages):
-            texts = [part.unmarked for part in message.content if isinstance(part, Text)]
-            for joined in ("".join(texts), "".join(text.strip() for text in texts)):
-                self._refuse(joined, f"messages[{index}].content")
-            for number, call in enumerate(message.tool_calls):
-                field = f"messages[{index}].tool_calls[{number}]"
-                arguments = json.dumps(call_arguments(call, f"{field}.arguments"), ensure_ascii=False)
-                for text in (call.name, arguments, call.id):
-                    self._refuse(text, field)
-            self._refuse(message.tool_call_id or "", f"messages[{index}].tool_call_id")
-
-    def _check_tools(self, tools: Sequence[Tool]) -> None:
-        for index, tool in enumerate(tools):
-            schema = json.dumps(dict(tool.parameters), ensure_ascii=False)
-            for text in (tool.name, tool.description, schema):
-                self._refuse(text, f"tools[{index}]")
 
 
 def _style_of(inputs: Inputs, image_text: str) -> _Style:

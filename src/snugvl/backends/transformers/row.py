@@ -2,13 +2,13 @@
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from snugvl.engine.request import FinishReason
-from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
+from snugvl.engine.sampling.grammar import GrammarState, Mask, TokenGrammar
 from snugvl.engine.sampling.sampler import Choice
 from snugvl.engine.sequence import random_stream
 from snugvl.inputs.prompt import PreparedPrompt
@@ -74,7 +74,7 @@ class Row:
     choice: int
     max_tokens: int
     random: random.Random
-    grammar: GrammarState | None
+    grammar: Mask | None
     generated: list[int] = field(default_factory=list)
     counts: Counter[int] = field(default_factory=Counter)
     alone: bool = False
@@ -110,15 +110,15 @@ class Row:
         return "length" if len(self.generated) >= self.max_tokens else None
 
 
-def rows_of(request: ModelRequest, max_tokens: int) -> list[Row]:
-    """The choices of a request."""
+def rows_of(request: ModelRequest, max_tokens: int, masked: Callable[[GrammarState], Mask]) -> list[Row]:
+    """The choices of a request. `masked`: makes the masks of one of them."""
     return [
         Row(
             request,
             choice,
             max_tokens,
             random_stream(request.sampling.seed, choice),
-            None if request.grammar is None else request.grammar.start(),
+            None if request.grammar is None else masked(request.grammar.start()),
         )
         for choice in range(request.sampling.n)
     ]

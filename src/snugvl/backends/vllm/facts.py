@@ -41,7 +41,7 @@ def read_facts(model: str) -> Facts:
         tools=_shows_tools(folder),
         tool_form=ToolForm() if template is None else template.tool_form,
         image_token=_token(config.get("image_token_id", config.get("image_token_index"))),
-        control_tokens=_control_tokens(folder),
+        control_tokens=(*_control_tokens(folder), *(() if template is None else template.answer_marks)),
         reasoning=None if template is None else _reasoning(template),
     )
     if not facts.images:

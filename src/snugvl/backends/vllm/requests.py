@@ -13,21 +13,30 @@ from typing import Any, Final
 
 from llguidance import LLMatcher
 
-from snugvl.backends.protocol import Grammar, Message, Picture, Request, Text, ToolUse, Video
+from snugvl.backends.protocol import (
+    GoOn,
+    Grammar,
+    Message,
+    Picture,
+    Request,
+    Text,
+    Tool,
+    ToolUse,
+    Video,
+    going_on,
+)
 from snugvl.backends.vllm.pictures import data_url
 from snugvl.backends.vllm.settings import Facts
-from snugvl.errors import RequestError
-from snugvl.inputs.chat import call_arguments, tool_json
-from snugvl.inputs.schema import check_schema
-from snugvl.inputs.tools.forms import tool_lark
-from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools
+from snugvl.errors import RequestError, RequestTooLarge
+from snugvl.inputs.chat import call_arguments, characters, texts, tool_json
+from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, refused, tools_lark
+from snugvl.inputs.trials import Trials
 from snugvl.sampling import SamplingParams
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 
-# The same text from the same model as with our own engine: compact JSON, strict schemas.
-_JSON_OPTIONS: Final[Any] = {**COMPACT, "lenient": False, "coerce_one_of": False}
+TOKEN_CHARACTERS: Final = 256  # of the longest token there is in a vocabulary that people use: 128
 _KINDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
 
 
@@ -58,17 +67,21 @@ class Body:
         return json.dumps(self.fields, ensure_ascii=False).encode()
 
 
-def body_of(request: Request, model: Model) -> Body:
-    """The body, pictures included. Takes time for pictures: call it in a thread.
+def body_of(request: Request, model: Model, trials: Trials, go_on: GoOn = going_on) -> Body:
+    """The body, pictures included. Takes time for pictures and grammars: call it in a thread.
+
+    Args:
+        trials: where grammars are tried before vLLM's own process compiles them, which nothing could end.
+        go_on: called now and then; it ends the work by raising.
 
     Raises:
         RequestError, ImageError: what vLLM doesn't take, or what contradicts itself.
     """
-    _check(request, model.facts)
+    _check(request, model)
     fields: dict[str, Any] = {"model": model.name, **_sampling(request.sampling)}
     fields["stream"] = True
     fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    constraint = _constraint(request, model)
+    constraint = _constraint(request, model, trials, go_on)
     if constraint is not None:
         fields["structured_outputs"] = constraint
     if request.prompt is not None:
@@ -77,7 +90,8 @@ def body_of(request: Request, model: Model) -> Body:
         if request.sampling.logprobs is not None:
             fields["logprobs"] = request.sampling.logprobs
         return Body(COMPLETIONS, fields)
-    fields["messages"] = messages_json(request.messages, model.facts)
+    tools = () if request.tools is None else request.tools.tools
+    fields["messages"] = messages_json(request.messages, model, tools, go_on)
     if request.sampling.logprobs is not None:
         fields |= {"logprobs": True, "top_logprobs": request.sampling.logprobs}
     if request.tools is not None:
@@ -99,13 +113,37 @@ def blamed(error: RequestError, request: Request) -> RequestError:
     return error
 
 
-def messages_json(messages: tuple[Message, ...], facts: Facts) -> list[dict[str, Any]]:
-    """A conversation, pictures as data URLs.
+def messages_json(
+    messages: tuple[Message, ...], model: Model, tools: tuple[Tool, ...] = (), go_on: GoOn = going_on
+) -> list[dict[str, Any]]:
+    """A conversation, pictures as data URLs. `tools`: those that stand in the prompt with it.
 
     Raises:
         RequestError, ImageError: text with a control token, a video, a picture that can't be sent.
+        RequestTooLarge: so much text that it can't fit into the context.
     """
-    return [_message(message, index, facts) for index, message in enumerate(messages)]
+    refuse_oversized(characters(messages, tools), model, "messages")
+    for where, text in texts(messages, tools):
+        refuse_control_tokens(text, model.facts, where)
+        go_on()
+    found = []
+    for index, message in enumerate(messages):
+        found.append(_message(message, index, model.facts))
+        go_on()
+    return found
+
+
+def refuse_oversized(count: int, model: Model, field: str) -> None:
+    """Raise RequestTooLarge if no text of so many characters fits into the context.
+
+    The tokenizer is vLLM's: what is not known here is how long its longest token is.
+    """
+    if count > model.context_tokens * TOKEN_CHARACTERS:
+        raise RequestTooLarge(
+            f"the prompt has {count:,} characters; the context holds {model.context_tokens:,} tokens of at "
+            f"most {TOKEN_CHARACTERS} characters each; send less text",
+            field=field,
+        )
 
 
 def tools_json(use: ToolUse) -> dict[str, Any]:
@@ -125,7 +163,7 @@ def refuse_control_tokens(text: str, facts: Facts, field: str) -> None:
         )
 
 
-def _check(request: Request, facts: Facts) -> None:
+def _check(request: Request, model: Model) -> None:
     """Refuse what contradicts itself, in the words of our own engine."""
     if request.prompt is not None and request.messages:
         raise RequestError("a request has messages or a prompt, not both", field="prompt")
@@ -140,7 +178,8 @@ def _check(request: Request, facts: Facts) -> None:
     if request.prompt is not None and not request.prompt:
         raise RequestError("the prompt is empty; send at least one token", field="prompt")
     if isinstance(request.prompt, str):
-        refuse_control_tokens(request.prompt, facts, "prompt")
+        refuse_oversized(len(request.prompt), model, "prompt")
+        refuse_control_tokens(request.prompt, model.facts, "prompt")
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
@@ -166,24 +205,25 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
     return fields
 
 
-def _constraint(request: Request, model: Model) -> dict[str, Any] | None:
+def _constraint(request: Request, model: Model, trials: Trials, go_on: GoOn) -> dict[str, Any] | None:
     """`structured_outputs`: the grammar that our own engine would follow."""
     if request.tools is not None:
-        check_tools(request.tools)
-        for index, tool in enumerate(request.tools.tools):
-            _check_schema(json.dumps(arguments_schema(tool)), f"tools[{index}].parameters")
-        return {"grammar": tool_lark(model.facts.tool_form, request.tools, model.marker_tokens)}
+        form = model.facts.tool_form
+        lark = tools_lark(form, request.tools, model.marker_tokens, trials, go_on)
+        _try(LLMatcher.grammar_from_lark(lark), "tools", "tools", trials, go_on)
+        return {"grammar": lark}
     if request.grammar is None:
         return None
-    return {_kind(request.grammar): _source(request.grammar)}
+    kind, field = _kind(request.grammar), "response_format"
+    _try(grammar_text(request.grammar, field), request.grammar.kind, field, trials, go_on)
+    check_choices(request.grammar, request.sampling.n, field)
+    return {kind: _source(request.grammar)}
 
 
-def _check_schema(source: str, field: str) -> None:
-    """Refuse a schema that can't be compiled before a grammar is made of its parts."""
-    check_schema(source, field)
-    wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS))
-    if wrong:
-        raise RequestError(f"the JSON schema can't be used: {' '.join(wrong.split())[:300]}", field=field)
+def _try(text: str, kind: str, field: str, trials: Trials, go_on: GoOn) -> None:
+    """Refuse what can't be compiled, or not in the time that there is for it."""
+    if error := trials.check(text, go_on).error:
+        raise refused(error, kind, field)
 
 
 def _kind(grammar: Grammar) -> str:
@@ -197,21 +237,16 @@ def _kind(grammar: Grammar) -> str:
 def _source(grammar: Grammar) -> str:
     if grammar.kind != "json_schema":
         return grammar.source
-    check_schema(grammar.source, "response_format")
-    schema = json.loads(grammar.source)
-    return json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+    return json.dumps({**json.loads(grammar.source), "x-guidance": JSON_OPTIONS})
 
 
 def _message(message: Message, index: int, facts: Facts) -> dict[str, Any]:
     where = f"messages[{index}]"
-    texts = [part.text for part in message.content if isinstance(part, Text)]
-    checked = [part.unmarked for part in message.content if isinstance(part, Text)]
-    for joined in ("".join(checked), "".join(text.strip() for text in checked)):
-        refuse_control_tokens(joined, facts, f"{where}.content")
-    plain = len(texts) == len(message.content)
+    words = [part.text for part in message.content if isinstance(part, Text)]
+    plain = len(words) == len(message.content)
     fields: dict[str, Any] = {
         "role": message.role,
-        "content": "".join(texts) if plain else [_part(part, where, facts) for part in message.content],
+        "content": "".join(words) if plain else [_part(part, where, facts) for part in message.content],
     }
     if message.tool_calls:
         fields["tool_calls"] = [
@@ -220,7 +255,7 @@ def _message(message: Message, index: int, facts: Facts) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": call.name,
-                    "arguments": _arguments(call_arguments(call, f"{where}.tool_calls"), where, facts),
+                    "arguments": json.dumps(call_arguments(call, where), ensure_ascii=False),
                 },
             }
             for call in message.tool_calls
@@ -228,12 +263,6 @@ def _message(message: Message, index: int, facts: Facts) -> dict[str, Any]:
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     return fields
-
-
-def _arguments(arguments: dict[str, Any], where: str, facts: Facts) -> str:
-    text = json.dumps(arguments, ensure_ascii=False)
-    refuse_control_tokens(text, facts, f"{where}.tool_calls")
-    return text
 
 
 def _part(part: Text | Picture | Video, where: str, facts: Facts) -> dict[str, Any]:

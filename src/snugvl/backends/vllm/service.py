@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from snugvl.backends.preparers import Preparation, Preparers
 from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
 from snugvl.backends.service import Health, Snapshot, State, Tokens
 from snugvl.backends.supervised import FIRST_LOAD_S, GIVEN_UP_S, Supervision
@@ -32,11 +33,13 @@ from snugvl.backends.vllm.requests import (
     body_of,
     messages_json,
     refuse_control_tokens,
+    refuse_oversized,
     tools_json,
 )
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.backends.vllm.sleep import Sleeper
 from snugvl.errors import EngineError, EngineUnavailable, RequestError, SnugvlError
+from snugvl.inputs.trials import Trials
 
 DRAIN_POLL_S = 0.05
 
@@ -65,6 +68,7 @@ class VllmEngine:
         self._session: _Session | None = None
         self._life: Life | None = None
         self._task: asyncio.Task[None] | None = None
+        self._preparers, self._trials = Preparers(), Trials()
         self._waking = 0  # requests that wait for their pictures, or for vLLM to wake up
         self._state: State = "starting"
         self._detail = "vLLM has not been started"
@@ -145,7 +149,13 @@ class VllmEngine:
         began = time.monotonic()
         self._waking += 1
         try:
-            body = await asyncio.to_thread(body_of, request, session.model)
+            preparation = Preparation(request.deadline_s)
+            body = await self._preparers.run(
+                preparation,
+                lambda: body_of(request, session.model, self._trials, preparation.go_on),
+                heavy=self._preparers.heavy(request),
+            )
+            self._preparers.remember(request)
             session = await self._awake(session)
             if request.prompt is not None and request.sampling.max_tokens is None:
                 body.fields["max_tokens"] = await self._room(request.prompt, session)
@@ -168,8 +178,13 @@ class VllmEngine:
         session = self._serving()
         body: dict[str, object] = {"model": session.model.name, "add_special_tokens": False}
         if isinstance(prompt, str):
+            refuse_oversized(len(prompt), session.model, "prompt")
             return Tokens(await session.life.api.tokens(body | {"prompt": prompt}))
-        messages = await asyncio.to_thread(messages_json, prompt, session.model.facts)
+        preparation = Preparation()
+        tools_of = () if tools is None else tools.tools
+        messages = await self._preparers.run(
+            preparation, lambda: messages_json(prompt, session.model, tools_of, preparation.go_on)
+        )
         shown = {} if tools is None else tools_json(tools)
         ids = await session.life.api.tokens({**body, **shown, "messages": messages})
         return Tokens(ids, ids.count(session.model.facts.image_token))
@@ -201,6 +216,8 @@ class VllmEngine:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        self._preparers.close()
+        self._trials.close()
 
     def loading(self, stage: Stage) -> None:
         """A start got further."""

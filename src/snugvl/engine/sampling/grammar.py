@@ -4,11 +4,26 @@
 
 One state belongs to one choice. It sees exactly the tokens that were sampled for it, once each and in
 order, so chunked prefill, preemption and strangers in the batch can't touch it.
+
+A mask may take microseconds or a tenth of a second. So other threads make it (`MaskThreads`), as soon as the
+token before it is known, requests taking turns; and each choice has a share of time for which a step waits:
+
+    engine    sample ─ accept │ … next step │ wait 5 ms at most ─ whoever has its mask goes on ─ sample …
+    threads                   └ token, mask ┘ one that is not ready is left out of this step
 """
 
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from threading import Condition, Thread
 from typing import Protocol
 
 import torch
+
+MOST_THREADS = 4
+WAIT_S = 0.005  # that a step waits for masks, in all
+SHARE_S = 0.0002  # of it that a choice gains with each token: one whose masks are slow soon waits alone
 
 
 class GrammarState(Protocol):
@@ -36,15 +51,122 @@ class TokenGrammar(Protocol):
     """A checked grammar over one vocabulary."""
 
     def start(self) -> GrammarState:
-        """A state of its own, at the beginning."""
+        """A state of its own, at the beginning, whose first mask costs nothing."""
         ...
 
 
-def fill_allowed(states: list[GrammarState], vocab: int, device: torch.device) -> torch.Tensor:
-    """Which tokens may come next, `[states, vocab]` bool on `device`: one copy for all of them."""
-    bits = torch.empty(len(states), (vocab + 31) // 32, dtype=torch.int32)
-    for row, state in zip(bits, states, strict=True):
-        state.fill(row)
+def mask_threads(cores: int | None = None) -> int:
+    """Threads for masks, on so many processors, or on those of this machine."""
+    return min(max((os.cpu_count() or 1 if cores is None else cores) // 2, 1), MOST_THREADS)
+
+
+class MaskThreads:
+    """Threads that make masks. Owners, which are requests, take turns. They start with the first job."""
+
+    def __init__(self, threads: int) -> None:
+        self.changed = Condition()  # notified whenever a job is done
+        self._threads = threads
+        self._started = 0
+        self._jobs: dict[Hashable, deque[Callable[[], None]]] = {}  # by owner; whose turn is next, first
+
+    def submit(self, owner: Hashable, job: Callable[[], None]) -> None:
+        """Run `job`, which must not raise, when it is its owner's turn."""
+        with self.changed:
+            self._jobs.setdefault(owner, deque()).append(job)
+            if self._started < self._threads:
+                self._started += 1
+                Thread(target=self._run, name="snugvl-masks", daemon=True).start()
+            self.changed.notify_all()
+
+    def wait(self, most_s: float) -> None:
+        """Let a job be done, or time pass."""
+        with self.changed:
+            self.changed.wait(most_s)
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                while not self._jobs:
+                    self.changed.wait()
+                owner = next(iter(self._jobs))
+                jobs = self._jobs.pop(owner)
+                job = jobs.popleft()
+                if jobs:
+                    self._jobs[owner] = jobs  # behind all others
+            job()
+            with self.changed:
+                self.changed.notify_all()
+
+
+class Mask:
+    """Which tokens one choice may take next, made ahead of the step that needs it.
+
+    Attributes:
+        bits: `[ceil(vocab / 32)]` int32 on the CPU, as `GrammarState.fill` writes it; whole once `ready`.
+    """
+
+    def __init__(self, state: GrammarState, vocab: int, threads: MaskThreads, owner: Hashable) -> None:
+        self.bits = torch.empty((vocab + 31) // 32, dtype=torch.int32)
+        self.ready = True
+        self._state = state
+        self._threads = threads
+        self._owner = owner
+        self._share_s = WAIT_S
+        self._dropped = False
+        state.fill(self.bits)
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar can't go on, or None; ask when `ready`."""
+        return self._state.error
+
+    def accept(self, token: int) -> None:
+        """Take the token that was sampled, and begin with the mask after it."""
+        assert self.ready, "a token was sampled without a mask"
+        self.ready = False
+        self._share_s = min(self._share_s + SHARE_S, WAIT_S)
+        self._threads.submit(self._owner, lambda: self._make(token))
+
+    def drop(self) -> None:
+        """No mask is needed any more."""
+        self._dropped = True
+
+    def wait(self, most_s: float | None = None) -> float:
+        """Wait until it is ready, or for its share of `most_s`; without that, as long as it takes.
+
+        Returns the seconds that it took.
+        """
+        if self.ready:
+            return 0.0
+        begun, limit_s = time.monotonic(), None if most_s is None else min(most_s, self._share_s)
+        with self._threads.changed:
+            self._threads.changed.wait_for(lambda: self.ready, limit_s)
+        took_s = time.monotonic() - begun
+        self._share_s = max(self._share_s - took_s, 0.0)
+        return took_s
+
+    def _make(self, token: int) -> None:
+        if not self._dropped:
+            self._state.accept(token)
+            if self._state.error is None:
+                self._state.fill(self.bits)
+        self.ready = True
+
+
+def settle(masks: Iterable[Mask]) -> bool:
+    """Wait for masks, each for its share and `WAIT_S` in all; whether one is not ready all the same."""
+    left_s, late = WAIT_S, False
+    for mask in masks:
+        left_s -= mask.wait(max(left_s, 0.0))
+        late = late or not mask.ready
+    return late
+
+
+def fill_allowed(masks: list[Mask], vocab: int, device: torch.device) -> torch.Tensor:
+    """Which tokens may come next, `[masks, vocab]` bool on `device`: one copy for all of them."""
+    for mask in masks:
+        mask.wait()
+    bits = torch.stack([mask.bits for mask in masks])
     shifts = torch.arange(32, dtype=torch.int32, device=device)
-    unpacked = (bits.to(device)[:, :, None] >> shifts) & 1  # [states, words, 32]
+    unpacked = (bits.to(device)[:, :, None] >> shifts) & 1  # [masks, words, 32]
     return unpacked.flatten(1)[:, :vocab].bool()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from snugvl.engine.sampling.filters import Filters
-from snugvl.engine.sampling.grammar import GrammarState, fill_allowed
+from snugvl.engine.sampling.grammar import Mask, fill_allowed
 from snugvl.engine.sampling.penalties import Penalties
 from snugvl.layers.upload import upload
 from snugvl.sampling import SamplingParams
@@ -46,7 +46,7 @@ class Choice:
     prompt: Collection[int] = ()
     counts: Mapping[int, int] | None = None
     uniform: float = 0.0
-    grammar: GrammarState | None = None
+    grammar: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +225,11 @@ def constrained(scores: torch.Tensor, choices: Sequence[Choice]) -> tuple[torch.
     The same tensor when nobody has a grammar. Last of all that moves scores, so that no bias lets a
     forbidden token win.
     """
-    states = {i: choice.grammar for i, choice in enumerate(choices) if choice.grammar is not None}
-    if not states:
+    masks = {i: choice.grammar for i, choice in enumerate(choices) if choice.grammar is not None}
+    if not masks:
         return scores, []
-    allowed = fill_allowed(list(states.values()), scores.shape[-1], scores.device)
+    allowed = fill_allowed(list(masks.values()), scores.shape[-1], scores.device)
     forbidden = torch.zeros_like(scores, dtype=torch.bool)
-    forbidden[list(states)] = ~allowed
-    broken = [i for i, state in states.items() if state.error is not None]
+    forbidden[list(masks)] = ~allowed
+    broken = [i for i, mask in masks.items() if mask.error is not None]
     return scores.masked_fill(forbidden, -torch.inf), broken

@@ -41,6 +41,8 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
 _FUNCTION_END = re.compile(r"\s*</function>")
 _PARAMETER_END: Final = "</parameter>"
 _LINE: Final = "\n"
+# Pair by pair: in `\\/` the backslashes are one, which leaves the slash to be escaped.
+_SLASHES = re.compile(r"\\.|/|\n", re.DOTALL)
 _HOPS = 16  # of references
 _STARTS = ("<parameter=", "</function>")
 
@@ -237,5 +239,15 @@ def _pattern(source: str) -> str | None:
     inner = plain[begins : len(plain) - ends]
     if not source or re.search(r"[$^]", inner) or ((begins or ends) and "|" in re.sub(r"\(.*\)", "", inner)):
         return None
-    body = source[begins : len(source) - ends].replace("\\/", "/").replace("/", "\\/")
+    body = _SLASHES.sub(_within_slashes, source[begins : len(source) - ends])
     return f"{'' if begins else ANY}({body}){'' if ends else ANY}"
+
+
+def _within_slashes(found: re.Match[str]) -> str:
+    """What would end a literal between slashes, escaped; any other pair with a backslash stays as it is."""
+    match found[0].removeprefix("\\") or found[0]:
+        case "/":
+            return "\\/"
+        case "\n":
+            return "\\n"
+    return found[0]

@@ -8,12 +8,13 @@ from starlette.requests import Request
 from snugvl.server.anthropic.answers import Answer, MessageOut, TokenCount
 from snugvl.server.anthropic.conversation import conversation_of, request_of, tools_of
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
+from snugvl.server.body import JsonRoute
 from snugvl.server.ceiling import generate_within
 from snugvl.server.context import context_of
 from snugvl.server.reader import Reader
 from snugvl.server.streaming import event_stream, events_document
 
-router = APIRouter(prefix="/v1/messages", tags=["Anthropic"])
+router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=JsonRoute)
 
 EVENTS: Final = events_document(
     "message_start, ping, content_block_start, content_block_delta, content_block_stop, message_delta, "

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from snugvl.sampling import MAX_STOP
 from snugvl.server.anthropic.blocks import (
     AssistantContent,
     CacheControl,
@@ -162,7 +163,9 @@ class MessagesRequest(Prompt):
         WHOLE,
     ]
     stream: bool | None = None
-    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)] | None = None
+    stop_sequences: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP)] | None
+    ) = None
     temperature: Annotated[float, Field(ge=0, le=1, description="0, the default, is greedy")] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE] | None = None

@@ -106,12 +106,18 @@ class Decoders:
     async def _decoded(
         self, job: dict[str, Any], data: bytes, max_pixels: int, max_frames: int
     ) -> tuple[list[Picture], list[float]]:
-        loop = asyncio.get_running_loop()
         try:
-            work = loop.run_in_executor(self._threads, self._decode, job, data, max_pixels, max_frames)
+            future = self._threads.submit(self._decode, job, data, max_pixels, max_frames)
         except RuntimeError:  # the threads are shut down
             raise EngineUnavailable("the server is stopping") from None
-        return await work
+        work = asyncio.wrap_future(future)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if not future.cancel():  # it is being decoded, and counts until that has ended
+                await asyncio.wait([work])
+                work.exception()
+            raise
 
     def _decode(
         self, job: dict[str, Any], data: bytes, max_pixels: int, max_frames: int

@@ -6,10 +6,9 @@ from pydantic import Field
 
 from snugvl.backends.protocol import Capabilities
 from snugvl.errors import RequestError
-from snugvl.sampling import SamplingParams
+from snugvl.sampling import MAX_STOP, SamplingParams
 from snugvl.server.fields import WHOLE, Exact, Harmless
 
-MAX_STOP = 64
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full
 
 

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from snugvl.errors import RequestError
+from snugvl.server.body import JsonRoute
 from snugvl.server.ceiling import generate_within
 from snugvl.server.context import context_of
 from snugvl.server.ollama import models
@@ -28,7 +29,7 @@ from snugvl.server.reader import Reader
 from snugvl.server.streaming import line_stream, lines_document
 from snugvl.version import __version__
 
-router = APIRouter(prefix="/api", tags=["Ollama"])
+router = APIRouter(prefix="/api", tags=["Ollama"], route_class=JsonRoute)
 
 ELSEWHERE: Final = (  # method, path, what to do instead
     ("POST", "pull", "download models with `snugvl pull`"),

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from snugvl.backends.protocol import Request
 from snugvl.errors import RequestError
+from snugvl.server.body import JsonRoute
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Harmless
 from snugvl.server.generation import Generation, complete, generate
@@ -21,7 +22,7 @@ from snugvl.server.openai.sampling import Sampling, StreamOptions, blaming, samp
 from snugvl.server.streaming import event_stream
 from snugvl.server.together import together
 
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
 MAX_PROMPTS = 128
 MAX_CHOICES = 128  # of all prompts together

@@ -8,10 +8,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field, Tag
 
 from snugvl.errors import RequestError
-from snugvl.sampling import SamplingParams
+from snugvl.sampling import MAX_STOP, SamplingParams
 from snugvl.server.fields import STRING_OR_ARRAY, WHOLE, Exact, Harmless, at_most
 
-MAX_STOP = 16  # OpenAI takes four
 MAX_TOKENS = 2**31
 
 Stop = Annotated[

@@ -7,6 +7,7 @@ from pydantic import Field
 from starlette.requests import Request
 
 from snugvl.errors import RequestError
+from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.fields import Strict
 from snugvl.server.openai.media import MediaSource
@@ -16,7 +17,7 @@ from snugvl.server.reports import DetokenizeReport, TokenizeReport
 
 MAX_IDS = 262_144  # the longest context there is
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 
 
 class TokenizeRequest(Strict):

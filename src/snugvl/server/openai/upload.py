@@ -7,10 +7,9 @@ by the field's name:
         {"type": "image_url", "image_url": {"url": "attachment:cat"}}]}]}'
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders, UploadFile
 from starlette.requests import Request
@@ -18,14 +17,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive
 
 from snugvl.errors import RequestError
-from snugvl.server.body import parse_json
+from snugvl.server.body import Handler, JsonReader, JsonRoute
 from snugvl.server.forms import form_of
 
 NAMES = ("request", "payload_json")
 MAX_FILES = 64
 _KEY = "snugvl.attachments"
 
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+_READER = JsonReader()
 
 
 def multipart_document(model: type[BaseModel]) -> dict[str, Any]:
@@ -40,7 +39,7 @@ def multipart_document(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"content": {"multipart/form-data": {"schema": form}}}}
 
 
-class UploadRoute(APIRoute):
+class UploadRoute(JsonRoute):
     """A route with a JSON body that takes the same JSON in a multipart upload."""
 
     def get_route_handler(self) -> Handler:
@@ -79,8 +78,9 @@ async def _unpacked(request: Request) -> Request:
             field="request",
         )
     body = content.pop(given[0])
-    parse_json(body)  # what the door checked of other requests
-    return _json_request(request, body, content)
+    unpacked = _json_request(request, body[:1], content)
+    await _READER.read(body, unpacked.scope)  # what the door does with other requests
+    return unpacked
 
 
 def _json_request(request: Request, body: bytes, files: Mapping[str, bytes]) -> Request:

@@ -15,11 +15,10 @@ from starlette.requests import Request
 
 from snugvl.backends.protocol import Picture
 from snugvl.errors import RequestError
-from snugvl.server.body import parse_json
 from snugvl.server.context import Context
 from snugvl.server.forms import form_of
 from snugvl.server.together import together
-from snugvl.server.vision.schemas import MAX_IMAGES, TaskOptions
+from snugvl.server.vision.schemas import MAX_IMAGES, MAX_OBJECTS, TaskOptions
 
 MAX_FIELDS = 256
 FORM = "multipart/form-data"
@@ -60,7 +59,7 @@ class Bodies(Generic[OptionsT]):
         """
         if http.headers.get("content-type", "").partition(";")[0].strip().lower() == FORM:
             return await self._read_form(http)
-        return self._read_json(parse_json(await http.body()))
+        return self._read_json(await http.json())
 
     def openapi(self) -> dict[str, Any]:
         """The `requestBody` of the OpenAPI document."""
@@ -140,6 +139,10 @@ def _fields(form: FormData) -> dict[str, object]:
         if isinstance(value, UploadFile):
             raise RequestError(f"{name} is a file; only image takes files", field=name)
         if name in LISTS:
+            if value.count(",") >= MAX_OBJECTS:
+                raise RequestError(
+                    f"{name} has {value.count(',') + 1:,} names; at most {MAX_OBJECTS} are taken", field=name
+                )
             names = fields.setdefault(name, [])
             assert isinstance(names, list)
             names += [part.strip() for part in value.split(",")]

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.generation import generate
 from snugvl.server.streaming import event_stream, events_document
@@ -31,7 +32,7 @@ from snugvl.server.vision.schemas import (
 from snugvl.tasks import ask, caption, detect, export, scene
 from snugvl.tasks.results import Detections, Reply
 
-router = APIRouter(prefix="/v1/vision", tags=["vision"])
+router = APIRouter(prefix="/v1/vision", tags=["vision"], route_class=JsonRoute)
 
 CAPTION: Final = Bodies(CaptionRequest, CaptionOptions)
 ASK: Final = Bodies(AskRequest, AskOptions)

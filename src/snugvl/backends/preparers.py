@@ -1,0 +1,152 @@
+"""Threads that make prompts of requests, and what may end that work before it is done.
+
+    submit ─► light ─► ┌ 4 threads ┐
+           └► heavy ─► └ 2 threads ┘   a grammar that nobody has asked for yet, or very much text: it waits
+                                       for its like, and what is light doesn't wait for it
+
+A request that is given up, or whose deadline has passed, is not prepared any more: what waits is dropped,
+what runs ends at the next of its parts (`Preparation.go_on`). None of these parts is unbounded; should one
+not end all the same, `longest_s` says so to whoever watches the process.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from snugvl.backends.protocol import Request
+from snugvl.errors import DeadlineExceeded
+from snugvl.inputs.chat import characters
+
+LIGHT: Final = 4  # threads; preparing is mostly Pillow and numpy, which leave Python's lock
+HEAVY: Final = 2
+LONG_TEXT: Final = 1 << 16  # characters; what is shorter is tokenised in some milliseconds
+REMEMBERED: Final = 256  # grammars that were compiled once, and so take no time
+
+T = TypeVar("T")
+
+
+class GivenUp(Exception):
+    """Nobody waits for this request any more."""
+
+
+class Preparation:
+    """The work for one request, until its prompt is ready."""
+
+    def __init__(self, deadline_s: float | None = None) -> None:
+        """`deadline_s`: seconds from now."""
+        self._given_up = False
+        self._begun = time.monotonic()
+        self._deadline_s = deadline_s
+        self.started: float | None = None  # monotonic seconds
+
+    def give_up(self) -> None:
+        """Let it end soon. In any thread."""
+        self._given_up = True
+
+    def left_s(self) -> float | None:
+        """Seconds until its deadline."""
+        return None if self._deadline_s is None else self._deadline_s - (time.monotonic() - self._begun)
+
+    def go_on(self) -> None:
+        """Called between two parts of the work.
+
+        Raises:
+            GivenUp, DeadlineExceeded: it must end here.
+        """
+        if self._given_up:
+            raise GivenUp("the request was given up while its prompt was prepared")
+        left_s = self.left_s()
+        if left_s is not None and left_s <= 0:
+            raise DeadlineExceeded(
+                f"the deadline of {self._deadline_s:g} s passed before the prompt was prepared"
+            )
+
+
+class Preparers:
+    """The threads, and whose turn it is. Safe to use from any thread."""
+
+    def __init__(self, light: int = LIGHT, heavy: int = HEAVY) -> None:
+        self._light = ThreadPoolExecutor(light, "snugvl-prepare")
+        self._heavy = ThreadPoolExecutor(heavy, "snugvl-prepare-heavy")
+        self._running: set[Preparation] = set()
+        self._known: dict[int, None] = {}  # grammars, the one used last at the end
+
+    def submit(self, preparation: Preparation, job: Callable[[], T], *, heavy: bool = False) -> "Future[T]":
+        """Run `job` when it is its turn; the result, or what it raises, is the future's."""
+
+        def turn() -> T:
+            preparation.started = time.monotonic()
+            self._running.add(preparation)
+            try:
+                return job()
+            finally:
+                self._running.discard(preparation)
+
+        return (self._heavy if heavy else self._light).submit(turn)
+
+    async def run(
+        self,
+        preparation: Preparation,
+        job: Callable[[], T],
+        *,
+        heavy: bool = False,
+        discard: Callable[[T], object] = lambda _: None,
+    ) -> T:
+        """`submit`, waited for in an event loop. Who is cancelled gives it up, and waits for its end.
+
+        Args:
+            discard: what is done with a result that nobody waits for any more.
+        """
+
+        def begun() -> T:
+            preparation.go_on()
+            return job()
+
+        future = self.submit(preparation, begun, heavy=heavy)
+        work = asyncio.wrap_future(future)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            preparation.give_up()
+            if not future.cancel():
+                await asyncio.wait([work])
+            if not work.cancelled() and work.exception() is None:
+                discard(work.result())
+            raise
+
+    @property
+    def longest_s(self) -> float:
+        """For how long the oldest work has been going on."""
+        now = time.monotonic()
+        return max((now - (each.started or now) for each in tuple(self._running)), default=0.0)
+
+    def heavy(self, request: Request) -> bool:
+        """Whether it could take long, as far as can be said without doing it."""
+        grammar = _grammar_of(request)
+        if grammar is not None and grammar not in self._known:
+            return True
+        tools = () if request.tools is None else request.tools.tools
+        return characters(request.messages, tools) + len(request.prompt or "") > LONG_TEXT
+
+    def remember(self, request: Request) -> None:
+        """Its grammar was compiled: the next time that takes no time."""
+        grammar = _grammar_of(request)
+        if grammar is not None:
+            self._known.pop(grammar, None)
+            self._known[grammar] = None
+            while len(self._known) > REMEMBERED:
+                self._known.pop(next(iter(self._known)), None)
+
+    def close(self) -> None:
+        """Take nothing more; what runs is not waited for."""
+        for threads in (self._light, self._heavy):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _grammar_of(request: Request) -> int | None:
+    """What stands for the grammar that a request needs."""
+    if request.tools is not None:
+        return hash(repr(request.tools))
+    return None if request.grammar is None else hash((request.grammar.kind, request.grammar.source))

@@ -1,0 +1,79 @@
+"""The process that grammars are tried in: `python -m snugvl.inputs.trial`, asked over its standard input.
+
+A grammar of some hundred bytes can keep its compiler busy for minutes (a `multipleOf` of eight digits has a
+hundred million remainders), and nothing ends a thread. Here the system ends the process: each try may take
+`CPU_S` of processor time, however busy the machine is, and `MEMORY_BYTES` of memory. What takes long depends
+on the grammar alone, so a vocabulary of 256 bytes will do, and no model is needed.
+
+    4 bytes length, a grammar of llguidance ─► 4 bytes length, {"error": …, "grown_bytes": …}
+"""
+
+import json
+import os
+import re
+import resource
+import signal
+import sys
+from struct import Struct
+from typing import IO, Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+CPU_S: Final = 2.0  # real schemas take some milliseconds
+MEMORY_BYTES: Final = 1 << 30  # of address space, of which half is there before the first grammar
+MARKERS: Final = 16  # tokens that a grammar may name by their numbers
+LENGTH: Final = Struct("!I")
+_NUMBERED: Final = re.compile(r"<\[(\d+)\]>")
+
+
+def limits() -> LLParserLimits:
+    """What llguidance itself may spend on one grammar."""
+    return LLParserLimits(max_lexer_states=20_000, max_grammar_size=100_000, verbose_errors=False)
+
+
+class _Bytes:
+    """A vocabulary of single bytes, an end, and tokens in place of those that a grammar names by number."""
+
+    eos_token_id = 256
+    bos_token_id = None
+
+    def __init__(self) -> None:
+        markers = [f"<|{number}|>".encode() for number in range(MARKERS)]
+        self.tokens = [*(bytes([value]) for value in range(256)), b"<|end|>", *markers]
+        self.special_token_ids = [*range(256, len(self.tokens))]
+
+    def __call__(self, text: Any) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def attempt(tokenizer: LLTokenizer, grammar: str) -> str:
+    """What is wrong with a grammar, or nothing; compiles it and asks for its first token."""
+    numbers = {number: i % MARKERS for i, number in enumerate(dict.fromkeys(_NUMBERED.findall(grammar)))}
+    grammar = _NUMBERED.sub(lambda found: f"<[{257 + numbers[found[1]]}]>", grammar)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # finds what allows nothing
+    return matcher.get_error() if matcher.is_error() else ""
+
+
+def main(asked: IO[bytes], told: IO[bytes]) -> None:
+    """Answer until nobody asks any more."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
+    while len(head := asked.read(LENGTH.size)) == LENGTH.size:
+        grammar = asked.read(LENGTH.unpack(head)[0]).decode()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # its signal ends the process
+        error = attempt(tokenizer, grammar)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        answer = json.dumps({"error": error, "grown_bytes": grown * 1024}).encode()
+        told.write(LENGTH.pack(len(answer)) + answer)
+        told.flush()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for whoever asks
+    main(sys.stdin.buffer, sys.stdout.buffer)
+    os._exit(0)  # at once: whoever asked is gone
