@@ -108,8 +108,8 @@ def refused(message: str) -> None:
 @pytest.mark.parametrize(
     "sha256",
     [
-        CLIMB, f"{CLIMB}\0", "/etc/passwd", "", "A" * 64, "a" * 63, "a" * 65, "a" * 64 + "\n", "٣" * 64, 7, None,
-        ["a" * 64], {"a": 1}, "a" * 1_000_000,
+        CLIMB, f"{CLIMB}\0", "/etc/passwd", "", "A" * 64, "a" * 63, "a" * 65, "a" * 64 + "\n",
+        "٣" * 64, 7, None, ["a" * 64], {"a": 1}, "a" * 1_000_000,
     ],
 )  # fmt: skip
 def test_a_hash_that_is_none_is_refused_and_deletes_nothing(small: FakeHub, sha256: object) -> None:
@@ -133,7 +133,8 @@ def test_a_commit_that_is_none_is_refused(small: FakeHub, commit: object) -> Non
     "name",
     [
         CLIMB, "/etc/victim.txt", "..", "a/../../victim.txt", "a//b.json", "..\\victim.txt", "C:victim.txt",
-        "a\0.json", "a\n.json", "\x1b[2J.json", "*.json", "[abc].json", "?.txt", "~/x.json/", "", 7, None, "a" * 300 + ".json",
+        "a\0.json", "a\n.json", "\x1b[2J.json", "*.json", "[abc].json", "?.txt", "~/x.json/", "", 7, None,
+        "a" * 300 + ".json",
     ],
 )  # fmt: skip
 def test_a_name_that_is_none_is_refused(small: FakeHub, name: object) -> None:
@@ -180,16 +181,16 @@ def test_odd_names_that_nobody_fetches_do_no_harm(small: FakeHub) -> None:
 
 
 @pytest.mark.usefixtures("outside")
-@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit", "X-Linked-Size", "Location"])
-@pytest.mark.parametrize("value", [f'"{CLIMB}"', CLIMB, "../../../a", "/tmp/x", "-1"])
+@pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit", "X-Linked-Size"])
+@pytest.mark.parametrize("value", [f'"{CLIMB}"', CLIMB, "../../../a", "/proc/x", "-1"])
 def test_what_answers_say_of_files_becomes_no_path(small: FakeHub, header: str, value: str) -> None:
     """huggingface_hub makes blobs/ETAG and snapshots/X-REPO-COMMIT of them."""
 
     def fault(handler: Handler) -> bool:
-        if not handler.path.endswith("config.json"):
+        if not handler.path.endswith("/config.json"):
             return False
         data = small.repos[REPO]["config.json"]
-        headers = {"X-Repo-Commit": COMMIT, "ETag": '"1"'} | ({header: value} if header != "Location" else {})
+        headers = {"X-Repo-Commit": COMMIT, "ETag": '"1"'} | {header: value}
         handler.reply(200, data, headers)
         return True
 
@@ -347,7 +348,7 @@ def endless(handler: Handler, head: bytes = b"HTTP/1.1 200 OK\r\nConnection: clo
     ("ending", "message"),
     [
         ("/org/small", "64,000,000 bytes came"),
-        ("config.json", "bytes came that were asked for"),
+        ("/config.json", "bytes came that were asked for"),
         (WEIGHTS, "is longer than its listing says"),
     ],
 )
@@ -378,7 +379,7 @@ def test_a_compressed_answer_is_refused(small: FakeHub) -> None:
 
 def test_a_small_file_must_be_what_its_listing_names(small: FakeHub) -> None:
     def fault(handler: Handler) -> bool:
-        if not handler.path.endswith("config.json"):
+        if not handler.path.endswith("/config.json"):
             return False
         handler.reply(200, small.repos[REPO]["config.json"][:-1] + b" ")
         return True
@@ -440,7 +441,7 @@ def test_other_tools_find_what_was_pulled(small: FakeHub, monkeypatch: pytest.Mo
     (repo,) = info.repos
     assert {ref for revision in repo.revisions for ref in revision.refs} == {"main"}
     small.fault = None
-    assert not os.path.isabs(os.readlink(folder / WEIGHTS))
+    assert not (folder / WEIGHTS).readlink().is_absolute()
     before = {path.name for path in blobs().iterdir()}
     snapshot_download(REPO, cache_dir=cache, endpoint=small.url, allow_patterns=["*.json", WEIGHTS])
     assert {path.name for path in blobs().iterdir()} == before  # the same names, so nothing was fetched twice

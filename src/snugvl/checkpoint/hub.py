@@ -33,7 +33,7 @@ from snugvl.checkpoint.names import (
     size_of,
 )
 from snugvl.checkpoint.safetensors import INDEX, SINGLE, check_number, parse_header
-from snugvl.checkpoint.section import MAX_JSON_BYTES, shown
+from snugvl.checkpoint.section import MAX_JSON_BYTES, plain, shown
 from snugvl.errors import CheckpointError, CheckpointNotFound, UnsupportedModel
 
 __all__ = ["Hub", "HubRefused", "HubUnreachable", "Listing", "RemoteFile", "wanted"]
@@ -140,7 +140,7 @@ class Hub:
             shards = shards_of(self._json(listing, INDEX), f"{listing.repo}: {INDEX}")
             missing = [name for name in shards if name not in names]
             if missing:
-                raise CheckpointError(f"{listing.repo} lacks {missing[0]}, which its {INDEX} names")
+                raise CheckpointError(f"{listing.repo} lacks {plain(missing[0])}, which its {INDEX} names")
             return shards
         if SINGLE in names:
             return [SINGLE]

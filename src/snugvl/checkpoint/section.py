@@ -10,6 +10,7 @@ from typing import Any
 from snugvl.errors import CheckpointError
 
 MAX_COUNT = 2**40  # what products of a few of them still show in a line; no model has so many of anything
+MAX_LAYERS = 1000  # a name is made for each tensor of each layer: nonsense must not fill the memory
 MAX_JSON_BYTES = 64_000_000
 
 _short = reprlib.Repr()
@@ -21,10 +22,17 @@ def shown(value: object) -> str:
     return _short.repr(value)
 
 
+def plain(name: str) -> str:
+    """A name as it is, or as Python writes it where that could do harm in a line."""
+    return name if name.isprintable() and len(name) <= _short.maxstring else shown(name)
+
+
 class Section:
     """A JSON object that names itself when a field is missing or of the wrong kind."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        if not isinstance(values, Mapping):
+            raise CheckpointError(f"{where} is {shown(values)}, expected an object")
         self.values = values
         self.where = where
 
@@ -48,7 +56,9 @@ class Section:
         if value < 1:
             raise CheckpointError(f"{self.where} has {key!r} = {shown(value)}, expected a positive number")
         if value > most:
-            raise CheckpointError(f"{self.where} has {key!r} = {shown(value)}; no model has over {most:,}")
+            raise CheckpointError(
+                f"{self.where} has {key!r} = {shown(value)}; that is no model (at most {most:,})"
+            )
         return value
 
     def section(self, key: str) -> "Section":
