@@ -1,4 +1,8 @@
-"""A mirror that lies, over a real connection: refused in one line, and outside the cache nothing changes."""
+"""A mirror that lies, over a real connection: refused in one line, and outside the cache nothing changes.
+
+Absolute paths in here are of a folder that no machine has: should a check ever break, such a test must not
+delete a file of whoever runs it. What may be deleted is made by `outside`.
+"""
 
 import hashlib
 import json
@@ -108,7 +112,7 @@ def refused(message: str) -> None:
 @pytest.mark.parametrize(
     "sha256",
     [
-        CLIMB, f"{CLIMB}\0", "/etc/passwd", "", "A" * 64, "a" * 63, "a" * 65, "a" * 64 + "\n",
+        CLIMB, f"{CLIMB}\0", "/no-such-folder/victim.txt", "", "A" * 64, "a" * 63, "a" * 65, "a" * 64 + "\n",
         "٣" * 64, 7, None, ["a" * 64], {"a": 1}, "a" * 1_000_000,
     ],
 )  # fmt: skip
@@ -132,7 +136,7 @@ def test_a_commit_that_is_none_is_refused(small: FakeHub, commit: object) -> Non
 @pytest.mark.parametrize(
     "name",
     [
-        CLIMB, "/etc/victim.txt", "..", "a/../../victim.txt", "a//b.json", "..\\victim.txt", "C:victim.txt",
+        CLIMB, "/no-such-folder/a.txt", "..", "a/../../victim.txt", "a//b.json", "..\\victim.txt", "C:a.txt",
         "a\0.json", "a\n.json", "\x1b[2J.json", "*.json", "[abc].json", "?.txt", "~/x.json/", "", 7, None,
         "a" * 300 + ".json",
     ],
@@ -182,7 +186,7 @@ def test_odd_names_that_nobody_fetches_do_no_harm(small: FakeHub) -> None:
 
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit", "X-Linked-Size"])
-@pytest.mark.parametrize("value", [f'"{CLIMB}"', CLIMB, "../../../a", "/proc/x", "-1"])
+@pytest.mark.parametrize("value", [f'"{CLIMB}"', CLIMB, "../../../a", "/no-such-folder/x", "-1"])
 def test_what_answers_say_of_files_becomes_no_path(small: FakeHub, header: str, value: str) -> None:
     """huggingface_hub makes blobs/ETAG and snapshots/X-REPO-COMMIT of them."""
 
@@ -227,7 +231,7 @@ def test_another_commit_than_the_one_asked_for_is_refused(small: FakeHub) -> Non
 
 
 @pytest.mark.usefixtures("outside")
-@pytest.mark.parametrize("revision", ["../../../../victim.txt", "/etc/passwd", "a/../../b", "", "a\nb"])
+@pytest.mark.parametrize("revision", ["../../../../victim.txt", "/no-such-folder/a", "a/../../b", "", "a\nb"])
 def test_a_revision_that_climbs_is_refused(small: FakeHub, revision: str) -> None:
     with pytest.raises(CheckpointError, match="no such revision"):
         pull(REPO, revision=revision)
@@ -392,7 +396,18 @@ def test_a_small_file_must_be_what_its_listing_names(small: FakeHub) -> None:
 @pytest.mark.usefixtures("outside")
 @pytest.mark.parametrize(
     "shard",
-    ["../../etc/passwd", "/etc/shadow", "a\0.safetensors", "..", "", "x\\..\\y", "a/../../b", 7, None, ["a"]],
+    [
+        "../../victim.txt",
+        "/no-such-folder/shadow",
+        "a\0.safetensors",
+        "..",
+        "",
+        "x\\..\\y",
+        "a/../../b",
+        7,
+        None,
+        ["a"],
+    ],
 )
 def test_a_shard_that_climbs_is_refused_here_and_at_the_hub(
     small: FakeHub, tiny: Path, tmp_path: Path, shard: object
