@@ -32,6 +32,7 @@ import re
 from typing import ClassVar, Final
 
 SHORT: Final = 200  # characters of what a library says
+LONG: Final = 2000  # characters of what is wrong with a checkpoint, two paths included
 _ASKED: Final = re.compile(r"Tried to allocate ([\d.]+ (?:[KMGT]iB|bytes))")
 _ALLOWED: Final = re.compile(r"([\d.]+ [KMGT]iB) allowed")
 
@@ -107,9 +108,12 @@ class RateLimited(InputError):
 
 
 class CheckpointError(SnugvlError):
-    """A file of the checkpoint is missing, corrupt, truncated or foreign."""
+    """A file of the checkpoint is missing, corrupt, truncated or foreign. Strangers' values in it are cut."""
 
     exit_code = 4
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= LONG else message[:LONG] + " …")
 
 
 class CheckpointNotFound(CheckpointError):

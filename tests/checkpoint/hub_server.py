@@ -268,4 +268,5 @@ def _sha256(data: bytes) -> str:
 
 
 def _sha1(data: bytes) -> str:
-    return hashlib.sha1(data, usedforsecurity=False).hexdigest()
+    """git's name of a file's content, which the Hub gives as blobId and ETag."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

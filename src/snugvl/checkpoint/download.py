@@ -3,33 +3,34 @@
     1. list     files, sizes and sha256 at one commit
     2. refuse   no room on the disk, or `fits` says no
     3. weights  each into blobs/SHA256.part, continued where it broke off, hashed, renamed to blobs/SHA256
-    4. the rest snapshot_download: small files, the snapshot's links, the branch's ref
+    4. the rest small files, each bounded and hashed; then the snapshot's links and the branch's ref
 
-huggingface_hub 2 deletes a partial file when a download is interrupted, hence our own third step: after
-Ctrl+C at 5 of 6 GB the same command fetches the last one. Its cache's layout is kept, so other tools find it.
+huggingface_hub 2 deletes a partial file when a download is interrupted, and makes paths of ETags and commits
+that a server sends, hence our own steps: after Ctrl+C at 5 of 6 GB the same command fetches the last one, and
+a mirror can neither write nor delete outside the cache. Its cache's layout is kept (`store.py`).
 """
 
 import errno
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
+from typing import BinaryIO, Protocol
 
 from snugvl.checkpoint.assemble import assemble
 from snugvl.checkpoint.facts import ModelFacts
-from snugvl.checkpoint.hub import Hub, HubUnreachable, Listing, RemoteFile, speaking, wanted
+from snugvl.checkpoint.hub import Hub, HubUnreachable, Listing, RemoteFile, wanted
 from snugvl.checkpoint.locate import hub_cache, looks_like_hub_id
+from snugvl.checkpoint.store import Store, git_blob_id, sha256_in
 from snugvl.errors import CheckpointError, CheckpointNotFound, DoesNotFit, UnsupportedModel
 
 GIB = 2**30
-CHUNK_BYTES = 4 * 2**20
 WORKERS = 4
 ATTEMPTS = 5
+PROGRESS_BYTES = 2**16  # of a connection that breaks; with less it is one of the ATTEMPTS
 SPARE_BYTES = 256 * 2**20  # what the rest of the machine should keep of the disk
 
 Fits = Callable[[ModelFacts], str | None]
@@ -96,16 +97,21 @@ def pull(
     files = wanted(listing)
     if not any(file.name.endswith(".safetensors") for file in files):
         raise UnsupportedModel(f"{model} has no safetensors weights; other formats are not downloaded")
-    blobs = hub_cache() / ("models--" + model.replace("/", "--")) / "blobs"
-    missing = sum(max(0, file.size - _held(blobs, file)) for file in files)
+    store = Store(model)
+    missing = sum(max(0, file.size - _held(store, file)) for file in files)
     if not force:
         _check_room(model, missing)
         objection = _objection(model, hub, listing, fits) if fits else None
         if objection:
             raise DoesNotFit(f"{objection}; --force downloads it all the same")
     with _storing(model):
-        _fetch_weights(hub, listing, blobs, watch)
-        folder = _finish(hub, listing, revision, files)
+        store.prepare()
+        names = _fetch_weights(hub, listing, store, watch) | _fetch_small(hub, listing, store)
+        folder = store.snapshot(listing.commit)
+        for file in files:
+            store.link(listing.commit, file.name, names[file.name])
+        if revision != listing.commit:
+            store.refer(revision or "main", listing.commit)
     return Pulled(folder, listing.commit, sum(file.size for file in files), missing)
 
 
@@ -118,9 +124,8 @@ def _objection(model: str, hub: Hub, listing: Listing, fits: Fits) -> str | None
     return fits(facts)
 
 
-def _fetch_weights(hub: Hub, listing: Listing, blobs: Path, watch: Watch) -> None:
-    """Fetch and verify every file whose content the Hub names by sha256, several at a time."""
-    blobs.mkdir(parents=True, exist_ok=True)
+def _fetch_weights(hub: Hub, listing: Listing, store: Store, watch: Watch) -> dict[str, str]:
+    """Fetch and verify every file whose content the Hub names by sha256; these names."""
     files = [file for file in wanted(listing) if file.sha256]
     watch.start("downloading", sum(file.size for file in files))
     stop = Event()
@@ -130,119 +135,152 @@ def _fetch_weights(hub: Hub, listing: Listing, blobs: Path, watch: Watch) -> Non
             raise _Stopped
         watch.advance(count_bytes)
 
+    return _together(lambda file: _fetch(hub, listing, file, store, came), files, stop)
+
+
+def _fetch_small(hub: Hub, listing: Listing, store: Store) -> dict[str, str]:
+    """Fetch every other file; the names of their contents, which we work out."""
+    files = [file for file in wanted(listing) if not file.sha256]
+    return _together(lambda file: _fetch_one_small(hub, listing, file, store), files, Event())
+
+
+def _together(fetch: Callable[[RemoteFile], str], files: list[RemoteFile], stop: Event) -> dict[str, str]:
+    """The contents' names by file, several fetched at a time; the first that fails stops the others."""
     pool = ThreadPoolExecutor(WORKERS)
     try:
-        for _ in pool.map(lambda file: _fetch(hub, listing, file, blobs, came), files):
-            pass
+        futures = {file.name: pool.submit(fetch, file) for file in files}
+        done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        return {name: future.result() for name, future in futures.items()}
     finally:
         stop.set()
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _fetch(hub: Hub, listing: Listing, file: RemoteFile, blobs: Path, came: Came) -> None:
+def _fetch_one_small(hub: Hub, listing: Listing, file: RemoteFile, store: Store) -> str:
+    """One small file, unless its content is here already and whole."""
+    here = store.blob(file.blob_id) if file.blob_id else None
+    if (
+        here is not None
+        and here.stat().st_size == file.size
+        and git_blob_id(here.read_bytes()) == file.blob_id
+    ):
+        return here.name
+    where = f"{listing.repo}/{file.name}"
+    data = hub.small_file(listing, file)
+    name = git_blob_id(data)
+    if len(data) != file.size or file.blob_id not in (None, name):
+        raise CheckpointError(
+            f"{where} is corrupt ({len(data):,} bytes called {name[:12]}…, its listing says {file.size:,} "
+            f"called {str(file.blob_id)[:12]}…); run the same command again"
+        )
+    store.blob(name)  # refuses what is no file
+    store.keep(name, data)
+    return name
+
+
+def _fetch(hub: Hub, listing: Listing, file: RemoteFile, store: Store, came: Came) -> str:
     """One file: continue its .part, check its hash, then give it its name."""
     from filelock import FileLock, Timeout
 
-    where = f"{listing.repo}/{file.name}"
-    blob, part = blobs / str(file.sha256), blobs / f"{file.sha256}.part"
+    where, name = f"{listing.repo}/{file.name}", str(file.sha256)
+    lock = Path(f"{store.part(name)}.lock")
+    if lock.is_symlink():
+        raise CheckpointError(f"{lock} is a link; nothing was changed: move it away")
     try:
-        with FileLock(f"{part}.lock", timeout=0):
-            if blob.exists():
-                # Complete by its name, but a disk may have failed since; the name is the hash.
+        with FileLock(lock, timeout=0):
+            # Complete by its name, but a disk may have failed since; then a whole one takes its place.
+            blob = store.blob(name)
+            if blob is not None and _whole(where, blob, file):
                 came(file.size)
-                _verify(where, blob, file)
-                return
-            came(min(file.size, part.stat().st_size if part.exists() else 0))
-            _resume(hub, listing, file, part, came)
-            _verify(where, part, file)
-            part.replace(blob)
+                return name
+            with store.begun(name) as (part, have):
+                _fill(hub, listing, file, part, have, came)
     except Timeout:
         raise CheckpointError(f"{where} is being downloaded by another process; wait for it") from None
-    Path(f"{part}.lock").unlink(missing_ok=True)
+    lock.unlink(missing_ok=True)
+    return name
 
 
-def _resume(hub: Hub, listing: Listing, file: RemoteFile, part: Path, came: Came) -> None:
-    """Append to `part` until it is complete, past broken connections while they still bring bytes."""
-    failures = 0
-    while (have := part.stat().st_size if part.exists() else 0) < file.size:
-        try:
-            hub.append(listing, file.name, part, have, file.size, came)
-        except HubUnreachable as error:
-            brought = part.exists() and part.stat().st_size > have
-            failures = 0 if brought else failures + 1
-            if failures >= ATTEMPTS:
-                raise HubUnreachable(
-                    f"{error}; what has come is kept, run the same command to continue"
-                ) from None
+def _whole(where: str, blob: Path, file: RemoteFile) -> bool:
+    """Whether a complete file has the content of its name.
+
+    Raises:
+        CheckpointError: it has, but not the size of the listing, which is wrong then.
+    """
+    with blob.open("rb") as stream:
+        if sha256_in(stream) != file.sha256:
+            return False
+    if blob.stat().st_size != file.size:
+        raise CheckpointError(
+            f"{where} has {blob.stat().st_size:,} bytes, its listing says {file.size:,}; "
+            "is HF_ENDPOINT a Hub?"
+        )
+    return True
 
 
-def _verify(where: str, path: Path, file: RemoteFile) -> None:
-    """Compare size and sha256; what differs is deleted, so that the next attempt starts clean.
+def _fill(hub: Hub, listing: Listing, file: RemoteFile, part: BinaryIO, have: int, came: Came) -> None:
+    """Complete `part`, of which `have` bytes are from an earlier run, and verify it.
+
+    If those were wrong, all of it is fetched once more, over them. What came in this run alone is emptied if
+    it is wrong: that is the server's doing, and the next attempt starts clean.
 
     Raises:
         CheckpointError: the content is not what the Hub says it is.
     """
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            digest.update(chunk)
-    if path.stat().st_size == file.size and digest.hexdigest() == file.sha256:
-        return
-    path.unlink()
+    where = f"{listing.repo}/{file.name}"
+    if have > file.size:
+        raise CheckpointError(
+            f"{where}: {have:,} bytes of it are here ({part.name}), its listing says {file.size:,} in all; "
+            "nothing was changed: is HF_ENDPOINT a Hub? If it is, delete that file"
+        )
+    came(have)
+    while True:
+        _resume(hub, listing, file, part, have, came)
+        digest = sha256_in(part)
+        if digest == file.sha256:
+            return
+        came(-file.size)
+        if not have:
+            break
+        have = 0
+    part.truncate(0)
     raise CheckpointError(
-        f"{where} is corrupt (sha256 {digest.hexdigest()[:12]}…, the Hub says {str(file.sha256)[:12]}…) "
-        "and was deleted; run the same command to fetch it again"
+        f"{where} is corrupt (sha256 {digest[:12]}…, the Hub says {str(file.sha256)[:12]}…) "
+        "and was thrown away; run the same command to fetch it again"
     )
 
 
-def _finish(hub: Hub, listing: Listing, revision: str | None, files: tuple[RemoteFile, ...]) -> Path:
-    """Small files, links and the branch's ref, by huggingface_hub; weights are found among the blobs."""
-    from huggingface_hub import snapshot_download
-
-    with _silence(), speaking(listing.repo):
-        folder = Path(
-            snapshot_download(
-                listing.repo,
-                revision=revision,
-                cache_dir=hub_cache(),
-                allow_patterns=[file.name for file in files],
-                token=hub.token,
-                endpoint=hub.endpoint,
-                max_workers=WORKERS,
-            )
-        )
-    if folder.name != listing.commit:
-        raise CheckpointError(f"{listing.repo} changed on the Hub meanwhile; run the same command again")
-    for file in files:
-        path = folder / file.name
-        if not path.is_file() or (file.size and path.stat().st_size != file.size):
-            raise CheckpointError(f"{listing.repo}/{file.name} is incomplete; run the same command again")
-    return folder
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Without huggingface_hub's own bars and warnings: ours are the lines that count."""
-    from huggingface_hub import utils
-
-    hub: Any = utils  # its loggers and switches are exported, but not marked so
-    level = hub.logging.get_verbosity()
-    hub.logging.set_verbosity_error()
-    hub.disable_progress_bars()
-    try:
-        yield
-    finally:
-        hub.enable_progress_bars()
-        hub.logging.set_verbosity(level)
+def _resume(hub: Hub, listing: Listing, file: RemoteFile, part: BinaryIO, have: int, came: Came) -> None:
+    """Write `part` from byte `have` to its end, past broken connections while they still bring bytes."""
+    failures = 0
+    while have < file.size:
+        before = have
+        try:
+            part.seek(have)
+            with hub.pieces(listing, file, have) as pieces:
+                for piece in pieces:
+                    part.write(piece)
+                    have += len(piece)
+                    came(len(piece))
+            if have < file.size:
+                where = f"{listing.repo}/{file.name}"
+                raise HubUnreachable(f"{where}: the connection ended after {have:,} of {file.size:,} bytes")
+        except HubUnreachable as error:
+            failures = 0 if have - before >= PROGRESS_BYTES else failures + 1
+            if failures >= ATTEMPTS:
+                raise HubUnreachable(
+                    f"{error}; what has come is kept, run the same command to continue"
+                ) from None
+        finally:
+            part.flush()
 
 
-def _held(blobs: Path, file: RemoteFile) -> int:
+def _held(store: Store, file: RemoteFile) -> int:
     """Bytes of a file that are on this machine already."""
-    for name in (file.sha256, f"{file.sha256}.part"):
-        path = blobs / str(name)
-        if file.sha256 and path.is_file():
-            return path.stat().st_size
-    return 0
+    name = file.sha256 or file.blob_id
+    return store.held(name) if name else 0
 
 
 def _check_room(model: str, missing: int) -> None:

@@ -1,46 +1,64 @@
 """What a model is, asked of the Hub: sizes, small JSON files and safetensors headers by range requests.
 
 Never the weights: a server that ignores ranges, and would send gigabytes, is left at once. huggingface_hub's
-own `parse_safetensors_file_metadata` reads whatever such a server sends, so the requests are made here, over
-its session (proxies, redirects without the token to other hosts, HF_ENDPOINT, saved tokens).
+own `parse_safetensors_file_metadata` and `model_info` read whatever such a server sends, so the requests are
+made here (`conversation.py`). Nothing that it answers is believed before it is checked (`names.py`).
 """
 
 import json
 import os
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from urllib.parse import quote
 
 from snugvl.checkpoint.assemble import Material, Stored
+from snugvl.checkpoint.conversation import HubRefused, HubUnreachable, asking, not_the_hub, read
 from snugvl.checkpoint.folder import CONFIG, IMAGES, PROCESSOR, image_settings
-from snugvl.checkpoint.safetensors import INDEX, MAX_HEADER_BYTES, SINGLE, parse_header
+from snugvl.checkpoint.names import (
+    blob_id_of,
+    commit_of,
+    is_commit,
+    is_repo,
+    is_revision,
+    path_of,
+    plain_name_of,
+    sha256_of,
+    shards_of,
+    size_of,
+)
+from snugvl.checkpoint.safetensors import INDEX, SINGLE, check_number, parse_header
+from snugvl.checkpoint.section import MAX_JSON_BYTES, plain, shown
 from snugvl.errors import CheckpointError, CheckpointNotFound, UnsupportedModel
 
+__all__ = ["Hub", "HubRefused", "HubUnreachable", "Listing", "RemoteFile", "wanted"]
+
 FIRST_BYTES = 100_000  # enough for the whole header of most files, so that one request does
-MAX_JSON_BYTES = 64_000_000
+MAX_FILES = 100_000  # of a repository
+MAX_WANTED = 2 * 4096  # of them fetched: as many shards as an index may name, and the small ones
+MAX_SMALL_BYTES = 64_000_000  # of a file without a sha256: git itself takes 10 MB of them at the Hub
+MAX_REMOTE_HEADER_BYTES = 32_000_000  # the largest of the Hub have 12; the format allows 100
 CONNECTIONS = 8
-
-
-class HubUnreachable(CheckpointError):
-    """No network, no answer in time, or a Hub in trouble: what is known without it may still serve."""
-
-
-class HubRefused(CheckpointError):
-    """The repository is gated or private, and we may not read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a repository. `sha256`: of its content, known for what is stored as LFS (the weights)."""
+    """One file of a repository.
+
+    Attributes:
+        sha256: of its content, known for what is stored as LFS (the weights).
+        blob_id: git's name of its content; known for the others, where a mirror tells it.
+    """
 
     name: str
     size: int
     sha256: str | None
+    blob_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +88,30 @@ class Hub:
 
         Raises:
             CheckpointNotFound: no such model or revision, or a private one.
+            CheckpointError: a name, a hash or a size in it that can't be one.
             HubRefused, HubUnreachable: as they say.
         """
-        from huggingface_hub import HfApi
+        from huggingface_hub import constants
 
-        with speaking(repo):
-            info = HfApi(endpoint=self.endpoint, token=self.token).model_info(
-                repo, revision=revision, files_metadata=True, timeout=self.timeout
+        if not is_repo(repo):
+            raise CheckpointNotFound(f"{shown(repo)} is no Hub id; it has the form owner/name")
+        if revision is not None and not is_revision(revision):
+            raise CheckpointNotFound(f"{repo} has no such revision on the Hub; check --revision")
+        url = f"{self.endpoint or constants.ENDPOINT}/api/models/{repo}"
+        if revision is not None:
+            url += f"/revision/{quote(revision, safe='')}"
+        with asking(repo, f"{url}?blobs=true", self._headers(), self.timeout) as answer:
+            data = read(repo, answer, MAX_JSON_BYTES, self.deadline)
+        try:
+            listing = read_listing(repo, json.loads(data))
+        except (ValueError, RecursionError):
+            raise not_the_hub(repo) from None
+        if revision is not None and is_commit(revision) and listing.commit != revision:
+            raise CheckpointError(
+                f"{repo}: asked for the commit {revision}, the answer is of {listing.commit}; "
+                "is HF_ENDPOINT a Hub?"
             )
-            files = tuple(
-                RemoteFile(file.rfilename, int(file.size or 0), file.lfs.sha256 if file.lfs else None)
-                for file in info.siblings or ()
-            )
-            if not info.sha or not files:
-                raise CheckpointError(f"{repo} is empty on the Hub")
-            return Listing(repo, info.sha, files)
+        return listing
 
     def material(self, listing: Listing) -> Material:
         """Configuration and headers of a repository.
@@ -101,9 +128,7 @@ class Hub:
         config = self._json(listing, CONFIG)
         documents = {name: self._json(listing, name) for name in (IMAGES, PROCESSOR) if name in names}
         weights = self._weight_files(listing, names)
-        with ThreadPoolExecutor(min(CONNECTIONS, len(weights))) as pool:
-            headers = list(pool.map(lambda name: self._header(listing, name), weights))
-        tensors = tuple(tensor for header in headers for tensor in header)
+        tensors = tuple(self._tensors(listing, weights))
         if len({tensor.name for tensor in tensors}) != len(tensors):
             raise CheckpointError(f"{listing.repo}: a tensor stands in two of its weight files")
         images = image_settings(documents)
@@ -112,17 +137,33 @@ class Hub:
 
     def _weight_files(self, listing: Listing, names: set[str]) -> list[str]:
         if INDEX in names:
-            index = self._json(listing, INDEX).get("weight_map")
-            if not isinstance(index, dict) or not index:
-                raise CheckpointError(f"{listing.repo}: {INDEX} has no weight_map")
-            shards = sorted({str(name) for name in index.values()})
+            shards = shards_of(self._json(listing, INDEX), f"{listing.repo}: {INDEX}")
             missing = [name for name in shards if name not in names]
             if missing:
-                raise CheckpointError(f"{listing.repo} lacks {missing[0]}, which its {INDEX} names")
+                raise CheckpointError(f"{listing.repo} lacks {plain(missing[0])}, which its {INDEX} names")
             return shards
         if SINGLE in names:
             return [SINGLE]
         raise UnsupportedModel(f"{listing.repo} has no {SINGLE}; only safetensors weights are read")
+
+    def _tensors(self, listing: Listing, weights: list[str]) -> list[Stored]:
+        """Of all weight files, several asked for at a time; the first that is wrong ends it."""
+        pool, parsing, seen = ThreadPoolExecutor(min(CONNECTIONS, len(weights))), Lock(), [0]
+
+        def read_one(name: str) -> list[Stored]:
+            raw, size = self._header(listing, name)
+            with parsing:  # one at a time: a header of some megabytes becomes hundreds of them
+                check_number(seen[0], listing.repo)
+                header = parse_header(raw, Path(f"{listing.repo}/{name}"), size).values()
+                seen[0] += len(header)
+                return [Stored(entry.name, entry.dtype, entry.shape, entry.nbytes) for entry in header]
+
+        try:
+            tensors = [tensor for header in pool.map(read_one, weights) for tensor in header]
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        check_number(len(tensors), listing.repo)
+        return tensors
 
     def _json(self, listing: Listing, name: str) -> dict[str, Any]:
         data, _ = self._fetch(listing, name, None)
@@ -137,94 +178,129 @@ class Hub:
             )
         return value
 
-    def _header(self, listing: Listing, name: str) -> list[Stored]:
+    def _header(self, listing: Listing, name: str) -> tuple[bytes, int]:
+        """The JSON of a weight file's header, and the file's size."""
         where = f"{listing.repo}/{name}"
         data, size = self._fetch(listing, name, (0, FIRST_BYTES - 1))
         if len(data) < 8:
             raise CheckpointError(f"{where} is only {size} bytes on the Hub; it is truncated")
         length = struct.unpack("<Q", data[:8])[0]
-        if length > MAX_HEADER_BYTES or 8 + length > size:
+        if length > MAX_REMOTE_HEADER_BYTES or 8 + length > size:
             raise CheckpointError(
                 f"{where} announces a header of {length:,} bytes in a file of {size:,}; it is truncated or "
                 "not a safetensors file"
             )
         if len(data) < 8 + length:
             data += self._fetch(listing, name, (len(data), 7 + length))[0]
-        entries = parse_header(data[8 : 8 + length], Path(where), size)
-        return [Stored(entry.name, entry.dtype, entry.shape, entry.nbytes) for entry in entries.values()]
+        return data[8 : 8 + length], size
 
-    def append(
-        self, listing: Listing, name: str, path: Path, have: int, size: int, came: Callable[[int], None]
-    ) -> None:
-        """Append bytes `have`… of a file to `path`, telling `came` of each piece.
+    def small_file(self, listing: Listing, file: RemoteFile) -> bytes:
+        """A small file whole.
 
         Raises:
-            HubUnreachable: the connection broke; what came is in `path`.
-            CheckpointError: the server sends something else.
+            CheckpointError: it is longer than its listing says.
         """
-        from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
+        return self._fetch(listing, file.name, None, limit=file.size)[0]
 
-        where = f"{listing.repo}/{name}"
-        url = hf_hub_url(listing.repo, name, revision=listing.commit, endpoint=self.endpoint)
+    @contextmanager
+    def pieces(self, listing: Listing, file: RemoteFile, have: int) -> Iterator[Iterator[bytes]]:
+        """Bytes `have`… of a file as they come, at most those that the listing says are left.
+
+        Raises:
+            HubUnreachable: the connection broke.
+            CheckpointError: the server sends something else, or more.
+        """
+        where = f"{listing.repo}/{file.name}"
         headers = self._headers() | ({"Range": f"bytes={have}-"} if have else {})
-        with (
-            speaking(where),
-            get_session().stream("GET", url, headers=headers, timeout=self.timeout) as answer,
-        ):
-            hf_raise_for_status(answer)
-            if have and answer.status_code != 206:
-                came(-have)  # the server starts from the beginning, and so do we
-                path.unlink(missing_ok=True)
-                have = 0
-            with path.open("ab") as file:
-                for (
-                    chunk
-                ) in answer.iter_bytes():  # of no fixed size: an unfilled one is lost when the line breaks
-                    have += len(chunk)
-                    if have > size:
-                        path.unlink()
-                        raise CheckpointError(
-                            f"{where} is longer than the {size:,} bytes of its listing; try again"
-                        )
-                    file.write(chunk)
-                    came(len(chunk))
-        if have < size:
-            raise HubUnreachable(f"{where}: the connection ended after {have:,} of {size:,} bytes")
+        with asking(where, self._url(listing, file.name), headers, self.timeout) as answer:
+            skip = have
+            if answer.status_code == 206:
+                told = answer.headers.get("Content-Range", "")
+                if not told.startswith(f"bytes {have}-"):
+                    raise CheckpointError(f"{where}: asked from byte {have:,}, the answer is {shown(told)}")
+                skip = 0
+            yield _bounded(where, answer.iter_raw(), skip, file.size - have)
 
     def _headers(self) -> dict[str, str]:
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # not marked as exported
 
         return {**build_hf_headers(token=self.token), "Accept-Encoding": "identity"}
 
-    def _fetch(self, listing: Listing, name: str, span: tuple[int, int] | None) -> tuple[bytes, int]:
-        """Bytes `span` (both ends included) of a file, or a small file whole; and the file's size."""
-        from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status
+    def _url(self, listing: Listing, name: str) -> str:
+        from huggingface_hub import hf_hub_url
 
+        return hf_hub_url(listing.repo, name, revision=listing.commit, endpoint=self.endpoint)
+
+    def _fetch(
+        self, listing: Listing, name: str, span: tuple[int, int] | None, *, limit: int = MAX_JSON_BYTES
+    ) -> tuple[bytes, int]:
+        """Bytes `span` (both ends included) of a file, or a small file whole; and the file's size."""
         where = f"{listing.repo}/{name}"
-        url = hf_hub_url(listing.repo, name, revision=listing.commit, endpoint=self.endpoint)
         headers = self._headers()
         if span is not None:
             headers["Range"] = f"bytes={span[0]}-{span[1]}"
-        end = time.monotonic() + self.deadline
-        with (
-            speaking(where),
-            get_session().stream("GET", url, headers=headers, timeout=self.timeout) as answer,
-        ):
-            hf_raise_for_status(answer)
+            limit = span[1] - span[0] + 1
+        with asking(where, self._url(listing, name), headers, self.timeout) as answer:
             size = _size(answer.headers.get("Content-Range"), where) if span else 0
-            limit = span[1] - span[0] + 1 if span else MAX_JSON_BYTES
-            data = bytearray()
-            for chunk in answer.iter_bytes():
-                data += chunk
-                if len(data) > limit:
-                    raise CheckpointError(f"{where}: more than the {limit:,} bytes came that were asked for")
-                if time.monotonic() > end:
-                    raise HubUnreachable(
-                        f"{where}: the Hub sent {len(data):,} bytes in {self.deadline:.0f} s; try again later"
-                    )
+            data = read(where, answer, limit, self.deadline)
         if span is not None and len(data) < min(limit, size - span[0]):
             raise CheckpointError(f"{where}: the connection ended after {len(data):,} bytes of {limit:,}")
-        return bytes(data), size
+        return data, size
+
+
+def _bounded(where: str, pieces: Iterator[bytes], skip: int, left: int) -> Iterator[bytes]:
+    """What comes, without its first `skip` bytes, which a server without ranges sends once more."""
+    total = left
+    for piece in pieces:
+        rest = piece[min(skip, len(piece)) :]
+        skip -= len(piece) - len(rest)
+        if rest[:left]:
+            yield rest[:left]
+        left -= len(rest)
+        if left < 0:
+            raise CheckpointError(
+                f"{where} is longer than its listing says ({total:,} bytes more); try again"
+            )
+
+
+def read_listing(repo: str, answer: Any) -> Listing:
+    """A listing as the Hub's API gives it; nothing in it is used before it is checked.
+
+    Raises:
+        CheckpointError: names the value that can't be what it says.
+    """
+    files = answer.get("siblings") if isinstance(answer, dict) else None
+    if not isinstance(files, list) or "sha" not in answer:
+        raise not_the_hub(repo)
+    if not files:
+        raise CheckpointError(f"{repo} is empty on the Hub")
+    if len(files) > MAX_FILES:
+        raise CheckpointError(f"{repo} has {len(files):,} files; {MAX_FILES:,} are listed at most")
+    listing = Listing(repo, commit_of(answer["sha"], repo), tuple(_remote_file(repo, file) for file in files))
+    fetched = wanted(listing)
+    names = {plain_name_of(file.name, repo) for file in fetched}
+    if len(names) != len(fetched):
+        raise CheckpointError(f"{repo} lists a file twice; is HF_ENDPOINT a Hub?")
+    if len(names) > MAX_WANTED:
+        raise CheckpointError(f"{repo} has {len(names):,} files to fetch; {MAX_WANTED:,} are fetched at most")
+    for file in fetched:
+        if file.sha256 is None and file.size > MAX_SMALL_BYTES:
+            raise CheckpointError(
+                f"{repo}/{file.name} has {file.size:,} bytes and no sha256; it couldn't be verified"
+            )
+    return listing
+
+
+def _remote_file(repo: str, file: Any) -> RemoteFile:
+    if not isinstance(file, dict) or not isinstance(lfs := file.get("lfs"), dict | None):
+        raise not_the_hub(repo)
+    name = path_of(file.get("rfilename"), repo)
+    where = f"{repo}/{name}"
+    size = size_of(file.get("size"), where)
+    if lfs:
+        return RemoteFile(name, size, sha256_of(lfs.get("sha256"), where))
+    blob_id = file.get("blobId")
+    return RemoteFile(name, size, None, None if blob_id is None else blob_id_of(blob_id, where))
 
 
 def wanted(listing: Listing) -> tuple[RemoteFile, ...]:
@@ -247,58 +323,9 @@ def wanted(listing: Listing) -> tuple[RemoteFile, ...]:
 def _size(content_range: str | None, where: str) -> int:
     """The whole file's size, which only an answer to a range request tells."""
     total = (content_range or "").rpartition("/")[2]
-    if not total.isdecimal():
+    if not total.isdecimal() or not total.isascii() or len(total) > 16:
         raise CheckpointError(
             f"{where}: the server ignores range requests and would send the whole file; its headers can't be "
             "read from there: download the model with snugvl pull, or unset HF_ENDPOINT"
         )
     return int(total)
-
-
-@contextmanager
-def speaking(what: str) -> Iterator[None]:
-    """Turns every way in which a conversation with the Hub fails into one line about `what`."""
-    import httpx2
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except errors.GatedRepoError:
-        raise HubRefused(
-            f"{what} is gated: accept its licence on its page at the Hub, then set HF_TOKEN to your token"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise CheckpointNotFound(
-            f"no model {what} on the Hub, or it is private; check the name, or set HF_TOKEN to a token "
-            "that may read it"
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise CheckpointNotFound(f"{what} has no such revision on the Hub; check --revision") from None
-    except errors.EntryNotFoundError:
-        raise CheckpointError(f"{what} is not on the Hub, although its listing names it") from None
-    except errors.HFValidationError:
-        raise CheckpointNotFound(f"{what} is no Hub id; it has the form owner/name") from None
-    except errors.HfHubHTTPError as error:
-        raise _refusal(what, error.response.status_code, error.response.headers.get("Retry-After")) from None
-    except errors.OfflineModeIsEnabled:
-        raise HubUnreachable(f"{what}: HF_HUB_OFFLINE forbids to ask the Hub; unset it") from None
-    except httpx2.TimeoutException:
-        raise HubUnreachable(f"{what}: the Hub didn't answer in time; try again later") from None
-    except httpx2.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        raise HubUnreachable(f"{what}: the Hub can't be reached ({reason}); is there a network?") from None
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
-        raise CheckpointError(
-            f"{what}: the answer is not the Hub's; is a proxy or a login page between here and the Hub?"
-        ) from None
-
-
-def _refusal(what: str, status: int, retry_after: str | None) -> CheckpointError:
-    if status in (401, 403):
-        return HubRefused(f"{what}: the Hub refuses ({status}); set HF_TOKEN to a token that may read it")
-    if status == 429:
-        wait = f" in {retry_after} s" if retry_after else " later"
-        return HubUnreachable(f"{what}: too many requests to the Hub (429); try again{wait}, or set HF_TOKEN")
-    if status >= 500:
-        return HubUnreachable(f"{what}: the Hub has a problem ({status}); try again later")
-    return CheckpointError(f"{what}: the Hub answers with status {status}")

@@ -90,6 +90,7 @@ def _in_hub_cache(model: str, revision: str) -> Path | None:
     try:
         commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
         snapshot = repo / "snapshots" / commit
-        return snapshot if commit and snapshot.is_dir() else None
+        inside = snapshot.name == commit and commit != ".."
+        return snapshot if inside and snapshot.is_dir() else None
     except (OSError, UnicodeDecodeError, ValueError):
         return None

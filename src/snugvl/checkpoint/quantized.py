@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import Section, plain, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 Kind = Literal["fp8", "int8", "int4"]
@@ -61,7 +61,7 @@ def read_packing(root: Section) -> Packing | None:
     if method in ("compressed-tensors", "compressed_tensors"):
         return _compressed(section)
     raise UnsupportedModel(
-        f"{section.where} is {method!r}; fp8, compressed-tensors, awq and gptq can be read from headers"
+        f"{section.where} is {shown(method)}; fp8, compressed-tensors, awq and gptq can be read from headers"
     )
 
 
@@ -87,7 +87,7 @@ def _compressed(section: Section) -> Packing:
             found.add(_integers(bits, "compressed-tensors", weights.where))
         else:
             raise UnsupportedModel(
-                f"{weights.where} has {bits}-bit {number} weights; int 4, int 8, float 8 can be read"
+                f"{weights.where} has {bits}-bit {plain(number)} weights; int 4, int 8, float 8 can be read"
             )
     if len(found) != 1:
         kinds = sorted(packing.kind for packing in found)

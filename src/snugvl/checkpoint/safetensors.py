@@ -11,12 +11,15 @@ https://github.com/huggingface/safetensors#format
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from snugvl.checkpoint.section import read_json
+from snugvl.checkpoint.names import shards_of
+from snugvl.checkpoint.section import read_json, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 DTYPE_BYTES = {
@@ -25,6 +28,9 @@ DTYPE_BYTES = {
 }  # fmt: skip
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 INDEX = "model.safetensors.index.json"
+MAX_TENSORS = 1_000_000  # of a checkpoint; the largest have a tenth of it
+MAX_DIMENSIONS = 16
+MAX_NUMBER = 2**62  # in shapes and offsets
 SINGLE = "model.safetensors"
 
 
@@ -55,18 +61,16 @@ def read_tensors(folder: Path) -> dict[str, TensorEntry]:
     for path in weight_files(folder):
         for name, entry in read_header(path).items():
             if name in tensors:
-                raise CheckpointError(f"{path}: tensor {name!r} is also in {tensors[name].file.name}")
+                raise CheckpointError(f"{path}: tensor {shown(name)} is also in {tensors[name].file.name}")
             tensors[name] = entry
+        check_number(len(tensors), str(path))
     return tensors
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that make up a checkpoint."""
     if (folder / INDEX).is_file():
-        index = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(index, dict) or not index:
-            raise CheckpointError(f"{folder / INDEX} has no weight_map")
-        names = sorted({str(name) for name in index.values()})
+        names = shards_of(read_json(folder / INDEX), str(folder / INDEX))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(
@@ -112,25 +116,45 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 def parse_header(raw: bytes, path: Path, size: int) -> dict[str, TensorEntry]:
     """Entries of a header's JSON `raw`; `size` is the whole file's in bytes."""
     try:
-        header = json.loads(raw)
+        header = json.loads(raw, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} has a corrupt header: {error}") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} has a corrupt header: it is not a JSON object")
     start = 8 + len(raw)
     header.pop("__metadata__", None)
-    return {name: _entry(name, value, path, start, size) for name, value in header.items()}
+    check_number(len(header), str(path))
+    entries = {name: _entry(name, value, path, start, size) for name, value in header.items()}
+    _check_apart(entries.values(), path)
+    return entries
+
+
+def check_number(tensors: int, where: str) -> None:
+    """Refuse more tensors than a checkpoint has: each costs memory, here and in the plan."""
+    if tensors > MAX_TENSORS:
+        raise CheckpointError(f"{where} brings the tensors to {tensors:,}; {MAX_TENSORS:,} are read at most")
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, in which a name may stand once: two readers might take different ones."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{shown(twice)} stands in it twice")
+    return values
 
 
 def _entry(name: str, value: Any, path: Path, start: int, size: int) -> TensorEntry:
-    where = f"{path}: tensor {name!r}"
+    where = f"{path}: tensor {shown(name)}"
     if not isinstance(value, Mapping) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         raise CheckpointError(f"{where} has a corrupt header entry")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if dtype not in DTYPE_BYTES:
-        raise UnsupportedModel(f"{where} is of dtype {dtype!r}; known are {', '.join(DTYPE_BYTES)}")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise UnsupportedModel(f"{where} is of dtype {shown(dtype)}; known are {', '.join(DTYPE_BYTES)}")
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
-        raise CheckpointError(f"{where} has shape {shape!r} and offsets {offsets!r}, expected whole numbers")
+        raise CheckpointError(
+            f"{where} has shape {shown(shape)} and offsets {shown(offsets)}, expected whole numbers"
+        )
     nbytes = math.prod(shape) * DTYPE_BYTES[dtype]
     if offsets[1] - offsets[0] != nbytes:
         raise CheckpointError(
@@ -145,7 +169,18 @@ def _entry(name: str, value: Any, path: Path, start: int, size: int) -> TensorEn
     return TensorEntry(name, dtype, tuple(shape), path, start + offsets[0], nbytes)
 
 
+def _check_apart(entries: Iterable[TensorEntry], path: Path) -> None:
+    """Refuse tensors that share bytes: a small file could claim any number of large ones."""
+    placed = sorted((entry.offset, entry.nbytes, entry.name) for entry in entries if entry.nbytes)
+    for (begin, nbytes, first), (following, _, second) in pairwise(placed):
+        if following < begin + nbytes:
+            raise CheckpointError(f"{path}: tensors {shown(first)} and {shown(second)} share bytes")
+
+
 def _counts(values: object) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in values
+    """A few whole numbers, none larger than any file: their product is worked out, and shown."""
+    return (
+        isinstance(values, list)
+        and len(values) <= MAX_DIMENSIONS
+        and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= MAX_NUMBER for n in values)
     )

@@ -1,17 +1,38 @@
 """JSON of a checkpoint, checked field by field: every error names the file, the field and its value."""
 
 import json
+import math
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from snugvl.errors import CheckpointError
 
+MAX_COUNT = 2**40  # what products of a few of them still show in a line; no model has so many of anything
+MAX_LAYERS = 1000  # a name is made for each tensor of each layer: nonsense must not fill the memory
+MAX_JSON_BYTES = 64_000_000
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 100, 100, 50
+
+
+def shown(value: object) -> str:
+    """`value` as Python writes it, cut where it is long or deep: it may be a stranger's."""
+    return _short.repr(value)
+
+
+def plain(name: str) -> str:
+    """A name as it is, or as Python writes it where that could do harm in a line."""
+    return name if name.isprintable() and len(name) <= _short.maxstring else shown(name)
+
 
 class Section:
     """A JSON object that names itself when a field is missing or of the wrong kind."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        if not isinstance(values, Mapping):
+            raise CheckpointError(f"{where} is {shown(values)}, expected an object")
         self.values = values
         self.where = where
 
@@ -23,20 +44,35 @@ class Section:
             raise CheckpointError(
                 f"{self.where} has no {key!r}; the checkpoint's configuration is incomplete"
             )
-        if kind is float and isinstance(value, int):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise CheckpointError(f"{self.where} has {key!r} = {value!r}, expected {kind.__name__}")
+        right = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+        if kind is float:
+            value, right = _finite(value)
+        if not right:
+            raise CheckpointError(f"{self.where} has {key!r} = {shown(value)}, expected {kind.__name__}")
         return value
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, *, most: int = MAX_COUNT) -> int:
         value: int = self.get(key, int, default)
         if value < 1:
-            raise CheckpointError(f"{self.where} has {key!r} = {value}, expected a positive number")
+            raise CheckpointError(f"{self.where} has {key!r} = {shown(value)}, expected a positive number")
+        if value > most:
+            raise CheckpointError(
+                f"{self.where} has {key!r} = {shown(value)}; that is no model (at most {most:,})"
+            )
         return value
 
     def section(self, key: str) -> "Section":
         return Section(self.get(key, dict), f"{self.where}: {key}")
+
+
+def _finite(value: Any) -> tuple[Any, bool]:
+    """A number as float, and whether it is one: JSON has whole numbers that no float holds, and NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value, False
+    try:
+        return float(value), math.isfinite(value)
+    except OverflowError:
+        return value, False
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -46,12 +82,16 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file is missing, unreadable, not JSON or not an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            raw = file.read(MAX_JSON_BYTES + 1)
+        if len(raw) > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES:,} bytes; no such file needs them")
+        value = json.loads(raw.decode())
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} has no {path.name}; it is not a complete checkpoint") from None
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a {type(value).__name__}, expected a JSON object")

@@ -11,7 +11,7 @@ from typing import Any
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.configs import qwen2_5_vl, qwen3_5, qwen3_vl, text
-from snugvl.checkpoint.section import Section, read_json
+from snugvl.checkpoint.section import Section, plain, read_json, shown
 from snugvl.errors import UnsupportedModel
 
 _MODULES: tuple[ModuleType, ...] = (qwen3_vl, qwen3_5, qwen2_5_vl, text)
@@ -33,10 +33,10 @@ def read_config(folder: Path) -> ModelConfig:
 def parse_config(values: Mapping[str, Any], where: str) -> ModelConfig:
     """The same from an object that is read already; `where` names it in errors."""
     root = Section(values, where)
-    names = values.get("architectures") or [f"model_type {values.get('model_type')!r}"]
+    names = values.get("architectures") or [f"model_type {shown(values.get('model_type'))}"]
     name = str(names[0]) if isinstance(names, list) else str(names)
     module = _BY_ARCHITECTURE.get(name)
     if module is None:
-        raise UnsupportedModel(f"{where} is a {name}; our own engine runs {', '.join(SUPPORTED)}")
+        raise UnsupportedModel(f"{where} is a {plain(name)}; our own engine runs {', '.join(SUPPORTED)}")
     config: ModelConfig = module.parse(root, name)
     return config

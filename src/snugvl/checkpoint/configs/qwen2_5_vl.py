@@ -11,8 +11,10 @@ from snugvl.checkpoint.configs.shared import (
     quantization_of,
     require,
     rope_values,
+    theta_of,
+    vision_theta_of,
 )
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import MAX_LAYERS, Section, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration",)
@@ -49,10 +51,11 @@ def _text(section: Section) -> TextConfig:
         )
     act = section.values.get("hidden_act", "silu")
     if act != "silu":
-        raise UnsupportedModel(f"{section.where} has hidden_act {act!r}; only 'silu' is supported")
+        raise UnsupportedModel(f"{section.where} has hidden_act {shown(act)}; only 'silu' is supported")
     heads, hidden, layers = (
         section.count(key) for key in ("num_attention_heads", "hidden_size", "num_hidden_layers")
     )
+    section.count("num_hidden_layers", most=MAX_LAYERS)
     dim = section.count("head_dim", hidden // heads)
     full: LayerKind = "full"
     return TextConfig(
@@ -77,7 +80,7 @@ def _rope(section: Section, dim: int) -> Rope:
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in ("default", "mrope"):
         raise UnsupportedModel(
-            f"{section.where} asks for {kind!r} rotary scaling; only 'default' is supported"
+            f"{section.where} asks for {shown(kind)} rotary scaling; only 'default' is supported"
         )
     sections = values.get("mrope_section", [16, 24, 24])
     if not (
@@ -85,18 +88,20 @@ def _rope(section: Section, dim: int) -> Rope:
         and len(sections) == 3
         and all(isinstance(n, int) and n >= 0 for n in sections)
     ):
-        raise CheckpointError(f"{section.where} has mrope_section {sections!r}, expected three counts")
-    theta = float(values.get("rope_theta") or section.get("rope_theta", float, THETA))
+        raise CheckpointError(f"{section.where} has mrope_section {shown(sections)}, expected three counts")
+    theta = theta_of(section, values, THETA)
     return Rope(theta, dim, (sections[0], sections[1], sections[2]))
 
 
 def _vision(section: Section) -> VisionConfig:
     act = section.get("hidden_act", str, "silu")
     if act != "silu":
-        raise UnsupportedModel(f"{section.where} has hidden_act {act!r}; only 'silu' is supported")
+        raise UnsupportedModel(f"{section.where} has hidden_act {shown(act)}; only 'silu' is supported")
     blocks = section.get("fullatt_block_indexes", list, [7, 15, 23, 31])
     if not all(isinstance(n, int) for n in blocks):
-        raise CheckpointError(f"{section.where} has fullatt_block_indexes {blocks!r}, expected block numbers")
+        raise CheckpointError(
+            f"{section.where} has fullatt_block_indexes {shown(blocks)}, expected block numbers"
+        )
     patch, merge = section.count("patch_size", 14), section.count("spatial_merge_size", 2)
     window = section.count("window_size", 112)
     require(
@@ -105,7 +110,7 @@ def _vision(section: Section) -> VisionConfig:
         f"window_size {window} is no multiple of patch_size {patch} x spatial_merge_size {merge}",
     )
     return VisionConfig(
-        depth=section.count("depth", 32),
+        depth=section.count("depth", 32, most=MAX_LAYERS),
         hidden_size=section.count("hidden_size", 3584),
         intermediate_size=section.count("intermediate_size", 3420),
         num_heads=section.count("num_heads", 16),
@@ -117,7 +122,7 @@ def _vision(section: Section) -> VisionConfig:
         num_position_embeddings=0,
         deepstack_layers=(),
         hidden_act=act,
-        rope_theta=float((section.values.get("rope_parameters") or {}).get("rope_theta", VISION_THETA)),
+        rope_theta=vision_theta_of(section, VISION_THETA),
         window=window // patch,
         full_blocks=tuple(blocks),
         tokens_per_second=section.count("tokens_per_second", 4),

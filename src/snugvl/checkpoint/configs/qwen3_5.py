@@ -23,7 +23,7 @@ from snugvl.checkpoint.configs.shared import (
     rope_values,
     ties,
 )
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import MAX_LAYERS, Section, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 ARCHITECTURES = ("Qwen3_5ForConditionalGeneration",)
@@ -63,8 +63,8 @@ def _text(section: Section) -> TextConfig:
     for key, only in (("hidden_act", "silu"), ("attn_output_gate", True)):
         value: Any = section.values.get(key, only)
         if value != only:
-            raise UnsupportedModel(f"{section.where} has {key} {value!r}; only {only!r} is supported")
-    heads, layers = section.count("num_attention_heads"), section.count("num_hidden_layers")
+            raise UnsupportedModel(f"{section.where} has {key} {shown(value)}; only {only!r} is supported")
+    heads, layers = section.count("num_attention_heads"), section.count("num_hidden_layers", most=MAX_LAYERS)
     dim = section.count("head_dim", 256)
     bias = section.get("attention_bias", bool, False)
     return TextConfig(
@@ -99,7 +99,7 @@ def _rope(section: Section, head_dim: int) -> Rope:
     kind = values.get("rope_type", "default")
     if kind not in ("default", "mrope"):
         raise UnsupportedModel(
-            f"{section.where} asks for {kind!r} rotary scaling; only 'default' is supported"
+            f"{section.where} asks for {shown(kind)} rotary scaling; only 'default' is supported"
         )
     if values.get("mrope_interleaved") is False:
         raise UnsupportedModel(f"{section.where} has mrope_interleaved false; Qwen3.5 interleaves")
@@ -109,10 +109,10 @@ def _rope(section: Section, head_dim: int) -> Rope:
         and len(sections) == 3
         and all(isinstance(n, int) and n >= 0 for n in sections)
     ):
-        raise CheckpointError(f"{section.where} has mrope_section {sections!r}, expected three counts")
+        raise CheckpointError(f"{section.where} has mrope_section {shown(sections)}, expected three counts")
     share = Section({**section.values, **values}, section.where).get("partial_rotary_factor", float, 0.25)
     theta = Section({**section.values, **values}, section.where).get("rope_theta", float, 10000.0)
-    dims = int(head_dim * share)
+    dims = int(head_dim * share) if 0 < share <= 1 else 0
     require(
         0 < dims <= head_dim,
         section.where,
@@ -125,11 +125,11 @@ def _kinds(section: Section, layers: int) -> tuple[LayerKind, ...]:
     interval = section.count("full_attention_interval", 4)
     default = ["linear_attention" if (index + 1) % interval else "full_attention" for index in range(layers)]
     names = section.get("layer_types", list, default)
-    unknown = [name for name in names if name not in _KINDS]
+    unknown = [name for name in names if not isinstance(name, str) or name not in _KINDS]
     if len(names) != layers or unknown:
         raise CheckpointError(
             f"{section.where} has {len(names)} layer_types for {layers} layers"
-            + (f", of an unknown kind {unknown[0]!r}" if unknown else "")
+            + (f", of an unknown kind {shown(unknown[0])}" if unknown else "")
         )
     return tuple(_KINDS[name] for name in names)
 

@@ -14,9 +14,11 @@ from snugvl.checkpoint.configs.shared import (
     quantization_of,
     require,
     rope_values,
+    theta_of,
     ties,
+    vision_theta_of,
 )
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import MAX_LAYERS, Section, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 ARCHITECTURES = ("Qwen3VLForConditionalGeneration",)
@@ -58,21 +60,24 @@ def _text(section: Section) -> TextConfig:
     kind = rope.get("rope_type", "default")
     if kind not in ("default", "mrope"):
         raise UnsupportedModel(
-            f"{section.where} asks for {kind!r} rotary scaling; only 'default' is supported"
+            f"{section.where} asks for {shown(kind)} rotary scaling; only 'default' is supported"
         )
     if rope.get("mrope_interleaved") is False:
         raise UnsupportedModel(f"{section.where} has mrope_interleaved false; Qwen3-VL interleaves")
     act = section.values.get("hidden_act", "silu")
     if act != "silu":
-        raise UnsupportedModel(f"{section.where} has hidden_act {act!r}; only 'silu' is supported")
+        raise UnsupportedModel(f"{section.where} has hidden_act {shown(act)}; only 'silu' is supported")
     heads, hidden = section.count("num_attention_heads"), section.count("hidden_size")
     mrope = rope.get("mrope_section", [24, 20, 20])
     if not (
         isinstance(mrope, list) and len(mrope) == 3 and all(isinstance(n, int) and n >= 0 for n in mrope)
     ):
-        raise CheckpointError(f"{section.where} has mrope_section {mrope!r}, expected three counts")
-    layers, dim = section.count("num_hidden_layers"), section.count("head_dim", hidden // heads)
-    theta = float(rope.get("rope_theta") or section.get("rope_theta", float))
+        raise CheckpointError(f"{section.where} has mrope_section {shown(mrope)}, expected three counts")
+    layers, dim = (
+        section.count("num_hidden_layers", most=MAX_LAYERS),
+        section.count("head_dim", hidden // heads),
+    )
+    theta = theta_of(section, rope)
     bias = section.get("attention_bias", bool, False)
     full: LayerKind = "full"
     return TextConfig(
@@ -98,10 +103,10 @@ def read_vision(section: Section) -> VisionConfig:
     levels = section.get("deepstack_visual_indexes", list)
     if not all(isinstance(n, int) for n in levels):
         raise CheckpointError(
-            f"{section.where} has deepstack_visual_indexes {levels!r}, expected layer numbers"
+            f"{section.where} has deepstack_visual_indexes {shown(levels)}, expected layer numbers"
         )
     return VisionConfig(
-        depth=section.count("depth"),
+        depth=section.count("depth", most=MAX_LAYERS),
         hidden_size=section.count("hidden_size"),
         intermediate_size=section.count("intermediate_size"),
         num_heads=section.count("num_heads"),
@@ -113,7 +118,7 @@ def read_vision(section: Section) -> VisionConfig:
         num_position_embeddings=section.count("num_position_embeddings", 2304),
         deepstack_layers=tuple(levels),
         hidden_act=section.get("hidden_act", str, "gelu_pytorch_tanh"),
-        rope_theta=float((section.values.get("rope_parameters") or {}).get("rope_theta", 10000.0)),
+        rope_theta=vision_theta_of(section, 10000.0),
     )
 
 

@@ -7,7 +7,7 @@ Sources: AutoAWQ, `awq/models/_config.py` (MIT); compressed-tensors, `quantizati
 from typing import Any, NoReturn
 
 from snugvl.checkpoint.architecture import PackedInt4
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import Section, shown
 from snugvl.errors import UnsupportedModel
 
 GROUPS = (32, 64, 128)  # columns that may share a scale: the kernels' own
@@ -103,7 +103,7 @@ def _scheme(root: Section, scheme: Section) -> PackedInt4:
 
 
 def _refuse(section: Section, method: str, found: dict[str, Any], known: str) -> NoReturn:
-    has = ", ".join(f"{key} {value!r}" for key, value in found.items())
+    has = ", ".join(f"{key} {shown(value)}" for key, value in found.items())
     raise UnsupportedModel(f"{section.where} is {method!r} with {has}; our engine reads {known}: {INSTEAD}")
 
 

@@ -17,8 +17,8 @@ from snugvl.checkpoint.architecture import (
     RopeScaling,
     YarnScaling,
 )
-from snugvl.checkpoint.configs.shared import require, rope_values
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.configs.shared import require, rope_values, theta_of
+from snugvl.checkpoint.section import Section, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 DEFAULT_THETA = 10000.0
@@ -39,14 +39,14 @@ def read_rope(section: Section, head_dim: int, *, partial: bool = False) -> Rope
         raise UnsupportedModel(
             f"{section.where} has partial_rotary_factor {share:g}; this family rotates whole heads"
         )
-    dims = int(head_dim * share)
+    dims = int(head_dim * share) if abs(share) < 1000 else 0
     require(
         dims > 0 and dims % 2 == 0 and dims <= head_dim,
         section.where,
         f"partial_rotary_factor {share:g} of head_dim {head_dim} rotates {dims} values, which is no "
         "even number of them",
     )
-    theta = float(values.values.get("rope_theta") or section.get("rope_theta", float, DEFAULT_THETA))
+    theta = theta_of(section, values.values, DEFAULT_THETA)
     return Rope(theta, dims, scaling=_scaling(section, values, dims))
 
 
@@ -85,7 +85,8 @@ def _scaling(section: Section, values: Section, dims: int) -> RopeScaling | None
             return _longrope(section, values, dims)
         case other:
             raise UnsupportedModel(
-                f"{section.where} asks for {other!r} rotary scaling; our engine runs {', '.join(SCALINGS)}"
+                f"{section.where} asks for {shown(other)} rotary scaling; "
+                f"our engine runs {', '.join(SCALINGS)}"
             )
 
 
@@ -136,6 +137,9 @@ def _positive(values: Section, key: str, default: float | None = None) -> float:
 
 
 def _number(value: Any, key: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise CheckpointError(f"{where} has {key} {value!r}, expected a number")
-    return float(value)
+    try:
+        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # JSON has whole numbers that no float holds
+        pass
+    raise CheckpointError(f"{where} has {key} {shown(value)}, expected a number")

@@ -1,10 +1,11 @@
 """What the configurations of several families say in the same words."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4, TextConfig
 from snugvl.checkpoint.configs.ready_made import read_awq, read_compressed, read_gptq
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import Section, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 
@@ -27,8 +28,23 @@ def rope_values(section: Section) -> dict[str, Any]:
     """transformers < 5 writes rope_scaling and rope_theta, later versions rope_parameters."""
     rope = section.values.get("rope_parameters") or section.values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
-        raise CheckpointError(f"{section.where} has rope settings {rope!r}, expected an object")
+        raise CheckpointError(f"{section.where} has rope settings {shown(rope)}, expected an object")
     return rope
+
+
+def theta_of(section: Section, rope: Mapping[str, Any], default: float | None = None) -> float:
+    """The base of the frequencies, from the rotary settings or from beside them."""
+    inside = bool(rope.get("rope_theta"))
+    where = Section(rope, f"{section.where}: rotary settings") if inside else section
+    theta: float = where.get("rope_theta", float, default)
+    require(theta > 0, where.where, f"rope_theta {theta:g} is not a positive number")
+    return theta
+
+
+def vision_theta_of(section: Section, default: float) -> float:
+    """The same of a vision tower."""
+    rope: dict[str, Any] = section.get("rope_parameters", dict, {})
+    return theta_of(Section({}, section.where), rope, default)
 
 
 def dtype_of(root: Section, text: Section) -> str:
@@ -65,7 +81,8 @@ def quantization_of(root: Section) -> Fp8Blocks | PackedInt4 | None:
         isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) for n in block)
     ):
         raise UnsupportedModel(
-            f"{section.where} is {method!r} with weight_block_size {block!r}; this version reads bf16, fp16, "
-            "fp32, the official FP8 checkpoints with 128x128 blocks, AWQ, GPTQ and compressed-tensors"
+            f"{section.where} is {shown(method)} with weight_block_size {shown(block)}; this version "
+            "reads bf16, fp16, fp32, the official FP8 checkpoints with 128x128 blocks, AWQ, GPTQ and "
+            "compressed-tensors"
         )
     return Fp8Blocks(rows=block[0], columns=block[1])

@@ -13,7 +13,7 @@ from snugvl.checkpoint.families import (
     text,
 )  # fmt: skip
 from snugvl.checkpoint.families.network import Network
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import Section, plain, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 _MODULES: tuple[ModuleType, ...] = (
@@ -34,13 +34,13 @@ def describe(root: Section, images: Section | None) -> Network:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         kind = root.values.get("model_type")
         raise CheckpointError(
-            f"{root.where} names no architecture (its model_type is {kind!r}); it can't be planned for"
+            f"{root.where} names no architecture (its model_type is {shown(kind)}); it can't be planned for"
         )
     module = _BY_ARCHITECTURE.get(names[0])
     if module is None:
         raise UnsupportedModel(
-            f"{root.where} is a {names[0]}, whose tensors, cache and image tokens snugvl doesn't know; "
-            f"it knows {', '.join(ARCHITECTURES)}"
+            f"{root.where} is a {plain(names[0])}, whose tensors, cache and image tokens snugvl doesn't "
+            f"know; it knows {', '.join(ARCHITECTURES)}"
         )
     network: Network = module.describe(root, names[0], images)
     return network

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 from snugvl.checkpoint.facts import KVLayer, TextFacts
 from snugvl.checkpoint.families.network import Expected, linear, norm
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import MAX_LAYERS, Section, shown
 from snugvl.errors import CheckpointError
-
-MAX_LAYERS = 1000  # a name is made for each tensor of each layer: nonsense must not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +155,8 @@ def windows_by_type(
         raise CheckpointError(f"{section.where} has {len(types)} layer_types for {layers} layers")
     known = {"full_attention", "sliding_attention"}
     for kind in types:
-        if kind not in known:
-            raise CheckpointError(f"{section.where} has a layer of type {kind!r}; known are {sorted(known)}")
+        if not isinstance(kind, str) or kind not in known:
+            raise CheckpointError(
+                f"{section.where} has a layer of type {shown(kind)}; known are {sorted(known)}"
+            )
     return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -7,6 +7,7 @@ from snugvl.checkpoint.facts import VisionFacts
 from snugvl.checkpoint.families.network import (
     Expected,
     Network,
+    check_patch,
     edge,
     head,
     images_of,
@@ -16,11 +17,13 @@ from snugvl.checkpoint.families.network import (
 )
 from snugvl.checkpoint.families.text import LLAMA, QWEN2, QWEN3, read_decoder
 from snugvl.checkpoint.image_rules import TilesAndThumbnail
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import MAX_LAYERS, Section
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 ARCHITECTURES = ("InternVLForConditionalGeneration",)
 _DECODERS = {"qwen2": QWEN2, "qwen3": QWEN3, "llama": LLAMA}
+MAX_MERGE = 64
+MAX_TILES = 256  # every grid of so many is looked at
 _ALIASES = (
     ("language_model.model.", "model.language_model."),
     ("language_model.lm_head.", "lm_head."),
@@ -86,7 +89,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
     decoder = read_decoder(text, _DECODERS[kind])
     tower = _read_tower(root.section("vision_config"))
     ratio = root.get("downsample_ratio", float, 0.5)
-    merge = round(1 / ratio) if ratio > 0 else 0
+    merge = round(1 / ratio) if 1 / MAX_MERGE <= ratio <= 1 else 0
     grid = tower.image // tower.patch
     if not merge or grid % merge:
         raise CheckpointError(
@@ -125,8 +128,8 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
 def _read_tower(vision: Section) -> _Tower:
     if not vision.get("use_mean_pooling", bool, True) or vision.get("use_mask_token", bool, False):
         raise UnsupportedModel(f"{vision.where} has a mask token or no mean pooling; that tower isn't known")
-    return _Tower(
-        depth=vision.count("num_hidden_layers", 24),
+    tower = _Tower(
+        depth=vision.count("num_hidden_layers", 24, most=MAX_LAYERS),
         hidden=vision.count("hidden_size", 1024),
         intermediate=vision.count("intermediate_size", 4096),
         heads=vision.count("num_attention_heads", 16),
@@ -137,12 +140,14 @@ def _read_tower(vision: Section) -> _Tower:
         qk_norm=vision.get("use_qk_norm", bool, False),
         rms=vision.get("norm_type", str, "layer_norm") == "rms_norm",
     )
+    check_patch(tower.patch, tower.image, vision.where)
+    return tower
 
 
 def _rule(images: Section, tower: _Tower, tokens: int) -> TilesAndThumbnail:
     """transformers' InternVLProcessor crops into tiles whatever crop_to_patches in the file says."""
     side = edge(images, "size", "height", default=tower.image)
-    least, most = images.count("min_patches", 1), images.count("max_patches", 12)
+    least, most = images.count("min_patches", 1), images.count("max_patches", 12, most=MAX_TILES)
     if side != tower.image or least > most:
         raise CheckpointError(
             f"{images.where} has {least} to {most} tiles of {side} pixels; the tower takes {tower.image}"

@@ -81,6 +81,12 @@ def one_side(section: Section, key: str, default: int | None = None) -> int:
     return section.count(key, default)
 
 
+def check_patch(patch: int, image: int, where: str) -> None:
+    """Refuse a tower whose square has no patch."""
+    if patch > image:
+        raise CheckpointError(f"{where} has patches of {patch} pixels in an image of {image}")
+
+
 def edge(section: Section, key: str, side: str, *, default: int | None = None) -> int:
     """A side of a size that image processors write as {"longest_edge": n}, {"height": n, "width": n} or n."""
     value = section.values.get(key)

@@ -7,7 +7,7 @@ from snugvl.checkpoint.facts import VisionFacts
 from snugvl.checkpoint.families.decoder import Decoder, read_sizes, windows_by_type
 from snugvl.checkpoint.families.network import Expected, Network, head, images_of, linear, norm, one_side
 from snugvl.checkpoint.families.qwen_tower import read_rule
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import MAX_LAYERS, Section
 from snugvl.errors import CheckpointError
 
 ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration",)
@@ -66,7 +66,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
     decoder = _decoder(text)
     vision = root.section("vision_config")
     tower = _Tower(
-        depth=vision.count("depth", 32),
+        depth=vision.count("depth", 32, most=MAX_LAYERS),
         hidden=vision.count("hidden_size", 3584),
         intermediate=vision.count("intermediate_size", 3420),
         heads=vision.count("num_heads", 16),

@@ -12,7 +12,7 @@ from snugvl.checkpoint.facts import KVLayer, TextFacts
 from snugvl.checkpoint.families.decoder import Decoder, read_sizes
 from snugvl.checkpoint.families.network import Expected, Network, head, images_of, linear, norm
 from snugvl.checkpoint.families.qwen_tower import read_rule, read_tower
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import MAX_LAYERS, Section, shown
 from snugvl.errors import CheckpointError
 
 ARCHITECTURES = ("Qwen3_5ForConditionalGeneration",)
@@ -87,6 +87,8 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
     tower = read_tower(root.section("vision_config"), decoder.hidden, deepstack=0)
     rule = read_rule(images_of(images, root.where), tower.patch, tower.merge)
     tied = root.get("tie_word_embeddings", bool, text.values.get("tie_word_embeddings", False))
+    key = "mtp_num_hidden_layers"
+    predictors = text.count(key, most=MAX_LAYERS) if text.values.get(key) else 0
     return Network(
         family="qwen3_5",
         architecture=architecture,
@@ -98,7 +100,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
             *_tensors(decoder, delta, linear_layers, "model.language_model"),
             *head(tied, decoder.vocab, decoder.hidden),
         ),
-        unloaded=tuple(_predictor(decoder, text.values.get("mtp_num_hidden_layers") or 0)),
+        unloaded=tuple(_predictor(decoder, predictors)),
         native=True,
     )
 
@@ -111,7 +113,7 @@ def _linear_layers(text: Section, layers: int) -> tuple[bool, ...]:
     if len(types) != layers or unknown:
         raise CheckpointError(
             f"{text.where} has {len(types)} layer_types for {layers} layers"
-            + (f", of an unknown kind {unknown[0]!r}" if unknown else "")
+            + (f", of an unknown kind {shown(unknown[0])}" if unknown else "")
         )
     return tuple(kind == "linear_attention" for kind in types)
 

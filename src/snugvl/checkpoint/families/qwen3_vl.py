@@ -3,7 +3,8 @@
 from snugvl.checkpoint.families.decoder import Decoder, Experts, read_sizes
 from snugvl.checkpoint.families.network import Network, head, images_of
 from snugvl.checkpoint.families.qwen_tower import read_rule, read_tower
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import MAX_LAYERS, Section
+from snugvl.errors import CheckpointError
 
 DENSE = "Qwen3VLForConditionalGeneration"
 MIXTURE = "Qwen3VLMoeForConditionalGeneration"
@@ -42,6 +43,10 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
     tied = root.get("tie_word_embeddings", bool, text.values.get("tie_word_embeddings", False))
     vision = root.section("vision_config")
     levels = vision.get("deepstack_visual_indexes", list, [8, 16, 24])
+    if len(levels) > MAX_LAYERS:
+        raise CheckpointError(
+            f"{vision.where} has {len(levels):,} deepstack_visual_indexes; that is no model"
+        )
     tower = read_tower(vision, decoder.hidden, len(levels))
     rule = read_rule(images_of(images, root.where), tower.patch, tower.merge)
     return Network(
@@ -60,7 +65,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
 
 
 def _experts(text: Section, layers: int) -> Experts:
-    dense = set(text.get("mlp_only_layers", list, []))
+    dense = {index for index in text.get("mlp_only_layers", list, []) if isinstance(index, int)}
     step = text.count("decoder_sparse_step", 1)
     return Experts(
         count=text.count("num_experts", text.values.get("num_local_experts") or 60),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from snugvl.checkpoint.facts import VisionFacts
 from snugvl.checkpoint.families.network import Expected, edge, linear, norm, one_side
 from snugvl.checkpoint.image_rules import SmartResize
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.section import MAX_LAYERS, Section
 from snugvl.errors import CheckpointError
 
 
@@ -76,7 +76,7 @@ def read_tower(section: Section, out_hidden: int, deepstack: int) -> QwenTower:
         CheckpointError: a field is missing, or contradicts the decoder.
     """
     tower = QwenTower(
-        depth=section.count("depth", 27),
+        depth=section.count("depth", 27, most=MAX_LAYERS),
         hidden=section.count("hidden_size", 1152),
         intermediate=section.count("intermediate_size", 4304),
         heads=section.count("num_heads", 16),
@@ -109,4 +109,9 @@ def read_rule(images: Section, patch: int, merge: int) -> SmartResize:
     limits = []
     for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         limits.append(images.count(old) if images.values.get(old) else edge(images, "size", new))
+    token = (patch * merge) ** 2
+    if max(limits[0], token) > limits[1]:
+        raise CheckpointError(
+            f"{images.where} has {limits[0]:,} to {limits[1]:,} pixels; one token takes {token:,}"
+        )
     return SmartResize(patch, merge, min_pixels=limits[0], max_pixels=limits[1])

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from snugvl.checkpoint.facts import ImageRule, VisionFacts
-from snugvl.checkpoint.families.network import Expected, linear, norm, one_side
-from snugvl.checkpoint.section import Section
+from snugvl.checkpoint.families.network import Expected, check_patch, linear, norm, one_side
+from snugvl.checkpoint.section import MAX_LAYERS, Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ def read_siglip(section: Section, defaults: dict[str, int]) -> Siglip:
     Raises:
         CheckpointError: a field is missing or no positive number.
     """
-    return Siglip(
-        depth=section.count("num_hidden_layers", defaults["depth"]),
+    tower = Siglip(
+        depth=section.count("num_hidden_layers", defaults["depth"], most=MAX_LAYERS),
         hidden=section.count("hidden_size", defaults["hidden"]),
         intermediate=section.count("intermediate_size", defaults["intermediate"]),
         heads=section.count("num_attention_heads", defaults["heads"]),
@@ -73,3 +73,5 @@ def read_siglip(section: Section, defaults: dict[str, int]) -> Siglip:
         image=one_side(section, "image_size", defaults["image"]),
         patch=one_side(section, "patch_size", defaults["patch"]),
     )
+    check_patch(tower.patch, tower.image, section.where)
+    return tower

@@ -47,7 +47,7 @@ def _rule(images: Section, side: int, patch: int, scale: int) -> ScaledTiles:
     tile = edge(images, "max_image_size", "longest_edge", default=side)
     tokens = (side // patch // scale) ** 2
     declared = images.count("image_seq_len", tokens)
-    if tile != side or declared != tokens:
+    if tile != side or declared != tokens or not tokens:
         raise CheckpointError(
             f"{images.where} has tiles of {tile} pixels and {declared} tokens, the encoder {side} pixels "
             f"and {tokens} tokens"
