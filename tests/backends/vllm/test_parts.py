@@ -36,6 +36,7 @@ from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, Model, body_of
 from snugvl.backends.vllm.settings import Facts
 from snugvl.diagnose.result import Change
 from snugvl.errors import EngineError, ImageError, RequestError, RequestTooLarge
+from snugvl.inputs.trials import Trials
 from snugvl.sampling import SamplingParams
 from tests.test_layering import modules_after
 
@@ -44,9 +45,12 @@ MODEL = Model("m", 100, Facts(max_pixels=65536, min_pixels=1024, pixel_factor=32
 GIB = 1 << 30
 
 
+TRIALS = Trials(1)
+
+
 def body(request: Request, model: Model = MODEL) -> dict[str, Any]:
     """The fields of a request's body."""
-    return body_of(request, model).fields
+    return body_of(request, model, TRIALS).fields
 
 
 def test_the_server_stays_without_torch() -> None:
