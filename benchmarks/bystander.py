@@ -19,6 +19,7 @@ attackers were answered is in the JSON: refusals are right. Exits with 1 if anyt
 
 import argparse
 import multiprocessing
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -170,7 +171,8 @@ def run(attack: Attack, served: Served, patience_s: float) -> Row:
         row.attack_s = round(left - began, 2)
         row.next_s = _next_s(address, left, patience_s, sampler)
         streamed, asked = bystanders.leave()
-        row.afterwards_s = idle_after(served, patience_s)
+        # Who doesn't recover isn't waited for once more.
+        row.afterwards_s = patience_s if row.next_s is None else idle_after(served, patience_s)
     finally:
         sampler.stop()
         attackers.terminate()
@@ -296,6 +298,8 @@ def main() -> None:
         for attack in chosen:
             print(f"{attack.finding:<8}{attack.name:<36}{attack.what}")
         return
+    # Also where it runs in the background, whose shell lets it ignore SIGINT: what there is, is saved.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
     rows = attack_all(chosen, arguments.patience)
     failed = [row.name for row in rows if row.failed]
