@@ -16,6 +16,7 @@ from typing import Any
 ATTACK_S = 15.0  # the longest that attackers stay
 QUIET_S = 5.0  # of nobody who attacks
 CHUNK = 1 << 18
+PAUSE_S = 0.1  # between a raw head and what follows it
 NICE = 10  # attackers share the server's processors, and it is not their work that is measured
 ANSWER = 2000  # bytes of an answer that are kept
 
@@ -28,7 +29,7 @@ class Shot:
 
     Attributes:
         body: of the request; None: a request without one.
-        raw: what is sent instead of a request with a head of ours.
+        raw: what is sent instead of a head of ours; the body follows a moment later, when it was read.
         times: how often.
         leave_s: seconds after which it leaves, drawn from this range; None: it waits for the answer's end.
         hold: sends all of the body but its last byte, and waits.
@@ -145,13 +146,15 @@ def _once(shot: Shot, address: Address, end: float) -> Outcome:
         end = min(end, outcome.sent + random.uniform(*shot.leave_s))
     with socket.create_connection(address, timeout=max(end - time.monotonic(), 0.01)) as connection:
         connection.setblocking(False)
-        parts = [shot.raw] if shot.raw is not None else [shot.head(), shot.body or b""]
+        parts = [shot.head() if shot.raw is None else shot.raw, shot.body or b""]
         views = [memoryview(part) for part in parts]
         if shot.hold:
             views[-1] = views[-1][:-1]
         for view in views:
             _send(connection, view, shot, outcome, end)
-        while shot.read and outcome.status in ("left", "200") and _receive(connection, outcome, end):
+            if shot.raw is not None:
+                time.sleep(PAUSE_S)
+        while shot.read and outcome.status != "reset" and _receive(connection, outcome, end):
             pass
         if not shot.read or shot.hold:
             while (left := end - time.monotonic()) > 0 and outcome.status == "left":

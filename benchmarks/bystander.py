@@ -51,7 +51,10 @@ spawn = multiprocessing.get_context("spawn")
 
 @dataclass(slots=True)
 class Row:
-    """How bystanders fared; seconds and MiB. `next_s` None: not within the time there was."""
+    """How bystanders fared; seconds and MiB. `next_s` None: not within the time there was.
+
+    `waited`: attackers stood in the engine's queue until they left: the row says nothing of their requests.
+    """
 
     name: str
     finding: str
@@ -67,6 +70,7 @@ class Row:
     limit: int = MAX_CONCURRENT
     engine_died: bool = False
     killed: bool = False
+    waited: bool = False
     attackers: dict[str, Any] = field(default_factory=dict)
     bystander: dict[str, Any] = field(default_factory=dict)
     load: dict[str, int] = field(default_factory=dict)
@@ -223,6 +227,8 @@ def judge(row: Row, quiet: Sequence[Row], attack: Attack) -> None:
         "killed": row.killed,
         "unanswered": attack.answered_s is not None and slowest_s > attack.answered_s,
     }
+    statuses = row.attackers.get("statuses", {})
+    row.waited = set(statuses) == {"left"} and row.load["waiting"] > 0 and row.load["running"] <= 2
     row.failed = [what for what, wrong in checks.items() if wrong]
 
 
@@ -236,7 +242,8 @@ def line(row: Row) -> str:
         f"{row.gap_s:.2f}", f"{row.health_s:.2f}", f"{row.engine_mib:.0f}", f"{row.server_mib:.0f}", next_s,
         f"{row.afterwards_s:.1f}", f"{row.most}",
     )  # fmt: skip
-    verdict = f"FAILED: {', '.join(row.failed)}" if row.failed else "ok"
+    good = "ok, but attackers only waited for seats" if row.waited else "ok"
+    verdict = f"FAILED: {', '.join(row.failed)}" if row.failed else good
     return f"{row.finding:<8}{row.name:<36}" + "".join(f"{cell:>12}" for cell in cells) + f"  {verdict}"
 
 
