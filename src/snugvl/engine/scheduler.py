@@ -110,6 +110,12 @@ class Scheduler:
         return sum(not sequence.started for sequence in self.waiting)
 
     @property
+    def needed_blocks(self) -> int:
+        """Blocks that the largest of all sequences may come to need; with them each can finish alone."""
+        every = (*self.running, *self.waiting)
+        return max((self.pool.blocks_for(len(s.prompt) + s.max_tokens) for s in every), default=0)
+
+    @property
     def could_admit(self) -> bool:
         """Whether there are seats and blocks for the head of the queue."""
         if not self.waiting or len(self.running) >= self.config.max_num_seqs:
