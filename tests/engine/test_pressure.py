@@ -10,6 +10,7 @@ from snugvl.engine.memory.pressure import KEPT_BYTES, LOW_BYTES, DeviceMemory, P
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import OutOfMemory, RequestTooLarge
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.state_cache import StateCache
 from snugvl.planner.footprint.native import LATE_BYTES
 from tests.engine.test_pipeline import EagerGraphs
 from tests.engine.toy import HybridToy, Toy, oracle, picture, request, tokens
@@ -392,3 +393,57 @@ def test_kernels_that_load_late_shrink_the_cache_and_hold_torch_to_less(
     assert held[-1] == plan - 2 * MIB
     assert card.told == 0, "that was no neighbour"
     assert "the driver's kernels take 12 MiB more than planned: the KV cache shrinks to 244" in caplog.text
+
+
+def test_recurrent_states_are_given_up_with_the_cache_and_come_back() -> None:
+    """Of Qwen3.5-4B they are 50 MiB a sequence, its keys and values 32 KiB a token."""
+    card = Card()
+    model = HybridToy()
+    here = engine_on(card, model)
+    states = here._cache.states
+    assert states is not None
+    whole = states.nbytes
+    items = [request(str(i), i + 1, *range(2, 10), max_tokens=6) for i in range(6)]
+    for item in items:
+        here.add(item)
+    said = steps(here, card, 3)
+    card.neighbour = 3000 * MIB
+    said += steps(here, card)
+    card.pass_time()
+    here.look()
+    assert (here.stats.num_blocks, states.seats) == (LEAST, 1)
+    assert states.nbytes == here.memory()["recurrent_state"] == whole * 2 // 9, "and one that is nobody's"
+    for item in items:
+        assert tokens([o for o in said if o.request_id == item.request_id]) == oracle(HybridToy(), item, 6)
+    card.neighbour = 0
+    for _ in range(12):
+        card.pass_time()
+        here.look()
+    assert (here.stats.num_blocks, states.seats) == (64, 8)
+    again = request("again", 1, 2, 3)
+    here.add(again)
+    assert tokens(steps(here, card)) == oracle(HybridToy(), again, 8)
+
+
+def test_not_even_one_state_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snugvl.engine.engine.LOOK_S", 0)
+    card = Card()
+    here = engine_on(card, HybridToy())
+    item = request("a", *range(2, 12), max_tokens=4)
+    here.add(item)
+    said = steps(here, card, 2)
+    resize = StateCache.resize
+
+    def full(states: StateCache, seats: int) -> None:
+        resize(states, 0)
+        if seats:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 50.00 MiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateCache, "resize", full)
+        card.neighbour = 3000 * MIB
+        said += steps(here, card, 20)
+        assert (here.stats.num_blocks, here.stats.waiting) == (0, 1)
+    card.neighbour = 0
+    said += steps(here, card)
+    assert tokens(said) == oracle(HybridToy(), item, 4)

@@ -21,7 +21,7 @@ import torch
 from snugvl.config import EngineConfig
 from snugvl.engine.admission import check_prompt, max_tokens_now
 from snugvl.engine.encoder import Encoder
-from snugvl.engine.memory.caches import allocate
+from snugvl.engine.memory.caches import allocate, seat_bytes
 from snugvl.engine.memory.pressure import LOOK_S, Patience, Watch
 from snugvl.engine.memory.room import Room
 from snugvl.engine.memory.shortage import no_room, out_of_memory, refusal, release
@@ -59,7 +59,7 @@ class Engine:
         self.record_ahead = self._runner.record_ahead
         self._room = None
         if watch is not None:
-            watch.begin(config, self._cache.nbytes // config.num_blocks)
+            watch.begin(config, self._cache.nbytes // config.num_blocks, seat_bytes(self._cache))
             self._room = Room(watch, config, self._scheduler, self._encoder, self._runner)
         self._flight: Flight | None = None  # a step whose tokens are not read yet
         self._patience = Patience()  # of the oldest request, while other programs hold the memory

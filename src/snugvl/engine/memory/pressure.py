@@ -24,6 +24,7 @@ Only numbers live here, so that a test can stand in for a neighbour; `engine.py`
 """
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -92,6 +93,7 @@ class Watch:
         full: blocks of the plan.
         most: that there will ever be: those of the plan, less what late kernels took.
         least: that it keeps, whoever needs memory.
+        seats: sequences that may run at once: in models with recurrent states, which are given up as well.
         target: that it should have, if requests that were admitted before didn't need more.
         given_bytes: what else of the plan is not to come, because it was given up for other programs.
         late_bytes: what late kernels took of the cache.
@@ -123,18 +125,20 @@ class Watch:
         self._spare_since: float | None = None
         self._allowed: int | None = None  # for torch
         self.given_bytes = self.late_bytes = 0
-        self.full = self.most = self.least = self.target = self._block_bytes = 0
+        self.full = self.most = self.least = self.target = self._block_bytes = self._seat_bytes = 0
+        self.seats = self._all_seats = 0
 
-    def begin(self, config: EngineConfig, block_bytes: int) -> None:
-        """The cache that it is about."""
+    def begin(self, config: EngineConfig, block_bytes: int, seat_bytes: int = 0) -> None:
+        """The cache that it is about. `seat_bytes`: of one sequence's recurrent state."""
         self.full = self.most = self.target = config.num_blocks
-        self._block_bytes = block_bytes
+        self.seats = self._all_seats = config.max_num_seqs
+        self._block_bytes, self._seat_bytes = block_bytes, seat_bytes
         self.least = least_blocks(config)
 
     def look(self, blocks: int, needed: int = 0, *, at_once: bool = False) -> int | None:
         """How many blocks there should be where there are `blocks`; None: it isn't time to look yet.
 
-        `needed`: blocks of the largest request that was admitted.
+        `needed`: blocks of the largest request that was admitted. `seats` may change with them.
         """
         now = self._clock()
         if now - self._looked < LOOK_S and not at_once:
@@ -146,6 +150,7 @@ class Watch:
         kept = max(self.least, min(needed, self.full))
         if blocks < kept:  # it couldn't even have that
             self.target = max(blocks, self.least)
+            self.seats = max(self.seats, 1)
             return kept if slack >= (kept - blocks) * self._block_bytes else blocks
         short = self._late(memory, blocks, kept)
         if slack < max(LOW_BYTES, min(taken, MOST_AGAIN_BYTES)):
@@ -165,13 +170,12 @@ class Watch:
         return self._taken
 
     def _short(self, now: float, slack: int, taken: int) -> int:
-        """Blocks to give to a neighbour: a step, or more for one that takes much or again and again."""
+        """Bytes to give to a neighbour: a step, or more for one that takes much or again and again."""
         rush = self._rush if now - self._shrunk < RUSH_S else 1
-        wish = max(2 * LOW_BYTES * rush, taken + LOW_BYTES)
-        return max(-(-(wish - slack) // self._block_bytes), self._step)
+        return max(max(2 * LOW_BYTES * rush, taken + LOW_BYTES) - slack, self._step_bytes)
 
     def _late(self, memory: DeviceMemory, blocks: int, kept: int) -> int:
-        """Blocks to give because the driver holds more in this process than was planned."""
+        """Bytes to give because the driver holds more in this process than was planned."""
         cap, process = self._planned.cap_bytes, memory.process_bytes
         if cap is None or process is None:
             return 0
@@ -183,44 +187,75 @@ class Watch:
         over = memory.held_bytes + max(self._to_come(blocks, memory.held_bytes), 0) - allowed
         if over <= 0:
             return 0
-        short = -(-(over + KEPT_BYTES) // self._block_bytes)  # so that it needn't be again so soon
-        most = max(blocks - short, kept)
+        short = over + KEPT_BYTES  # so that it needn't be again so soon
+        most = max(self._less(blocks, short), kept)
         self.late_bytes += max(self.most - most, 0) * self._block_bytes
         self.most = min(self.most, most)
         return short
 
     def _shrink(self, now: float, blocks: int, short: int, needed: int) -> int:
         self._roomy_since = None
-        self.target = max(self.least, blocks - short)
+        self.target = self._less(blocks, short)
         possible = max(self.target, min(needed, blocks))
-        if possible > self.target and blocks - possible < min(self._step, short):
+        seats = min(self.seats, self._seats_of(self.target))
+        freed = self._bytes(blocks, self.seats) - self._bytes(possible, seats)
+        if possible > self.target and freed < min(self._step_bytes, short):
             return blocks  # nearly all of it is needed: not worth a stop until those requests have ended
-        if possible < blocks:
+        if freed:
             again = now - self._shrunk < RUSH_S
             self._rush = min(2 * self._rush, MOST_RUSH) if again else 2
             self._shrunk = now
-            self._slack_then += (blocks - possible) * self._block_bytes
+            self._slack_then += freed
+            self.seats = seats
         return possible
 
     def _grow(self, now: float, blocks: int, slack: int) -> int:
-        given = max(self.most - blocks, 0)
-        back = min((slack - BACK_BYTES) // self._block_bytes, given)
-        if back < min(max(self._step // 2, 1), given) or not given:
+        given = self._more_bytes(blocks, max(self.most, blocks))
+        back = min(slack - BACK_BYTES, given)
+        if back < min(self._step_bytes // 2, given) or not given:
             self._roomy_since = None
             return blocks
-        if self._roomy_since is None or back >= self._back + self._step:  # much more since now
+        if self._roomy_since is None or back >= self._back + self._step_bytes:  # much more since now
             self._roomy_since, self._back = now, back
         self._back = min(self._back, back)  # what was there all the time: a flicker gives nothing back
         if now - self._roomy_since < PATIENCE_S:
             return blocks
         self._roomy_since = None
-        self._slack_then -= self._back * self._block_bytes
-        self.target = blocks + self._back
+        every = range(blocks, max(self.most, blocks) + 1)
+        more = bisect_right(every, self._back, key=lambda count: self._more_bytes(blocks, count))
+        self.target = every[max(more - 1, 0)]
+        if more:
+            self._slack_then -= self._more_bytes(blocks, self.target)
+            self.seats = max(self.seats, self._seats_of(self.target))
         return self.target
 
     @property
-    def _step(self) -> int:
-        return max((self.full - self.least) // STEPS, 1)
+    def _step_bytes(self) -> int:
+        whole = self._bytes(self.full, self._all_seats)
+        return max((whole - self._bytes(self.least, self._seats_of(self.least))) // STEPS, self._block_bytes)
+
+    def _bytes(self, blocks: int, seats: int) -> int:
+        return blocks * self._block_bytes + seats * self._seat_bytes
+
+    def _seats_of(self, blocks: int) -> int:
+        """Sequences that may run at once beside a cache of so many blocks: where their states take memory,
+        fewer with fewer."""
+        if not self._seat_bytes:
+            return self._all_seats
+        return max(-(-self._all_seats * blocks // max(self.full, 1)), 1)
+
+    def _more_bytes(self, blocks: int, count: int) -> int:
+        """What `count` blocks take beyond `blocks`, with the seats of both."""
+        return self._bytes(count, max(self.seats, self._seats_of(count))) - self._bytes(blocks, self.seats)
+
+    def _less(self, blocks: int, short: int) -> int:
+        """The most blocks that leave so many bytes free, or as few as there may be."""
+        whole = self._bytes(blocks, self.seats)
+        every = range(min(self.least, blocks), blocks + 1)
+        fewer = bisect_right(
+            every, whole - short, key=lambda n: self._bytes(n, min(self.seats, self._seats_of(n)))
+        )
+        return every[max(fewer - 1, 0)]
 
     def roomy(self) -> bool:
         """Whether there has been room for what was given up beside a whole cache, at looks since a while."""
@@ -248,7 +283,7 @@ class Watch:
         return memory.free_bytes - max(self._to_come(blocks, memory.held_bytes), 0)
 
     def _to_come(self, blocks: int, held_bytes: int) -> int:
-        given = (self.full - blocks) * self._block_bytes
+        given = self._bytes(self.full, self._all_seats) - self._bytes(blocks, self.seats)
         return self._planned.total_bytes - self.given_bytes - given - held_bytes
 
 
