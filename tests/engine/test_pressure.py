@@ -116,6 +116,22 @@ def test_a_flicker_gives_nothing_back() -> None:
     assert card.told == 1
 
 
+def test_a_neighbour_that_breathes_gets_no_less_each_time() -> None:
+    """Only what was free all the time comes back, so that the cache needn't shrink at its next breath."""
+    card = Card()
+    here = engine_on(card)
+    here.look()
+    card.neighbour = 100 * MIB
+    card.pass_time()
+    here.look()
+    for second in range(40):
+        card.neighbour = (100 if second % 4 == 0 else 60) * MIB
+        card.pass_time()
+        here.look()
+    assert here.stats.num_blocks >= 64 - 34 + 17
+    assert card.told == 1
+
+
 def test_it_comes_back_in_part_and_when_a_plan_left_a_little_less() -> None:
     card = Card(margin_mib=100)
     here = engine_on(card)

@@ -38,8 +38,7 @@ KEPT_BYTES = 8 << 20  # half of what a plan leaves for late kernels (`footprint.
 STEPS = 4  # in which the cache gives its all: each of them stops what runs for a moment
 LEAST_PARTS = 4  # of one whole conversation: what the cache keeps whoever needs memory
 LOOK_S = 0.1  # between two looks
-RUSH_S = 2.0  # who takes memory again so soon is growing, and gets twice as much at a time
-MOST_RUSH = 8
+AGAIN_S = 2.0  # who took memory so lately may be growing
 MOST_AGAIN_BYTES = 4 * LOW_BYTES  # that are free for who just took as much
 PATIENCE_S = 10.0  # that room must last before the cache takes it back
 
@@ -116,8 +115,7 @@ class Watch:
         self._read = read
         self._planned = planned
         self._clock = clock
-        self._looked = self._shrunk = float("-inf")
-        self._rush = 1  # how many times LOW_BYTES are given more than usual
+        self._looked = float("-inf")
         self._slack_then = 0  # at the look before
         self._taken, self._taken_at = 0, float("-inf")
         self._roomy_since: float | None = None
@@ -154,25 +152,24 @@ class Watch:
             return kept if slack >= (kept - blocks) * self._block_bytes else blocks
         short = self._late(memory, blocks, kept)
         if slack < max(LOW_BYTES, min(taken, MOST_AGAIN_BYTES)):
-            short = max(short, self._short(now, slack, taken))
+            short = max(short, self._short(slack, taken))
         if short:
-            return self._shrink(now, blocks, short, needed)
+            return self._shrink(blocks, short, needed)
         self.target = blocks
         return self._grow(now, blocks, slack)
 
     def _taken_lately(self, now: float, slack: int) -> int:
         """The most that a neighbour took between two looks: it may want as much again."""
         fallen, self._slack_then = self._slack_then - slack, slack
-        if now - self._taken_at >= RUSH_S:
+        if now - self._taken_at >= AGAIN_S:
             self._taken = 0
         if fallen > self._taken:
             self._taken, self._taken_at = fallen, now
         return self._taken
 
-    def _short(self, now: float, slack: int, taken: int) -> int:
-        """Bytes to give to a neighbour: a step, or more for one that takes much or again and again."""
-        rush = self._rush if now - self._shrunk < RUSH_S else 1
-        return max(max(2 * LOW_BYTES * rush, taken + LOW_BYTES) - slack, self._step_bytes)
+    def _short(self, slack: int, taken: int) -> int:
+        """Bytes to give to a neighbour: a step, or more for one that takes more at a time."""
+        return max(max(2 * LOW_BYTES, taken + LOW_BYTES) - slack, self._step_bytes)
 
     def _late(self, memory: DeviceMemory, blocks: int, kept: int) -> int:
         """Bytes to give because the driver holds more in this process than was planned."""
@@ -193,7 +190,7 @@ class Watch:
         self.most = min(self.most, most)
         return short
 
-    def _shrink(self, now: float, blocks: int, short: int, needed: int) -> int:
+    def _shrink(self, blocks: int, short: int, needed: int) -> int:
         self._roomy_since = None
         self.target = self._less(blocks, short)
         possible = max(self.target, min(needed, blocks))
@@ -202,9 +199,6 @@ class Watch:
         if possible > self.target and freed < min(self._step_bytes, short):
             return blocks  # nearly all of it is needed: not worth a stop until those requests have ended
         if freed:
-            again = now - self._shrunk < RUSH_S
-            self._rush = min(2 * self._rush, MOST_RUSH) if again else 2
-            self._shrunk = now
             self._slack_then += freed
             self.seats = seats
         return possible
