@@ -100,6 +100,7 @@ class _Other:
         self._words = words
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         self._gpu = visible.split(",")[gpu] if visible else str(gpu)
+        self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         command = [sys.executable, __file__, *self._words]
@@ -110,7 +111,13 @@ class _Other:
         self._hello = self._answer()
         return self
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None: it has none."""
+        return self._process.pid if self._process is not None else None
+
     def _answer(self) -> int:
+        assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -120,6 +127,7 @@ class _Other:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        assert self._process is not None
         self._process.kill()
         self._process.wait()
 
@@ -153,6 +161,7 @@ class Neighbour(_Other):
 
     def grow(self, mib: int) -> int:
         """Take so many MiB more, or as many as can be had in `PATIENCE_S`; how many."""
+        assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(f"{mib}\n")
         self._process.stdin.flush()

@@ -1,5 +1,7 @@
 """What an engine on a GPU is told of its memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ import snugvl
 from snugvl.backends.measure import CONTEXT, GRAPHS
 from snugvl.errors import DoesNotFit
 from snugvl.hardware import host
-from snugvl.place import Place, place_on
+from snugvl.place import Place, cap, hold, place_on
 from snugvl.planned import watch_on
 
 MIB = 1 << 20
@@ -31,3 +33,26 @@ def test_a_container_is_as_large_as_its_limit(monkeypatch: pytest.MonkeyPatch) -
     assert place_on(torch.device("cpu")).usable_bytes == 48 * MIB
     with pytest.raises(DoesNotFit, match="560 MiB free, of which 48 MiB may be used"):
         snugvl.load("pocket", device="cpu")
+
+
+def test_the_cap_leaves_room_for_late_kernels_and_may_come_down_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shares: list[float] = [1.0]
+    stands_in = {
+        "memory_reserved": lambda _: 0,
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=8 << 30),
+        "set_per_process_memory_fraction": lambda share, _: shares.append(share),
+        "get_per_process_memory_fraction": lambda _: shares[-1],
+    }
+    for name, value in stands_in.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    here = Place(GPU.device, "a GPU", 7 << 30, (9, 0), context_bytes=700 * MIB)
+    whole = cap(here, 16 * MIB)
+    assert whole == here.usable_bytes
+    most = here.usable_bytes - (700 + 80 + 16 - 32) * MIB
+    assert shares[-1] * (8 << 30) == most
+    hold(GPU.device, most + MIB)
+    assert shares[-1] * (8 << 30) == most, "it never goes up"
+    hold(GPU.device, most - 5 * MIB)
+    assert shares[-1] * (8 << 30) == most - 5 * MIB

@@ -29,6 +29,7 @@ from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.place import Place, cap, device_of, place_on
 from snugvl.planned import planned_rows, watch_on
 from snugvl.planner.capabilities import prefers_fp32
+from snugvl.planner.footprint.native import LATE_BYTES
 from snugvl.planner.footprint.step_graphs import Recorded
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
@@ -248,7 +249,7 @@ def load_engine(
         context, max_pixels, _weights(weights), language_only, tower, kv_format, step_graphs, embedding
     )
     allocation = allocate(facts, kind, place, wish)
-    cap_bytes = cap(place)
+    cap_bytes = cap(place, LATE_BYTES)
     mark("memory is planned and capped")
     left_out = tower_bytes(counted, allocation.settings) if allocation.settings.language_only else 0
     if left_out:
@@ -279,7 +280,7 @@ def load_engine(
     planned = planned_rows(allocation, place)
     sizes = replace(allocation.engine, prefix_cache=prefix_cache)
     sizes = sizes if max_waiting is None else replace(sizes, max_waiting=max_waiting)
-    engine = Engine(network, sizes, watch_on(place, planned))
+    engine = Engine(network, sizes, watch_on(place, planned, cap_bytes))
     mark("the engine is made")
     vision = 0 if network.tower is None else tensor_bytes(network.tower)
     beside = tensor_bytes(network.decoder.embed_tokens) if allocation.settings.embedding == "cpu" else 0

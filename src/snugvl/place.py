@@ -150,17 +150,24 @@ def place_on(device: torch.device, limit_bytes: int | None = None, machine: Mach
     )
 
 
-def cap(place: Place) -> int | None:
+def cap(place: Place, late_bytes: int = 0) -> int | None:
     """Forbid torch to take more than was planned, from now on; bytes of the whole process, or None on a CPU.
 
-    torch counts its own allocations alone, so the context comes off.
+    torch counts its own allocations alone, so the context comes off, and what the driver may load later.
     """
     if place.device.type == "cpu":
         return None
     before = torch.cuda.memory_reserved(place.device)
     total = torch.cuda.get_device_properties(place.device).total_memory
     # What torch gives cuBLAS is part of the context as it was measured, and torch's allocation.
-    context = place.context_bytes + KERNEL_BYTES if place.context_bytes else 0
+    context = place.context_bytes + KERNEL_BYTES + late_bytes if place.context_bytes else 0
     most = before + place.usable_bytes - context + place.planned().cublas_bytes
     torch.cuda.set_per_process_memory_fraction(min(most / total, 1.0), place.device)
     return before + place.usable_bytes
+
+
+def hold(device: torch.device, most_bytes: int) -> None:
+    """Forbid torch to take more than this, from now on, where it was allowed more."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    allowed = torch.cuda.get_per_process_memory_fraction(device)
+    torch.cuda.set_per_process_memory_fraction(min(max(most_bytes, 0) / total, allowed), device)

@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 
 from snugvl.allocation import Allocation
-from snugvl.backends.measure import CONTEXT, GRAPHS
+from snugvl.backends.measure import CONTEXT, GRAPHS, process_reader
 from snugvl.backends.neighbours import Neighbours
 from snugvl.engine.memory.pressure import Planned, Watch, reader
-from snugvl.place import Place
+from snugvl.place import Place, hold
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
-from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS
+from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS, LATE
 
 
 def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
@@ -31,6 +32,7 @@ def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
         # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
         rows[CONTEXT] = max(plan.named(CONTEXT) - place.planned().cublas_bytes, 0) + plan.named(KERNELS)
         rows[CONTEXT] += graphs.driver_bytes
+        rows[LATE] = plan.named(LATE)
         rows[GRAPHS] = plan.named(GRAPHS) + plan.named(GRAPHS_LIBRARY)
         rows[GRAPHS] += graphs.pool_bytes + graphs.library_bytes
     else:
@@ -41,10 +43,16 @@ def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
     return rows
 
 
-def watch_on(place: Place, planned: Mapping[str, int]) -> Watch | None:
-    """A watch on other programs that take a GPU's memory while the engine runs; None on a CPU."""
+def watch_on(place: Place, planned: Mapping[str, int], cap_bytes: int | None = None) -> Watch | None:
+    """A watch on other programs that take a GPU's memory while the engine runs; None on a CPU.
+
+    `cap_bytes`: what this process never takes more of. It is watched where all that the process holds was
+    counted: with a CUDA context that was there before, the cap is that of this engine alone.
+    """
     if place.device.type == "cpu":
         return None
-    held = sum(planned.values()) - planned[CONTEXT]
+    held = sum(planned.values()) - planned[CONTEXT] - planned.get(LATE, 0)
     told = None if place.gpu is None else Neighbours(place.gpu, os.getpid())
-    return Watch(reader(place.device), Planned(held, planned[GRAPHS]), told)
+    wanted = Planned(held, planned[GRAPHS], cap_bytes if place.context_bytes else None)
+    read = reader(place.device, process_reader(place.device))
+    return Watch(read, wanted, told, hold=partial(hold, place.device))

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from snugvl.backends.measure import CONTEXT, GRAPHS
+from snugvl.backends.measure import CONTEXT, GRAPHS, LATE
 from snugvl.backends.service import Load
 from snugvl.hardware import calibration
 from snugvl.hardware.calibration import ANY_ENGINE, Measurement
@@ -15,10 +15,7 @@ from snugvl.place import Place
 from snugvl.planner.footprint.native import KERNEL_BYTES
 from snugvl.planner.footprint.step_graphs import NOTHING, Recorded
 
-GRAIN_BYTES = 8 << 20  # growth that is worth writing down
-# The driver loads kernels when they first run, some of them after a measurement: 2 MiB on an H200
-# (`benchmarks/results/h200/never_oom_8b.json`), where a plan that fills its share has no room for them.
-LATER_BYTES = 4 << 20
+GRAIN_BYTES = 8 << 20  # growth that is worth writing down, but for the context's: a plan fills its share
 FEW = 4  # recordings whose part of the driver's memory is known well enough
 
 
@@ -28,44 +25,56 @@ def keeper(place: Place, subject: str, recorded: Recorded = NOTHING) -> Callable
     `recorded`: what graphs of steps with prompts take. The driver's part of them, which few engines have, is
     not the context's: another plan would count it twice. It is known for the largest of them, so the context
     is no measurement any more once there are some.
+
+    The driver loads kernels when they first run, and how many of them depends on the model and on what it is
+    asked. So the context that is kept is the largest that any engine had on such a GPU and driver.
     """
     kept: dict[str, int] = {}
 
     def keep(ledger: Ledger, load: Load) -> None:
-        ledger = replace(ledger, rows=tuple(_alone(row, recorded, load.recorded) for row in ledger.rows))
+        ledger = replace(ledger, rows=_rows(ledger, recorded, load.recorded))
         graphs = ledger.row(GRAPHS)
         ran = graphs is not None and bool(graphs.measured_bytes)
         grown = {
             row.name: row.measured_bytes
             for row in ledger.rows
             if row.measured_bytes
-            and row.measured_bytes >= kept.get(row.name, 0) + GRAIN_BYTES
+            and row.measured_bytes >= kept.get(row.name, 0) + (1 if row.name == CONTEXT else GRAIN_BYTES)
             # The driver loads kernels when they first run: before, its part looks too small.
             and (ran or row.name != CONTEXT)
         }
         if grown:
             kept.update(grown)
+            found, context = _measurements(place, subject, ledger, grown)
             with suppress(OSError):  # a cache folder that can't be written costs an estimate, no more
-                calibration.add(calibration.calibration_file(), _measurements(place, subject, ledger, grown))
+                calibration.add(calibration.calibration_file(), found, largest=context)
 
     return keep
 
 
-def _alone(row: LedgerRow, recorded: Recorded, count: int) -> LedgerRow:
-    """The context's row without what the driver has of `count` recordings."""
+def _rows(ledger: Ledger, recorded: Recorded, count: int) -> tuple[LedgerRow, ...]:
+    """With what the driver holds in one row, without what it has of `count` recordings."""
+    late = ledger.row(LATE)
+    return tuple(_alone(row, late, recorded, count) for row in ledger.rows if row.name != LATE)
+
+
+def _alone(row: LedgerRow, late: LedgerRow | None, recorded: Recorded, count: int) -> LedgerRow:
     if row.name != CONTEXT or row.measured_bytes is None:
         return row
     if count > FEW:
         return LedgerRow(CONTEXT)
     planned = None if row.planned_bytes is None else row.planned_bytes - recorded.driver_bytes
-    return LedgerRow(CONTEXT, planned, max(row.measured_bytes - count * recorded.each_bytes, 0))
+    measured = row.measured_bytes + ((late.measured_bytes or 0) if late is not None else 0)
+    return LedgerRow(CONTEXT, planned, max(measured - count * recorded.each_bytes, 0))
 
 
-def _measurements(place: Place, subject: str, ledger: Ledger, grown: dict[str, int]) -> list[Measurement]:
-    """As the planner asks for them; none for a GPU of which NVML says nothing."""
+def _measurements(
+    place: Place, subject: str, ledger: Ledger, grown: dict[str, int]
+) -> tuple[list[Measurement], list[Measurement]]:
+    """As the planner asks for them, and the context; none for a GPU of which NVML says nothing."""
     where = calibration.place_of(place.gpu) if place.gpu is not None else None
     if where is None:
-        return []
+        return [], []
     planned = {row.name: row.planned_bytes or 0 for row in ledger.rows}
     when = datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -80,9 +89,9 @@ def _measurements(place: Place, subject: str, ledger: Ledger, grown: dict[str, i
         measurement("native", where.snugvl, name, subject, planned[name], nbytes)
         for name, nbytes in grown.items()
     ]
-    if CONTEXT in grown:
-        # As `doctor --measure-context` has it: with what torch gives cuBLAS, without our kernels.
-        more = place.planned().cublas_bytes - KERNEL_BYTES + LATER_BYTES
-        plan, whole = max(planned[CONTEXT] + more, 0), max(grown[CONTEXT] + more, 0)
-        found.append(measurement(ANY_ENGINE, "", COMPONENT, "", plan, whole))
-    return found
+    if CONTEXT not in grown:
+        return found, []
+    # As `doctor --measure-context` has it: with what torch gives cuBLAS, without our kernels.
+    more = place.planned().cublas_bytes - KERNEL_BYTES
+    plan, whole = max(planned[CONTEXT] + more, 0), max(grown[CONTEXT] + more, 0)
+    return found, [measurement(ANY_ENGINE, "", COMPONENT, "", plan, whole)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from snugvl.backends import measure
-from snugvl.backends.measure import CONTEXT, GRAPHS, Meter
+from snugvl.backends.measure import CONTEXT, GRAPHS, LATE, Meter
 from snugvl.backends.service import Load
 from snugvl.ledger import Ledger
 
@@ -37,7 +37,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in stands_in.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(measure, "_gpu_handle", lambda _: None)
-    monkeypatch.setattr(Meter, "_gpu_process_bytes", lambda _: 1070 * MIB)
+    monkeypatch.setattr(measure, "process_reader", lambda _: lambda: 1070 * MIB)
 
 
 def test_encoder_outputs_are_part_of_the_workspace_on_a_gpu(card: None) -> None:
@@ -62,3 +62,36 @@ def test_encoder_outputs_are_part_of_the_workspace_on_a_gpu(card: None) -> None:
     assert workspace.used_bytes == 40 * MIB
     assert sum(row.measured_bytes or 0 for row in ledger.rows) == ledger.process_bytes
     assert kept == [(ledger, load)]
+
+
+def test_what_the_driver_holds_beyond_the_plan_are_late_kernels(card: None) -> None:
+    planned = PLANNED | {CONTEXT: 305 * MIB, LATE: 16 * MIB}
+    meter = Meter(torch.device("cuda"), planned, {"text weights": 400 * MIB}, 200 * MIB)
+    ledger = meter.read({"kv_cache": 200 * MIB}, Load())
+    late = ledger.row(LATE)
+    assert late is not None
+    assert (late.planned_bytes, late.measured_bytes) == (16 * MIB, 5 * MIB)
+    assert sum(row.measured_bytes or 0 for row in ledger.rows) == ledger.process_bytes
+
+
+def test_a_reading_that_torch_changed_meanwhile_is_read_again(
+    card: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's thread gave 300 MiB of its cache back between the two counts: no 300 MiB of kernels."""
+    held = iter([1060 * MIB, 760 * MIB])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: next(held, 760 * MIB))
+    process = iter([1370 * MIB])
+    monkeypatch.setattr(measure, "process_reader", lambda _: lambda: next(process, 1070 * MIB))
+    meter = Meter(torch.device("cuda"), PLANNED, {"text weights": 400 * MIB}, 200 * MIB)
+    context = meter.read({"kv_cache": 200 * MIB}, Load()).row(CONTEXT)
+    assert context is not None
+    assert context.measured_bytes == 310 * MIB
+
+
+def test_a_reading_that_never_settles_is_none(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = iter(range(760 * MIB, 1000 * MIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: next(held))
+    meter = Meter(torch.device("cuda"), PLANNED, {"text weights": 400 * MIB}, 200 * MIB)
+    row = meter.read({"kv_cache": 200 * MIB}, Load()).row(CONTEXT)
+    assert row is not None
+    assert row.measured_bytes is None

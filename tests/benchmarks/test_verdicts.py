@@ -43,11 +43,13 @@ def test_a_card_on_which_nothing_serves_is_no_result(script: Any) -> None:
     ("changed", "good"),
     [
         ({}, True),
-        ({"cap_bytes": None}, True),
+        ({"cap_bytes": None, "neighbour_grew_mib": 450}, True),
         ({"wrong": ["500: oops"]}, False),
         ({"restarts": 1}, False),
         ({"process_peak_bytes": 101}, False),
         ({"kv_came_back_s": None}, False),
+        ({"neighbour_grew_mib": 450}, False),
+        ({"requests": 99}, False),
         ({"outcomes": {"refused: 413": 9}}, False),
     ],
 )
@@ -59,6 +61,9 @@ def test_the_soak_passes_only_without_a_failure(script: Any, changed: dict[str, 
         "process_peak_bytes": 99,
         "kv_came_back_s": 10.5,
         "outcomes": {"answered": 1},
+        "neighbour_grew_mib": 500,
+        "asked": 100,
+        "requests": 100,
     }
     assert (not script("never_oom").failures(clean | changed)) is good
 
@@ -158,3 +163,21 @@ def test_the_oracle_says_that_nothing_was_recorded(script: Any) -> None:
     assert said([1, 2], [1, 2]) == ""
     assert "OTHERS" in said([1, 2], [1, 3])
     assert "recurrent" in said([1, 2], None)
+
+
+def test_how_the_driver_grows_is_told_by_requests(script: Any) -> None:
+    trace = script("driver_bytes").DriverTrace()
+    for asked, context, late in ((0, 700, 0), (40, 740, 0), (90, 740, 2), (90, 730, 0), (300, 740, 6)):
+        rows = [{"name": "CUDA context and libraries", "measured_bytes": context * MIB}]
+        trace.add(asked, {"rows": [*rows, {"name": "late kernels", "measured_bytes": late * MIB}]})
+    trace.add(400, {"rows": [{"name": "CUDA context and libraries", "measured_bytes": None}]})
+    assert [trace.at(n) for n in (0, 89, 200, 2000)] == [n * MIB for n in (700, 740, 742, 746)]
+    assert trace.largest_step == 40 * MIB
+
+
+def test_hostile_requests_differ_between_runs_and_come_again_with_a_seed(script: Any) -> None:
+    load = script("hostile").Load
+    one, again, other = (load("http://x", 10, 1.0, seed) for seed in (7, 7, 8))
+    bodies = [[each.body() for _ in range(20)] for each in (one, again, other)]
+    assert bodies[0] == bodies[1] != bodies[2]
+    assert {body["max_tokens"] for body in bodies[0]} <= {1, 8, 32, 64, 400}

@@ -6,10 +6,12 @@ import torch
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.memory import caches
-from snugvl.engine.memory.pressure import LOW_BYTES, DeviceMemory, Planned, Watch
+from snugvl.engine.memory.pressure import KEPT_BYTES, LOW_BYTES, DeviceMemory, Planned, Watch
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import OutOfMemory, RequestTooLarge
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.state_cache import StateCache
+from snugvl.planner.footprint.native import LATE_BYTES
 from tests.engine.test_pipeline import EagerGraphs
 from tests.engine.toy import HybridToy, Toy, oracle, picture, request, tokens
 
@@ -19,7 +21,7 @@ CONFIG = EngineConfig(
     num_blocks=64, block_size=4, max_model_len=64, max_num_seqs=8, max_batched_tokens=16,
     encoder_cache_bytes=1 << 20,
 )  # fmt: skip
-LEAST = 16
+LEAST = 4  # a quarter of one conversation
 
 
 class Card:
@@ -72,14 +74,14 @@ def test_a_neighbour_that_grows_and_leaves(caplog: pytest.LogCaptureFixture) -> 
     card.neighbour = 100 * MIB
     card.pass_time()
     here.look()
-    assert here.stats.num_blocks == 64 - 25, "twice the mark is free again"
-    assert here.memory()["kv_cache"] == 2 * 2 * 39 * 4 * 8 * 8, "the memory is really given back"
+    assert here.stats.num_blocks == 64 - 34, "as much as it took is free for it again, and the mark"
+    assert here.memory()["kv_cache"] == 2 * 2 * 30 * 4 * 8 * 8, "the memory is really given back"
     assert card.told == 1
-    assert "other programs need memory: the KV cache shrinks to 156 tokens" in caplog.text
+    assert "other programs need memory: the KV cache shrinks to 120 tokens" in caplog.text
     card.neighbour = 2000 * MIB
     card.pass_time()
     here.look()
-    assert here.stats.num_blocks == LEAST, "one conversation always fits"
+    assert here.stats.num_blocks == LEAST, "a quarter of a conversation always fits"
     for _ in range(3):
         card.pass_time()
         here.look()
@@ -100,17 +102,34 @@ def test_a_neighbour_that_grows_and_leaves(caplog: pytest.LogCaptureFixture) -> 
 def test_a_flicker_gives_nothing_back() -> None:
     card = Card()
     here = engine_on(card)
-    card.neighbour = 100 * MIB
     here.look()
-    low = here.stats.num_blocks
-    for _ in range(5):  # every nine seconds it takes all again
-        card.neighbour = 0
-        card.pass_time(9)
-        here.look()
-        card.neighbour = 100 * MIB
+    card.neighbour = 100 * MIB
+    card.pass_time()
+    here.look()
+    assert here.stats.num_blocks == 64 - 34
+    for _ in range(9):  # every nine seconds it takes all again
+        for neighbour, seconds in ((0, 9), (100, 1)):
+            card.neighbour = neighbour * MIB
+            card.pass_time(seconds)
+            here.look()
+    assert here.stats.num_blocks == 64 - 34
+    assert card.told == 1
+
+
+def test_a_neighbour_that_breathes_gets_no_less_each_time() -> None:
+    """Only what was free all the time comes back, so that the cache needn't shrink at its next breath."""
+    card = Card()
+    here = engine_on(card)
+    here.look()
+    card.neighbour = 100 * MIB
+    card.pass_time()
+    here.look()
+    for second in range(40):
+        card.neighbour = (100 if second % 4 == 0 else 60) * MIB
         card.pass_time()
         here.look()
-    assert here.stats.num_blocks == low
+    assert here.stats.num_blocks >= 64 - 34 + 17
+    assert card.told == 1
 
 
 def test_it_comes_back_in_part_and_when_a_plan_left_a_little_less() -> None:
@@ -201,9 +220,13 @@ def test_choices_that_fit_no_longer_are_refused_with_numbers() -> None:
     card.neighbour = 3000 * MIB
     card.pass_time()
     here.look()
-    with pytest.raises(RequestTooLarge, match=r"KV cache 64\. What fits: .*n up to 1"):
+    with pytest.raises(
+        OutOfMemory, match=r"other programs have taken .* KV cache 16\. What fits: a prompt of"
+    ):
         here.add(wide)
-    here.add(request("one", *range(20), max_tokens=40))
+    with pytest.raises(RequestTooLarge, match=r"the context holds 64 and the KV cache 256\."):
+        here.add(request("never", *range(40), max_tokens=40))
+    here.add(request("one", *range(8), max_tokens=8))
     assert steps(here, card)[-1].finish == "length"
 
 
@@ -241,7 +264,7 @@ def test_who_waits_in_vain_ends_with_numbers_and_smaller_ones_go_on(monkeypatch:
 
     def tight(cache: KVCache, num_blocks: int) -> None:
         resize(cache, 0)
-        if num_blocks > LEAST // 2:
+        if num_blocks > 8:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 26.00 MiB.")
         resize(cache, num_blocks)
 
@@ -253,14 +276,14 @@ def test_who_waits_in_vain_ends_with_numbers_and_smaller_ones_go_on(monkeypatch:
         here.add(item)
     card.neighbour = 3000 * MIB
     said = steps(here, card, 50)
-    assert here.stats.num_blocks == LEAST // 2
+    assert here.stats.num_blocks == 6, "half of what the largest needs"
     assert not said
     monkeypatch.setattr("snugvl.engine.memory.pressure.PATIENCE_S", 0)
     said += steps(here, card)
     ends = {o.request_id: o for o in said if o.finish}
     assert isinstance(ends["large"].error, OutOfMemory)
     assert str(ends["large"].error) == (
-        "out of memory: other programs have taken the KV cache's memory; 32 tokens of it are left, and this "
+        "out of memory: other programs have taken the KV cache's memory; 24 tokens of it are left, and this "
         "request has 40; try again when they have given memory back"
     )
     assert isinstance(ends["grows"].error, OutOfMemory)
@@ -339,3 +362,104 @@ def test_a_cache_that_could_not_be_made_is_tried_again(monkeypatch: pytest.Monke
     item = request("b", 1, 2, 3)
     here.add(item)
     assert tokens(steps(here, card)) == oracle(Toy(), item, 8)
+
+
+def test_what_was_admitted_ends_first_and_new_ones_must_fit_into_what_will_be_left() -> None:
+    card = Card()
+    here = engine_on(card)
+    long, short = request("long", *range(2, 40), max_tokens=26), request("short", 1, 2, 3, max_tokens=8)
+    for item in (long, short):
+        here.add(item)
+    said = steps(here, card, 3)
+    card.neighbour = 3000 * MIB
+    said += steps(here, card, 2)
+    assert here.stats.num_blocks == 16, "the long one may still come to need a whole conversation"
+    with pytest.raises(OutOfMemory, match="other programs have taken a part"):
+        here.add(request("new", *range(2, 30), max_tokens=26))
+    here.add(request("small", 1, 2, 3, max_tokens=8))
+    said += steps(here, card)
+    card.pass_time()
+    here.look()
+    assert here.stats.num_blocks == LEAST
+    assert tokens([o for o in said if o.request_id == "long"]) == oracle(Toy(), long, 26)
+    assert {o.request_id for o in said if o.finish == "length"} == {"long", "short", "small"}
+
+
+def test_kernels_that_load_late_shrink_the_cache_and_hold_torch_to_less(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held: list[int] = []
+    plan = 64 * BLOCK + 512 * MIB
+    card, driver = Card(), 760 * MIB
+
+    def read() -> DeviceMemory:
+        memory = card.read()
+        return DeviceMemory(memory.free_bytes, memory.held_bytes, memory.held_bytes + driver)
+
+    planned = Planned(plan, cap_bytes=plan + 760 * MIB + LATE_BYTES)
+    here = Engine(Toy(), CONFIG, Watch(read, planned, card.tell, lambda: card.now, held.append))
+    here._room._watch._block_bytes = BLOCK  # type: ignore[union-attr]
+    card.engine = here
+    here.look()
+    assert here.stats.num_blocks == 64
+    driver += LATE_BYTES - KEPT_BYTES + 2 * MIB
+    card.pass_time()
+    here.look()
+    assert here.stats.num_blocks == here.stats.planned_blocks == 61, "10 MiB, in blocks of 4"
+    assert held[-1] == plan - 2 * MIB
+    assert card.told == 0, "that was no neighbour"
+    assert "the driver's kernels take 12 MiB more than planned: the KV cache shrinks to 244" in caplog.text
+
+
+def test_recurrent_states_are_given_up_with_the_cache_and_come_back() -> None:
+    """Of Qwen3.5-4B they are 50 MiB a sequence, its keys and values 32 KiB a token."""
+    card = Card()
+    model = HybridToy()
+    here = engine_on(card, model)
+    states = here._cache.states
+    assert states is not None
+    whole = states.nbytes
+    items = [request(str(i), i + 1, *range(2, 10), max_tokens=6) for i in range(6)]
+    for item in items:
+        here.add(item)
+    said = steps(here, card, 3)
+    card.neighbour = 3000 * MIB
+    said += steps(here, card)
+    card.pass_time()
+    here.look()
+    assert (here.stats.num_blocks, states.seats) == (LEAST, 1)
+    assert states.nbytes == here.memory()["recurrent_state"] == whole * 2 // 9, "and one that is nobody's"
+    for item in items:
+        assert tokens([o for o in said if o.request_id == item.request_id]) == oracle(HybridToy(), item, 6)
+    card.neighbour = 0
+    for _ in range(12):
+        card.pass_time()
+        here.look()
+    assert (here.stats.num_blocks, states.seats) == (64, 8)
+    again = request("again", 1, 2, 3)
+    here.add(again)
+    assert tokens(steps(here, card)) == oracle(HybridToy(), again, 8)
+
+
+def test_not_even_one_state_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snugvl.engine.engine.LOOK_S", 0)
+    card = Card()
+    here = engine_on(card, HybridToy())
+    item = request("a", *range(2, 12), max_tokens=4)
+    here.add(item)
+    said = steps(here, card, 2)
+    resize = StateCache.resize
+
+    def full(states: StateCache, seats: int) -> None:
+        resize(states, 0)
+        if seats:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 50.00 MiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateCache, "resize", full)
+        card.neighbour = 3000 * MIB
+        said += steps(here, card, 20)
+        assert (here.stats.num_blocks, here.stats.waiting) == (0, 1)
+    card.neighbour = 0
+    said += steps(here, card)
+    assert tokens(said) == oracle(HybridToy(), item, 4)

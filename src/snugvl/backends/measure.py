@@ -21,6 +21,8 @@ from snugvl.ledger import Ledger, LedgerRow
 
 GRAPHS = "CUDA graphs"
 CONTEXT = "CUDA context and libraries"
+LATE = "late kernels"  # as the plan calls them: `planner.footprint.native.LATE`
+TRIES = 3
 INTERPRETER = "Python and libraries"
 
 
@@ -49,7 +51,7 @@ class Meter:
         self._keep = keep
         self._pooled = (-1, 0)  # reserved bytes when the graphs' pool was measured, and its bytes
         self._process = psutil.Process()
-        self._gpu = _gpu_handle(device) if device.type == "cuda" else None
+        self._process_bytes = process_reader(device)
         held = sum(weights.values()) + kv_bytes
         self._interpreter = max(self._process.memory_info().rss - held, 0)
 
@@ -70,14 +72,18 @@ class Meter:
     def _on_gpu(self, parts: dict[str, int], used: dict[str, int], load: Load) -> Ledger:
         free, total = torch.cuda.mem_get_info(self._device)
         known = sum(parts.values())
-        reserved = torch.cuda.memory_reserved(self._device)
+        reserved, process = self._settled()
         parts[GRAPHS] = self._graphs(reserved)
         known += parts[GRAPHS]
         used["workspace"] = max(torch.cuda.memory_allocated(self._device) - known, 0)
         parts["workspace"] = max(reserved - known, 0)
-        process = self._gpu_process_bytes()
         if process is not None:
-            parts[CONTEXT] = max(process - reserved, 0)
+            driver = max(process - reserved, 0)
+            # What is beyond the plan came late: kernels and libraries look alike from outside.
+            late = max(driver - self._planned.get(CONTEXT, 0), 0) if LATE in self._planned else 0
+            parts[CONTEXT] = driver - late
+            if LATE in self._planned:
+                parts[LATE] = late
         name = torch.cuda.get_device_name(self._device)
         rows = self._rows(parts, used)
         ledger = Ledger(name, rows, total, free, process or reserved, self._cap_bytes)
@@ -107,20 +113,35 @@ class Meter:
             LedgerRow(name, self._planned.get(name), parts.get(name), used.get(name)) for name in names
         )
 
-    def _gpu_process_bytes(self) -> int | None:
-        """What the driver counts for this process, or None where it doesn't tell (WSL2, some containers)."""
-        if self._gpu is None:
-            return None
-        import pynvml  # type: ignore[import-untyped]
+    def _settled(self) -> tuple[int, int | None]:
+        """What torch holds, and the process at the same time: the engine works in another thread."""
+        reserved, process = torch.cuda.memory_reserved(self._device), self._process_bytes()
+        for _ in range(TRIES):
+            again = torch.cuda.memory_reserved(self._device)
+            if again == reserved:
+                return reserved, process
+            reserved, process = again, self._process_bytes()
+        return reserved, None
 
+
+def process_reader(device: torch.device) -> Callable[[], int | None]:
+    """Reads what the driver counts for this process; None where it doesn't tell (WSL2, some containers)."""
+    handle = _gpu_handle(device) if device.type == "cuda" else None
+    if handle is None:
+        return lambda: None
+    import pynvml  # type: ignore[import-untyped]
+
+    def read() -> int | None:
         try:
-            found = pynvml.nvmlDeviceGetComputeRunningProcesses(self._gpu)
+            found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except pynvml.NVMLError:
             return None
         own = [process for process in found if process.pid == os.getpid()]
         # A container's process ids are not the driver's; a process that is alone on the GPU is still us.
         own = own or (found if len(found) == 1 else [])
         return int(own[0].usedGpuMemory) if own and own[0].usedGpuMemory else None
+
+    return read
 
 
 def _gpu_handle(device: torch.device) -> Any:

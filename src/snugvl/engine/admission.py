@@ -10,6 +10,7 @@ M = new tokens, drawn for n = 2):
 leaves to one choice, and choices that don't fit beside each other take turns.
 """
 
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -18,7 +19,7 @@ from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.config import EngineConfig
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.engine.sequence import Prompt
-from snugvl.errors import RequestError, RequestTooLarge
+from snugvl.errors import OutOfMemory, RequestError, RequestTooLarge
 from snugvl.models.mrope import mrope_positions
 
 
@@ -105,6 +106,25 @@ def resolve_max_tokens(request: EngineRequest, prompt: Prompt, config: EngineCon
     raise RequestTooLarge(
         _refusal(prompt, config, asked, n, fits), field="max_tokens" if fits > 0 else "prompt_ids"
     )
+
+
+def max_tokens_now(request: EngineRequest, prompt: Prompt, config: EngineConfig, blocks: int | None) -> int:
+    """The same while other programs hold memory, and only `blocks` can be had; None: all of them.
+
+    Raises:
+        RequestTooLarge: it exceeds the whole cache.
+        OutOfMemory: it exceeds what is left of it.
+    """
+    if blocks is None or blocks >= config.num_blocks:
+        return resolve_max_tokens(request, prompt, config)
+    try:
+        return resolve_max_tokens(request, prompt, replace(config, num_blocks=blocks))
+    except RequestTooLarge as error:
+        resolve_max_tokens(request, prompt, config)
+        raise OutOfMemory(
+            f"out of memory: other programs have taken a part of the KV cache's memory; {error}, or try "
+            "again when they have given it back"
+        ) from None
 
 
 def _fitting(prompt: int, config: EngineConfig, n: int) -> int:

@@ -19,10 +19,10 @@ from traceback import clear_frames
 import torch
 
 from snugvl.config import EngineConfig
-from snugvl.engine.admission import check_prompt, resolve_max_tokens
+from snugvl.engine.admission import check_prompt, max_tokens_now
 from snugvl.engine.encoder import Encoder
-from snugvl.engine.memory.caches import allocate
-from snugvl.engine.memory.pressure import LOOK_S, Patience, Watch, least_blocks
+from snugvl.engine.memory.caches import allocate, seat_bytes
+from snugvl.engine.memory.pressure import LOOK_S, Patience, Watch
 from snugvl.engine.memory.room import Room
 from snugvl.engine.memory.shortage import no_room, out_of_memory, refusal, release
 from snugvl.engine.pipeline import Flight, choice_of, follow
@@ -60,7 +60,7 @@ class Engine:
         self.record_ahead = self._runner.record_ahead
         self._room = None
         if watch is not None:
-            watch.begin(config, self._cache.nbytes // config.num_blocks)
+            watch.begin(config, self._cache.nbytes // config.num_blocks, seat_bytes(self._cache))
             self._room = Room(watch, config, self._scheduler, self._encoder, self._runner)
         self._flight: Flight | None = None  # a step whose tokens are not read yet
         self._patience = Patience()  # of the oldest request, while other programs hold the memory
@@ -85,7 +85,7 @@ class Engine:
             waiting=len(self._scheduler.waiting),
             free_blocks=pool.num_free,
             num_blocks=pool.num_blocks,
-            planned_blocks=self.config.num_blocks,
+            planned_blocks=self.config.num_blocks if self._room is None else self._room.most,
             preemptions=self._scheduler.preemptions,
             prefix_query_tokens=self._scheduler.prefix_query_tokens,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
@@ -107,14 +107,14 @@ class Engine:
 
         Raises:
             RequestError: the prompt, its images or its id are wrong.
-            RequestTooLarge: it could not finish even alone.
+            RequestTooLarge, OutOfMemory: it could not finish even alone, or not while others hold memory.
             QueueFull: `max_waiting` requests are waiting already.
         """
         if request.request_id in self._requests:
             raise RequestError(f"request {request.request_id!r} is already running", field="request_id")
         prompt = check_prompt(request, self.model.config)
-        blocks = max(self._scheduler.pool.num_blocks, least_blocks(self.config))
-        max_tokens = resolve_max_tokens(request, prompt, replace(self.config, num_blocks=blocks))
+        blocks = None if self._room is None else self._room.limit
+        max_tokens = max_tokens_now(request, prompt, self.config, blocks)
         if self._scheduler.num_new >= self.config.max_waiting:
             raise QueueFull(f"{self.config.max_waiting} requests are waiting already; try again later")
         arrival = next(self._arrivals)

@@ -56,6 +56,8 @@ class Runner:
     @torch.inference_mode()
     def record_ahead(self) -> bool:
         """Record a decode step's graph before a step needs it, between steps; whether others are left."""
+        if self.cache.states is not None and not self.cache.states.seats:
+            return self.has_graphs  # other programs have their memory
         return self.has_graphs and self.graphs.record_next(self._config.max_num_seqs)
 
     def clear(self) -> None:

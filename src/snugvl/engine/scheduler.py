@@ -88,8 +88,8 @@ def _age(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
 
 
-def _all_seats(config: EngineConfig) -> list[int]:
-    return list(reversed(range(config.max_num_seqs)))
+def _all_seats(count: int) -> list[int]:
+    return list(reversed(range(count)))
 
 
 class Scheduler:
@@ -100,7 +100,8 @@ class Scheduler:
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self._seats = _all_seats(config)  # those nobody has; a stack
+        self.seats = config.max_num_seqs  # fewer while other programs have the memory of states
+        self._seats = _all_seats(self.seats)  # those nobody has; a stack
         self.preemptions = 0
         self.prefill_beside_decodes = PREFILL_BESIDE_DECODES
         self.prefix_query_tokens = 0  # of prompts when first admitted
@@ -112,9 +113,15 @@ class Scheduler:
         return sum(not sequence.started for sequence in self.waiting)
 
     @property
+    def needed_blocks(self) -> int:
+        """Blocks that the largest of all sequences may come to need; with them each can finish alone."""
+        every = (*self.running, *self.waiting)
+        return max((self.pool.blocks_for(len(s.prompt) + s.max_tokens) for s in every), default=0)
+
+    @property
     def could_admit(self) -> bool:
         """Whether there are seats and blocks for the head of the queue."""
-        if not self.waiting or len(self.running) >= self.config.max_num_seqs:
+        if not self.waiting or len(self.running) >= self.seats:
             return False
         sequence = self.waiting[0]
         if not self.running:
@@ -122,7 +129,7 @@ class Scheduler:
         # Room for the others to grow, and for its own siblings, or it would be preempted right away.
         seats = sum(other.seats for other in self.running) + sequence.seats
         spare = len(self.running) + len(sequence.siblings)
-        if seats > self.config.max_num_seqs:
+        if seats > self.seats:
             return False
         excess = self.pool.blocks_for(sequence.length) + spare - self.pool.num_free
         return excess <= 0 or excess <= sum(self.pool.owners(b) > 0 for b in self._cached(sequence))
@@ -171,10 +178,11 @@ class Scheduler:
         start = len(self._cached(head)) * self.config.block_size
         return Chunk(head, start, min(head.length, start + most))
 
-    def resize(self, num_blocks: int) -> None:
-        """Have so many blocks, all of them empty; what runs waits, to be computed again."""
+    def resize(self, num_blocks: int, seats: int) -> None:
+        """Have so many blocks and seats, all of them empty; what runs waits, to be computed again."""
         for sequence in self.running[::-1]:
             self._preempt(sequence)
+        self.seats, self._seats = seats, _all_seats(seats)
         self.pool = BlockPool(num_blocks, self.config.block_size)
 
     def retreat(self) -> None:
@@ -192,7 +200,7 @@ class Scheduler:
         siblings, sequence.siblings = sequence.siblings, []
         for sibling in siblings:
             sibling.started = True
-            if len(self.running) < self.config.max_num_seqs:
+            if len(self.running) < self.seats:
                 sibling.table = self.pool.fork(sequence.table)
                 sibling.computed = sequence.computed
                 sibling.keys = list(sequence.keys)
@@ -214,7 +222,7 @@ class Scheduler:
     def reset(self) -> None:
         """Forget the contents of the cache; what was running waits, from its first token on."""
         self.pool = BlockPool(self.pool.num_blocks, self.config.block_size)
-        self._seats = _all_seats(self.config)
+        self._seats = _all_seats(self.seats)
         for sequence in self.running:
             sequence.table, sequence.seat = [], None
             sequence.computed = sequence.recorded = 0
@@ -237,7 +245,7 @@ class Scheduler:
             assert queue == sorted(queue, key=_age), f"the {state.name} queue is not sorted by age"
             assert all(sequence.state is state for sequence in queue), f"a stranger is {state.name}"
         seats = [*self._seats, *map(seat_of, self.running)]
-        assert sorted(seats) == sorted(_all_seats(self.config)), "a seat is lost, or is two sequences'"
+        assert sorted(seats) == sorted(_all_seats(self.seats)), "a seat is lost, or is two sequences'"
         for sequence in self.running:
             held = len(sequence.table) * self.config.block_size
             assert sequence.computed <= held, "computed tokens without a block"

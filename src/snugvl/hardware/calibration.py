@@ -124,8 +124,10 @@ def load(path: Path) -> Calibration:
         return Calibration(note=f"{path} is damaged or of another version; its measurements are ignored.")
 
 
-def add(path: Path, measurements: Sequence[Measurement]) -> None:
+def add(path: Path, measurements: Sequence[Measurement], *, largest: Sequence[Measurement] = ()) -> None:
     """Put `measurements` into `path`, each in place of an older one of the same; at once or not at all.
+
+    Of `largest` only those that exceed an older one are taken: they depend on what ran as well.
 
     Raises:
         OSError: the folder or the file can't be written.
@@ -133,6 +135,9 @@ def add(path: Path, measurements: Sequence[Measurement]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         kept = {each.key: each for each in (*load(path).measurements, *measurements)}
+        for each in largest:
+            if each.key not in kept or each.measured_bytes > kept[each.key].measured_bytes:
+                kept[each.key] = each
         text = json.dumps(
             {"schema": SCHEMA, "measurements": [asdict(each) for each in kept.values()]}, indent=1
         )

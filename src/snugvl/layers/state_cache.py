@@ -36,6 +36,17 @@ class StateCache:
         self.recurrent = torch.zeros(num_layers, seats + 1, *heads, dtype=wide, device=device)
         self.inputs = torch.zeros(num_layers, seats + 1, *inputs, dtype=dtype, device=device)
 
+    def resize(self, seats: int) -> None:
+        """Have so many seats, all empty; none takes no memory. The old ones go first."""
+        rows, self.seats = (seats + 1 if seats else 0), 0
+        for name in ("recurrent", "inputs"):
+            before: torch.Tensor = getattr(self, name)
+            setattr(self, name, before.new_zeros(before.shape[0], 0, *before.shape[2:]))
+        for name in ("recurrent", "inputs"):
+            before = getattr(self, name)
+            setattr(self, name, before.new_zeros(before.shape[0], rows, *before.shape[2:]))
+        self.seats = seats
+
     @property
     def nbytes(self) -> int:
         """Bytes of all states."""

@@ -26,20 +26,42 @@ def allocate(model: Network, config: EngineConfig) -> KVCache:
     )
 
 
-def refit(cache: KVCache, sizes: Iterable[int]) -> None:
+def refit(cache: KVCache, sizes: Iterable[int], seats: int) -> None:
     """Give a cache the first number of blocks that there is memory for, or none; all of them empty.
+
+    States of so many `seats` come before them, or of one, or of none where not even that is to be had.
 
     What it had goes back to the driver before, so nothing may hold views of it, a CUDA graph neither.
     """
     device = cache.storage.device
     cache.resize(0)
+    if cache.states is not None and seats != cache.states.seats:
+        cache.states.resize(0)
     release(device)
+    if cache.states is not None and not cache.states.seats and not _seated(cache.states, seats):
+        return
     for size in sizes:
         try:
             cache.resize(size)
         except torch.OutOfMemoryError:
             continue
         return
+
+
+def seat_bytes(cache: KVCache) -> int:
+    """Of one sequence's recurrent state."""
+    return 0 if cache.states is None else cache.states.nbytes // (cache.states.seats + 1)
+
+
+def _seated(states: StateCache, seats: int) -> bool:
+    """Whether there is memory for some of the seats."""
+    for count in (seats, 1):
+        try:
+            states.resize(count)
+        except torch.OutOfMemoryError:
+            continue
+        return True
+    return False
 
 
 def _states(model: Network, seats: int) -> StateCache | None:

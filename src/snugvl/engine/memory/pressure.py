@@ -2,17 +2,29 @@
 
     free    ├─ still to come ─┤├─ slack ────────┤        what a plan leaves: a margin of slack
             ├─ still to come ─┤├ slack ┤│ game ……        below LOW_BYTES the KV cache gets smaller, until
-            ├─ still to come ─┤├─ 2 × LOW ─┤             there is twice that again
+            ├─ still to come ─┤├─ 2 × LOW ─┤             there is twice that again, or more for who takes more
             ├─ still to come ─┤├─ 2 × LOW ─── … ─┤       with room for PATIENCE_S: it grows back
 
 *Still to come* is what the plan has and torch does not hold yet: workspace that no request has needed, graphs
-that are captured on their first use. The cache is what can be given: whatever it held is computed again, but
-it never gets too small for one conversation of the whole context, so everything that was admitted can finish.
+that are captured on their first use. The cache is what can be given: whatever it held is computed again.
+
+    blocks  ├─ least ─┤├─ what admitted requests need ─┤├─ given at once ─┤
+                       └─ given as they end: what comes new must fit into `target`, or is refused
+
+So everything that was admitted can finish, and a hungry neighbour is fed as fast as answers end.
+
+Our own process can be the neighbour, too: the driver takes memory when kernels load late, of which torch's
+cap knows nothing. A plan leaves LATE_BYTES for that. When less than KEPT_BYTES of them are left, torch's cap
+comes down and the cache gives what is missing, so that there is always room for the kernels of the next step:
+
+    cap     ├─ driver ──────┤├─ torch ────────────────────┤├─ kept ─┤
+            ├─ driver, late kernels ─┤├─ torch, less ─────┤├─ kept ─┤
 
 Only numbers live here, so that a test can stand in for a neighbour; `engine.py` acts on them.
 """
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,17 +34,25 @@ from snugvl.config import EngineConfig
 
 LOW_BYTES = 64 << 20  # half of the least margin that a plan leaves
 BACK_BYTES = LOW_BYTES * 3 // 2  # left when the cache grows: a plan may leave less than its margin
+KEPT_BYTES = 8 << 20  # half of what a plan leaves for late kernels (`footprint.native.LATE_BYTES`)
 STEPS = 4  # in which the cache gives its all: each of them stops what runs for a moment
+LEAST_PARTS = 4  # of one whole conversation: what the cache keeps whoever needs memory
 LOOK_S = 0.1  # between two looks
+AGAIN_S = 2.0  # who took memory so lately may be growing
+MOST_AGAIN_BYTES = 4 * LOW_BYTES  # that are free for who just took as much
 PATIENCE_S = 10.0  # that room must last before the cache takes it back
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What nobody holds on the device, and what torch holds in this process, unused pieces included."""
+    """What nobody holds on the device, and what torch holds in this process, unused pieces included.
+
+    `process_bytes`: all that this process holds, as the driver counts it; None where it doesn't tell.
+    """
 
     free_bytes: int
     held_bytes: int
+    process_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +62,25 @@ class Planned:
     Attributes:
         total_bytes: of everything: weights, KV cache, encoder outputs, workspace, graphs.
         graph_bytes: of the CUDA graphs among it, which come one by one.
+        cap_bytes: what the whole process never takes more of, or None without a cap.
     """
 
     total_bytes: int
     graph_bytes: int = 0
+    cap_bytes: int | None = None
 
 
 Read = Callable[[], DeviceMemory]
 Told = Callable[[], None]
+Hold = Callable[[int], None]
 
 
-def reader(device: torch.device) -> Read:
+def reader(device: torch.device, process_bytes: Callable[[], int | None] = lambda: None) -> Read:
     """Reads a GPU's memory, which takes some microseconds and waits for nothing."""
 
     def read() -> DeviceMemory:
-        return DeviceMemory(torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device))
+        free = torch.cuda.mem_get_info(device)[0]
+        return DeviceMemory(free, torch.cuda.memory_reserved(device), process_bytes())
 
     return read
 
@@ -66,8 +90,12 @@ class Watch:
 
     Attributes:
         full: blocks of the plan.
-        least: blocks of one conversation of the whole context.
+        most: that there will ever be: those of the plan, less what late kernels took.
+        least: that it keeps, whoever needs memory.
+        seats: sequences that may run at once: in models with recurrent states, which are given up as well.
+        target: that it should have, if requests that were admitted before didn't need more.
         given_bytes: what else of the plan is not to come, because it was given up for other programs.
+        late_bytes: what late kernels took of the cache.
     """
 
     def __init__(
@@ -76,49 +104,157 @@ class Watch:
         planned: Planned,
         told: Told | None = None,
         clock: Callable[[], float] = time.monotonic,
+        hold: Hold | None = None,
     ) -> None:
-        """`told` is called, in the engine's thread, when a neighbour has made the cache smaller."""
+        """`told` is called, in the engine's thread, when a neighbour has made the cache smaller.
+
+        `hold` is told what torch may hold at most from now on; it makes less of it, never more.
+        """
         self._told = told
+        self._hold = hold
         self._read = read
         self._planned = planned
         self._clock = clock
         self._looked = float("-inf")
+        self._slack_then = 0  # at the look before
+        self._taken, self._taken_at = 0, float("-inf")
         self._roomy_since: float | None = None
+        self._back = 0  # blocks that there has been room for since then
         self._spare_since: float | None = None
-        self.given_bytes = 0
-        self.full = self.least = self._block_bytes = 0
+        self._allowed: int | None = None  # for torch
+        self.given_bytes = self.late_bytes = 0
+        self.full = self.most = self.least = self.target = self._block_bytes = self._seat_bytes = 0
+        self.seats = self._all_seats = 0
 
-    def begin(self, config: EngineConfig, block_bytes: int) -> None:
-        """The cache that it is about."""
-        self.full, self._block_bytes = config.num_blocks, block_bytes
+    def begin(self, config: EngineConfig, block_bytes: int, seat_bytes: int = 0) -> None:
+        """The cache that it is about. `seat_bytes`: of one sequence's recurrent state."""
+        self.full = self.most = self.target = config.num_blocks
+        self.seats = self._all_seats = config.max_num_seqs
+        self._block_bytes, self._seat_bytes = block_bytes, seat_bytes
         self.least = least_blocks(config)
 
-    def look(self, blocks: int, *, at_once: bool = False) -> int | None:
-        """How many blocks there should be where there are `blocks`; None: it isn't time to look yet."""
+    def look(self, blocks: int, needed: int = 0, *, at_once: bool = False) -> int | None:
+        """How many blocks there should be where there are `blocks`; None: it isn't time to look yet.
+
+        `needed`: blocks of the largest request that was admitted. `seats` may change with them.
+        """
         now = self._clock()
         if now - self._looked < LOOK_S and not at_once:
             return None
         self._looked = now
-        slack = self._slack(blocks)
-        if blocks < self.least:  # it couldn't even have that
-            return self.least if slack >= (self.least - blocks) * self._block_bytes else blocks
-        step = max((self.full - self.least) // STEPS, 1)
-        if slack < LOW_BYTES:
-            self._roomy_since = None
-            short = -(-(2 * LOW_BYTES - slack) // self._block_bytes)
-            return max(self.least, blocks - max(short, step))
-        given = self.full - blocks
-        back = min((slack - BACK_BYTES) // self._block_bytes, given)
-        if back < min(max(step // 2, 1), given) or not given:
+        memory = self._read()
+        slack = self._slack(memory, blocks)
+        taken = self._taken_lately(now, slack)
+        kept = max(self.least, min(needed, self.full))
+        if blocks < kept:  # it couldn't even have that
+            self.target = max(blocks, self.least)
+            self.seats = max(self.seats, 1)
+            return kept if slack >= (kept - blocks) * self._block_bytes else blocks
+        short = self._late(memory, blocks, kept)
+        if slack < max(LOW_BYTES, min(taken, MOST_AGAIN_BYTES)):
+            short = max(short, self._short(slack, taken))
+        if short:
+            return self._shrink(blocks, short, needed)
+        self.target = blocks
+        return self._grow(now, blocks, slack)
+
+    def _taken_lately(self, now: float, slack: int) -> int:
+        """The most that a neighbour took between two looks: it may want as much again."""
+        fallen, self._slack_then = self._slack_then - slack, slack
+        if now - self._taken_at >= AGAIN_S:
+            self._taken = 0
+        if fallen > self._taken:
+            self._taken, self._taken_at = fallen, now
+        return self._taken
+
+    def _short(self, slack: int, taken: int) -> int:
+        """Bytes to give to a neighbour: a step, or more for one that takes more at a time."""
+        return max(max(2 * LOW_BYTES, taken + LOW_BYTES) - slack, self._step_bytes)
+
+    def _late(self, memory: DeviceMemory, blocks: int, kept: int) -> int:
+        """Bytes to give because the driver holds more in this process than was planned."""
+        cap, process = self._planned.cap_bytes, memory.process_bytes
+        if cap is None or process is None:
+            return 0
+        allowed = cap - KEPT_BYTES - (process - memory.held_bytes)
+        if self._allowed is None or allowed < self._allowed:
+            self._allowed = allowed
+            if self._hold is not None:
+                self._hold(allowed)
+        over = memory.held_bytes + max(self._to_come(blocks, memory.held_bytes), 0) - allowed
+        if over <= 0:
+            return 0
+        short = over + KEPT_BYTES  # so that it needn't be again so soon
+        most = max(self._less(blocks, short), kept)
+        self.late_bytes += max(self.most - most, 0) * self._block_bytes
+        self.most = min(self.most, most)
+        return short
+
+    def _shrink(self, blocks: int, short: int, needed: int) -> int:
+        self._roomy_since = None
+        self.target = self._less(blocks, short)
+        possible = max(self.target, min(needed, blocks))
+        seats = min(self.seats, self._seats_of(self.target))
+        freed = self._bytes(blocks, self.seats) - self._bytes(possible, seats)
+        if possible > self.target and freed < min(self._step_bytes, short):
+            return blocks  # nearly all of it is needed: not worth a stop until those requests have ended
+        if freed:
+            self._slack_then += freed
+            self.seats = seats
+        return possible
+
+    def _grow(self, now: float, blocks: int, slack: int) -> int:
+        given = self._more_bytes(blocks, max(self.most, blocks))
+        back = min(slack - BACK_BYTES, given)
+        if back < min(self._step_bytes // 2, given) or not given:
             self._roomy_since = None
             return blocks
-        self._roomy_since = now if self._roomy_since is None else self._roomy_since
-        return blocks + back if now - self._roomy_since >= PATIENCE_S else blocks
+        if self._roomy_since is None or back >= self._back + self._step_bytes:  # much more since now
+            self._roomy_since, self._back = now, back
+        self._back = min(self._back, back)  # what was there all the time: a flicker gives nothing back
+        if now - self._roomy_since < PATIENCE_S:
+            return blocks
+        self._roomy_since = None
+        every = range(blocks, max(self.most, blocks) + 1)
+        more = bisect_right(every, self._back, key=lambda count: self._more_bytes(blocks, count))
+        self.target = every[max(more - 1, 0)]
+        if more:
+            self._slack_then -= self._more_bytes(blocks, self.target)
+            self.seats = max(self.seats, self._seats_of(self.target))
+        return self.target
+
+    @property
+    def _step_bytes(self) -> int:
+        whole = self._bytes(self.full, self._all_seats)
+        return max((whole - self._bytes(self.least, self._seats_of(self.least))) // STEPS, self._block_bytes)
+
+    def _bytes(self, blocks: int, seats: int) -> int:
+        return blocks * self._block_bytes + seats * self._seat_bytes
+
+    def _seats_of(self, blocks: int) -> int:
+        """Sequences that may run at once beside a cache of so many blocks: where their states take memory,
+        fewer with fewer."""
+        if not self._seat_bytes:
+            return self._all_seats
+        return max(-(-self._all_seats * blocks // max(self.full, 1)), 1)
+
+    def _more_bytes(self, blocks: int, count: int) -> int:
+        """What `count` blocks take beyond `blocks`, with the seats of both."""
+        return self._bytes(count, max(self.seats, self._seats_of(count))) - self._bytes(blocks, self.seats)
+
+    def _less(self, blocks: int, short: int) -> int:
+        """The most blocks that leave so many bytes free, or as few as there may be."""
+        whole = self._bytes(blocks, self.seats)
+        every = range(min(self.least, blocks), blocks + 1)
+        fewer = bisect_right(
+            every, whole - short, key=lambda n: self._bytes(n, min(self.seats, self._seats_of(n)))
+        )
+        return every[max(fewer - 1, 0)]
 
     def roomy(self) -> bool:
         """Whether there has been room for what was given up beside a whole cache, at looks since a while."""
         now = self._clock()
-        if self._slack(self.full) < self.given_bytes + BACK_BYTES:
+        if self._slack(self._read(), self.most) < self.given_bytes + BACK_BYTES:
             self._spare_since = None
             return False
         self._spare_since = now if self._spare_since is None else self._spare_since
@@ -137,23 +273,22 @@ class Watch:
         graphs = max(self._planned.graph_bytes - self.given_bytes, 0)
         return max(self._to_come(blocks, self._read().held_bytes) - graphs, 0)
 
-    def _slack(self, blocks: int) -> int:
-        memory = self._read()
+    def _slack(self, memory: DeviceMemory, blocks: int) -> int:
         return memory.free_bytes - max(self._to_come(blocks, memory.held_bytes), 0)
 
     def _to_come(self, blocks: int, held_bytes: int) -> int:
-        given = (self.full - blocks) * self._block_bytes
+        given = self._bytes(self.full, self._all_seats) - self._bytes(blocks, self.seats)
         return self._planned.total_bytes - self.given_bytes - given - held_bytes
 
 
-def sizes(blocks: int, least: int) -> list[int]:
+def sizes(blocks: int) -> list[int]:
     """Blocks to have: the first number there is memory for. Somebody may take it while we let go of ours."""
-    return [blocks, *(least * quarters // 4 for quarters in (4, 3, 2, 1))]
+    return [blocks, *(blocks * quarters // 4 for quarters in (3, 2, 1))]
 
 
 def least_blocks(config: EngineConfig) -> int:
-    """Blocks of one conversation of the whole context, or of the plan where that has fewer."""
-    return min(config.num_blocks, -(-config.max_model_len // config.block_size))
+    """A quarter of one conversation of the whole context, or the plan where that has less."""
+    return min(config.num_blocks, -(-config.max_model_len // (LEAST_PARTS * config.block_size)))
 
 
 class Patience:

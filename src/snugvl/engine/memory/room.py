@@ -33,6 +33,17 @@ class Room:
         self._scheduler = scheduler
         self._encoder = encoder
         self._runner = runner
+        self._late_bytes = 0  # that were told
+
+    @property
+    def limit(self) -> int:
+        """Blocks that a new request may need: it must not keep those that are to be given back."""
+        return max(min(self._scheduler.pool.num_blocks, self._watch.target), self._watch.least)
+
+    @property
+    def most(self) -> int:
+        """Blocks of the cache where no other program needs memory."""
+        return self._watch.most
 
     def wanted(self, *, at_once: bool) -> int | None:
         """How many blocks the KV cache should have, where that is another number than now.
@@ -42,32 +53,44 @@ class Room:
         now, recordings = self._scheduler.pool.num_blocks, self._runner.recordings
         if recordings is not None:
             self._watch.given_bytes = 0 if recordings.on else self._config.step_graph_bytes
-        blocks = self._watch.look(now, at_once=at_once)
-        if blocks is None or recordings is None:
-            return None if blocks == now else blocks
-        if blocks < now and recordings.on:
+        blocks = self._watch.look(now, self._scheduler.needed_blocks, at_once=at_once)
+        if blocks is None:
+            return None
+        if recordings is None:
+            return None if blocks == now and self._seats == self._scheduler.seats else blocks
+        if self._watch.target < now and recordings.on:
             logger.warning("other programs need memory: steps with prompts go without CUDA graphs")
             self._runner.do_without()
             self.claim()
             return None
-        if blocks == now == self._config.num_blocks and not recordings.on and self._watch.roomy():
+        if blocks == now == self._watch.most and not recordings.on and self._watch.roomy():
             recordings.start()
-        return None if blocks == now else blocks
+        return None if blocks == now and self._seats == self._scheduler.seats else blocks
+
+    @property
+    def _seats(self) -> int:
+        return self._config.max_num_seqs if self._runner.cache.states is None else self._watch.seats
 
     def refit(self, blocks: int) -> None:
         """Have so many blocks, or the most that there is memory for. No step may be running."""
         cache, before = self._runner.cache, self._scheduler.pool.num_blocks
-        self._scheduler.resize(0)
-        self._encoder.cache_bytes = (
-            0 if blocks < self._config.num_blocks else self._config.encoder_cache_bytes
-        )
+        self._scheduler.resize(0, self._scheduler.seats)
+        self._encoder.cache_bytes = 0 if blocks < self._watch.most else self._config.encoder_cache_bytes
         self._encoder.clear()
         self._runner.clear()
-        refit(cache, sizes(blocks, self._watch.least))
-        self._scheduler.resize(cache.num_blocks)
+        refit(cache, sizes(blocks), self._seats)
+        seats = self._config.max_num_seqs if cache.states is None else cache.states.seats
+        self._watch.seats = seats
+        self._scheduler.resize(cache.num_blocks, seats)
         self.claim()
         tokens = cache.num_blocks * cache.block_size
-        if blocks < before:
+        if self._watch.late_bytes > self._late_bytes:
+            self._late_bytes = self._watch.late_bytes
+            logger.warning(
+                "the driver's kernels take %d MiB more than planned: the KV cache shrinks to %d tokens",
+                *(self._late_bytes >> 20, tokens),
+            )
+        elif blocks <= before:
             logger.warning("other programs need memory: the KV cache shrinks to %d tokens", tokens)
             self._watch.tell()
         else:
