@@ -314,6 +314,7 @@ def _capabilities(
         parameters=parameters,
         tools=processor.template.shows_tools,
         tool_form=processor.template.tool_form,
+        most_characters=processor.tokenizer.most_characters(allocation.engine.max_model_len),
     )
 
 

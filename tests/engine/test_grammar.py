@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import GrammarState, fill_allowed
 from snugvl.engine.sampling.sampler import Choice, sample
-from snugvl.errors import EngineError
+from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
 from tests.engine.toy import VOCAB, Toy, engine, picture, prompt_of, run, tokens
 from tests.masks import mask_of
@@ -161,7 +161,7 @@ def test_a_grammar_that_gives_up_ends_its_own_request_only() -> None:
     here = engine(MODEL)
     outputs = run(here, request("bad", 0, Rule(turns, breaks_after=3)), request("good", 0, Rule(turns)))
     assert outputs["bad"][-1].finish == "error"
-    assert isinstance(outputs["bad"][-1].error, EngineError)
+    assert isinstance(outputs["bad"][-1].error, RequestError), "the grammar is to blame, not the engine"
     assert "grammar can't go on after 8 tokens of this request: too complex" in str(outputs["bad"][-1].error)
     assert len(tokens(outputs["bad"])) == 3
     assert outputs["good"][-1].finish == "stop"

@@ -56,13 +56,14 @@ def test_seats_and_blocks_limit_admission() -> None:
     assert (here.stats.running, here.stats.waiting) == (2, 2)
 
 
-def test_a_request_with_choices_gets_seats_for_all_of_them() -> None:
+def test_a_request_with_choices_begins_with_the_seats_that_there_are() -> None:
     here = engine(MODEL, max_num_seqs=4)
     here.add(request("a", 1, 2))
     here.add(request("b", 1, 2, n=4))
     here.add(request("c", 1, 2))
     here.step()
-    assert here.stats.running == 1, "b would not find its seats, and c doesn't overtake"
+    assert here.stats.running == 4, "a, and those of b that find seats"
+    assert [s.request.request_id for s in here._scheduler.waiting] == ["b", "c"], "c doesn't overtake"
     run(here)
 
 

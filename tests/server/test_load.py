@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from snugvl.inputs.trials import PROCESSES
+
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 
 pytestmark = pytest.mark.slow
@@ -26,7 +28,8 @@ def test_two_hundred_clients_at_once(tmp_path: Path) -> None:
     assert figures["wrong"] == []
     assert figures["512_at_once"].keys() == {"200", "429"}
     held = figures["held"]
-    assert held["after"]["engine"]["files"] <= held["before"]["engine"]["files"]
+    pipes = 2 * PROCESSES  # of those that try grammars, which start with the first of them
+    assert held["after"]["engine"]["files"] <= held["before"]["engine"]["files"] + pipes
     by_kind = {row["kind"]: row["statuses"] for row in figures["kinds"]}
     assert len(by_kind) > 30
     assert by_kind["chat, image, stream"].keys() == {"200"}

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from snugvl.backends.protocol import Request
+from snugvl.backends.protocol import Request, characters
 from snugvl.errors import DeadlineExceeded
-from snugvl.inputs.chat import characters
 
 LIGHT: Final = 4  # threads; preparing is mostly Pillow and numpy, which leave Python's lock
 HEAVY: Final = 2

@@ -4,7 +4,7 @@
 iterator or as an async one. Reading is optional: a stream that is closed, or dropped, aborts its request.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self
 
@@ -241,6 +241,8 @@ class Capabilities:
         device: where, as people know it ("NVIDIA GeForce RTX 5060", "CPU").
         dtype: activations and cache, such as "bfloat16".
         weights: as they are in memory, such as "int4, int8 head".
+        most_characters: that a prompt of the whole context can have, white space included; 0 where the engine
+            doesn't tell.
         kv_cache: format of keys and values, such as "fp8"; empty where the engine doesn't tell.
         architecture: of the network, as the checkpoint names it; empty where the engine doesn't tell.
         parameters: number of weights; 0 where the engine doesn't tell.
@@ -265,6 +267,7 @@ class Capabilities:
     tool_form: ToolForm = ToolForm()
     language_only: bool = False
     kv_cache: str = ""
+    most_characters: int = 0
 
 
 class Backend(Protocol):
@@ -323,3 +326,28 @@ def _part(value: Part | str | Image) -> Part:
 def messages_of(values: Message | Sequence[Message]) -> tuple[Message, ...]:
     """One message or several, as a tuple."""
     return (values,) if isinstance(values, Message) else tuple(values)
+
+
+def characters(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
+    """Characters of all that a conversation brings to its prompt, counted without looking at them."""
+    count = 0
+    for message in messages:
+        count += sum(len(part.text) for part in message.content if isinstance(part, Text))
+        count += sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)
+        count += len(message.tool_call_id or "")
+    return count + sum(len(tool.name) + len(tool.description) + _size(tool.parameters) for tool in tools)
+
+
+def _size(value: Any) -> int:
+    """Characters of all strings in a value of JSON."""
+    count, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            count += len(item)
+        elif isinstance(item, Mapping):
+            stack += item.keys()
+            stack += item.values()
+        elif isinstance(item, list | tuple):
+            stack += item
+    return count

@@ -126,11 +126,10 @@ class Scheduler:
         sequence = self.waiting[0]
         if not self.running:
             return self.pool.blocks_for(sequence.length) <= self.pool.num_blocks
-        # Room for the others to grow, and for its own siblings, or it would be preempted right away.
-        seats = sum(other.seats for other in self.running) + sequence.seats
-        spare = len(self.running) + len(sequence.siblings)
-        if seats > self.seats:
-            return False
+        # Room for the others to grow, and for those of its siblings that will run, or it would be preempted
+        # right away. One seat will do: were it to wait for all, whoever is behind it would wait, too.
+        taken = sum(other.seats for other in self.running)
+        spare = len(self.running) + max(min(len(sequence.siblings), self.seats - taken - 1), 0)
         excess = self.pool.blocks_for(sequence.length) + spare - self.pool.num_free
         return excess <= 0 or excess <= sum(self.pool.owners(b) > 0 for b in self._cached(sequence))
 

@@ -21,8 +21,8 @@ import torch
 
 from snugvl.engine.memory.blocks import Key
 from snugvl.engine.request import EngineRequest, FinishReason, VisionItem
-from snugvl.engine.sampling.grammar import Mask
-from snugvl.errors import EngineError
+from snugvl.engine.sampling.grammar import Mask, gave_up
+from snugvl.errors import EngineError, SnugvlError
 
 
 class State(Enum):
@@ -195,9 +195,9 @@ def random_stream(seed: int | None, choice: int) -> random.Random:
     return random.Random(None if seed is None else f"{seed}/{choice}")
 
 
-def no_token(sequence: Sequence) -> EngineError:
+def no_token(sequence: Sequence) -> SnugvlError:
     """Why nothing could be sampled."""
     where = f"after {sequence.length} tokens of this request"
     if sequence.grammar is not None and sequence.grammar.error is not None:
-        return EngineError(f"the grammar can't go on {where}: {sequence.grammar.error}")
+        return gave_up(sequence.grammar, where)
     return EngineError(f"the model's logits are not finite {where}")

@@ -126,16 +126,6 @@ class ChatTemplate:
                 )
 
 
-def characters(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
-    """Characters of all that a conversation brings to its prompt, counted without looking at them."""
-    count = 0
-    for message in messages:
-        count += sum(len(part.text) for part in message.content if isinstance(part, Text))
-        count += sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)
-        count += len(message.tool_call_id or "")
-    return count + sum(len(tool.name) + len(tool.description) for tool in tools)
-
-
 def texts(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> Iterator[tuple[str, str]]:
     """Every text that a user brings to the prompt, and its field: none may become a control token.
 

@@ -37,7 +37,10 @@ def grammar_text(grammar: Grammar, field: str) -> str:
     _check_length(kind, source, field)
     if kind == "json_schema":
         check_schema(source, field)
-        return LLMatcher.grammar_from_json_schema(source, overrides=JSON_OPTIONS)
+        try:
+            return LLMatcher.grammar_from_json_schema(source, overrides=JSON_OPTIONS)
+        except ValueError as error:  # a number that is too large for it
+            raise refused(str(error), kind, field) from None
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     _check_lark(source, field)

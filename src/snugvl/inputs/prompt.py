@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snugvl.backends.protocol import GoOn, Message, Picture, Text, Tool, Video, going_on
+from snugvl.backends.protocol import GoOn, Message, Picture, Text, Tool, Video, characters, going_on
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.engine.request import VisionItem
 from snugvl.errors import RequestError, RequestTooLarge
-from snugvl.inputs.chat import ChatTemplate, characters, refuse_answer_marks, texts, tool_json
+from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, texts, tool_json
 from snugvl.inputs.pictures import PictureInputs
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer

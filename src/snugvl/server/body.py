@@ -8,19 +8,22 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
 from snugvl.server.validation import InvalidRequest
 
+if TYPE_CHECKING:
+    import numpy as np
+
 MAX_DEPTH = 100  # of arrays and objects in each other; JSON schemas of real tools need about 20
 MAX_VALUES = 300_000  # in all; a prompt of token ids that fills the longest context has 262,144
 
 
+MAX_DIGITS: Final = 400  # of a whole number; the largest float has 309
 LARGE_BYTES: Final = 1 << 16  # what is smaller is read where it is
 _PIECE_BYTES: Final = 1 << 20  # counted at a time
 _PARSED: Final = "snugvl.json"  # where the value of a body is, in the scope of its request
@@ -45,7 +48,8 @@ class JsonRoute(APIRoute):
 
 class _Parsed(Request):
     async def json(self) -> Any:
-        return self.scope[_PARSED] if _PARSED in self.scope else await super().json()
+        # A body that wasn't called JSON, where a route reads it all the same.
+        return self.scope[_PARSED] if _PARSED in self.scope else parse_json(await self.body())
 
 
 class JsonReader:
@@ -71,6 +75,8 @@ def count_values(data: bytes) -> int:
 
     Commas within strings don't count. Takes a second for 100 MB, without Python's lock for most of it.
     """
+    import numpy as np  # which nothing else in this process needs
+
     count, inside, escaped = 1, 0, False  # inside: whether a string is open; escaped: a backslash is
     for start in range(0, len(data), _PIECE_BYTES):
         piece = np.frombuffer(data, np.uint8, min(_PIECE_BYTES, len(data) - start), start)
@@ -84,8 +90,10 @@ def count_values(data: bytes) -> int:
     return count
 
 
-def _quotes(piece: np.ndarray[Any, Any], escaped: bool) -> tuple[np.ndarray[Any, Any], bool]:
+def _quotes(piece: "np.ndarray[Any, Any]", escaped: bool) -> "tuple[np.ndarray[Any, Any], bool]":
     """Quotes that nothing escapes, by byte, and whether the first byte of the next piece is escaped."""
+    import numpy as np
+
     quotes = piece == _QUOTE
     slashes = np.flatnonzero(piece == _BACKSLASH)
     if escaped:
@@ -117,17 +125,25 @@ def parse_json(data: bytes) -> object:
         raise _wrong(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     try:
         value = json.loads(
-            text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=_whole,
+            object_pairs_hook=_unique,
         )
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise _wrong(f"the body is not valid JSON: {error.msg} at {where}") from None
     except RecursionError:
         raise _too_deep() from None
-    except ValueError:  # an integer of more digits than Python converts
-        raise _wrong("the body holds a number of more than 4,300 digits") from None
     _check(value)
     return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:  # their time grows with the square of their length
+        raise _wrong(f"the body holds a number of more than {MAX_DIGITS} digits")
+    return int(digits)
 
 
 def _refuse_constant(name: str) -> None:

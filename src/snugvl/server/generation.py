@@ -7,8 +7,19 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from snugvl.backends.protocol import Delta, Logprob, Request, Stream, Text, Usage
-from snugvl.errors import EngineError
+from snugvl.backends.protocol import (
+    Delta,
+    Logprob,
+    Message,
+    Request,
+    Stream,
+    Text,
+    ToolUse,
+    Usage,
+    characters,
+)
+from snugvl.backends.service import Tokens
+from snugvl.errors import EngineError, RequestTooLarge
 from snugvl.server.context import Context
 from snugvl.server.record import current
 
@@ -67,6 +78,38 @@ class Generation:
             current().add(delta.usage)
 
 
+async def tokens_of(
+    context: Context, prompt: str | tuple[Message, ...], tools: ToolUse | None = None
+) -> Tokens:
+    """A prompt as the model reads it, without an answer.
+
+    Raises:
+        SnugvlError: refused.
+    """
+    _check_length(context, prompt, tools)
+    return await context.service.tokenize(prompt, tools)
+
+
+def _check_length(
+    context: Context, prompt: str | tuple[int, ...] | tuple[Message, ...], tools: ToolUse | None
+) -> None:
+    """Refuse more characters than the context can hold, before they go to the engine.
+
+    Raises:
+        RequestTooLarge: with the numbers.
+    """
+    known = context.service.capabilities
+    messages = [] if isinstance(prompt, str) else [each for each in prompt if isinstance(each, Message)]
+    count = len(prompt) if isinstance(prompt, str) else 0
+    count += characters(messages, () if tools is None else tools.tools)
+    if known is not None and 0 < known.most_characters < count:
+        raise RequestTooLarge(
+            f"the prompt has {count:,} characters; the context of {known.context_tokens:,} tokens holds "
+            f"{known.most_characters:,} at most (white space counts); send less text",
+            field="messages" if messages else "prompt",
+        )
+
+
 class Finished:
     """One choice that is complete."""
 
@@ -83,6 +126,7 @@ async def generate(context: Context, request: Request) -> Generation:
         SnugvlError: refused; nothing was started.
     """
     started = time.monotonic()
+    _check_length(context, request.messages if request.prompt is None else request.prompt, request.tools)
     limit_s = context.settings.deadline_s
     if limit_s is not None:
         left_s = max(limit_s - current().seconds, 0.0)  # of what the whole request may take

@@ -110,7 +110,7 @@ def test_every_sampling_parameter_is_written_out() -> None:
 
 
 def test_a_bare_prompt_is_a_completion() -> None:
-    made = body_of(Request(prompt=(1, 2), sampling=SamplingParams(logprobs=0)), MODEL)
+    made = body_of(Request(prompt=(1, 2), sampling=SamplingParams(logprobs=0)), MODEL, TRIALS)
     assert made.path == COMPLETIONS
     assert (made.fields["prompt"], made.fields["logprobs"]) == ([1, 2], 0)
     assert made.fields["add_special_tokens"] is False
@@ -125,7 +125,7 @@ def test_a_conversation_with_calls_and_pictures() -> None:
         Message("assistant", tool_calls=(call,)),
         Message("tool", (Text("42"),), tool_call_id="c1"),
     )
-    made = body_of(Request(messages), MODEL)
+    made = body_of(Request(messages), MODEL, TRIALS)
     assert made.path == CHAT
     system, question, assistant, tool = made.fields["messages"]
     assert system == {"role": "system", "content": "be brief"}

@@ -111,6 +111,7 @@ def _capabilities(
         parameters=parts.parameters,
         tools=preparer.shows_tools,
         tool_form=preparer.tool_form,
+        most_characters=preparer.tokenizer.most_characters(context),
         language_only=parts.language_only and parts.checkpoint.sees,
     )
 

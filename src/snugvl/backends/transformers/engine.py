@@ -31,7 +31,7 @@ from snugvl.backends.service import Load
 from snugvl.backends.transformers.batch import Batch, prepared
 from snugvl.backends.transformers.row import ModelRequest, Row, rows_of
 from snugvl.engine.request import TokenOutput
-from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskThreads, mask_threads
+from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskThreads, gave_up, mask_threads
 from snugvl.engine.sampling.sampler import Sampled, sample
 from snugvl.errors import (
     DeadlineExceeded,
@@ -368,9 +368,9 @@ def _no_memory(row: Row, device: torch.device) -> DoesNotFit:
     )
 
 
-def _no_token(row: Row) -> EngineError:
+def _no_token(row: Row) -> SnugvlError:
     """Why nothing could be sampled."""
     where = f"after {row.length} tokens of this request"
     if row.grammar is not None and row.grammar.error is not None:
-        return EngineError(f"the grammar can't go on {where}: {row.grammar.error}")
+        return gave_up(row.grammar, where)
     return EngineError(f"the model's logits are not finite {where}")

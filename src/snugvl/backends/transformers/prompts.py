@@ -21,6 +21,7 @@ from snugvl.backends.protocol import (
     Tool,
     ToolForm,
     Video,
+    characters,
     going_on,
     user,
 )
@@ -29,7 +30,7 @@ from snugvl.backends.transformers.resolution import Resolution
 from snugvl.backends.transformers.row import ModelPrompt
 from snugvl.backends.transformers.tokenizer import refuse_texts, variables_of
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge, SnugvlError
-from snugvl.inputs.chat import ChatTemplate, characters, refuse_answer_marks, texts, tool_json
+from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, texts, tool_json
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer

@@ -18,6 +18,7 @@ from snugvl.inputs.chat import ChatTemplate
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.settings import read_pixel_settings
 
+TOKEN_CHARACTERS = 256  # of the longest token there is in a vocabulary that people use: 128
 VISION = ("vision_config", "vit_config", "vision_model", "vision_tower")
 
 
@@ -82,6 +83,7 @@ def capabilities_of(choice: VllmChoice, served: Served, facts: Facts) -> Capabil
         parameters=facts.parameters,
         tools=facts.tools,
         tool_form=facts.tool_form,
+        most_characters=served.context_tokens * TOKEN_CHARACTERS,
     )
 
 

@@ -23,12 +23,14 @@ from snugvl.backends.protocol import (
     Tool,
     ToolUse,
     Video,
+    characters,
     going_on,
 )
+from snugvl.backends.vllm.facts import TOKEN_CHARACTERS
 from snugvl.backends.vllm.pictures import data_url
 from snugvl.backends.vllm.settings import Facts
 from snugvl.errors import RequestError, RequestTooLarge
-from snugvl.inputs.chat import call_arguments, characters, texts, tool_json
+from snugvl.inputs.chat import call_arguments, texts, tool_json
 from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, refused, tools_lark
 from snugvl.inputs.trials import Trials
 from snugvl.sampling import SamplingParams
@@ -36,7 +38,6 @@ from snugvl.sampling import SamplingParams
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 
-TOKEN_CHARACTERS: Final = 256  # of the longest token there is in a vocabulary that people use: 128
 _KINDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
 
 

@@ -21,6 +21,8 @@ from typing import Protocol
 
 import torch
 
+from snugvl.errors import RequestError
+
 MOST_THREADS = 4
 WAIT_S = 0.005  # that a step waits for masks, in all
 SHARE_S = 0.0002  # of it that a choice gains with each token: one whose masks are slow soon waits alone
@@ -151,6 +153,14 @@ class Mask:
             if self._state.error is None:
                 self._state.fill(self.bits)
         self.ready = True
+
+
+def gave_up(mask: Mask, where: str) -> RequestError:
+    """Why a request ends whose grammar can't go on: it became too large, which only shows on the way."""
+    return RequestError(
+        f"the grammar can't go on {where}: {mask.error}; make its counts and alternatives smaller",
+        field="response_format",
+    )
 
 
 def settle(masks: Iterable[Mask]) -> bool:

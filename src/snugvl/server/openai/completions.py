@@ -1,5 +1,6 @@
 """POST /v1/completions: bare prompts, continued as they are."""
 
+import asyncio
 from contextlib import AsyncExitStack
 from typing import Annotated, ClassVar, cast
 
@@ -8,12 +9,12 @@ from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.backends.protocol import Request
+from snugvl.backends.protocol import Request, Usage
 from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Harmless
-from snugvl.server.generation import Generation, complete, generate
+from snugvl.server.generation import Finished, Generation, complete, generate
 from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer, wants_usage
 from snugvl.server.openai.completions_answer import Asked, completion
 from snugvl.server.openai.completions_stream import chunks
@@ -25,6 +26,7 @@ from snugvl.server.together import together
 router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
 MAX_PROMPTS = 128
+AT_ONCE = 8  # prompts of one request that the engine has
 MAX_CHOICES = 128  # of all prompts together
 
 # What the engine calls a field of its own request, and what this protocol calls it.
@@ -86,7 +88,13 @@ async def create_completion(body: CompletionRequest, http: HttpRequest) -> Respo
         if body.stream:
             generations = await _started(context, requests)
             return event_stream(http, context, chunks(generations, asked, usage=usage))
-        answers = await together(complete(context, request) for request in requests)
+        turns = asyncio.Semaphore(AT_ONCE)  # so many prompts are no more than one client's share
+
+        async def answered(request: Request) -> tuple[list[Finished], Usage]:
+            async with turns:
+                return await complete(context, request)
+
+        answers = await together(answered(request) for request in requests)
     return json_answer(completion(asked, answers))
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from snugvl.backends.protocol import Message, ToolCall
 from snugvl.errors import RequestError
+from snugvl.server.body import count_values
 from snugvl.server.fields import Exact, Harmless
 from snugvl.server.openai.content import (
     Found,
@@ -21,6 +22,7 @@ from snugvl.server.openai.content import (
 )
 from snugvl.server.openai.media import MediaSource, fetched
 
+MAX_ARGUMENTS = 10_000  # values in the arguments of one call
 MAX_MESSAGES = 8192
 MAX_CALLS = 256  # of one message
 
@@ -138,6 +140,8 @@ def call_arguments(text: str, field: str) -> str:
     """
     if not text.strip():
         return "{}"
+    if count_values(text.encode("utf-8", "replace")) > MAX_ARGUMENTS:
+        raise RequestError(f"{field} holds more than {MAX_ARGUMENTS:,} values", field=field)
     try:
         value: Any = json.loads(text)
     except (ValueError, RecursionError):
