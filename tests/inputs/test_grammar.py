@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from snugvl.backends.protocol import Grammar, Tool, ToolUse
 from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.errors import RequestError
-from snugvl.inputs.grammar import GrammarCompiler
+from snugvl.inputs.grammar import KEPT, GrammarCompiler, _State
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted
@@ -328,3 +328,31 @@ def test_tools_it_refuses(compiler: GrammarCompiler, use: ToolUse, match: str, f
     with pytest.raises(RequestError, match=re.escape(match)) as raised:
         compiler.compile_tools(use)
     assert raised.value.field == field
+
+
+def test_what_rust_panics_at_is_an_error_of_the_grammar() -> None:
+    class Panic(BaseException):
+        """As PyO3's: no Exception."""
+
+    class Matcher:
+        def is_error(self) -> bool:
+            return False
+
+        def is_stopped(self) -> bool:
+            return False
+
+        def consume_token(self, token: int) -> None:
+            raise Panic("index out of\nbounds")
+
+    state = _State(cast("Any", Matcher()), b"")
+    assert state.error is None
+    state.accept(3)
+    assert state.error == "Panic: index out of bounds"
+
+
+def test_a_compiled_grammar_is_kept(compiler: GrammarCompiler) -> None:
+    grammar = Grammar("json_schema", '{"type": "string", "maxLength": 7}')
+    assert compiler.compile(grammar) is compiler.compile(grammar)
+    for length in range(KEPT):
+        compiler.compile(Grammar("regex", f"a{{{length}}}"))
+    assert len(compiler._kept) == KEPT

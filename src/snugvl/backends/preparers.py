@@ -109,10 +109,10 @@ class Preparers:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             preparation.give_up()
-            if not future.cancel():
+            if not future.cancel():  # it runs
                 await asyncio.wait([work])
-            if not work.cancelled() and work.exception() is None:
-                discard(work.result())
+                if work.exception() is None:
+                    discard(work.result())
             raise
 
     @property

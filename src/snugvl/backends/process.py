@@ -27,8 +27,10 @@ Notice = wire.Loading | wire.Ready | wire.Failed | wire.Pong | Snapshot
 class EngineProcess:
     """A child process with an engine. Everything here runs in one event loop."""
 
-    def __init__(self, popen: "subprocess.Popen[bytes]", arena: Arena | None) -> None:
+    def __init__(self, popen: "subprocess.Popen[bytes]", arena: Arena | None, *, pixels: bool) -> None:
+        """`pixels`: whether it looks at them to count a picture's tokens."""
         self._popen = popen
+        self._counts_pixels = pixels
         self._arena = arena
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
@@ -44,7 +46,8 @@ class EngineProcess:
         popen, ours = launched.take()
         with ExitStack() as undo:
             undo.callback(ours.close)
-            process = cls(popen, None if launched.region is None else Arena(launched.region))
+            arena = None if launched.region is None else Arena(launched.region)
+            process = cls(popen, arena, pixels=start.choice.engine != "native")
             undo.callback(process._abandon)
             ours.setblocking(False)
             process._reader, process._writer = await asyncio.open_unix_connection(sock=ours)
@@ -129,7 +132,7 @@ class EngineProcess:
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None) -> Tokens:
         """See `EngineService`."""
-        message = wire.Tokenize(next(self._ids), prompt, tools)
+        message = wire.Tokenize(next(self._ids), prompt, tools, pixels=self._counts_pixels)
         result = await self._call(message, heavy=not isinstance(prompt, str))
         assert isinstance(result, Tokens)
         return result

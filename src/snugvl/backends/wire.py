@@ -113,11 +113,12 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokenize:
-    """Answered by a `Reply` with `Tokens`."""
+    """Answered by a `Reply` with `Tokens`. `pixels`: whether they are needed, or sizes will do."""
 
     id: int
     prompt: str | tuple[Message, ...]
     tools: ToolUse | None
+    pixels: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,15 +213,35 @@ _FAST: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """In place of an image of which only the size is asked."""
+
+    width: int
+    height: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """As an image has it."""
+        return self.width, self.height
+
+
 class _Pickler(pickle.Pickler):
-    def __init__(self, buffer: BytesIO, put: Callable[[bytes | memoryview], int | None]) -> None:
+    def __init__(
+        self, buffer: BytesIO, put: Callable[[bytes | memoryview], int | None], *, pixels: bool = True
+    ) -> None:
         super().__init__(buffer, protocol=5)
         self._put = put
+        self._pixels = pixels
 
     def reducer_override(self, value: object) -> Any:
         values = _FAST.get(type(value))
         if values is not None:
             return type(value), values(value)
+        if isinstance(value, Image.Image) and not self._pixels:
+            return Size, value.size
+        if isinstance(value, Picture) and not self._pixels:
+            return Picture, (value.image, value.max_pixels, value.file)
         if isinstance(value, Image.Image):  # raw pixels, without what the file said besides
             return self._image(value.mode, value.size, value.tobytes())
         if isinstance(value, Picture) and value.pixels is not None:
@@ -266,7 +287,8 @@ def encode(message: ToEngine | list[Event], arena: Arena | None = None) -> bytes
         put = _no_room
     else:
         put = partial(arena.put, message.id)
-    _Pickler(buffer, put).dump(message)
+    pixels = not isinstance(message, Tokenize) or message.pixels
+    _Pickler(buffer, put, pixels=pixels).dump(message)
     length = buffer.tell() - _LENGTH.size
     view = buffer.getbuffer()
     _LENGTH.pack_into(view, 0, length)

@@ -20,7 +20,7 @@ from snugvl.server.errors import family_of
 from snugvl.server.record import current
 from snugvl.server.settings import ServerSettings
 
-BODIES = 4  # bodies of the largest size whose bytes may be there at once
+BODIES = 2  # bodies of the largest size whose bytes may be there at once
 SMALL_BYTES = 1 << 20
 LEAST_BYTES_PER_S = 16 * 1024  # what a client must send on average, after the first `read_timeout_s`
 
@@ -99,6 +99,7 @@ class Body:
         self._settings = settings
         self._held = held
         self._count = 0  # of bytes that came, and are counted in `held`
+        self._pieces: list[bytes] = []
         self._started = time.monotonic()
         self._whole: bytes | None = None
         self._complete = asyncio.Event()
@@ -117,7 +118,8 @@ class Body:
         return self._complete.is_set()
 
     def close(self) -> None:
-        """The request is over: its bytes are gone."""
+        """The request is over: its bytes are gone, also where the error that it ended with is still told."""
+        self._pieces.clear()
         self._held.remove(self._count)
         self._count = 0
 
@@ -128,14 +130,13 @@ class Body:
             RequestError: it isn't.
             ClientLeft: it broke off.
         """
-        pieces = []
         while not self._complete.is_set():
             message = await self._next()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
-            pieces.append(message.get("body", b""))
-        whole = b"".join(pieces)
-        pieces.clear()
+            self._pieces.append(message.get("body", b""))
+        whole = b"".join(self._pieces)
+        self._pieces.clear()
         if whole:
             await reader.read(whole, self._scope)
         self._whole = whole[:1]  # something, so that there is a body; its value is all that anybody asks for

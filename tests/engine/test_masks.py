@@ -1,0 +1,123 @@
+"""Masks that take long: whoever waits for one waits alone."""
+
+import threading
+
+import torch
+
+from snugvl.engine.request import EngineRequest
+from snugvl.engine.sampling.grammar import Mask, MaskThreads, mask_threads
+from snugvl.sampling import SamplingParams
+from tests.engine.toy import Toy, engine, prompt_of, run, tokens
+
+MODEL = Toy()
+LONG_S = 60.0  # until a test has failed
+
+
+class Slow:
+    """Allows everything; the mask after `at` tokens takes until `go`."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.go, self.reached = at, threading.Event(), threading.Event()
+
+    def start(self) -> "SlowState":
+        return SlowState(self)
+
+
+class SlowState:
+    error = None
+
+    def __init__(self, owner: Slow) -> None:
+        self.owner, self.seen = owner, 0
+
+    def fill(self, bits: torch.Tensor) -> None:
+        if self.seen == self.owner.at:
+            self.owner.reached.set()
+            assert self.owner.go.wait(LONG_S)
+        bits.fill_(-1)
+
+    def accept(self, token: int) -> None:
+        self.seen += 1
+
+
+def request(name: str, *ids: int, grammar: Slow | None = None, count: int = 12) -> EngineRequest:
+    return EngineRequest(name, prompt_of(*ids)[0], SamplingParams(max_tokens=count), grammar=grammar)
+
+
+def test_others_go_on_while_a_mask_is_made() -> None:
+    free = tokens(run(engine(MODEL), request("a", 3, 1, 4))["a"])
+    here, slow = engine(MODEL), Slow(3)
+    here.add(request("slow", 3, 1, 4, grammar=slow))
+    here.add(request("other", 9, 2, count=40))
+    outputs: dict[str, list[int | None]] = {"slow": [], "other": []}
+
+    def step() -> None:
+        for output in here.step():
+            outputs[output.request_id].append(output.token_id)
+
+    while len(outputs["other"]) < 40:
+        step()
+    assert slow.reached.is_set()
+    assert len(outputs["slow"]) == 3, "it waits, alone"
+    here.check_integrity()
+    slow.go.set()
+    while here.has_work:
+        step()
+    assert outputs["slow"] == free, "and goes on as if it had not waited"
+    assert here.stats.free_blocks == here.stats.num_blocks
+
+
+def test_an_engine_with_nothing_else_to_do_waits_in_pieces() -> None:
+    here, slow = engine(MODEL), Slow(1)
+    here.add(request("slow", 3, grammar=slow))
+    while not slow.reached.is_set():
+        here.step()
+    for _ in range(3):
+        assert here.step() == [], "between two of them jobs are done: an abort, a question"
+    here.abort("slow")
+    assert not here.has_work
+    slow.go.set()
+
+
+def test_requests_take_turns() -> None:
+    threads, first, done = MaskThreads(1), threading.Event(), threading.Event()
+    order: list[str] = []
+    threads.submit("greedy", lambda: first.wait(LONG_S))
+    for _ in range(50):
+        threads.submit("greedy", lambda: order.append("greedy"))
+    threads.submit("other", lambda: order.append("other"))
+    threads.submit("last", done.set)
+    first.set()
+    assert done.wait(LONG_S)
+    assert order.index("other") <= 1
+
+
+def test_a_mask_waits_for_its_share_and_no_longer() -> None:
+    slow = Slow(1)
+    mask = Mask(slow.start(), 48, MaskThreads(1), "a")
+    assert mask.ready
+    mask.accept(1)
+    assert mask.wait(10.0) < 5, "its share is a few milliseconds"
+    assert not mask.ready
+    assert mask.wait(10.0) < 1, "which is spent"
+    slow.go.set()
+    mask.wait()
+    assert mask.ready
+    assert mask.bits.eq(-1).all()
+
+
+def test_a_mask_that_nobody_needs_is_not_made() -> None:
+    threads, go, done = MaskThreads(1), threading.Event(), threading.Event()
+    threads.submit("first", lambda: go.wait(LONG_S))
+    slow = Slow(1)
+    mask = Mask(slow.start(), 48, threads, "a")
+    mask.accept(1)
+    mask.drop()
+    go.set()
+    threads.submit("b", done.set)
+    assert done.wait(LONG_S)
+    assert not slow.reached.is_set()
+
+
+def test_threads_by_processors() -> None:
+    assert [mask_threads(cores) for cores in (1, 2, 4, 16, 128)] == [1, 1, 2, 4, 4]
+    assert mask_threads() >= 1

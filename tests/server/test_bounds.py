@@ -1,0 +1,200 @@
+"""No request makes the server do unbounded work, and each keeps its place until its work has ended."""
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snugvl.backends.protocol import Request
+from snugvl.server import body as body_module
+from snugvl.server.body import MAX_VALUES, count_values, parse_json
+from snugvl.server.receiving import SMALL_BYTES, Held
+from snugvl.server.settings import ServerSettings
+from snugvl.server.validation import InvalidRequest
+from tests.server.fake import CAPABILITIES, FakeService, FakeStream
+from tests.server.live import live
+from tests.server.raw import connect, head, read_all, until
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+LONG_S = 60.0  # until a test has failed
+
+
+class Stubborn(FakeService):
+    """Prepares until it is let go, whoever has left meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.preparing = 0
+
+    async def submit(self, request: Request) -> FakeStream:
+        self.preparing += 1
+        work = asyncio.ensure_future(asyncio.to_thread(self.go.wait, LONG_S))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])
+            raise
+        finally:
+            self.preparing -= 1
+        return await super().submit(request)
+
+
+def test_the_deadline_holds_while_a_prompt_is_prepared() -> None:
+    service = Stubborn()
+    with live(service, ServerSettings(deadline_s=0.3, max_concurrent=1)) as base:
+        answer = httpx.post(base + "/v1/chat/completions", json=CHAT, timeout=LONG_S)
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "deadline_exceeded"
+        assert service.preparing == 1
+        # The work goes on, so its place is taken.
+        assert httpx.post(base + "/v1/chat/completions", json=CHAT, timeout=LONG_S).status_code == 429
+        service.go.set()
+        until(lambda: not service.preparing)
+        until(lambda: httpx.post(base + "/v1/chat/completions", json=CHAT, timeout=LONG_S).status_code == 200)
+
+
+def test_whoever_left_keeps_the_place_until_the_work_has_ended() -> None:
+    service = Stubborn()
+    data = json.dumps(CHAT).encode()
+    with live(service, ServerSettings(max_concurrent=2)) as base:
+        links = [connect(base, head(len(data), "/v1/chat/completions") + data) for _ in range(2)]
+        until(lambda: service.preparing == 2)
+        for link in links:
+            link.close()
+        for _ in range(5):
+            assert httpx.post(base + "/v1/chat/completions", json=CHAT).status_code == 429
+        service.go.set()
+        until(lambda: not service.preparing)
+        until(lambda: httpx.post(base + "/v1/chat/completions", json=CHAT).status_code == 200)
+
+
+def test_a_body_that_comes_too_slowly_meets_the_deadline() -> None:
+    with live(FakeService(), ServerSettings(deadline_s=0.3)) as base, connect(base, head(100)) as link:
+        assert read_all(link).startswith(b"HTTP/1.1 504")
+
+
+def test_bytes_of_bodies_are_counted_while_they_are_held() -> None:
+    held = Held(3 * SMALL_BYTES)
+    held.add(2 * SMALL_BYTES, 2 * SMALL_BYTES)
+    held.add(SMALL_BYTES, SMALL_BYTES)
+    held.add(SMALL_BYTES, SMALL_BYTES)  # a small one always has room
+    with pytest.raises(Exception, match="requests that are under way hold 4,194,304 of 3,145,728 bytes"):
+        held.add(1, SMALL_BYTES + 1)
+    held.remove(2 * SMALL_BYTES)
+    held.add(1, SMALL_BYTES + 1)
+
+
+def test_too_many_large_bodies_at_once_are_refused_and_room_comes_back() -> None:
+    size = 3 * SMALL_BYTES
+    with live(FakeService(), ServerSettings(max_body_bytes=size)) as base:
+        links = [connect(base, head(size) + b" " * (size - 1)) for _ in range(3)]
+        refused = [link for link in links if _answered(link)]
+        assert len(refused) == 1, "two of the largest are held at once"
+        for link in links:
+            link.close()
+        text = json.dumps({"prompt": "x" * (size - 100)})
+        until(lambda: httpx.post(base + "/tokenize", content=text, headers=JSON).status_code == 200)
+
+
+JSON = {"content-type": "application/json"}
+
+
+def _answered(link: object) -> bool:
+    link.settimeout(1.0)  # type: ignore[attr-defined]
+    try:
+        return bytes(link.recv(12)).endswith(b"429")  # type: ignore[attr-defined]
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/messages/count_tokens"]
+)
+def test_text_that_cannot_fit_never_goes_to_the_engine(path: str) -> None:
+    service = FakeService(capabilities=replace(CAPABILITIES, most_characters=1000))
+    text = " " * 1001
+    body = (
+        {"prompt": text}
+        if path in ("/v1/completions", "/tokenize")
+        else {"messages": [{"role": "user", "content": text}]}
+    )
+    if path.endswith("count_tokens"):
+        body["model"] = "pocket"
+    with live(service) as base:
+        answer = httpx.post(base + path, json=body)
+    assert answer.status_code == 413
+    assert "1,001 characters" in answer.text
+    assert not service.requests
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
+    max_leaves=30,
+)
+
+
+def separators(value: object) -> int:
+    """Commas, brackets and braces of a value's JSON."""
+    if not isinstance(value, list | dict):
+        return 0
+    items = list(value.values()) if isinstance(value, dict) else value
+    return 1 + max(len(items) - 1, 0) + sum(map(separators, items))
+
+
+@settings(max_examples=300, deadline=None)
+@given(value=VALUES, plain=st.booleans(), piece=st.integers(1, 40))
+def test_values_are_counted_without_parsing(value: object, plain: bool, piece: int) -> None:
+    data = json.dumps(value, ensure_ascii=plain).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_module, "_PIECE_BYTES", piece)
+        assert count_values(data) == 1 + separators(value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.text('"\\,[{a', max_size=60).map(str.encode), piece=st.integers(1, 9))
+def test_pieces_do_not_change_the_count(data: bytes, piece: int) -> None:
+    whole = count_values(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_module, "_PIECE_BYTES", piece)
+        assert count_values(data) == whole
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"[" + b"{}," * MAX_VALUES + b"1]", "more than 300,000 values"),
+        (b"{" + b'"a":1,' * MAX_VALUES + b'"a":1}', "more than 300,000 values"),
+        (b"[" + b"9" * 401 + b"]", "more than 400 digits"),
+    ],
+)
+def test_json_that_would_take_long_is_not_parsed(data: bytes, match: str) -> None:
+    with pytest.raises(InvalidRequest, match=match):
+        parse_json(data)
+
+
+def test_commas_in_a_string_are_text() -> None:
+    assert parse_json(json.dumps({"a": "," * (2 * MAX_VALUES)}).encode()) == {"a": "," * (2 * MAX_VALUES)}
+
+
+def test_names_of_a_form_are_counted_before_they_are_split() -> None:
+    with live(FakeService()) as base:
+        answer = httpx.post(base + "/v1/vision/detect", data={"objects": "," * 1000}, files={"image": b"x"})
+    assert answer.status_code == 400
+    assert "objects has 1,001 names; at most 200" in answer.json()["error"]["message"]
+
+
+def test_arguments_of_a_call_are_counted_before_they_are_parsed() -> None:
+    arguments = '{"a": [' + "{}," * 20_000 + "1]}"
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*CHAT["messages"], {"role": "assistant", "tool_calls": [call]}]
+    with live(FakeService()) as base:
+        answer = httpx.post(base + "/v1/chat/completions", json={"messages": messages})
+    assert answer.status_code == 400
+    assert "more than 10,000 values" in answer.json()["error"]["message"]
