@@ -10,6 +10,7 @@ import pytest
 
 from snugvl.backends.vllm.api import NobodyThere, Unreachable, VllmApi
 from tests.backends.vllm.helpers import until
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
@@ -22,7 +23,7 @@ class Peer:
         self.path = folder / "door"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))
-        self._listener.listen()
+        self._listener.listen(1)
 
     def close(self) -> None:
         self._listener.close()
@@ -69,17 +70,33 @@ async def test_a_reader_that_is_cancelled_as_a_piece_comes_leaves_no_error(tmp_p
     assert not complaints
 
 
+async def test_more_connect_than_may_wait(tmp_path: Path) -> None:
+    peer = Peer(tmp_path)
+    api = VllmApi(f"unix:{peer.path}")
+    try:
+        asking = [asyncio.create_task(api.healthy(PATIENCE_S)) for _ in range(8)]
+        await asyncio.sleep(0.05)
+        for _ in asking:
+            link = await peer.taken()
+            link.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            link.close()
+        assert await asyncio.gather(*asking) == [True] * 8
+    finally:
+        await api.close()
+        peer.close()
+
+
 async def test_nobody_silence_and_an_early_end(tmp_path: Path) -> None:
     peer = Peer(tmp_path)
     api = VllmApi(f"unix:{peer.path}")
     nobody = VllmApi(f"unix:{tmp_path / 'none'}")
     try:
         with pytest.raises(NobodyThere):
-            await nobody.healthy(60.0)
+            await nobody.healthy(PATIENCE_S)
         with pytest.raises(Unreachable, match="ReadTimeout"):
             await api.healthy(0.05)  # the kernel takes the connection, nobody answers
         (await peer.taken()).close()
-        asking = asyncio.create_task(api.healthy(60.0))
+        asking = asyncio.create_task(api.healthy(PATIENCE_S))
         (await peer.taken()).close()
         with pytest.raises(Unreachable, match="RemoteProtocolError"):
             await asking

@@ -8,11 +8,14 @@ traceback. asyncio's transports, which anyio uses for TCP, have no such future.
 """
 
 import asyncio
+import socket
 from collections.abc import Iterable
 from typing import Any
 
 import httpcore
 import httpx
+
+FULL_S = 0.005  # until a queue of connections that is full is asked again
 
 
 def unix_transport(path: str, limits: httpx.Limits) -> httpx.AsyncHTTPTransport:
@@ -38,11 +41,27 @@ class _Backend(httpcore.AnyIOBackend):
     ) -> httpcore.AsyncNetworkStream:
         try:
             async with asyncio.timeout(timeout):
-                return _Stream(*await asyncio.open_unix_connection(path))
+                return _Stream(*await asyncio.open_unix_connection(sock=await _connected(path)))
         except TimeoutError as error:
             raise httpcore.ConnectTimeout(str(error)) from error
         except OSError as error:
             raise httpcore.ConnectError(str(error)) from error
+
+
+async def _connected(path: str) -> socket.socket:
+    """A socket that is connected. asyncio takes one that found the queue full for connected."""
+    link = socket.socket(socket.AF_UNIX)
+    link.setblocking(False)
+    try:
+        while True:
+            try:
+                link.connect(path)
+                return link
+            except BlockingIOError:
+                await asyncio.sleep(FULL_S)
+    except BaseException:
+        link.close()
+        raise
 
 
 class _Stream(httpcore.AsyncNetworkStream):
