@@ -7,7 +7,7 @@ bug         raises what is no SnugvlError while loading
 broken      reports a CheckpointError
 once PATH   loads if PATH doesn't exist, and creates it; then reports DoesNotFit
 stuck       loads, then its engine's thread never answers
-slow        takes its time to load
+slow        takes its time to load: all there is
 """
 
 import logging
@@ -94,7 +94,7 @@ class Backend:
         if text == "think":
             time.sleep(0.3)
         if text == "wait":
-            self.released.wait(60)
+            self.released.wait()
         if text == "release":
             self.released.set()
         return Stream(self, request)
@@ -151,7 +151,7 @@ def load(choice: EngineChoice, report: Report) -> HostedModel:
             raise DoesNotFit("needs 9 GiB, 1 GiB is free")
         Path(path).touch()
     if name == "slow":
-        time.sleep(1.0)
+        time.sleep(1000)
     meter = SimpleNamespace(read=lambda _memory, _load: Ledger("nothing", (), 3, 2, 1))
     return HostedModel(Backend(name), meter)  # type: ignore[arg-type]
 

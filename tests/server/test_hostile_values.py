@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server.hostile import (
     ASK,
     CHAT,
@@ -26,7 +27,7 @@ from tests.server.hostile import (
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    with attacked(read_timeout_s=30) as base, httpx.Client(base_url=base) as client:
+    with attacked() as base, httpx.Client(base_url=base) as client:
         yield client
 
 
@@ -198,7 +199,7 @@ MODEL = {  # what only the engine can refuse
 
 @pytest.mark.parametrize(("body", "status", "code"), MODEL.values(), ids=list(MODEL))
 def test_what_the_engine_refuses(url: str, body: dict[str, Any], status: int, code: str) -> None:
-    answer = httpx.post(url + CHAT, json=body, timeout=60)
+    answer = httpx.post(url + CHAT, json=body, timeout=PATIENCE_S)
     assert (answer.status_code, said(answer)) == (status, code), answer.text[:500]
     assert len(answer.text) < 2000
 
@@ -214,6 +215,6 @@ def test_what_the_engine_refuses(url: str, body: dict[str, Any], status: int, co
 )
 def test_schemas_that_grow_are_answered(url: str, bomb: dict[str, Any]) -> None:
     body = {"messages": HI, "max_tokens": 8, **schema(bomb)}
-    answer = httpx.post(url + CHAT, json=body, timeout=60)
+    answer = httpx.post(url + CHAT, json=body, timeout=PATIENCE_S)
     assert answer.status_code in (200, 400), answer.text
     assert httpx.get(f"{url}/health").status_code == 200

@@ -21,6 +21,7 @@ from snugvl.server.intake import pipe
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures
 from snugvl.server.intake.intake import Intake
 from snugvl.server.intake.settings import IntakeSettings, workers_for
+from tests.patience import PATIENCE_S
 from tests.server.intake.pictures import encoded, png_bomb
 from tests.server.intake.pool import LIMITS, MIB, decoded, only_process, pixels
 
@@ -190,7 +191,7 @@ def test_whoever_forgets_to_close_leaves_no_process() -> None:
 
     process = asyncio.run(run())
     gc.collect()
-    assert process.wait(10) is not None
+    assert process.wait(PATIENCE_S) is not None
 
 
 def test_a_picture_knows_its_file() -> None:
