@@ -63,7 +63,7 @@ def mask_threads(cores: int | None = None) -> int:
 
 
 class MaskThreads:
-    """Threads that make masks over `vocab` tokens, started with the first job. Owners (requests) take turns."""
+    """Threads that make masks over `vocab` tokens, from the first job on. Owners (requests) take turns."""
 
     def __init__(self, threads: int, vocab: int) -> None:
         self.vocab = vocab
