@@ -114,5 +114,3 @@ def test_one_connection_leaves_time_for_others(hostile: str) -> None:
         assert httpx.get(f"{hostile}/health").status_code == 200
         assert link.recv(1)
     assert httpx.post(hostile + CHAT, json={"messages": HI}).status_code == 200
-
-

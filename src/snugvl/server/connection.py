@@ -18,8 +18,8 @@ FRAME_BYTES = 32  # around a piece of a chunked body: its length, its line ends
 def protocol_of(settings: ServerSettings) -> type[HttpToolsProtocol]:
     """HTTP/1.1 with bounds on all that the app never sees.
 
-    The head of a request, in bytes and in seconds; what the parser swallows behind it (trailers, extensions of
-    chunks), in bytes; and requests that are sent before the one ahead of them is answered.
+    The head of a request, in bytes and in seconds; what the parser swallows behind it (trailers, extensions
+    of chunks), in bytes; and requests that are sent before the one ahead of them is answered.
     """
 
     class Bounded(HttpToolsProtocol):
