@@ -197,6 +197,7 @@ def intake_rows() -> list[Limit]:
         Limit("pixels of a picture, before it is decoded", f"{s.image.max_pixels:,}"),
         Limit("seconds to decode a picture; a video", f"{s.decode_s:g}; {video.decode_s:g}"),
         Limit("characters of a URL that is fetched", f"{urls.MAX_URL:,}"),
+        Limit("characters of a data URL without base64", f"{urls.MAX_PERCENT_ENCODED:,}"),
         Limit("seconds to fetch; to connect", f"{fetch.total_s:g}; {fetch.connect_s:g}"),
         Limit("seconds without a byte", f"{fetch.read_s:g}"),
         Limit("redirects", str(fetch.max_redirects)),
