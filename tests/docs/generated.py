@@ -16,7 +16,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import schema
-from snugvl.inputs.grammar import MAX_CHARACTERS
+from snugvl.inputs.constraints import MAX_CHARACTERS
 from snugvl.server import body, errors, limits, openapi, validation
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.fields import Strict
@@ -206,7 +206,8 @@ def intake_rows() -> list[Limit]:
         Limit("frames of a second; of a video, taken evenly", f"{video.fps:g}; {video.max_frames}"),
         Limit("pixels of one frame in the file", f"{video.max_frame_pixels:,}"),
         Limit("pixels of all frames, scaled down to it", f"{video.max_total_pixels:,}"),
-        Limit("decoded pictures that all requests hold, then 429", _mib(s.max_live_bytes)),
+        Limit("decoded pictures that all requests hold, 3 bytes a pixel", _mib(s.max_live_bytes)),
+        Limit("seconds that a picture waits for others to leave room, then 429", f"{s.wait_s:g}"),
     ]
 
 
