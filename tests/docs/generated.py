@@ -206,6 +206,7 @@ def intake_rows() -> list[Limit]:
         Limit("pixels of a picture, before it is decoded", f"{s.image.max_pixels:,}"),
         Limit("seconds to decode a picture; a video", f"{s.decode_s:g}; {video.decode_s:g}"),
         Limit("characters of a URL that is fetched", f"{urls.MAX_URL:,}"),
+        Limit("characters of a data URL without base64", f"{urls.MAX_PERCENT_ENCODED:,}"),
         Limit("seconds to fetch; to connect", f"{fetch.total_s:g}; {fetch.connect_s:g}"),
         Limit("seconds without a byte", f"{fetch.read_s:g}"),
         Limit("redirects", str(fetch.max_redirects)),
@@ -214,7 +215,8 @@ def intake_rows() -> list[Limit]:
         Limit("frames of a second; of a video, taken evenly", f"{video.fps:g}; {video.max_frames}"),
         Limit("pixels of one frame in the file", f"{video.max_frame_pixels:,}"),
         Limit("pixels of all frames, scaled down to it", f"{video.max_total_pixels:,}"),
-        Limit("decoded pictures that all requests hold, then 429", _mib(s.max_live_bytes)),
+        Limit("decoded pictures that all requests hold, 3 bytes a pixel", _mib(s.max_live_bytes)),
+        Limit("seconds that a picture waits for others to leave room, then 429", f"{s.wait_s:g}"),
     ]
 
 

@@ -87,7 +87,7 @@ VALUES: dict[str, tuple[tuple[str, Any], int, str]] = {
     "ids of 2^63": ((COMPLETIONS, {"prompt": [2**63]}), 400, "invalid_value"),
     "100,000 prompts": ((COMPLETIONS, {"prompt": ["a"] * 100_000}), 400, "invalid_value"),
     "an answer that was stored": (response(previous_response_id="x"), 400, "unsupported_parameter"),
-    "100,000 items": (response(input=[{}] * 100_000), 400, "invalid_value"),
+    "100,000 items": (response(input=[{}] * 100_000), 400, "missing_required_parameter"),
     "10,000 includes": (response(include=["a"] * 10_000), 400, "invalid_value"),
     "no ceiling": ((MESSAGES, {"model": "pocket", "messages": HI}), 400, INVALID),
     "a negative ceiling": (message(max_tokens=-1), 400, INVALID),

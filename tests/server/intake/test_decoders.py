@@ -5,7 +5,6 @@ import gc
 import sys
 import zlib
 from base64 import b64encode
-from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -14,7 +13,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from snugvl.errors import EngineUnavailable, ImageTooLarge, QueueFull
+from snugvl.errors import EngineUnavailable, ImageTooLarge
 from snugvl.inputs.image import open_image
 from snugvl.region import Region
 from snugvl.server.intake import pipe
@@ -134,22 +133,6 @@ def test_messages_round_trip() -> None:
     pipe.send(file, {"a": "ü\ud800"}, b"one", memoryview(b"two"))
     file.seek(0)
     assert pipe.receive(file, 6) == ({"a": "ü\ud800"}, bytearray(b"onetwo"))
-
-
-def test_pictures_in_flight_are_bounded() -> None:
-    async def run() -> None:
-        intake = Intake(replace(IntakeSettings(), max_live_bytes=4 * 100 * 100))
-        try:
-            held = [await intake.picture_bytes(encoded("PNG", (100, 99)), field="a")]
-            held.append(await intake.picture_bytes(encoded("PNG", (100, 99)), field="b"))
-            with pytest.raises(QueueFull, match=r"hold 40,000 bytes, the limit; try again"):
-                await intake.picture_bytes(encoded("PNG"), field="c")
-            held.clear()
-            assert (await intake.picture_bytes(encoded("PNG"), field="c")).image.size == (8, 6)
-        finally:
-            await intake.close()
-
-    asyncio.run(run())
 
 
 def test_many_at_once_come_back_to_their_own_requests() -> None:
