@@ -12,11 +12,14 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from hashlib import sha256
-from typing import Self
+from typing import Self, cast
 
-from snugvl.backends.protocol import Picture, Video
+from PIL import Image
+
+from snugvl.backends.protocol import Picture, Size, Video
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
 from snugvl.server.intake.addresses import Address, is_foreign
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures, memory_for_videos
@@ -30,6 +33,19 @@ from snugvl.server.settings import ServerSettings
 LOW_DETAIL_PIXELS = 512 * 512
 _IMAGES = "image/*"
 _VIDEOS = "video/*, image/*"
+
+
+_SIZES: ContextVar[bool] = ContextVar("sizes", default=False)
+
+
+@contextmanager
+def only_sizes(yes: bool) -> Iterator[None]:
+    """Pictures that come in within the block are let go of again, all but their sizes."""
+    token = _SIZES.set(yes)
+    try:
+        yield
+    finally:
+        _SIZES.reset(token)
 
 
 class Intake:
@@ -158,6 +174,9 @@ class Intake:
                     self._pictures.picture(data, settings.image, settings.decode_s, name, pixels),
                     asyncio.to_thread(_hash, data),
                 )
+                if _SIZES.get():
+                    sized = cast("Image.Image", Size(*picture.image.size))
+                    return Picture(sized, max_pixels, file)
                 share.keep([picture.image])
         return replace(picture, max_pixels=max_pixels, file=file)
 
