@@ -17,9 +17,9 @@ from prometheus_client.metrics import MetricWrapperBase
 from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import schema
 from snugvl.inputs.constraints import MAX_CHARACTERS
-from snugvl.server import body, errors, limits, openapi, validation
+from snugvl.server import body, connection, errors, limits, openapi, validation
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
-from snugvl.server.fields import Strict
+from snugvl.server.fields import MAX_FIELDS, MAX_NAME, Strict
 from snugvl.server.intake import urls
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.metrics import Metrics
@@ -172,6 +172,8 @@ def limit_rows() -> list[Limit]:
     return [
         Limit("bytes of a request", _mib(s.max_body_bytes), "`--max-body`"),
         Limit("header lines; their bytes", f"{limits.MAX_HEADERS}; {s.max_header_bytes:,}"),
+        Limit("bytes of trailers, and of what describes chunks", f"{s.max_header_bytes:,}"),
+        Limit("bytes of requests sent before the last one is answered", f"{connection.PIPELINED_BYTES:,}"),
         Limit("requests at once, waiting ones included", str(s.max_concurrent), "`--max-concurrent`"),
         Limit("seconds of one request", f"{s.deadline_s:g}", "`--deadline`"),
         Limit("requests a minute of one key", "no limit", "`--key-requests-per-minute`"),
@@ -179,6 +181,7 @@ def limit_rows() -> list[Limit]:
         Limit("seconds for the head of a request", f"{s.read_timeout_s:g}"),
         Limit("seconds that a client may leave its stream unread", f"{s.write_timeout_s:g}"),
         Limit("JSON: levels; values", f"{body.MAX_DEPTH}; {body.MAX_VALUES:,}"),
+        Limit("fields of an object; characters of a name", f"{MAX_FIELDS}; {MAX_NAME:,}"),
         Limit("pictures and videos of a conversation", str(media.MAX_MEDIA)),
         Limit("pictures of `/v1/vision/ask`", str(vision.MAX_IMAGES)),
         Limit("files of an upload", str(upload.MAX_FILES)),
