@@ -19,7 +19,7 @@ from snugvl.inputs import schema
 from snugvl.inputs.constraints import MAX_CHARACTERS
 from snugvl.server import body, connection, errors, limits, openapi, validation
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
-from snugvl.server.fields import MAX_FIELDS, MAX_NAME, Strict
+from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Strict
 from snugvl.server.intake import urls
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.metrics import Metrics
@@ -182,6 +182,7 @@ def limit_rows() -> list[Limit]:
         Limit("seconds that a client may leave its stream unread", f"{s.write_timeout_s:g}"),
         Limit("JSON: levels; values", f"{body.MAX_DEPTH}; {body.MAX_VALUES:,}"),
         Limit("fields of an object; characters of a name", f"{MAX_FIELDS}; {MAX_NAME:,}"),
+        Limit("parts of all messages", f"{MAX_ALL_PARTS:,}"),
         Limit("pictures and videos of a conversation", str(media.MAX_MEDIA)),
         Limit("pictures of `/v1/vision/ask`", str(vision.MAX_IMAGES)),
         Limit("files of an upload", str(upload.MAX_FILES)),
