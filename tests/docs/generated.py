@@ -19,9 +19,9 @@ from snugvl.inputs import schema
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
 from snugvl.inputs.trial import CPU_S
 from snugvl.sampling import MAX_STOP, MAX_STOP_CHARACTERS
-from snugvl.server import body, errors, limits, openapi, receiving, validation
+from snugvl.server import body, connection, errors, limits, openapi, receiving, validation
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
-from snugvl.server.fields import Strict
+from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Strict
 from snugvl.server.intake import urls
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.metrics import Metrics
@@ -176,6 +176,8 @@ def limit_rows() -> list[Limit]:
         Limit("header lines; their bytes", f"{limits.MAX_HEADERS}; {s.max_header_bytes:,}"),
         Limit("bytes of all bodies at once, beyond 1 MiB each", _mib(receiving.BODIES * s.max_body_bytes)),
         Limit("characters of a prompt, white space included", "context × the longest token's"),
+        Limit("bytes of trailers, and of what describes chunks", f"{s.max_header_bytes:,}"),
+        Limit("bytes of requests sent before the last one is answered", f"{connection.PIPELINED_BYTES:,}"),
         Limit("requests at once, waiting ones included", str(s.max_concurrent), "`--max-concurrent`"),
         Limit("seconds of one request", f"{s.deadline_s:g}", "`--deadline`"),
         Limit("requests a minute of one key", "no limit", "`--key-requests-per-minute`"),
@@ -187,6 +189,8 @@ def limit_rows() -> list[Limit]:
             f"{body.MAX_DEPTH}; {body.MAX_VALUES:,}; {body.MAX_DIGITS}",
         ),
         Limit("values in the arguments of a call", f"{messages.MAX_ARGUMENTS:,}"),
+        Limit("fields of an object; characters of a name", f"{MAX_FIELDS}; {MAX_NAME:,}"),
+        Limit("parts of all messages", f"{MAX_ALL_PARTS:,}"),
         Limit("pictures and videos of a conversation", str(media.MAX_MEDIA)),
         Limit("pictures of `/v1/vision/ask`", str(vision.MAX_IMAGES)),
         Limit("files of an upload", str(upload.MAX_FILES)),

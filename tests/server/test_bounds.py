@@ -18,9 +18,10 @@ from snugvl.server.body import MAX_VALUES, count_values, parse_json
 from snugvl.server.receiving import SMALL_BYTES, Held
 from snugvl.server.settings import ServerSettings
 from snugvl.server.validation import InvalidRequest
+from tests.patience import until
 from tests.server.fake import CAPABILITIES, FakeService, FakeStream
 from tests.server.live import live
-from tests.server.raw import connect, head, read_all, until
+from tests.server.raw import connect, head, read_all
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 LONG_S = 60.0  # until a test has failed

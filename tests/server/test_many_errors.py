@@ -71,3 +71,13 @@ def test_the_openapi_document_is_rendered_once(http: httpx.Client, monkeypatch: 
     monkeypatch.setattr(json, "dumps", None)
     monkeypatch.setattr(http.app, "openapi", None)  # type: ignore[attr-defined]
     assert http.get("/openapi.json").content == first.content
+
+
+def test_parts_are_counted_before_they_are_read(http: httpx.Client) -> None:
+    parts = [{"type": "text", "text": "a"}] * 1000
+    body = {"messages": [{"role": "user", "content": parts}] * 17}
+    answer = http.post(CHAT, json=body)
+    assert answer.status_code == 400
+    assert "17000 parts in all; at most 16384" in answer.text
+    body["messages"].pop()
+    assert http.post(CHAT, json=body).status_code == 200

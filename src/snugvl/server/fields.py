@@ -42,6 +42,7 @@ Harmless = Mapping[str, tuple[object, ...]]
 
 
 MAX_NAME = 1024  # characters of a field's name, known or not
+MAX_ALL_PARTS = 16_384  # of all messages of a conversation
 MAX_FIELDS = 256  # of one object; no protocol has as many, and each unknown one would be an error of its own
 
 
@@ -71,6 +72,19 @@ def _check_names(values: dict[str, Any]) -> None:
             "too_long_a_name", "the name of a field ({name}…) has {given} characters; at most {count}",
             {"name": longest[:40], "given": len(longest), "count": MAX_NAME},
         )  # fmt: skip
+
+
+def _check_parts(values: dict[str, Any]) -> None:
+    """Of a conversation in all, before an object is made of each."""
+    for messages in (values.get("messages"), values.get("input")):
+        if isinstance(messages, list):
+            contents = [message.get("content") for message in messages if isinstance(message, dict)]
+            count = sum(len(content) for content in contents if isinstance(content, list))
+            if count > MAX_ALL_PARTS:
+                raise PydanticCustomError(
+                    "too_many_parts", "the messages have {given} parts in all; at most {count}",
+                    {"given": count, "count": MAX_ALL_PARTS},
+                )  # fmt: skip
 
 
 def _stop_at_first(schema: Any) -> None:
@@ -108,6 +122,7 @@ class Strict(BaseModel):
     def _drop_harmless(cls, values: Any) -> Any:
         if isinstance(values, dict):
             _check_names(values)
+            _check_parts(values)
         if not isinstance(values, dict) or not cls.harmless:
             return values
         return {name: value for name, value in values.items() if not cls._asks_for_nothing(name, value)}
