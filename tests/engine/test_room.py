@@ -9,14 +9,20 @@ import torch
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.recordings import Recordings
+from snugvl.engine.memory import room as room_module
 from snugvl.engine.memory.pressure import DeviceMemory, Planned, Watch
-from snugvl.engine.memory.room import SMALL_BYTES, Room
+from snugvl.engine.memory.room import SMALL_BYTES, STATES_SMALL_BYTES, Room
 from tests.engine.test_pressure import BLOCK, CONFIG, Card, steps
 from tests.engine.test_step_graphs import Again
 from tests.engine.toy import Toy, oracle, request, tokens
 
 MIB = 1 << 20
 GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def no_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room_module, "pooled_bytes", lambda: 0)
 
 
 def room_of(held_mib: int) -> Room:
@@ -37,6 +43,33 @@ def test_what_is_missing_is_taken_and_left_with_the_allocator(monkeypatch: pytes
         whole.claim()  # 6 MiB are missing, and small tensors need more
     wanted = {"dtype": torch.uint8, "device": GPU}
     assert taken == [((1000 - 800 - 44) * MIB - SMALL_BYTES, wanted)]
+
+
+def test_graphs_that_are_there_are_not_to_come_and_states_leave_more_for_small_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int] = []
+    here = room_of(800)
+    with monkeypatch.context() as patch:
+        patch.setattr(Toy, "device", GPU)
+        patch.setattr(torch, "empty", lambda nbytes, **_wanted: taken.append(nbytes))
+        patch.setattr(room_module, "pooled_bytes", lambda: 32 * MIB)
+        here.claim()
+        patch.setattr(room_module, "pooled_bytes", lambda: 64 * MIB)
+        here.claim()
+        patch.setattr(here._runner.cache, "states", object())
+        here.claim()
+    few, all_of_them = (1000 - 800 - 12) * MIB - SMALL_BYTES, (1000 - 800) * MIB - SMALL_BYTES
+    assert taken == [few, all_of_them, all_of_them - STATES_SMALL_BYTES]
+
+
+def test_the_workspace_is_claimed_again_when_a_graph_needed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, claims = room_of(800), [0]
+    monkeypatch.setattr(here, "claim", lambda: claims.append(1))
+    here._runner.graphs.released = True
+    here.wanted(at_once=False)
+    here.wanted(at_once=False)
+    assert claims == [0, 1]
 
 
 def test_cublas_comes_before_the_workspace_and_both_before_the_first_step(

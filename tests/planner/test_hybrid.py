@@ -13,7 +13,7 @@ from snugvl.engine.memory.caches import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models import linear_attention, loader
 from snugvl.models.qwen3_5 import Qwen35
-from snugvl.planner.footprint import hybrid, native, vision
+from snugvl.planner.footprint import allocator, hybrid, native, vision
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.kv import state_bytes, state_component
 from snugvl.planner.footprint.weights import tower_bytes
@@ -43,24 +43,43 @@ def network(size: str) -> Qwen35:
         return Qwen35(parse_config(values, size)).to(torch.bfloat16)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("tokens", [512, 2048])
-def test_a_linear_layers_workspace(size: str, tokens: int) -> None:
-    model = network(size)
+def linear_layer(model: Qwen35, tokens: int, trace: Trace) -> int:
+    """The peak of what a linear layer takes for so many tokens."""
     cache = allocate(model, EngineConfig(num_blocks=1, max_num_seqs=1))
     ints = torch.zeros(tokens, dtype=torch.int64, device=META)
     metadata = AttentionMetadata((tokens,), (tokens,), ints, ints[None], 16, seats=ints[:1])
     x = torch.empty(tokens, model.config.text.hidden_size, dtype=torch.bfloat16, device=META)
-    layer, trace = model.decoder.layers[0], Trace()
+    layer = model.decoder.layers[0]
     assert cache.states is not None
     for tensor in (*model.parameters(), cache.states.recurrent, cache.states.inputs, ints):
         trace.keep(tensor)
     with torch.inference_mode(), trace:
         trace.keep(x)
         layer.linear_attn(x, layer.input_layernorm, cache, metadata)
-    peak = trace.peak + x.nbytes
+    return trace.peak
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("tokens", [512, 2048])
+def test_a_linear_layers_workspace(size: str, tokens: int) -> None:
+    peak = linear_layer(network(size), tokens, Trace()) + tokens * model_of(size).facts.text.hidden_size * 2
     assert peak <= hybrid.attention_bytes(model_of(size), 2, tokens) <= peak * 1.2
     assert hybrid.PIECE == linear_attention.PIECE
+
+
+class Small(Trace):
+    """Counts tensors of up to 1 MiB alone."""
+
+    def _add(self, storage: torch.UntypedStorage, what: str) -> None:
+        if storage.nbytes() <= allocator.SMALL_BYTES:
+            super()._add(storage, what)
+
+
+@pytest.mark.parametrize("size", ["0.8B", "2B", "4B"])
+def test_small_tensors_of_a_linear_layer(size: str) -> None:
+    model = network(size)
+    peaks = [linear_layer(model, tokens, Small()) for tokens in (1, 16, 64, 65, 128, 200, 256, 512)]
+    assert 8 << 20 < max(peaks) <= hybrid.SMALL_BYTES - (2 << 20), "and what lies idle between them"
 
 
 @pytest.mark.parametrize("size", SIZES)

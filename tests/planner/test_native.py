@@ -14,6 +14,7 @@ from snugvl.config import EngineConfig
 from snugvl.engine.graphs import decode as graphs
 from snugvl.engine.graphs.pictures import PATCHES, PictureGraphs
 from snugvl.engine.graphs.steps import StepGraphs
+from snugvl.engine.memory import room
 from snugvl.engine.sampling import sampler
 from snugvl.layers import linear as layers
 from snugvl.layers.linear import Linear
@@ -21,7 +22,7 @@ from snugvl.models import loader
 from snugvl.models.qwen3_vl import Qwen3VL
 from snugvl.models.tensor_files import CHUNK_BYTES, dequantise
 from snugvl.planner.capabilities import NATIVE_STEPS
-from snugvl.planner.footprint import native, step_graphs, vision
+from snugvl.planner.footprint import hybrid, native, step_graphs, vision
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import LABELS, weight_bytes, weight_components
 from snugvl.planner.inventory import inventory
@@ -114,6 +115,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert (engine_graphs.TOKENS, PATCHES, packing.TABLE, recordings.SMALL_BYTES, recordings.MOST) == (
         step_graphs.TOKENS, step_graphs.PATCHES, step_graphs.TABLE, step_graphs.SMALL_BYTES, step_graphs.MOST
     )  # fmt: skip
+    assert room.STATES_SMALL_BYTES == hybrid.SMALL_BYTES
     assert (native.READERS[0], native.PIECE_BYTES) == (loader.GPU_READERS, CHUNK_BYTES)
     for chunk, sequences in NATIVE_STEPS:
         EngineConfig(1, max_batched_tokens=chunk, max_num_seqs=sequences)

@@ -22,6 +22,14 @@ def head(length: int | str, path: str = "/tokenize", extra: str = "") -> bytes:
     ).encode()
 
 
+def read_to(link: socket.socket, end: bytes) -> bytes:
+    """What comes until something ends so, which may take several pieces, or the connection does."""
+    data = b""
+    while not data.endswith(end) and (piece := link.recv(65536)):
+        data += piece
+    return data
+
+
 def answered(base: str, data: bytes) -> bytes:
     """All that comes back from a server that gives a head little time; once more where we were slower."""
     while True:

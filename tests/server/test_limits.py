@@ -14,7 +14,7 @@ from snugvl.server.settings import ServerSettings
 from tests.patience import until
 from tests.server.fake import FakeService, Script
 from tests.server.live import live
-from tests.server.raw import answered, connect, head, read_all
+from tests.server.raw import answered, connect, head, read_all, read_to
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 STREAM = {**CHAT, "stream": True}
@@ -68,13 +68,12 @@ def test_a_connection_that_rests_between_requests_is_kept() -> None:
     with live(FakeService(), ServerSettings(read_timeout_s=0.1)) as base:
         while True:
             with connect(base, request) as link:
-                first = link.recv(65536)
-                if not first:
+                if not (first := read_to(link, b"}")):
                     continue  # we were slower than that
                 assert first.startswith(b"HTTP/1.1 200")
                 time.sleep(0.3)
                 link.sendall(request)
-                assert link.recv(65536).startswith(b"HTTP/1.1 200")
+                assert read_to(link, b"}").startswith(b"HTTP/1.1 200")
                 break
 
 

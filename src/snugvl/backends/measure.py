@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from snugvl.backends.service import Load
+from snugvl.engine.memory.shortage import pooled_bytes
 from snugvl.hardware import host
 from snugvl.ledger import Ledger, LedgerRow
 
@@ -94,9 +95,7 @@ class Meter:
     def _graphs(self, reserved: int) -> int:
         """Bytes of torch's private pools. Looked up only when torch holds more or less than last time."""
         if self._pooled[0] != reserved:
-            segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
-            pooled = (s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
-            self._pooled = (reserved, sum(pooled))
+            self._pooled = (reserved, pooled_bytes())
         return self._pooled[1]
 
     def _in_main_memory(self, parts: dict[str, int], used: dict[str, int]) -> Ledger:

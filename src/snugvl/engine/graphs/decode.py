@@ -17,12 +17,13 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import Any
 
 import torch
 
 from snugvl.engine.graphs.recordings import captured
-from snugvl.engine.memory.shortage import out_of_memory
+from snugvl.engine.memory.shortage import out_of_memory, release
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import Batch, Network
@@ -73,6 +74,8 @@ class DecodeGraphs:
 
     Attributes:
         captures: graphs captured, each again after a `clear`.
+        released: whether one was short of memory, so that torch gave the driver back what nobody used, the
+            workspace that was claimed included. For whoever claims it again, and says so.
     """
 
     def __init__(self, model: Network, cache: KVCache, max_model_len: int, sizes: Rows[int] = SIZES) -> None:
@@ -81,6 +84,7 @@ class DecodeGraphs:
         self._table_width = -(-max_model_len // cache.block_size)
         self._sizes = tuple(sizes)
         self.captures = 0
+        self.released = False
         self._graphs: dict[int, _Graph] = {}
         self._short: set[int] = set()  # sizes that memory was short of
         self._pool: Any = None  # of memory, which torch shares among captures
@@ -89,20 +93,29 @@ class DecodeGraphs:
     def made(self, sequences: int) -> bool:
         """Whether there is a graph for so many, captured now if need be.
 
-        One that memory was short of isn't tried again before `clear`; its steps run without.
+        One that memory was short of is tried once more with all that torch keeps for later given back, which
+        it can't do while it records; then not before `clear`: its steps run without.
         """
         size = self._size(sequences)
-        if size in self._graphs:
-            return True
-        if size not in self._short:
-            try:
-                self._graph(sequences)
-            except Exception as error:
-                if not out_of_memory(error):
-                    raise
+        if size not in self._graphs and size not in self._short and not self._fits(sequences):
+            self.released = True
+            release(self._model.device)
+            if not self._fits(sequences):
                 self._short.add(size)
-                logger.warning("no memory for the CUDA graph of %d sequences: %s", size, error)
+                logger.warning("no memory for the CUDA graph of %d sequences: its steps run without", size)
         return size in self._graphs
+
+    def _fits(self, sequences: int) -> bool:
+        """Whether there was memory to capture a graph for so many."""
+        try:
+            self._graph(sequences)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            logger.info("no memory for a CUDA graph: %s", error)
+            clear_frames(error.__traceback__)  # they hold the step's tensors
+            return False
+        return True
 
     def record_next(self, sequences: int) -> bool:
         """Capture the smallest graph that is missing of those for up to so many; whether others are."""

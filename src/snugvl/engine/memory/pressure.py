@@ -268,9 +268,12 @@ class Watch:
         if self._told is not None:
             self._told()
 
-    def missing_bytes(self, blocks: int) -> int:
-        """What torch should hold beside a cache of `blocks` and doesn't yet, graphs left out."""
-        graphs = max(self._planned.graph_bytes - self.given_bytes, 0)
+    def missing_bytes(self, blocks: int, graphs_held: int = 0) -> int:
+        """What torch should hold beside a cache of `blocks` and doesn't yet, graphs left out.
+
+        `graphs_held`: what it holds for graphs already.
+        """
+        graphs = max(self._planned.graph_bytes - self.given_bytes - graphs_held, 0)
         return max(self._to_come(blocks, self._read().held_bytes) - graphs, 0)
 
     def _slack(self, memory: DeviceMemory, blocks: int) -> int:

@@ -16,10 +16,14 @@ from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.recordings import SMALL_BYTES
 from snugvl.engine.memory.caches import refit
 from snugvl.engine.memory.pressure import Watch, sizes
+from snugvl.engine.memory.shortage import pooled_bytes
 from snugvl.engine.runner import Runner
 from snugvl.engine.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
+
+# Small tensors of linear attention more: of short prompts all that it computes with in float32 is small.
+STATES_SMALL_BYTES = 16 << 20
 
 
 class Room:
@@ -50,6 +54,9 @@ class Room:
 
         Before it gets smaller the recordings go, which only save time; they come back after it has grown.
         """
+        if self._runner.graphs.released:
+            self._runner.graphs.released = False
+            self.claim()
         now, recordings = self._scheduler.pool.num_blocks, self._runner.recordings
         if recordings is not None:
             self._watch.given_bytes = 0 if recordings.on else self._config.step_graph_bytes
@@ -115,8 +122,11 @@ class Room:
         when somebody else has taken the memory: at the start, and after all went back to the driver.
         """
         device = self._runner.model.device
-        missing = self._watch.missing_bytes(self._scheduler.pool.num_blocks) - SMALL_BYTES
-        if device.type != "cuda" or missing <= 0:
+        if device.type != "cuda":
+            return
+        small = SMALL_BYTES + (0 if self._runner.cache.states is None else STATES_SMALL_BYTES)
+        missing = self._watch.missing_bytes(self._scheduler.pool.num_blocks, pooled_bytes()) - small
+        if missing <= 0:
             return
         try:
             torch.empty(missing, dtype=torch.uint8, device=device)

@@ -71,6 +71,12 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def pooled_bytes() -> int:
+    """What torch's private pools hold: those of CUDA graphs, the library's workspace there included."""
+    segments = torch.cuda.memory_snapshot(include_traces=False)  # type: ignore[no-untyped-call]
+    return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0))
+
+
 def _held(device: torch.device) -> str:
     """What torch holds, what it may hold at most, what nobody holds."""
     if device.type != "cuda":

@@ -240,6 +240,7 @@ def native_components(
     # The cache and the graphs come when the weights are there: their place is free while loading.
     loading = max(0, loading_bytes(model, settings, READERS[-1]) - kv_bytes - graphs)
     rows = settings.sequences
+    small = SMALL_TENSORS_BYTES + (hybrid.SMALL_BYTES if hybrid.has_states(model) else 0)
     return [
         Component(KERNELS, KERNEL_BYTES, basis="measured", why="and the driver's part of graphs, on an H200"),
         Component(LATE, LATE_BYTES, basis="measured", why="the driver loads some when they first run"),
@@ -250,7 +251,7 @@ def native_components(
             why=f"up to {graph_sizes(settings.sequences)[-1]} sequences",
         ),
         Component(GRAPHS_LIBRARY, library),
-        Component("small tensors", SMALL_TENSORS_BYTES, basis="measured", why="and holes between large ones"),
+        Component("small tensors", small, basis="measured", why="and holes between large ones"),
         Component("loading buffers", loading, "load", "predicted", "one reader, beyond the cache's place"),
         Component(
             "prefill workspace",
