@@ -103,21 +103,21 @@ async def stream(client: httpx.AsyncClient, path: str, talking: asyncio.Semaphor
 
 async def kill_while_streaming(served: Served) -> None:
     """Four streams and one whole answer run; kill; look at each."""
-    async with httpx.AsyncClient(base_url=served.base, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=served.base, timeout=900) as client:
         talking = asyncio.Semaphore(0)
         whole = asyncio.create_task(client.post(CHAT, json=chat(Random(0), max_tokens=TOKENS, **ENDLESS)))
         streams = {path: asyncio.create_task(stream(client, path, talking)) for path in STREAMS}
         for _ in STREAMS:
-            await asyncio.wait_for(talking.acquire(), 60)
+            await asyncio.wait_for(talking.acquire(), 900)
         engine = served.engine
         assert engine is not None
         engine.kill()
         for path, task in streams.items():
-            events = await asyncio.wait_for(task, 30)
+            events = await asyncio.wait_for(task, 900)
             ended = STREAMS[path][1]
             check(ended(json.loads(events[-1])), f"the stream of {path} ends with its error", events[-1])
             print(f"    after {len(events) - 1} events: {events[-1][:160]}")
-        answer = await asyncio.wait_for(whole, 30)
+        answer = await asyncio.wait_for(whole, 900)
         error = answer.json()["error"]
         check(
             answer.status_code == 500 and "SIGKILL" in error["message"], "a whole answer is an error", error
@@ -136,7 +136,7 @@ def serves(served: Served, restarts: int) -> None:
     """It came back by itself, and answers."""
     health = served.wait("ready")
     check(health["restarts"] == restarts, f"ready again by itself, {restarts} restarts", health)
-    answer = httpx.post(served.base + CHAT, json=chat(Random(0)), timeout=60)
+    answer = httpx.post(served.base + CHAT, json=chat(Random(0)), timeout=900)
     check(answer.status_code == 200, "and it serves", answer.text)
 
 

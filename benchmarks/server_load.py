@@ -33,7 +33,7 @@ SAMPLE = 500  # requests between two looks at memory
 SETTLE = 2000  # requests after which memory should no longer grow: caches and what `heap.py` keeps are full
 GROWTH_MIB = 16.0  # over 4,000 requests; 4 KiB a request would be a leak
 FILES = 16  # more open than before: what a pool of connections may keep
-TIMEOUT_S = 300.0
+TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ async def beyond_the_limit(base: str, clients: int) -> Counter[int]:
     return Counter(answer.status_code for answer in answers)
 
 
-def idle(served: Served, seconds: float = 20.0) -> str | None:
+def idle(served: Served, seconds: float = 300.0) -> str | None:
     """What is still held when everybody has left."""
     end = time.monotonic() + seconds
     while True:

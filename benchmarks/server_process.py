@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-START_S = 120.0
+START_S = 600.0
 STOP_S = 40.0
 API = re.compile(r"^API +(http://\S+)/v1 ", re.M)
 ENGINE = "snugvl.engine_process"
@@ -54,7 +54,7 @@ class Served:
 
     def get(self, path: str) -> Any:
         """The JSON of a path, whatever its status."""
-        return httpx.get(self.base + path, timeout=30).json()
+        return httpx.get(self.base + path, timeout=START_S).json()
 
     def wait(self, state: str, seconds: float = START_S) -> dict[str, Any]:
         """Wait until /health is in that state, and return it."""

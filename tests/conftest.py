@@ -13,23 +13,28 @@ if not Path("/dev/nvidia0").exists():
 # for one another, and those of OpenMP wait by spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import httpx
 import pytest
 import torch
 
 from tests import checkpoints
+from tests.patience import PATIENCE_S
 
 torch.set_num_threads(1)
+# Where a test doesn't say how long it waits for a server: httpx's five seconds pass on a busy machine.
+httpx._config.DEFAULT_TIMEOUT_CONFIG.__init__(PATIENCE_S)  # type: ignore[misc]
 # Looking for garbage among the million objects of torch and transformers took a seventh of all tests' time.
 gc.set_threshold(100_000, 50, 1000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The two longest tests begin first: at the end, one process would run them while the others idle.
+    """The longest tests begin first: at the end, one process would run them while the others idle.
 
     xdist gives each process a stretch of the list, so they begin two of the stretches.
     """
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    for process, name in enumerate(("test_types_are_clean", "test_a_real_vllm_keeps_the_contract")):
+    longest = ("test_types_are_clean", "test_a_real_vllm_keeps_the_contract", "test_the_python_clients")
+    for process, name in enumerate(longest):
         for index, item in enumerate(items):
             if item.name == name:
                 items.insert(process * len(items) // processes, items.pop(index))

@@ -4,12 +4,10 @@ import torch
 
 from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskThreads, fill_allowed
 
-THREADS = MaskThreads(1)
-
 
 def mask_of(state: GrammarState, vocab: int) -> Mask:
     """As the engine makes it."""
-    return Mask(state, vocab, THREADS, "test")
+    return Mask(state, MaskThreads(1, vocab), "test")
 
 
 def allowed_by(state: GrammarState, vocab: int) -> torch.Tensor:

@@ -43,7 +43,7 @@ def gpu(free_bytes: int, **changes: Any) -> Place:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(free=st.integers(1 << 20, 60 * GIB), weights=st.sampled_from([None, "bf16", "int4"]))
 def test_never_more_than_may_be_used(facts: ModelFacts, free: int, weights: Any) -> None:
     place = gpu(free)

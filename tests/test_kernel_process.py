@@ -15,7 +15,7 @@ import pytest
 from snugvl import kernel_process
 from snugvl.engine import ahead
 from snugvl.engine.ahead import Report
-from tests.server.raw import until
+from tests.patience import until
 
 
 def test_it_does_what_it_is_told_at_the_lowest_priority_and_reports(

@@ -7,7 +7,7 @@ bug         raises what is no SnugvlError while loading
 broken      reports a CheckpointError
 once PATH   loads if PATH doesn't exist, and creates it; then reports DoesNotFit
 stuck       loads, then its engine's thread never answers
-slow        takes its time to load
+slow        takes its time to load: all there is
 """
 
 import logging
@@ -23,7 +23,7 @@ from typing import Any
 from snugvl.backends.child import Report, attach, run
 from snugvl.backends.hosted import HostedModel
 from snugvl.backends.mailbox import Mailbox
-from snugvl.backends.protocol import Capabilities, Delta, Picture, Request, Text, Usage
+from snugvl.backends.protocol import Capabilities, Delta, GoOn, Picture, Request, Text, Usage, going_on
 from snugvl.backends.service import Load, Tokens
 from snugvl.backends.wire import EngineChoice
 from snugvl.errors import CheckpointError, DoesNotFit, OutputError, QueueFull, RequestTooLarge
@@ -79,7 +79,7 @@ class Backend:
         self.questions = 0
         self.released = threading.Event()
 
-    def submit(self, request: Request) -> Stream:
+    def submit(self, request: Request, go_on: GoOn = going_on) -> Stream:
         part = request.messages[0].content[0] if request.messages else None
         text = part.text if isinstance(part, Text) else ""
         if text in REFUSALS:
@@ -94,7 +94,7 @@ class Backend:
         if text == "think":
             time.sleep(0.3)
         if text == "wait":
-            self.released.wait(60)
+            self.released.wait()
         if text == "release":
             self.released.set()
         return Stream(self, request)
@@ -113,7 +113,7 @@ class Backend:
     def memory(self) -> Mapping[str, int]:
         return {}
 
-    def tokenize(self, prompt: Any, tools: Any = None) -> Tokens:
+    def tokenize(self, prompt: Any, tools: Any = None, go_on: GoOn = going_on) -> Tokens:
         return Tokens(tuple(map(ord, prompt)))
 
     def detokenize(self, ids: tuple[int, ...]) -> str:
@@ -151,7 +151,7 @@ def load(choice: EngineChoice, report: Report) -> HostedModel:
             raise DoesNotFit("needs 9 GiB, 1 GiB is free")
         Path(path).touch()
     if name == "slow":
-        time.sleep(1.0)
+        time.sleep(1000)
     meter = SimpleNamespace(read=lambda _memory, _load: Ledger("nothing", (), 3, 2, 1))
     return HostedModel(Backend(name), meter)  # type: ignore[arg-type]
 

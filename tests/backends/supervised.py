@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 from snugvl.backends.protocol import Delta, Request, Stream, Text, user
 from snugvl.backends.supervised import EngineChoice, SupervisedEngine, Supervision
 from snugvl.sampling import SamplingParams
+from tests.patience import NEVER_S
 
+FOREVER = 100_000_000  # tokens: far more than come while a test waits
 COMMAND = (sys.executable, str(Path(__file__).parent / "fake_child.py"))
-QUICK = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=30.0)
-PATIENCE_S = 60.0
+QUICK = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=NEVER_S)
 
 
 @asynccontextmanager
@@ -24,12 +25,6 @@ async def engine(model: str = "echo", supervision: Supervision = QUICK) -> Async
         yield service
     finally:
         await service.close()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

@@ -13,7 +13,7 @@ from snugvl.errors import RequestError
 from snugvl.hardware import host
 from snugvl.layers.kernels.device import Hardware
 from tests.engine.toy import engine
-from tests.server.raw import until
+from tests.patience import PATIENCE_S, until
 
 READS = "import sys; order = sys.stdin.buffer.read(); "
 SAYS = 'print(\'a remark\'); print(\'{"kernels": 3, "failed": ["gemm: too large"]}\')'
@@ -85,7 +85,7 @@ def test_stopping_ends_the_process_and_says_nothing(
     thread.start()
     until(lambda: kernels._process is not None)
     kernels.stop()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     kernels.compile(wanted, tmp_path, "3.6.0")
     assert not caplog.messages

@@ -12,9 +12,10 @@ from snugvl.backends.launch import Launched
 from snugvl.backends.protocol import Capabilities
 from snugvl.backends.supervised import EngineChoice, SupervisedEngine
 from snugvl.hardware.describe import describe
-from tests.backends.supervised import COMMAND, QUICK, read, run, say, until
+from tests.backends.supervised import COMMAND, QUICK, read, run, say
+from tests.patience import until_async as until
 
-SLEEPER = (sys.executable, "-c", "import time; time.sleep(60)")
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(10000)")
 
 
 def test_a_process_that_nobody_takes_is_ended() -> None:

@@ -5,8 +5,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from snugvl.inputs.prompt import Processor
 from snugvl.models.qwen3_vl import Qwen3VL
 from snugvl.sampling import SamplingParams
 from tests.backends.conftest import make_backend
+from tests.patience import PATIENCE_S, until
 
 QUESTION = "What is in this image?"
 
@@ -33,13 +32,6 @@ def request(text: str = QUESTION, **sampling: Any) -> Request:
 
 def text_of(backend: NativeBackend, **sampling: Any) -> str:
     return "".join(delta.text for delta in backend.submit(request(**sampling)))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "waited 10 s in vain"
-        time.sleep(0.005)
 
 
 def test_text_comes_in_pieces_and_ends_with_a_reason(backend: NativeBackend) -> None:
@@ -91,7 +83,7 @@ def test_a_stop_string_ends_the_text_before_it_wherever_tokens_split(backend: Na
         deltas = list(backend.submit(request(stop=(stop,))))
         assert "".join(delta.text for delta in deltas) == whole[: whole.index(stop)]
         assert (deltas[-1].finish_reason, deltas[-1].stop) == ("stop", stop)
-    wait_until(lambda: backend.memory()["vision_inputs"] == 0)
+    until(lambda: backend.memory()["vision_inputs"] == 0)
     backend._worker.call(backend._engine.check_integrity)
 
 
@@ -144,7 +136,7 @@ def test_closing_a_stream_frees_what_it_held(backend: NativeBackend) -> None:
     next(iter(stream))
     stream.close()
     stream.close()
-    wait_until(lambda: not backend._engine.has_work)
+    until(lambda: not backend._engine.has_work)
     backend._worker.call(backend._engine.check_integrity)
     assert not backend._receivers
 
@@ -152,7 +144,7 @@ def test_closing_a_stream_frees_what_it_held(backend: NativeBackend) -> None:
 def test_dropping_a_stream_frees_what_it_held(backend: NativeBackend) -> None:
     backend.submit(request(max_tokens=1500))
     gc.collect()
-    wait_until(lambda: not backend._engine.has_work)
+    until(lambda: not backend._engine.has_work)
 
 
 def test_a_cancelled_reader_does_not_disturb_the_engine(backend: NativeBackend) -> None:
@@ -179,7 +171,7 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers(backend: Nativ
 def test_a_full_queue_is_said(network: Qwen3VL, processor: Processor) -> None:
     backend = make_backend(network, processor, max_waiting=1, max_num_seqs=1)
     streams = [backend.submit(request(max_tokens=1000))]
-    wait_until(lambda: backend._engine.stats.running == 1)
+    until(lambda: backend._engine.stats.running == 1)
     streams.append(backend.submit(request(max_tokens=1000)))
     with pytest.raises(QueueFull, match="waiting"):
         backend.submit(request(max_tokens=1000))
@@ -227,9 +219,9 @@ def test_closing_the_backend_ends_readers_with_an_error(network: Qwen3VL, proces
 
     reader = threading.Thread(target=read)
     reader.start()
-    wait_until(lambda: bool(seen))
+    until(lambda: bool(seen))
     backend.close()
-    reader.join(timeout=10)
+    reader.join(timeout=PATIENCE_S)
     assert not reader.is_alive()
     assert isinstance(seen[-1], EngineError)
     with pytest.raises(EngineError, match="closed"):
@@ -242,7 +234,7 @@ def test_a_backend_that_is_dropped_stops_its_thread(network: Qwen3VL, processor:
     thread = backend._worker._thread
     del backend
     gc.collect()
-    wait_until(lambda: not thread.is_alive())
+    until(lambda: not thread.is_alive())
 
 
 def test_a_script_that_never_closes_its_model_ends_quietly(folder: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from snugvl.backends.neighbours import Neighbours, grown
 from snugvl.hardware.machine import Gpu, Machine, Tenant
+from tests.patience import PATIENCE_S
 
 MIB = 1 << 20
 GPU = Gpu(0, "a card", 8192 * MIB, 4096 * MIB, tenants=(Tenant("desktop", 400 * MIB, 7),))
@@ -33,14 +34,14 @@ def test_it_logs_from_a_thread_of_its_own(caplog: pytest.LogCaptureFixture) -> N
         nonlocal looks
         looks += 1
         looking.set()
-        may_go.wait(10)
+        may_go.wait(PATIENCE_S)
         return machine
 
     neighbours = Neighbours(GPU, 99, look)
     neighbours()
-    assert looking.wait(10)
+    assert looking.wait(PATIENCE_S)
     neighbours()  # one look is enough
     may_go.set()
-    assert neighbours._busy.acquire(timeout=10)
+    assert neighbours._busy.acquire(timeout=PATIENCE_S)
     assert looks == 1
     assert "GPU memory taken by other programs since the start: game (pid 12) 900 MiB more" in caplog.text

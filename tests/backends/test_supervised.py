@@ -22,7 +22,8 @@ from snugvl.errors import (
 )
 from snugvl.region import Region
 from snugvl.sampling import SamplingParams
-from tests.backends.supervised import engine, read, run, say, until
+from tests.backends.supervised import FOREVER, engine, read, run, say
+from tests.patience import until_async as until
 
 
 def test_loads_serves_and_leaves_no_process() -> None:
@@ -112,7 +113,7 @@ def test_a_reader_that_leaves_ends_its_request(leave: str) -> None:
     async def test() -> None:
         async with engine() as service:
             await until(lambda: service.health.ready)
-            stream = await service.submit(say("hello", 100_000))
+            stream = await service.submit(say("hello", FOREVER))
             await until(lambda: service.snapshot and service.snapshot.load.running == 1)
             if leave == "close":
                 stream.close()
@@ -136,13 +137,18 @@ def test_a_request_cancelled_while_it_is_prepared_never_runs() -> None:
     async def test() -> None:
         async with engine() as service:
             await until(lambda: service.health.ready)
-            submitting = asyncio.create_task(service.submit(say("think", 100_000)))
-            await asyncio.sleep(0.1)
+            submitting = asyncio.create_task(service.submit(say("wait", FOREVER)))
+            await until(lambda: service._process and service._process.running == 1)
             submitting.cancel()
-            await asyncio.wait([submitting])
+            await asyncio.sleep(0.05)
             assert service._process is not None
+            assert not submitting.done(), "its work goes on, and counts"
+            assert service._process.running == 1
+            await read(await service.submit(say("release")))  # it would run now
+            await asyncio.wait([submitting])
+            assert submitting.cancelled()
             assert service._process.running == 0
-            await read(await service.submit(say("think")))  # longer than the other would take to start
+            await read(await service.submit(say("think")))  # longer than it would take to start
             await until(lambda: service.snapshot and service.snapshot.load.running == 0)
 
     run(test())

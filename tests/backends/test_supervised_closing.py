@@ -13,7 +13,9 @@ from snugvl.errors import (
     EngineError,
     EngineUnavailable,
 )
-from tests.backends.supervised import COMMAND, PATIENCE_S, engine, read, run, say, until
+from tests.backends.supervised import COMMAND, engine, read, run, say
+from tests.patience import PATIENCE_S
+from tests.patience import until_async as until
 
 
 def test_drain_waits_for_what_runs_and_refuses_what_is_new() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from snugvl.errors import (
     EngineError,
     EngineUnavailable,
 )
-from tests.backends.supervised import engine, read, run, say, until
+from tests.backends.supervised import FOREVER, QUICK, engine, read, run, say
+from tests.patience import until_async as until
+
+PAUSE = r"that was (\d+) times in a row, it starts again in ([\d.e+]+) s"
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
@@ -21,10 +25,10 @@ def test_a_death_ends_streams_with_an_error_and_the_engine_comes_back(how: signa
     async def test() -> None:
         async with engine() as service:
             await until(lambda: service.health.ready)
-            streams = [await service.submit(say("hello", 100_000)) for _ in range(3)]
+            streams = [await service.submit(say("hello", FOREVER)) for _ in range(3)]
             readers = [asyncio.create_task(read(stream)) for stream in streams]
-            preparing = asyncio.create_task(service.submit(say("think")))
-            await asyncio.sleep(0.05)
+            preparing = asyncio.create_task(service.submit(say("wait")))
+            await until(lambda: service._process and service._process.running == 4)
             pid = service.pid
             assert pid is not None
             os.kill(pid, how)
@@ -72,10 +76,14 @@ def test_ctrl_c_in_the_terminal_is_the_servers_business() -> None:
 )
 def test_deaths_in_a_row_back_off_and_say_why(model: str, why: str) -> None:
     async def test() -> None:
-        async with engine(model, Supervision(ping_s=0.05, backoff_s=0.01, backoff_max_s=1000.0)) as service:
+        found: list[tuple[str, str]] = []
+        async with engine(model, Supervision(ping_s=0.05, backoff_s=0.01, backoff_max_s=1e6)) as service:
             await until(lambda: service._deaths >= 2)
             assert service.health.state in ("starting", "restarting")
-            await until(lambda: "4 times in a row, it starts again in 0.02 s" in service.health.detail)
+            # The pauses double until one is seen.
+            await until(lambda: found.extend(re.findall(PAUSE, service.health.detail)) or found)
+            times, pause_s = found[0]
+            assert float(pause_s) == pytest.approx(0.01 * 2 ** (int(times) - 3), rel=1e-3)
             assert service.failure is None
             with pytest.raises(EngineUnavailable, match=f"(?s){why}"):
                 await service.submit(say("hello"))
@@ -88,7 +96,7 @@ def test_a_process_that_can_not_be_started_is_tried_again() -> None:
         service = SupervisedEngine(EngineChoice(), Supervision(backoff_s=0.01), ("/not/there",))
         await service.start()
         await until(
-            lambda: "can't be started" in service.health.detail and "3 times" in service.health.detail
+            lambda: "can't be started" in service.health.detail and " times in a row" in service.health.detail
         )
         assert service.health.state == "restarting"
         await service.close()
@@ -136,7 +144,9 @@ def test_memory_that_others_took_meanwhile_is_waited_for(tmp_path: Path) -> None
             await until(lambda: service.health.ready)
             assert service.pid is not None
             os.kill(service.pid, signal.SIGKILL)
-            await until(lambda: "needs 9 GiB, 1 GiB is free; that was 3 times" in service.health.detail)
+            await until(
+                lambda: re.search(r"needs 9 GiB, 1 GiB is free; that was \d+ times", service.health.detail)
+            )
             assert service.health.state == "restarting"
             (tmp_path / "loaded").unlink()
             await until(lambda: service.health.ready)
@@ -147,11 +157,13 @@ def test_memory_that_others_took_meanwhile_is_waited_for(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_process_that_stops_answering_is_killed() -> None:
     async def test() -> None:
-        async with engine(supervision=Supervision(ping_s=0.05, watchdog_s=0.5)) as service:
+        async with engine() as service:
             await until(lambda: service.health.ready)
-            stream = await service.submit(say("hello", 100_000))
+            stream = await service.submit(say("hello", FOREVER))
             assert service.pid is not None
             os.kill(service.pid, signal.SIGSTOP)
+            await until(lambda: service._silent_s > 5 * QUICK.ping_s)  # nothing that it said is on its way
+            service._silent_s += QUICK.watchdog_s  # after as many looks as that takes
             with pytest.raises(EngineError, match="hung: it has not answered for"):
                 await read(stream)
             await until(lambda: service.health.ready)
@@ -160,7 +172,11 @@ def test_a_process_that_stops_answering_is_killed() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_that_never_ends_is_killed() -> None:
+def test_a_step_that_never_ends_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # However long its process takes to start: that it answers is not what is looked at here.
+    silent = property(lambda _: 0.0, lambda *_: None)
+    monkeypatch.setattr(SupervisedEngine, "_silent_s", silent, raising=False)
+
     async def test() -> None:
         supervision = Supervision(ping_s=0.05, snapshot_s=0.05, watchdog_s=1.0)
         async with engine("stuck", supervision) as service:

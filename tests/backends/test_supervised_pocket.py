@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from snugvl.checkpoint.locate import locate
 from snugvl.errors import CheckpointError, DeadlineExceeded, EngineError, RequestError, RequestTooLarge
 from snugvl.hardware import host
 from snugvl.sampling import SamplingParams
+from tests.patience import until_async as until
 
 pytestmark = pytest.mark.slow
-
-PATIENCE_S = 120.0
 
 
 class Running:
@@ -33,15 +32,10 @@ class Running:
         self.service = SupervisedEngine(EngineChoice(device="cpu"), Supervision(snapshot_s=0.05))
         self.run(self.service.start())
         self.run(until(lambda: self.service.health.ready))
+        self.first = self.service.snapshot
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(coroutine)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -166,17 +160,9 @@ def test_the_ledger_has_plan_and_measurement_side_by_side(running: Running) -> N
 
 def test_counters_start_at_zero(running: Running) -> None:
     """The token that warms the engine up is nobody's."""
-
-    async def test() -> None:
-        service = SupervisedEngine(EngineChoice(device="cpu"))
-        await service.start()
-        await until(lambda: service.health.ready)
-        assert service.snapshot is not None
-        load = service.snapshot.load
-        assert (load.prompt_tokens, load.generated_tokens, load.running) == (0, 0, 0)
-        await service.close()
-
-    asyncio.run(test())
+    assert running.first is not None
+    load = running.first.load
+    assert (load.prompt_tokens, load.generated_tokens, load.running) == (0, 0, 0)
 
 
 def test_refusals_arrive_with_their_field(running: Running) -> None:
@@ -192,11 +178,9 @@ def test_refusals_arrive_with_their_field(running: Running) -> None:
 
 def test_a_deadline_counts_from_the_submission(running: Running) -> None:
     async def test() -> None:
-        stream = await running.service.submit(
-            Request((user("hello"),), SamplingParams(max_tokens=3000, ignore_eos=True), deadline_s=0.2)
-        )
+        late = Request((user("hello"),), SamplingParams(max_tokens=3000, ignore_eos=True), deadline_s=0.2)
         with pytest.raises(DeadlineExceeded, match="deadline"):
-            await read(stream)
+            await read(await running.service.submit(late))
 
     running.run(test())
 

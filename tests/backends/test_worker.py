@@ -9,6 +9,7 @@ import snugvl
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Request, Text, user
 from snugvl.errors import EngineError
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_a_bug_in_the_engine_ends_what_runs_and_refuses_what_comes(
         stream = backend.submit(Request((user(Text("hello")),)))
         with pytest.raises(EngineError, match="the engine's thread ended: AttributeError: a bug"):
             list(stream)
-        backend._worker._thread.join(5)
+        backend._worker._thread.join(PATIENCE_S)
         assert [type(error) for error in noted] == [AttributeError]
         with pytest.raises(EngineError):
             backend.submit(Request((user(Text("hello")),)))

@@ -19,6 +19,7 @@ from snugvl.errors import (
     Unauthorized,
 )
 from tests.bench.fake import Fake, answer, event, refusal, serving, streamed
+from tests.patience import PATIENCE_S
 
 WORK = Workload(image=(48, 32), prompt_tokens=None, max_tokens=4, same_image=False, seed=0)
 SETTINGS = Settings(
@@ -30,7 +31,7 @@ SETTINGS = Settings(
     workload=WORK,
     repeat=1,
     warmup=1,
-    timeout_s=20.0,
+    timeout_s=PATIENCE_S,
 )
 GIB = 1 << 30
 
@@ -211,7 +212,7 @@ def test_silence_fails_a_request() -> None:
     calls = iter(range(100))
 
     def silent(body: dict[str, Any]) -> Any:
-        return streamed(answer(body), pause_s=0.0 if next(calls) == 0 else 5.0)
+        return streamed(answer(body), pause_s=0.0 if next(calls) == 0 else PATIENCE_S)
 
     result = measured(Fake(answer=silent), levels=((2, 2),), warmup=0, timeout_s=0.3)
     assert result.levels[0].errors == {"timeout": 2}

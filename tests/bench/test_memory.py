@@ -1,12 +1,12 @@
 """Peaks: of ledgers, and of GPUs by a scripted driver."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from snugvl.bench.memory import GpuWatch, higher
 from snugvl.ledger import Ledger, LedgerRow
+from tests.patience import until
 
 
 def ledger(*rows: LedgerRow, process: int, free: int) -> Ledger:
@@ -40,6 +40,7 @@ class Driver:
     readings: Iterator[int] = field(default_factory=lambda: iter([100, *([100] * 3), 900, *([200] * 10_000)]))
     NVMLError = NVMLError
     shut: bool = False
+    looked: int = 0
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
         return 2
@@ -53,6 +54,7 @@ class Driver:
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
         if handle == 1:
             raise NVMLError
+        self.looked += 1
         return Info(next(self.readings))
 
     def nvmlShutdown(self) -> None:  # noqa: N802
@@ -62,7 +64,7 @@ class Driver:
 def test_the_peak_of_a_gpu_is_seen_between_two_looks() -> None:
     driver = Driver()
     with GpuWatch(driver) as watch:
-        time.sleep(0.2)
+        until(lambda: driver.looked >= 8)
         (peak,) = watch.take()
         (later,) = watch.take()
     assert (peak.name, peak.total_bytes, peak.before_bytes, peak.peak_bytes) == ("GPU 0", 1000, 100, 900)

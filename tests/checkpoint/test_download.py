@@ -120,7 +120,7 @@ def test_when_one_file_fails_the_others_stop_and_keep_what_came(hub: FakeHub, ti
             handler.reply(404, b"")
             return True
         if handler.path.endswith(slow):
-            handler.drip(bytes(size), seconds=3.0)
+            handler.drip(bytes(size), seconds=300.0)
             return True
         return False
 

@@ -112,7 +112,7 @@ class SleepingProcess(Launched):
     """In the place of the engine's process: it imports no torch."""
 
     def __init__(self) -> None:
-        super().__init__((sys.executable, "-S", "-c", "import time; time.sleep(60)"))
+        super().__init__((sys.executable, "-S", "-c", "import time; time.sleep(10000)"))
 
     @property
     def ended(self) -> bool:

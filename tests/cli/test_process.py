@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from PIL import Image
 
 from snugvl.cli import batch
 from snugvl.version import __version__
+from tests.patience import PATIENCE_S, until
 
 FAKE = [sys.executable, "-m", "tests.cli.fake_main"]
 REAL = [sys.executable, "-m", "snugvl.cli"]
@@ -82,12 +82,9 @@ def interrupted(command: list[str], done: Callable[[], bool], **environment: str
         # Started in a shell's background, the suite would hand down an ignored SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not done():
-        time.sleep(0.02)
-    assert done()
+    until(done)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=PATIENCE_S)
     return process.returncode, error
 
 

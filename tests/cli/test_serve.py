@@ -19,6 +19,7 @@ from snugvl.cli.serve_show import Loading, base_url, curl_line
 from snugvl.errors import CheckpointError
 from snugvl.server.settings import ServerSettings
 from tests.cli.conftest import Served
+from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService
 
 MIB = 1024 * 1024
@@ -271,11 +272,11 @@ def test_the_process_does_it_all() -> None:
             words = shlex.split(curl)
             body = words[words.index("-d") + 1]
             headers = {"Content-Type": "application/json"}
-            answer = httpx.post(words[1], content=body, headers=headers, timeout=60)
+            answer = httpx.post(words[1], content=body, headers=headers, timeout=PATIENCE_S)
             assert answer.is_success
             assert answer.json()["choices"][0]["message"]["content"]
             process.terminate()
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
 

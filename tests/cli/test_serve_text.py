@@ -12,6 +12,7 @@ import pytest
 
 from tests import text_checkpoints
 from tests.inputs import pieces
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 PICTURE = "data:image/png;base64,iVBORw0KGgo="
@@ -34,7 +35,7 @@ def serving(*words: str) -> Iterator[str]:
             assert "ready in" in lines[-1], "".join(lines)
             yield url
             process.terminate()
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
 
@@ -47,7 +48,7 @@ def test_a_text_model(tmp_path: Path) -> None:
         model = httpx.get(url + "/v1/models").json()["data"][0]
         assert model["images"] is False
         body = {"model": model["id"], "max_tokens": 5, "messages": [{"role": "user", "content": "the fox"}]}
-        answer = httpx.post(url + "/v1/chat/completions", json=body, timeout=60)
+        answer = httpx.post(url + "/v1/chat/completions", json=body, timeout=PATIENCE_S)
         assert answer.is_success, answer.text
         assert answer.json()["usage"]["completion_tokens"] == 5
         content = [{"type": "image_url", "image_url": {"url": PICTURE}}]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from snugvl.cli import batch, session
 from snugvl.server.settings import ServerSettings
 from tests.cli.conftest import Ran
 from tests.client.conftest import ScriptedEngine, engine, pocket, scripted, unused_url, url  # noqa: F401
+from tests.patience import PATIENCE_S
 from tests.server.live import live
 from tests.tasks.fake import images_of, prompt_of
 
@@ -102,15 +102,16 @@ def test_a_batch_asks_several_at_once_and_keeps_the_order(
         Image.new("RGB", (8 + number, 8)).save(tmp_path / f"{number:02}.png")
     (tmp_path / "07.png").write_text("not a picture")
     lock, running, most = threading.Lock(), 0, 0
-    together = threading.Barrier(2)
+    several = threading.Event()
 
     def script(request: object) -> str:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        with suppress(threading.BrokenBarrierError):
-            together.wait(0.2)
+            if running == 2:
+                several.set()
+        several.wait(PATIENCE_S)  # the first waits for a second
         with lock:
             running -= 1
         return f"{images_of(request)[0].width}"
@@ -235,10 +236,10 @@ def test_ctrl_c_ends_the_requests_that_run(pictures: Path) -> None:
     connection, _ = listener.accept()
     assert connection.recv(1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (130, "")
     assert err.startswith("snugvl: interrupted after 0 of 5 images")
-    connection.settimeout(10)
+    connection.settimeout(PATIENCE_S)
     while connection.recv(65536):
         pass  # what was sent before; then the end
     connection.close()

@@ -28,9 +28,17 @@ from snugvl.ledger import Ledger, LedgerRow
 from snugvl.server.settings import ServerSettings
 from tests.cli.conftest import Ran
 from tests.client.conftest import GIB, LEDGER, ScriptedEngine, engine, listening, scripted, unused_url  # noqa: F401
+from tests.patience import PATIENCE_S
 from tests.server.live import live
 
 Run = Callable[..., Ran]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server on a busy machine is no server that doesn't answer."""
+    monkeypatch.setattr("snugvl.cli.top.PATIENCE_S", PATIENCE_S)
+
 
 LOAD = Load(running=2, waiting=1, free_blocks=30, num_blocks=40, block_size=16, generated_tokens=100)
 MEMORY = Memory(1000.0, LEDGER, LOAD, Health("ready", "pocket is ready"))
@@ -191,7 +199,7 @@ def test_the_first_token_of_a_real_request_is_seen(scripted: str) -> None:
 def test_a_server_that_goes_and_comes_back(engine: ScriptedEngine) -> None:
     with live(engine) as base, Client(base) as client:
         said = json.dumps(client.get("/memory")).encode()
-    with Client(base, timeout=2, max_retries=0) as client:
+    with Client(base, timeout=PATIENCE_S, max_retries=0) as client:
         watch = Watch(client, base)
         with listening(int(base.rpartition(":")[2])) as server:
             server.says(200, said)
@@ -233,7 +241,7 @@ def test_on_a_terminal_until_ctrl_c(scripted: str) -> None:
     process.send_signal(signal.SIGINT)
     for piece in pieces(leader):
         seen += piece
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     os.close(leader)
     assert (process.returncode, errors) == (0, b"")
     assert b"\x1b[?1049h" in seen  # another screen
@@ -242,8 +250,8 @@ def test_on_a_terminal_until_ctrl_c(scripted: str) -> None:
 
 
 def pieces(terminal: int) -> Iterator[bytes]:
-    """What is written to a terminal, until it is closed or 30 s have passed."""
-    end = time.monotonic() + 30
+    """What is written to a terminal, until it is closed or nobody has patience any more."""
+    end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         if not select.select([terminal], [], [], 0.1)[0]:
             continue

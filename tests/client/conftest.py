@@ -14,6 +14,7 @@ import pytest
 from snugvl.backends.protocol import Capabilities, Delta, Message, Request, Stream, ToolUse
 from snugvl.backends.service import Health, Load, Snapshot, Tokens
 from snugvl.ledger import Ledger, LedgerRow
+from tests.patience import PATIENCE_S
 from tests.server.conftest import data_url, picture, pocket, url  # noqa: F401
 from tests.server.live import live
 from tests.tasks.fake import FakeBackend, FakeStream
@@ -150,7 +151,7 @@ def listening(port: int = 0) -> Iterator[RawServer]:
             server.asked.append(Asked(self.command, self.path, dict(self.headers), body))
             if not server.answers:
                 server.held.set()
-                server.hold.wait(20)
+                server.hold.wait(PATIENCE_S)
                 return
             status, headers, answer = server.answers[0]
             if len(server.answers) > 1:

@@ -17,6 +17,7 @@ from snugvl.backends.protocol import Message, Text, ToolCall
 from snugvl.backends.service import Health, Load
 from snugvl.tasks.request import collect
 from tests.client.conftest import LEDGER, RawServer, ScriptedEngine
+from tests.patience import until
 from tests.tasks.fake import images_of, prompt_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "images"
@@ -208,12 +209,8 @@ def test_health_memory_and_models(engine: ScriptedEngine, scripted: str) -> None
 
 def test_a_closed_stream_stops_the_server(engine: ScriptedEngine, scripted: str) -> None:
     engine.delay = 0.02
-    engine.backend._script = lambda _: "word " * 500
+    engine.backend._script = lambda _: "word " * 100_000
     with Client(scripted) as client, client.stream_caption(SHAPES) as stream:
         next(iter(stream))
     (served,) = engine.backend.streams
-    for _ in range(500):
-        if served.closed:
-            break
-        asyncio.run(asyncio.sleep(0.01))
-    assert served.closed
+    until(lambda: served.closed)

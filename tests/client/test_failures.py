@@ -17,6 +17,7 @@ from snugvl.backends.service import Health
 from snugvl.client import failures
 from snugvl.server.settings import ServerSettings
 from tests.client.conftest import RawServer, ScriptedEngine
+from tests.patience import PATIENCE_S
 from tests.server.live import live
 
 PICTURE = Image.new("RGB", (16, 12), "red")
@@ -223,11 +224,11 @@ def test_closing_ends_what_waits_in_another_thread(raw: RawServer) -> None:
     threads = [threading.Thread(target=ask) for _ in range(8)]  # some are still on their way
     for thread in threads:
         thread.start()
-    assert raw.held.wait(10)
+    assert raw.held.wait(PATIENCE_S)
     client.close()
     client.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
     assert not any(thread.is_alive() for thread in threads)
     assert [isinstance(error, snugvl.EngineError) for error in raised] == [True] * 8
     with pytest.raises(snugvl.EngineError, match="client is closed"):

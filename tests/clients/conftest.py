@@ -15,6 +15,7 @@ import pytest
 from filelock import FileLock
 
 from tests.clients.scripted import willing_engine
+from tests.patience import PATIENCE_S
 from tests.server.conftest import pocket, url  # noqa: F401
 from tests.server.live import live
 
@@ -30,9 +31,10 @@ def foreign_python() -> Path:
     """The interpreter of an environment with every Python client."""
 
     def install(folder: Path) -> None:
-        run(sys.executable, "-m", "venv", str(folder / "venv"))
-        pip = (str(folder / "venv" / "bin" / "python"), "-m", "pip", "--disable-pip-version-check")
-        run(*pip, "install", "--quiet", "--no-deps", "-r", str(REQUIREMENTS))
+        run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
+        pip = (sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python"))
+        options = ("--disable-pip-version-check", "--quiet", "--no-deps")
+        run(*pip, "install", *options, "-r", str(REQUIREMENTS))
 
     kind = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return installed(kind, REQUIREMENTS, install) / "venv" / "bin" / "python"
@@ -88,5 +90,5 @@ def run(*command: str, cwd: Path | None = None) -> str:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("OPENAI", "ANTHROPIC"))}
     environment = kept | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, check=True, timeout=900
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=True, timeout=2 * PATIENCE_S
     ).stdout

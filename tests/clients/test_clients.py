@@ -13,16 +13,19 @@ from typing import Any
 import pytest
 
 from tests.clients.conftest import SCRIPTS, run
+from tests.patience import PATIENCE_S
 
 PICTURE = Path(__file__).parents[2] / "examples" / "images" / "shapes.png"
 PYTHON = ["openai_sdk", "langchain_chat", "litellm_chat", "llm_cli", "ollama_client", "anthropic_sdk"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE_S)]
 
 
-@pytest.mark.parametrize("script", PYTHON)
-def test_a_python_client(script: str, foreign_python: Path, url: str, willing_url: str) -> None:
-    check(spoken(str(foreign_python), str(SCRIPTS / f"{script}.py"), url, willing_url, str(PICTURE)))
+def test_the_python_clients(foreign_python: Path, url: str, willing_url: str) -> None:
+    """One after the other: each in a test of its own, several processes would wait for one installation."""
+    for script in PYTHON:
+        print(script)  # which a failure shows
+        check(spoken(str(foreign_python), str(SCRIPTS / f"{script}.py"), url, willing_url, str(PICTURE)))
 
 
 def test_the_openai_sdk_for_node(foreign_node: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

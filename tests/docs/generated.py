@@ -16,16 +16,18 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import schema
-from snugvl.inputs.grammar import MAX_CHARACTERS
-from snugvl.server import body, errors, limits, openapi, validation
+from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
+from snugvl.inputs.trial import CPU_S
+from snugvl.sampling import MAX_STOP, MAX_STOP_CHARACTERS
+from snugvl.server import body, connection, errors, limits, openapi, receiving, validation
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
-from snugvl.server.fields import Strict
+from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Strict
 from snugvl.server.intake import urls
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.metrics import Metrics
 from snugvl.server.ollama.options import Options
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, ShowRequest
-from snugvl.server.openai import media, sampling, tools, upload
+from snugvl.server.openai import media, messages, tools, upload
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, CompletionRequest
 from snugvl.server.openai.responses_schema import ResponseRequest
@@ -172,17 +174,28 @@ def limit_rows() -> list[Limit]:
     return [
         Limit("bytes of a request", _mib(s.max_body_bytes), "`--max-body`"),
         Limit("header lines; their bytes", f"{limits.MAX_HEADERS}; {s.max_header_bytes:,}"),
+        Limit("bytes of all bodies at once, beyond 1 MiB each", _mib(receiving.BODIES * s.max_body_bytes)),
+        Limit("characters of a prompt, white space included", "context × the longest token's"),
+        Limit("bytes of trailers, and of what describes chunks", f"{s.max_header_bytes:,}"),
+        Limit("bytes of requests sent before the last one is answered", f"{connection.PIPELINED_BYTES:,}"),
         Limit("requests at once, waiting ones included", str(s.max_concurrent), "`--max-concurrent`"),
         Limit("seconds of one request", f"{s.deadline_s:g}", "`--deadline`"),
         Limit("requests a minute of one key", "no limit", "`--key-requests-per-minute`"),
         Limit("requests at once of one key", "no limit", "`--key-concurrent`"),
         Limit("seconds for the head of a request", f"{s.read_timeout_s:g}"),
         Limit("seconds that a client may leave its stream unread", f"{s.write_timeout_s:g}"),
-        Limit("JSON: levels; values", f"{body.MAX_DEPTH}; {body.MAX_VALUES:,}"),
+        Limit(
+            "JSON: levels; values; digits of a whole number",
+            f"{body.MAX_DEPTH}; {body.MAX_VALUES:,}; {body.MAX_DIGITS}",
+        ),
+        Limit("values in the arguments of a call", f"{messages.MAX_ARGUMENTS:,}"),
+        Limit("fields of an object; characters of a name", f"{MAX_FIELDS}; {MAX_NAME:,}"),
+        Limit("parts of all messages", f"{MAX_ALL_PARTS:,}"),
         Limit("pictures and videos of a conversation", str(media.MAX_MEDIA)),
         Limit("pictures of `/v1/vision/ask`", str(vision.MAX_IMAGES)),
         Limit("files of an upload", str(upload.MAX_FILES)),
-        Limit("tools; stop sequences", f"{tools.MAX_TOOLS}; {sampling.MAX_STOP}"),
+        Limit("tools", str(tools.MAX_TOOLS)),
+        Limit("stop sequences; their characters in all", f"{MAX_STOP}; {MAX_STOP_CHARACTERS:,}"),
         Limit("prompts of `/v1/completions`; choices of all", f"{MAX_PROMPTS}; {MAX_CHOICES}"),
         Limit("seconds that running requests get at the end", f"{s.drain_s:g}", "`--drain`"),
     ]
@@ -197,6 +210,7 @@ def intake_rows() -> list[Limit]:
         Limit("pixels of a picture, before it is decoded", f"{s.image.max_pixels:,}"),
         Limit("seconds to decode a picture; a video", f"{s.decode_s:g}; {video.decode_s:g}"),
         Limit("characters of a URL that is fetched", f"{urls.MAX_URL:,}"),
+        Limit("characters of a data URL without base64", f"{urls.MAX_PERCENT_ENCODED:,}"),
         Limit("seconds to fetch; to connect", f"{fetch.total_s:g}; {fetch.connect_s:g}"),
         Limit("seconds without a byte", f"{fetch.read_s:g}"),
         Limit("redirects", str(fetch.max_redirects)),
@@ -205,7 +219,8 @@ def intake_rows() -> list[Limit]:
         Limit("frames of a second; of a video, taken evenly", f"{video.fps:g}; {video.max_frames}"),
         Limit("pixels of one frame in the file", f"{video.max_frame_pixels:,}"),
         Limit("pixels of all frames, scaled down to it", f"{video.max_total_pixels:,}"),
-        Limit("decoded pictures that all requests hold, then 429", _mib(s.max_live_bytes)),
+        Limit("decoded pictures that all requests hold, 3 bytes a pixel", _mib(s.max_live_bytes)),
+        Limit("seconds that a picture waits for others to leave room, then 429", f"{s.wait_s:g}"),
     ]
 
 
@@ -216,6 +231,13 @@ def schema_rows() -> list[Limit]:
         Limit("levels with everything that its `$ref`s lead to", str(schema.MAX_LINKED_DEPTH)),
         Limit("properties of one object", f"{schema.MAX_PROPERTIES:,}"),
         Limit("patterns and formats that `allOf` or `$ref` join on one value", str(schema.MAX_PATTERNS)),
+        Limit(
+            "`multipleOf` without its decimal point, or the product of those in one place",
+            f"{schema.MAX_MULTIPLE:,}",
+        ),
+        Limit("characters of one literal (`const`, `enum`, a name)", f"{schema.MAX_LITERAL:,}"),
+        Limit("choices (`n`) × characters of the longest literal", f"{MAX_CHOICES_LITERAL:,}"),
+        Limit("seconds of processor time to compile it", f"{CPU_S:g}"),
         Limit("characters, of all tools together too", f"{MAX_CHARACTERS['json_schema']:,}"),
     ]
 

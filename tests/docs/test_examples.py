@@ -13,6 +13,7 @@ from snugvl.backends.native import NativeBackend
 from snugvl.server.settings import ServerSettings
 from tests.docs.examples import Example, all_examples
 from tests.docs.generated import pages
+from tests.patience import PATIENCE_S
 from tests.server.conftest import Shared, pocket, url  # noqa: F401
 from tests.server.live import live
 
@@ -48,7 +49,7 @@ def run_in_shell(code: str, environment: dict[str, str]) -> str:
         env={**os.environ, **environment, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout

@@ -87,7 +87,7 @@ ITEMS = [picture(seed, h, w) for seed, h, w in ((1, 4, 6), (2, 8, 2), (3, 2, 2),
     cache=st.sampled_from([0, 10 * ROW_BYTES, 1 << 20]),
     aborts=st.dictionaries(st.integers(0, 5), st.integers(0, 20), max_size=2),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_slicing_gives_the_same_tokens(
     operations: float,
     arrivals: list[tuple[int, list[int | VisionItem]]],

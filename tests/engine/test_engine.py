@@ -1,6 +1,7 @@
 """The engine's promises: how requests end, what is refused, what an error leaves behind."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -135,10 +136,12 @@ def test_preempted_requests_take_no_place_in_the_queue() -> None:
 def test_a_passed_deadline_ends_the_request_and_frees_its_blocks(here: Engine) -> None:
     here.add(request("late", 1, 2, 3, deadline=time.monotonic(), n=2))
     assert [o.choice for o in here.step() if isinstance(o.error, DeadlineExceeded)] == [0, 1]
-    here.add(request("slow", 1, 2, 3, max_tokens=100, deadline=time.monotonic() + 0.05))
+    slow = request("slow", 1, 2, 3, max_tokens=100, deadline=time.monotonic() + 3600)
+    here.add(slow)
     here.add(request("other", 4, 5, 6))
     first = here.step()
-    time.sleep(0.06)
+    (live,) = here._requests["slow"]
+    live.request = replace(slow, deadline=time.monotonic() - 0.1)
     ended = here.step()
     assert {o.request_id for o in first} == {"slow", "other"}
     error = next(o.error for o in ended if o.request_id == "slow")

@@ -178,7 +178,7 @@ def alone(which: int, constrained: bool, sampling: int) -> list[list[int]]:
     return [tokens(outputs, choice) for choice in range(params.get("n", 1))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     wanted=st.lists(
         st.tuples(st.integers(0, len(PROMPTS) - 1), st.booleans(), st.integers(0, len(SAMPLINGS) - 1)),

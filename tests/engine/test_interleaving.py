@@ -122,7 +122,7 @@ WORLDS = {
 }
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(**WORLDS)
 def test_any_interleaving_gives_the_same_tokens(
     actions: list[tuple[str, object]], blocks: int, seats: int, budget: int

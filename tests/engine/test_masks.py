@@ -79,7 +79,7 @@ def test_an_engine_with_nothing_else_to_do_waits_in_pieces() -> None:
 
 
 def test_requests_take_turns() -> None:
-    threads, first, done = MaskThreads(1), threading.Event(), threading.Event()
+    threads, first, done = MaskThreads(1, 48), threading.Event(), threading.Event()
     order: list[str] = []
     threads.submit("greedy", lambda: first.wait(LONG_S))
     for _ in range(50):
@@ -93,7 +93,7 @@ def test_requests_take_turns() -> None:
 
 def test_a_mask_waits_for_its_share_and_no_longer() -> None:
     slow = Slow(1)
-    mask = Mask(slow.start(), 48, MaskThreads(1), "a")
+    mask = Mask(slow.start(), MaskThreads(1, 48), "a")
     assert mask.ready
     mask.accept(1)
     assert mask.wait(10.0) < 5, "its share is a few milliseconds"
@@ -106,10 +106,10 @@ def test_a_mask_waits_for_its_share_and_no_longer() -> None:
 
 
 def test_a_mask_that_nobody_needs_is_not_made() -> None:
-    threads, go, done = MaskThreads(1), threading.Event(), threading.Event()
+    threads, go, done = MaskThreads(1, 48), threading.Event(), threading.Event()
     threads.submit("first", lambda: go.wait(LONG_S))
     slow = Slow(1)
-    mask = Mask(slow.start(), 48, threads, "a")
+    mask = Mask(slow.start(), threads, "a")
     mask.accept(1)
     mask.drop()
     go.set()

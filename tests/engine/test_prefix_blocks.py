@@ -172,4 +172,4 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

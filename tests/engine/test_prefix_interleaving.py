@@ -61,7 +61,7 @@ def make(blocks: int, seats: int, chunk: int, ahead: bool) -> Engine:
     return here
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     actions=st.lists(ACTIONS, min_size=8, max_size=25),
     blocks=st.integers(7, 16),

@@ -92,7 +92,7 @@ FILTERS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(row=ROWS, params=FILTERS)
 def test_support_equals_the_reference(row: list[float], params: SamplingParams) -> None:
     keep = support(torch.tensor([row]), [params])
@@ -100,7 +100,7 @@ def test_support_equals_the_reference(row: list[float], params: SamplingParams) 
     assert kept == reference(row, params)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.lists(st.integers(-9, 9), min_size=12, max_size=12), min_size=1, max_size=4),
     params=st.lists(FILTERS, min_size=4, max_size=4),
@@ -230,7 +230,7 @@ CHOICES = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(choices=st.lists(CHOICES, min_size=1, max_size=70))
 def test_a_batch_equals_each_row_alone(choices: list[Choice]) -> None:
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)) * 3

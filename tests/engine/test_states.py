@@ -134,7 +134,7 @@ def test_single_precision_too() -> None:
     assert small.stats.preemptions > 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(**WORLDS)
 def test_any_interleaving_gives_the_same_tokens(
     actions: list[tuple[str, object]], blocks: int, seats: int, budget: int

@@ -34,7 +34,7 @@ def stream(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_ids_and_stops(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=30))
     whole = tokenizer.decode(ids)
@@ -129,10 +129,10 @@ def test_linear_time(tokenizer: Tokenizer) -> None:
     """A stop string that nearly matches all the way is the worst case."""
     token = tokenizer.encode("a")[0]
     detokenizer = Detokenizer(tokenizer, ["a" * 5000 + "b"])
-    start = time.perf_counter()
+    start = time.process_time()  # ours alone, whatever else the machine does
     for _ in range(50_000):
         detokenizer.push(token)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 15, "quadratic, it takes minutes"
     assert len(detokenizer.flush()) == 5000
 
 

@@ -42,7 +42,7 @@ def one_by_one(whole: Rule, now: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return torch.cat(outputs), now[0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     tokens=st.integers(1, 2 * CHUNK + 9),
     cut=st.floats(0, 1),

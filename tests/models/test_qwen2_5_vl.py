@@ -134,8 +134,15 @@ def real(text_width: int) -> VisionConfig:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("grid", [(1, 32, 32), (1, 64, 64), (1, 190, 250), (12, 20, 20)])
+@pytest.mark.parametrize(
+    ("grid", "dtype"),
+    [
+        ((1, 32, 32), torch.float32),
+        ((1, 64, 64), torch.bfloat16),
+        ((1, 190, 250), torch.bfloat16),
+        ((12, 20, 20), torch.float32),
+    ],
+)
 def test_the_workspace_is_what_the_docstring_says(dtype: torch.dtype, grid: GridTHW) -> None:
     h, i, out = 1280, 3420, 2048
     with torch.device("meta"):

@@ -98,9 +98,18 @@ def test_two_images_under_way_do_not_meet(tower: VisionTower, monkeypatch: pytes
     assert all(torch.equal(a, b) for a, b in zip(right, done, strict=True))
 
 
-@pytest.mark.parametrize("shape", [(1024, 4096, 2048), (1024, 4096, 2560), (1152, 4304, 4096)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("grid", [(1, 32, 32), (1, 64, 64), (1, 188, 252), (1, 256, 256), (12, 20, 20)])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "grid"),
+    [
+        ((1024, 4096, 2048), torch.bfloat16, (1, 32, 32)),
+        ((1024, 4096, 2048), torch.float32, (12, 20, 20)),
+        ((1024, 4096, 2560), torch.bfloat16, (1, 188, 252)),
+        ((1024, 4096, 2560), torch.float32, (1, 64, 64)),
+        ((1152, 4304, 4096), torch.bfloat16, (12, 20, 20)),
+        ((1152, 4304, 4096), torch.bfloat16, (1, 256, 256)),
+        ((1152, 4304, 4096), torch.float32, (1, 32, 32)),
+    ],
+)
 def test_the_workspace_is_what_the_docstring_says(
     shape: tuple[int, int, int], dtype: torch.dtype, grid: GridTHW
 ) -> None:

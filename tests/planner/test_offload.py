@@ -96,7 +96,7 @@ def test_a_quantised_checkpoint_is_refused_by_name() -> None:
 
 
 @given(total=st.integers(3 * 1024, 24 * 1024), more=st.integers(0, 4096), ram=st.integers(4, 40))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_more_memory_never_gives_less(total: int, more: int, ram: int) -> None:
     small = plan_for(total * MIB, ram_bytes=ram * GIB).choice
     large = plan_for((total + more) * MIB, ram_bytes=ram * GIB).choice

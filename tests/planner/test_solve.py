@@ -44,7 +44,7 @@ def one(size: str, fp8: bool = True, wishes: Wishes | None = None, on: object = 
     gpus=st.sampled_from([1, 2]),
     wishes=wishes_strategy,
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_more_memory_never_yields_less(total: int, more: int, os: str, gpus: int, wishes: Wishes) -> None:
     small = solve(CATALOGUE[-4:], machine(total * MIB, os=os, gpus=gpus), wishes).choice  # type: ignore[arg-type]
     large = solve(CATALOGUE[-4:], machine((total + more) * MIB, os=os, gpus=gpus), wishes).choice  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def test_more_memory_never_yields_less(total: int, more: int, os: str, gpus: int
     total=st.integers(1024, 100 * 1024), held=st.floats(0, 0.9), os=st.sampled_from(["linux", "wsl2"]),
     gpus=st.sampled_from([1, 2]), wishes=wishes_strategy,
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_plan_exceeds_its_budget_or_ignores_a_wish(
     total: int, held: float, os: str, gpus: int, wishes: Wishes
 ) -> None:

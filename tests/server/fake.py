@@ -75,6 +75,13 @@ class FakeStream:
             last = choice == self._choices - 1
             yield Delta("", choice, (), "stop", usage if last else None, self._script.stop)
 
+    def go_on(self) -> None:
+        """Wait no longer for the next piece."""
+        if self._ended is not None:
+            waiting = self._ended
+            loop = waiting.get_loop()
+            loop.call_soon_threadsafe(lambda: waiting.done() or waiting.set_result(None))
+
     def end(self, error: Exception) -> None:
         """Fail now, as with an engine that dies."""
         if self._ended is not None and not self._ended.done():
@@ -137,6 +144,13 @@ class FakeService:
             return bytes(ids).decode("utf-8", "replace")
         except ValueError:
             raise RequestError("a token id is not in the vocabulary", field="tokens") from None
+
+    def go_on(self) -> None:
+        """Answers that wait go on, and wait no more. Called by a signal's handler."""
+        assert isinstance(self.script, Script)
+        self.script.wait_s = 0.0
+        for stream in tuple(self.running):
+            stream.go_on()
 
     async def drain(self, timeout_s: float) -> bool:
         self.health = replace(self.health, state="draining", detail="shutting down")

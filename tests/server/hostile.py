@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import httpx
 
 from snugvl.server.settings import ServerSettings
+from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService
 from tests.server.live import live
 
@@ -34,7 +35,7 @@ def of(path: str, code: str, words: str) -> str:
 
 
 @contextmanager
-def attacked(read_timeout_s: float = 0.5) -> Iterator[str]:
+def attacked(read_timeout_s: float = PATIENCE_S) -> Iterator[str]:
     """The base URL of a server; at the end it must still answer."""
     settings = ServerSettings(max_body_bytes=4 * MIB, read_timeout_s=read_timeout_s, names=("pocket",))
     with live(FakeService(), settings) as base:

@@ -15,6 +15,7 @@ from snugvl.server.context import Context
 from snugvl.server.intake.intake import Intake
 from snugvl.server.settings import ServerSettings
 from snugvl.server.sockets import address_of, listen, uvicorn_config
+from tests.patience import PATIENCE_S
 
 
 @contextmanager
@@ -38,4 +39,4 @@ def live(
         yield f"http://127.0.0.1:{address_of(listener)[1]}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE_S)

@@ -1,8 +1,9 @@
 """A server of a scripted engine in a process of its own, for signals: `python -m … WAIT_S DRAIN_S`.
 
-Prints its port, then every state of the engine.
+Prints its port, then every state of the engine. At SIGUSR1 the answers that wait go on, without a wait.
 """
 
+import signal
 import sys
 
 from snugvl.backends.service import Health
@@ -18,6 +19,7 @@ def tell(health: Health) -> None:
 
 if __name__ == "__main__":
     service = FakeService(Script(words=["slow"] * 5, wait_s=float(sys.argv[1])))
+    signal.signal(signal.SIGUSR1, lambda *_: service.go_on())
     settings = ServerSettings(port=0, drain_s=float(sys.argv[2]))
     with listen(settings) as listener:
         print(address_of(listener)[1], flush=True)

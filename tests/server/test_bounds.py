@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from dataclasses import replace
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -11,14 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugvl.backends.protocol import Request
+from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.server import body as body_module
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
 from snugvl.server.receiving import SMALL_BYTES, Held
 from snugvl.server.settings import ServerSettings
 from snugvl.server.validation import InvalidRequest
+from tests.patience import until
 from tests.server.fake import CAPABILITIES, FakeService, FakeStream
 from tests.server.live import live
-from tests.server.raw import connect, head, read_all, until
+from tests.server.raw import connect, head, read_all
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 LONG_S = 60.0  # until a test has failed
@@ -198,3 +201,15 @@ def test_arguments_of_a_call_are_counted_before_they_are_parsed() -> None:
         answer = httpx.post(base + "/v1/chat/completions", json={"messages": messages})
     assert answer.status_code == 400
     assert "more than 10,000 values" in answer.json()["error"]["message"]
+
+
+def test_pictures_are_counted_by_their_sizes(pocket: object, url: str, data_url: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": data_url}}
+    text = {"type": "text", "text": "Describe."}
+    messages = [{"role": "user", "content": [part, text]}]
+    with patch.object(ImagePreprocessor, "prepare", side_effect=AssertionError("cut into patches")):
+        counted = httpx.post(url + "/tokenize", json={"messages": messages}, timeout=LONG_S).json()
+    asked = {"messages": messages, "max_tokens": 1}
+    answered = httpx.post(url + "/v1/chat/completions", json=asked, timeout=LONG_S).json()
+    assert counted["count"] == answered["usage"]["prompt_tokens"]
+    assert counted["image_tokens"] == answered["usage"]["prompt_tokens_details"]["image_tokens"] > 0

@@ -20,8 +20,9 @@ from snugvl.server import run as run_module
 from snugvl.server.run import run
 from snugvl.server.settings import ServerSettings
 from snugvl.server.sockets import PortTaken, address_of, listen
+from tests.patience import PATIENCE_S, until
 from tests.server.fake import FakeService
-from tests.server.raw import connect, head, read_all, until
+from tests.server.raw import connect, head, read_all
 
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
@@ -34,14 +35,14 @@ def served(wait_s: float, drain_s: float) -> Iterator[tuple["subprocess.Popen[st
         try:
             assert process.stdout is not None
             base = f"http://127.0.0.1:{process.stdout.readline().strip()}"
-            assert httpx.get(base + "/health", timeout=60).is_success  # waits in the socket's queue
+            assert httpx.get(base + "/health", timeout=PATIENCE_S).is_success  # waits in the socket's queue
             yield process, base
         finally:
             process.kill()
 
 
 def chat(base: str) -> "Iterator[str]":
-    with httpx.stream("POST", base + "/v1/chat/completions", json=STREAM, timeout=30) as answer:
+    with httpx.stream("POST", base + "/v1/chat/completions", json=STREAM, timeout=PATIENCE_S) as answer:
         assert answer.status_code == 200
         yield from answer.iter_lines()
 
@@ -65,7 +66,7 @@ def test_the_decoder_is_started_while_the_engine_loads() -> None:
         await asyncio.sleep(3 * run_module.POLL_S)
         assert not warmed.is_set()  # torch is being imported
         service.health = Health("starting", "reading headers", 0.03)
-        await asyncio.wait_for(warmer, 5)
+        await asyncio.wait_for(warmer, PATIENCE_S)
         assert warmed.is_set()
 
     asyncio.run(test())
@@ -73,7 +74,7 @@ def test_the_decoder_is_started_while_the_engine_loads() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_runs_is_finished_and_what_is_new_refused(number: int) -> None:
-    with served(wait_s=0.3, drain_s=20) as (process, base):
+    with served(wait_s=3600, drain_s=3600) as (process, base):
         lines = chat(base)
         next(lines)
         process.send_signal(number)
@@ -86,8 +87,9 @@ def test_what_runs_is_finished_and_what_is_new_refused(number: int) -> None:
         assert refused.headers["connection"] == "close"
         assert httpx.get(base + "/health").status_code == 503
         assert httpx.get(base + "/health/live").status_code == 200
+        process.send_signal(signal.SIGUSR1)  # and on
         assert "data: [DONE]" in list(lines)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_second_signal_stops_at_once() -> None:
@@ -100,7 +102,7 @@ def test_a_second_signal_stops_at_once() -> None:
             while process.stdout.readline().strip() != "draining":
                 pass
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130
+            assert process.wait(PATIENCE_S) == 130
 
 
 def test_a_drain_ends_when_its_time_is_over() -> None:
@@ -110,7 +112,7 @@ def test_a_drain_ends_when_its_time_is_over() -> None:
             assert link.recv(100).startswith(b"HTTP/1.1 200")
             process.send_signal(signal.SIGTERM)
             assert b"shut down" in read_all(link)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_an_engine_that_never_loads_ends_the_server_with_its_error() -> None:

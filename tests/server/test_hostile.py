@@ -25,7 +25,7 @@ from tests.server.hostile import (
     said,
 )
 from tests.server.live import live
-from tests.server.raw import connect, read_all
+from tests.server.raw import answered, connect, read_all
 
 
 @pytest.fixture(scope="module")
@@ -157,8 +157,12 @@ RAW = {
 
 @pytest.mark.parametrize(("data", "status"), RAW.values(), ids=list(RAW))
 def test_http_by_hand(hostile: str, data: bytes, status: int) -> None:
-    with connect(hostile, data) as link:
-        answer = read_all(link)
+    if status == 408:
+        with attacked(read_timeout_s=0.5) as base:
+            answer = answered(base, data)
+    else:
+        with connect(hostile, data) as link:
+            answer = read_all(link)
     assert answer.startswith(b"HTTP/1.1 %d" % status), answer[:300]
 
 

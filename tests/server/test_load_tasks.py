@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from snugvl.server.settings import ServerSettings
+from tests.patience import PATIENCE_S, until
 from tests.server.fake import FakeService, Script
 from tests.server.live import live
-from tests.server.raw import until
 
 CLIENTS = 200
 ROUNDS = 5
@@ -44,7 +44,7 @@ async def visit(client: httpx.AsyncClient, dice: random.Random) -> str:
     if manner == "whole":
         return str((await client.post(path, json=body(path, stream=False))).status_code)
     try:
-        async with asyncio.timeout(0.02 if manner == "leave at once" else 60):
+        async with asyncio.timeout(0.02 if manner == "leave at once" else PATIENCE_S):
             async with client.stream("POST", path, json=body(path, stream=True)) as answer:
                 async for _ in answer.aiter_bytes():
                     if manner == "leave":
@@ -57,7 +57,7 @@ async def visit(client: httpx.AsyncClient, dice: random.Random) -> str:
 async def crowd(base: str, seed: int) -> Counter[str]:
     dice = random.Random(seed)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=base, timeout=60, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=base, timeout=PATIENCE_S, limits=limits) as client:
         return Counter(await asyncio.gather(*(visit(client, dice) for _ in range(CLIENTS))))
 
 

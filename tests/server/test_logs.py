@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from snugvl.server.settings import ServerSettings
+from tests.patience import until
 from tests.server.fake import FakeService, Script
 from tests.server.live import live
-from tests.server.raw import until
 
 SECRET = "the-secret-question"
 CHAT = {"messages": [{"role": "user", "content": SECRET}]}

@@ -11,6 +11,7 @@ from snugvl.backends.service import Health, Load
 from snugvl.errors import QueueFull
 from snugvl.server import metrics
 from snugvl.server.settings import ServerSettings
+from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, Script
 from tests.server.live import live
 
@@ -112,7 +113,7 @@ def test_no_label_holds_what_a_user_sent() -> None:
 @pytest.mark.slow
 def test_a_real_engine_counts(url: str) -> None:
     before = read(url).get("snugvl_tokens_total{kind=prompt}", 0)
-    httpx.post(url + "/v1/chat/completions", json={**CHAT, "max_tokens": 3}, timeout=60)
+    httpx.post(url + "/v1/chat/completions", json={**CHAT, "max_tokens": 3}, timeout=PATIENCE_S)
     after = read(url)
     assert after["snugvl_tokens_total{kind=prompt}"] > before
     assert after["snugvl_kv_blocks{}"] > 0

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from snugvl.backends.protocol import ToolForm
+from tests.patience import PATIENCE_S
 from tests.server.fake import CAPABILITIES, FakeService, Script
 from tests.server.live import live
 
@@ -45,7 +46,7 @@ def url(request: pytest.FixtureRequest, served: tuple[FakeService, str]) -> str:
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    response = httpx.post(url, json=body, timeout=30)
+    response = httpx.post(url, json=body, timeout=PATIENCE_S)
     assert response.status_code == 200, response.text
     value: dict[str, Any] = response.json()
     return value
@@ -57,7 +58,7 @@ def test_chat_completions(url: str) -> None:
     (call,) = choice["message"]["tool_calls"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("So:", "tool_calls")
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("run", ARGUMENTS)
-    text = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": True}, timeout=30).text
+    text = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": True}, timeout=PATIENCE_S).text
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     deltas = [json.loads(line)["choices"][0]["delta"] for line in lines if line != "[DONE]"]
     assert "".join(delta.get("content") or "" for delta in deltas) == "So:"
@@ -70,7 +71,7 @@ def test_responses(url: str) -> None:
     message, call = post(f"{url}/v1/responses", body)["output"]
     assert message["content"][0]["text"] == "So:"
     assert (call["name"], json.loads(call["arguments"])) == ("run", ARGUMENTS)
-    text = httpx.post(f"{url}/v1/responses", json={**body, "stream": True}, timeout=30).text
+    text = httpx.post(f"{url}/v1/responses", json={**body, "stream": True}, timeout=PATIENCE_S).text
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     (done,) = [event for event in events if event["type"] == "response.function_call_arguments.done"]
     assert json.loads(done["arguments"]) == ARGUMENTS

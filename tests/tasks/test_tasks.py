@@ -14,6 +14,7 @@ from snugvl.errors import EngineError, ImageError, OutputError, RequestError
 from snugvl.sampling import SamplingParams
 from snugvl.tasks import prompts
 from snugvl.tasks.results import Caption, Scene, SceneObject
+from tests.patience import PATIENCE_S
 from tests.tasks.fake import SCENE, FakeBackend, images_of, model, prompt_of
 
 PICTURE = Image.new("RGB", (64, 32), "red")
@@ -158,7 +159,7 @@ def test_errors_of_the_engine_reach_the_caller() -> None:
 
 
 def test_calls_from_threads_run_at_the_same_time() -> None:
-    meeting = threading.Barrier(4, timeout=5)
+    meeting = threading.Barrier(4, timeout=PATIENCE_S)
 
     def script(_: object) -> str:
         meeting.wait()

@@ -46,6 +46,19 @@ class Text:
         return text
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """In place of an image where only its size is asked, to count tokens."""
+
+    width: int
+    height: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """As an image has it."""
+        return self.width, self.height
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
     """An image in a message: decoded, upright, RGB (see `inputs.image.open_image`).

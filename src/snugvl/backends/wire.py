@@ -29,6 +29,7 @@ from snugvl.backends.protocol import (
     Message,
     Picture,
     Request,
+    Size,
     TokenLogprob,
     ToolUse,
     Usage,
@@ -211,19 +212,6 @@ def _values_of(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
 _FAST: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
     kind: _values_of(kind) for kind in (Delta, Logprob, TokenLogprob, Usage)
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """In place of an image of which only the size is asked."""
-
-    width: int
-    height: int
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """As an image has it."""
-        return self.width, self.height
 
 
 class _Pickler(pickle.Pickler):

@@ -67,7 +67,7 @@ class Engine:
         self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it
         self._requests: dict[str, list[Sequence]] = {}  # the choices of each that are not finished
         self._arrivals = count()
-        self._masks = MaskThreads(mask_threads())
+        self._masks = MaskThreads(mask_threads(), model.config.text.vocab_size)
         self._steps = self._computed = self._generated = self._faults = self._shortages = 0
 
     @property
@@ -123,18 +123,14 @@ class Engine:
             for i in range(request.sampling.n)
         ]
         if request.grammar is not None:
-            vocab, owner = self.model.config.text.vocab_size, request.request_id
             for sequence in choices:
-                sequence.grammar = Mask(request.grammar.start(), vocab, self._masks, owner)
+                sequence.grammar = Mask(request.grammar.start(), self._masks, request.request_id)
         choices[0].siblings = choices[1:]
         self._requests[request.request_id] = choices
         self._scheduler.add(choices[0])
 
     def abort(self, request_id: str, choice: int | None = None) -> list[TokenOutput]:
-        """End a request, or one choice of it, and free what it holds. Unknown or finished: nothing.
-
-        Returns the outputs that say so; no later step mentions them.
-        """
+        """End a request, or one choice of it; what is unknown or finished stays so. Outputs that say so."""
         live = self._requests.get(request_id, [])
         return [
             self._end(sequence, TokenOutput(request_id, sequence.choice, None, finish="abort"))
@@ -211,14 +207,13 @@ class Engine:
 
     def _schedule(self, outputs: list[TokenOutput]) -> None:
         """Choose a step and run it, or only start it if it can run ahead of the host."""
-        masks = [s.grammar for s in self._scheduler.running if s.grammar is not None and s.pending == 1]
-        late = settle(masks)
+        late = settle(s.grammar for s in self._scheduler.running if s.pending == 1)
         step = self._scheduler.schedule(self._encoder.ready)
         if not step.chunks:
             if late:
                 self._masks.wait(LOOK_S)  # nobody else has anything to do
-            elif self.has_work:
-                outputs += self._wait()
+            else:
+                outputs += self._wait() if self.has_work else []
             return
         self._patience.begin()
         self._alone = step.chunks[0] if step.alone else None
@@ -353,14 +348,8 @@ class Engine:
             return self._fail(request.request_id, no_token(sequence))
         self._generated += 1
         finish = sequence.append(result.token_id)
-        output = TokenOutput(
-            request_id=request.request_id,
-            choice=sequence.choice,
-            token_id=result.token_id,
-            logprob=result.logprob,
-            top_logprobs=result.top_logprobs,
-            finish=finish,
-        )
+        named = (request.request_id, sequence.choice, result.token_id)
+        output = TokenOutput(*named, result.logprob, result.top_logprobs, finish)
         return [self._end(sequence, output) if finish else output]
 
     def _expire(self) -> list[TokenOutput]:

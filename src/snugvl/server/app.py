@@ -1,10 +1,14 @@
 """The app: routes and middleware, put together."""
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
 
 from snugvl.server import errors, openapi, system
 from snugvl.server.anthropic import routes as anthropic
@@ -33,7 +37,7 @@ def create_app(context: Context, *, started: bool = False) -> FastAPI:
             await context.service.close()
             await context.intake.close()
 
-    app = FastAPI(title="snugvl", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="snugvl", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.context = context
     errors.install(app)
     for routes in (system, tokens, chat, completions, responses, vision, ollama, anthropic, page):
@@ -51,4 +55,24 @@ def create_app(context: Context, *, started: bool = False) -> FastAPI:
         return described[0]
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+    app.add_route("/openapi.json", _Described(app).answer, include_in_schema=False)
     return app
+
+
+class _Described:
+    """The OpenAPI document, made once, in a thread: that takes half a second."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._making = asyncio.Lock()
+        self._text: bytes | None = None
+
+    async def answer(self, _: Request) -> Response:
+        """GET /openapi.json."""
+        async with self._making:
+            if self._text is None:
+                self._text = await asyncio.to_thread(self._rendered)
+        return Response(self._text, media_type="application/json")
+
+    def _rendered(self) -> bytes:
+        return json.dumps(self._app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()

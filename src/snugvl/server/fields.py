@@ -13,8 +13,15 @@ or without it, it passes. Every error has the path of the field as people write 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    GetCoreSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from snugvl.server.validation import InvalidRequest
 
@@ -34,6 +41,8 @@ WHOLE = BeforeValidator(_whole)
 Harmless = Mapping[str, tuple[object, ...]]
 
 
+MAX_NAME = 1024  # characters of a field's name, known or not
+MAX_ALL_PARTS = 16_384  # of all messages of a conversation
 MAX_FIELDS = 256  # of one object; no protocol has as many, and each unknown one would be an error of its own
 
 
@@ -50,6 +59,46 @@ def at_most(count: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _check_names(values: dict[str, Any]) -> None:
+    """Before pydantic makes an error of each, with a copy of its name."""
+    if len(values) > MAX_FIELDS:
+        raise PydanticCustomError(
+            "too_many_fields", "an object has {given} fields; at most {count}",
+            {"given": len(values), "count": MAX_FIELDS},
+        )  # fmt: skip
+    longest = max(values, key=len, default="")
+    if len(longest) > MAX_NAME:
+        raise PydanticCustomError(
+            "too_long_a_name", "the name of a field ({name}…) has {given} characters; at most {count}",
+            {"name": longest[:40], "given": len(longest), "count": MAX_NAME},
+        )  # fmt: skip
+
+
+def _check_parts(values: dict[str, Any]) -> None:
+    """Of a conversation in all, before an object is made of each."""
+    for messages in (values.get("messages"), values.get("input")):
+        if isinstance(messages, list):
+            contents = [message.get("content") for message in messages if isinstance(message, dict)]
+            count = sum(len(content) for content in contents if isinstance(content, list))
+            if count > MAX_ALL_PARTS:
+                raise PydanticCustomError(
+                    "too_many_parts", "the messages have {given} parts in all; at most {count}",
+                    {"given": count, "count": MAX_ALL_PARTS},
+                )  # fmt: skip
+
+
+def _stop_at_first(schema: Any) -> None:
+    """Let every list of a schema end at its first wrong item: more would only be counted and thrown away."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for value in schema.values():
+            _stop_at_first(value)
+    elif isinstance(schema, list | tuple):
+        for value in schema:
+            _stop_at_first(value)
+
+
 class Strict(BaseModel):
     """A JSON object of a request.
 
@@ -62,14 +111,18 @@ class Strict(BaseModel):
 
     harmless: ClassVar[Mapping[str, tuple[object, ...]]] = {}
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_at_first(schema)
+        return schema
+
     @model_validator(mode="before")
     @classmethod
     def _drop_harmless(cls, values: Any) -> Any:
-        if isinstance(values, dict) and len(values) > MAX_FIELDS:
-            raise PydanticCustomError(
-                "too_many_fields", "an object has {given} fields; at most {count}",
-                {"given": len(values), "count": MAX_FIELDS},
-            )  # fmt: skip
+        if isinstance(values, dict):
+            _check_names(values)
+            _check_parts(values)
         if not isinstance(values, dict) or not cls.harmless:
             return values
         return {name: value for name, value in values.items() if not cls._asks_for_nothing(name, value)}

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ from snugvl.backends.protocol import (
 from snugvl.backends.service import Tokens
 from snugvl.errors import EngineError, RequestTooLarge
 from snugvl.server.context import Context
+from snugvl.server.intake.intake import only_sizes
 from snugvl.server.record import current
 
 prompts = logging.getLogger("snugvl.prompts")  # silent unless --log-prompts
@@ -76,6 +78,12 @@ class Generation:
             self.usage = delta.usage
             self._metrics.count(delta.usage)
             current().add(delta.usage)
+
+
+def counting(context: Context) -> AbstractContextManager[None]:
+    """Within it pictures are read for their sizes alone, where the engine counts their tokens by these."""
+    known = context.service.capabilities
+    return only_sizes(known is not None and known.engine == "native")
 
 
 async def tokens_of(

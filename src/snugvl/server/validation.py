@@ -15,7 +15,8 @@ CODES = {
     "unsupported_type": "unsupported_value",
 }
 SHOWN = 80  # characters of a value in a message
-LOOKED_AT = 50  # errors; a body of 100,000 wrong items has as many
+MOST = 1000  # of what pydantic says, which may quote the request
+LOOKED_AT = 50  # errors; lists stop at the first of theirs, so that there are hardly ever as many
 
 Loc = tuple[str | int, ...]
 
@@ -61,8 +62,10 @@ def _message(param: str | None, entry: Mapping[str, Any], body: object) -> str:
     text = str(entry["msg"]).removeprefix("Value error, ")
     if kind in ("model_attributes_type", "model_type"):
         text = "Input should be an object"
-    shown = repr(value)
-    if isinstance(value, str | int | float | bool | None) and len(shown) <= SHOWN:
+    text = text if len(text) <= MOST else f"{text[:MOST]}…"
+    if isinstance(value, str) and len(value) > SHOWN:  # before a copy is made to be looked at
+        return f"{param}: {text}"
+    if isinstance(value, str | int | float | bool | None) and len(shown := repr(value)) <= SHOWN:
         return f"{param}: {text}, got {shown}"
     return f"{param}: {text}"
 
@@ -119,5 +122,7 @@ def _written(path: Loc) -> str:
     """`messages[0].content`."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+        text += (
+            f"[{part}]" if isinstance(part, int) else f".{part if len(part) <= SHOWN else part[:SHOWN] + '…'}"
+        )
     return text.lstrip(".")

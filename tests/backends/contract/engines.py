@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -14,11 +13,11 @@ from snugvl.backends.protocol import Capabilities, Delta, Request, Stream
 from snugvl.backends.service import EngineService
 from snugvl.backends.supervised import EngineChoice, SupervisedEngine, Supervision
 from snugvl.backends.wire import HostedEngine
+from tests.patience import NEVER_S, PATIENCE_S
+from tests.patience import until_async as until
 
 CONTEXT = 1024
-PATIENCE_S = 240.0
-START_S = 600.0
-QUICK = Supervision(ping_s=0.2, snapshot_s=0.05)
+QUICK = Supervision(ping_s=0.2, snapshot_s=0.05, watchdog_s=NEVER_S)
 
 T = TypeVar("T")
 
@@ -130,18 +129,10 @@ async def read(stream: Stream) -> list[Delta]:
         return [delta async for delta in stream]
 
 
-async def until(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-    """Wait until the condition holds."""
-    end = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < end, f"waited {patience_s:g} s in vain"
-        await asyncio.sleep(0.005)
-
-
 async def ready(service: EngineService) -> None:
     """Wait until it serves. One that dies as it loads would come again and again: it fails here at once.
 
     A real vLLM on a busy machine takes its time; its service ends one that hangs.
     """
-    await until(lambda: service.health.state != "starting", START_S)
+    await until(lambda: service.health.state != "starting", 2 * PATIENCE_S)
     assert service.health.ready, service.health.detail

@@ -9,8 +9,10 @@ import pytest
 from snugvl.backends.protocol import Delta, Stream
 from snugvl.backends.service import EngineService
 from snugvl.errors import EngineError, EngineUnavailable
-from tests.backends.contract.engines import CHILDREN, PATIENCE_S, Running, read, ready, until
+from tests.backends.contract.engines import CHILDREN, Running, read, ready
 from tests.backends.contract.requests import QUESTION, asked, picture, texts
+from tests.patience import PATIENCE_S
+from tests.patience import until_async as until
 
 LONG = asked(max_tokens=900)
 KEPT = asked(picture(), QUESTION, max_tokens=200)

@@ -13,17 +13,19 @@ from pathlib import Path
 import pytest
 
 from tests.backends.vllm.real.install import vllm_python
+from tests.patience import PATIENCE_S
 
 HERE = Path(__file__).parent
 FILES = ("test_answers", "test_sampling", "test_refusals", "test_differences", "test_life")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(6 * PATIENCE_S)
 def test_a_real_vllm_keeps_the_contract() -> None:
     vllm_python()  # installed, or a reason to skip
     files = [str(HERE / f"{name}.py") for name in FILES]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files]
+    command += ["-o", f"timeout={4 * PATIENCE_S:g}"]  # the first one waits for vLLM's start
     run = subprocess.run(
         [*command, "-k", "vllm"],
         env={**os.environ, "SNUGVL_CONTRACT": "vllm"},
@@ -31,7 +33,7 @@ def test_a_real_vllm_keeps_the_contract() -> None:
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=880,
+        timeout=5 * PATIENCE_S,
     )
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-2000:]
     passed = re.search(r"(\d+) passed", run.stdout)

@@ -1,6 +1,5 @@
 """Loaded tiny checkpoints, each once a session, and transformers' own `generate` beside them."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -79,13 +78,6 @@ def run(
                     engine.add(each)
     assert engine.stats.faults == 0, "a batch failed, and its rows ran again alone"
     return tokens
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "waited 10 s in vain"
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from snugvl.errors import DeadlineExceeded, DoesNotFit, EngineError, QueueFull, 
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.sampling import SamplingParams
 from tests.backends.transformers.conftest import GREEDY, Opened, request
+from tests.patience import PATIENCE_S
 
 hf: Any = transformers
 Words = dict[str, ModelPrompt]
@@ -263,13 +264,13 @@ def test_a_long_step_that_gets_on_is_no_hang_and_one_that_does_not_is(
 
     monkeypatch.setattr(Batch, "prefill", slow)
     stream = backend.submit(Request((user("Hi"),), SamplingParams(max_tokens=2, ignore_eos=True)))
-    assert going.wait(10)
+    assert going.wait(PATIENCE_S)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(backend.stats)
         with pytest.raises(TimeoutError):
             asked.result(0.4)
         next(iter(layer._forward_pre_hooks.values()))(layer, ())  # as when it begins
-        assert asked.result(10).generated_tokens >= 0
+        assert asked.result(PATIENCE_S).generated_tokens >= 0
     going.clear()
     assert list(stream)
 

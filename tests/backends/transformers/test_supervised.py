@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ from snugvl.backends.wire import EngineChoice
 from snugvl.errors import EngineError
 from snugvl.sampling import SamplingParams
 from tests.backends.transformers.conftest import Opened
+from tests.patience import until_async as until
 
 pytestmark = pytest.mark.slow
 ASKED = Request(
@@ -23,12 +23,6 @@ ASKED = Request(
     SamplingParams(max_tokens=16, ignore_eos=True),
 )
 LONG = Request((user("Hi"),), SamplingParams(max_tokens=900, ignore_eos=True))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def test_a_killed_child_comes_back_with_the_same_answers(qwen: Opened) -> None:

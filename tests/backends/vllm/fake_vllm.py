@@ -166,6 +166,9 @@ class Handler(BaseHTTPRequestHandler):
         if word == "hang":
             self.server.hung.set()
             time.sleep(1000)
+        if word == "gate":
+            while not Path(os.environ["FAKE_NOTES"]).exists():
+                time.sleep(0.01)
         if word == "stall":
             time.sleep(1000)
         if word == "slow":

@@ -1,12 +1,11 @@
 """What the tests of the vLLM backend share."""
 
-import asyncio
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,13 @@ from snugvl.backends.supervised import Supervision
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import Facts, VllmChoice
 from snugvl.sampling import SamplingParams
+from tests.patience import NEVER_S
+from tests.patience import until_async as until
 
 HERE = Path(__file__).parent
 FAKE = (sys.executable, "-S", str(HERE / "fake_vllm.py"))
 GARBAGE = (sys.executable, "-S", str(HERE / "garbage.py"))
-QUICK = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=30.0)
-PATIENCE_S = 60.0
+QUICK = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=NEVER_S)
 
 
 def fake(behaviour: str = "echo", model: str = "echo", **changes: Any) -> VllmChoice:
@@ -62,13 +62,6 @@ def processes(service: VllmEngine) -> set[psutil.Process]:
         return {nanny, *nanny.children(recursive=True)}
     except psutil.NoSuchProcess:
         return set()
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait for it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def ready(service: VllmEngine) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -21,6 +22,7 @@ from snugvl.errors import (
 from snugvl.ledger import LedgerRow
 from snugvl.sampling import SamplingParams
 from tests.backends.vllm.helpers import answer, engine, fake, read, ready, say, until
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 GIB = 1 << 30
@@ -185,15 +187,17 @@ async def test_progress_is_told() -> None:
             await service.submit(say("too early"))
 
 
-async def test_drain_waits_and_takes_nothing_new() -> None:
-    async with engine(fake()) as service:
+async def test_drain_waits_and_takes_nothing_new(tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    async with engine(fake(environment=(("FAKE_NOTES", str(gate)),))) as service:
         await ready(service)
-        stream = await service.submit(say("slow slow end"))
+        stream = await service.submit(say("begin gate end"))
         assert not await service.drain(0.05)
         with pytest.raises(EngineUnavailable, match="shutting down"):
             await service.submit(say("late"))
-        assert await service.drain(30.0)
-        assert "".join(delta.text for delta in await read(stream)) == "slow slow end"
+        gate.touch()
+        assert await service.drain(PATIENCE_S)
+        assert "".join(delta.text for delta in await read(stream)) == "begin gate end"
 
 
 async def test_it_sleeps_when_idle_and_wakes_for_a_request(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,7 +65,7 @@ def on_cpu(
     return paged_attention(query.cpu(), plain, 0, placed, scale, window).to(query.device)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     st.sampled_from([(2, 1, 16), (4, 2, 32), (2, 2, 80)]),
     st.lists(st.integers(1, 110), min_size=1, max_size=2),
@@ -75,7 +75,7 @@ def test_decode(shape: Shape, lengths: list[int], window: int | None) -> None:
     torch.testing.assert_close(*decode(shape, lengths, window), **tolerance(DEVICE))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     st.sampled_from([(2, 1, 16), (4, 2, 32), (2, 2, 80)]),
     st.lists(st.tuples(st.integers(1, 80), st.integers(0, 40)), min_size=1, max_size=2),

@@ -233,7 +233,7 @@ def for_skinny(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     kind=st.sampled_from(["fp8", "int8", "int4"]),
     rows=st.integers(1, 70),

@@ -22,7 +22,7 @@ def lone_tiles(patch: pytest.MonkeyPatch, tile: tuple[int, ...]) -> None:
     patch.setattr(kernels, "lone_tile", lambda *_, **__: tile)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     kind=st.sampled_from(["fp8", "int8", "int4"]),
     rows=st.integers(16, 40),

@@ -10,7 +10,7 @@ from snugvl.sampling import SamplingParams
 CASES = [
     {"top_k": 1},
     {"top_k": 7},
-    {"top_k": 600},
+    {"top_k": 400},
     {"top_p": 0.05},
     {"top_p": 0.83},
     {"top_p": 0.999},
@@ -26,18 +26,20 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["flat", "peaked", "ties", "excluded"])
 def test_what_is_left_is_what_sorting_leaves(kind: str, device: torch.device) -> None:
-    scores = torch.randn(len(CASES), 700, generator=torch.Generator().manual_seed(3))
+    """Rows of two blocks. Every other filter on each kind of scores: the interpreter takes its time."""
+    cases = CASES[::2] if kind in ("flat", "excluded") else CASES[1::2]
+    scores = torch.randn(len(cases), 500, generator=torch.Generator().manual_seed(3))
     if kind == "peaked":
         scores *= 9
     elif kind == "ties":
         scores = (scores * 2).round()
     elif kind == "excluded":
         scores[:, ::3] = -torch.inf
-    params = [SamplingParams(temperature=1.0, **case) for case in CASES]
+    params = [SamplingParams(temperature=1.0, **case) for case in cases]
     columns = _Columns.of(params, torch.device("cpu"))
     expected = _support_of_all(scores, columns) & (scores > -torch.inf)
     kept = torch.zeros_like(scores, dtype=torch.bool, device=device)
-    sure = torch.zeros(len(CASES), dtype=torch.bool, device=device)
+    sure = torch.zeros(len(cases), dtype=torch.bool, device=device)
     given = (columns.top_k, columns.top_p.float(), columns.min_p)
     support.search(scores.to(device), kept, sure, *(part.to(device) for part in given))
     assert torch.equal(kept.cpu() & (scores > -torch.inf), expected)

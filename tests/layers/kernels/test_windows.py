@@ -61,13 +61,13 @@ def test_chunks(shape: tuple[int, int, int], window: int | None) -> None:
     chunk(shape, [1, 70], [40, 60], window)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(st.integers(1, 110), min_size=1, max_size=2), st.integers(1, 130))
 def test_decode_with_any_window(lengths: list[int], window: int) -> None:
     decode((2, 1, 16), lengths, window)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 80), st.integers(0, 40)), min_size=1, max_size=2), st.integers(1, 130)
 )

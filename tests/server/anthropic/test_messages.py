@@ -10,6 +10,7 @@ import pytest
 
 from snugvl.backends.protocol import Delta, Request, Usage
 from snugvl.errors import EngineError, RequestTooLarge
+from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, FakeStream, Script
 from tests.server.live import live
 
@@ -24,7 +25,7 @@ CALLS = (
 
 def send(url: str, content: Any = "Hi", **more: Any) -> httpx.Response:
     body = {"model": "pocket", "max_tokens": 64, "messages": [{"role": "user", "content": content}], **more}
-    return httpx.post(f"{url}/v1/messages", json=body, timeout=60)
+    return httpx.post(f"{url}/v1/messages", json=body, timeout=PATIENCE_S)
 
 
 def answer(response: httpx.Response) -> dict[str, Any]:

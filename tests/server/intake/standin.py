@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 Reply = bytes | Callable[[socket.socket, threading.Event], None]
 
 
@@ -34,7 +36,7 @@ class StandIn:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(PATIENCE_S)
 
     def _accept(self) -> None:
         while not self.stopped.is_set():
@@ -105,7 +107,7 @@ def drip_headers(connection: socket.socket, stopped: threading.Event) -> None:
 
 
 def silent(connection: socket.socket, stopped: threading.Event) -> None:
-    stopped.wait(30)
+    stopped.wait()
 
 
 def endless_continue(connection: socket.socket, stopped: threading.Event) -> None:

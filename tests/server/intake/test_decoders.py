@@ -5,7 +5,6 @@ import gc
 import sys
 import zlib
 from base64 import b64encode
-from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -14,13 +13,14 @@ import psutil
 import pytest
 from PIL import Image
 
-from snugvl.errors import EngineUnavailable, ImageTooLarge, QueueFull
+from snugvl.errors import EngineUnavailable, ImageTooLarge
 from snugvl.inputs.image import open_image
 from snugvl.region import Region
 from snugvl.server.intake import pipe
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures
 from snugvl.server.intake.intake import Intake
 from snugvl.server.intake.settings import IntakeSettings, workers_for
+from tests.patience import PATIENCE_S
 from tests.server.intake.pictures import encoded, png_bomb
 from tests.server.intake.pool import LIMITS, MIB, decoded, only_process, pixels
 
@@ -135,22 +135,6 @@ def test_messages_round_trip() -> None:
     assert pipe.receive(file, 6) == ({"a": "ü\ud800"}, bytearray(b"onetwo"))
 
 
-def test_pictures_in_flight_are_bounded() -> None:
-    async def run() -> None:
-        intake = Intake(replace(IntakeSettings(), max_live_bytes=4 * 100 * 100))
-        try:
-            held = [await intake.picture_bytes(encoded("PNG", (100, 99)), field="a")]
-            held.append(await intake.picture_bytes(encoded("PNG", (100, 99)), field="b"))
-            with pytest.raises(QueueFull, match=r"hold 40,000 bytes, the limit; try again"):
-                await intake.picture_bytes(encoded("PNG"), field="c")
-            held.clear()
-            assert (await intake.picture_bytes(encoded("PNG"), field="c")).image.size == (8, 6)
-        finally:
-            await intake.close()
-
-    asyncio.run(run())
-
-
 def test_many_at_once_come_back_to_their_own_requests() -> None:
     async def run() -> None:
         intake = Intake()
@@ -190,7 +174,7 @@ def test_whoever_forgets_to_close_leaves_no_process() -> None:
 
     process = asyncio.run(run())
     gc.collect()
-    assert process.wait(10) is not None
+    assert process.wait(PATIENCE_S) is not None
 
 
 def test_a_picture_knows_its_file() -> None:

@@ -17,12 +17,13 @@ from snugvl.server.intake.addresses import Address
 from snugvl.server.intake.fetch import Fetcher, resolve
 from snugvl.server.intake.intake import Intake
 from snugvl.server.intake.settings import FetchLimits, IntakeSettings
+from tests.patience import PATIENCE_S
 from tests.server.intake.pictures import encoded
 from tests.server.intake.standin import StandIn, answer, certificate, redirect, standing_in
 
 PICTURE = encoded("PNG")
 GOOD = ip_address("127.0.0.1")
-LIMITS = FetchLimits(total_s=5.0, connect_s=2.0, read_s=2.0)
+LIMITS = FetchLimits(total_s=PATIENCE_S, connect_s=PATIENCE_S, read_s=PATIENCE_S)
 Resolver = Callable[[str, int], Sequence[str]]
 
 
@@ -210,7 +211,7 @@ def test_a_resolver_that_hangs_costs_its_own_request() -> None:
     stop = threading.Event()
 
     def hang(host: str, port: int) -> Sequence[str]:
-        stop.wait(10)
+        stop.wait(PATIENCE_S)
         return ["127.0.0.1"]
 
     try:

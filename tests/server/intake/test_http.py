@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.server.intake import pictures
 from tests.server.intake.pictures import encoded
 
@@ -83,7 +84,7 @@ def test_low_detail_costs_fewer_tokens(url: str) -> None:
     def tokens(detail: str) -> int:
         body = openai(url_of(encoded("PNG", (1024, 1024))))
         body["messages"][0]["content"][1]["image_url"]["detail"] = detail
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
         assert answer.is_success, answer.text
         return int(answer.json()["usage"]["prompt_tokens"])
 

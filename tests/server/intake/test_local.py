@@ -14,6 +14,7 @@ from snugvl.server.intake import local
 from snugvl.server.intake.intake import Intake
 from snugvl.server.intake.local import check_folder, read_file_url
 from snugvl.server.settings import ServerSettings
+from tests.patience import PATIENCE_S
 from tests.server.intake.pictures import encoded
 
 PICTURE = encoded("PNG")
@@ -185,5 +186,5 @@ def test_a_pipe_does_not_hold_up_the_server(folder: Path) -> None:
 
     thread = threading.Thread(target=attempt, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
+from snugvl.server.intake import urls
 from snugvl.server.intake.urls import Target, parse_target, read_data_url, scheme_of
 
 
@@ -84,3 +85,24 @@ def test_data_urls_are_limited_in_what_they_hold_not_in_line_breaks() -> None:
 )
 def test_schemes(url: str, scheme: str) -> None:
     assert scheme_of(url) == scheme
+
+
+def test_percent_encoding_without_end_is_refused_before_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(urls, "unquote_to_bytes", None)
+    for body in ("%00" * 400_000, "%zz" * 400_000, "a" * 1_200_000):
+        with pytest.raises(
+            RequestError, match=r"has 1,200,000 characters without ;base64; at most 1,048,576"
+        ):
+            urls.read_data_url(f"data:image/png,{body}", 64 << 20, "the image", "a")
+
+
+def test_percent_encoded_base64_is_decoded_without_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls, "unquote_to_bytes", None)  # which makes a list of them
+    for plus, slash in (("%2B", "%2F"), ("%2b", "%2f")):
+        body = f"AA{plus}{slash}" * 300_000 + "AA%3D%3D%0A%20"
+        data = urls.read_data_url(f"data:;base64,{body}", 64 << 20, "the image", "a")
+        assert data == b"\x00\x0f\xbf" * 300_000 + b"\x00"
+    with pytest.raises(RequestError, match="not valid base64"):
+        urls.read_data_url("data:;base64,AA%41A", 64 << 20, "the image", "a")

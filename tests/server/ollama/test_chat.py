@@ -9,6 +9,7 @@ import pytest
 
 from snugvl.backends.protocol import Grammar, Picture, Text, ToolCall
 from snugvl.errors import EngineError, RequestTooLarge
+from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, Script
 from tests.server.live import live
 
@@ -30,7 +31,7 @@ CALLS = (
 
 def chat(url: str, content: str = "Hi", **more: Any) -> httpx.Response:
     body = {"model": "pocket", "messages": [{"role": "user", "content": content}], **more}
-    return httpx.post(f"{url}/api/chat", json=body, timeout=60)
+    return httpx.post(f"{url}/api/chat", json=body, timeout=PATIENCE_S)
 
 
 def lines(response: httpx.Response) -> list[dict[str, Any]]:
@@ -62,7 +63,7 @@ def test_it_streams_unless_told_not_to(url: str, picture: bytes) -> None:
 
 def test_generate_answers_a_prompt_with_a_picture(url: str, picture: bytes) -> None:
     body = {"model": "pocket", "prompt": "What colour is the circle?", "images": [image(picture)]}
-    *pieces, last = lines(httpx.post(f"{url}/api/generate", json=body, timeout=60))
+    *pieces, last = lines(httpx.post(f"{url}/api/generate", json=body, timeout=PATIENCE_S))
     assert "".join(piece["response"] for piece in pieces).lower() == "red"
     assert (last["response"], last["done"]) == ("", True)
 

@@ -10,6 +10,7 @@ from openai import OpenAI
 from PIL import Image
 
 from snugvl.server.settings import ServerSettings
+from tests.patience import PATIENCE_S
 from tests.server.live import live
 from tests.server.openai.scripted import Scripted
 
@@ -32,7 +33,7 @@ def scripted(_served: tuple[Scripted, str]) -> Iterator[Scripted]:
 
 @pytest.fixture
 def http(_served: tuple[Scripted, str], scripted: Scripted) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=_served[1] + "/v1", timeout=20) as client:
+    with httpx.Client(base_url=_served[1] + "/v1", timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -1,27 +1,16 @@
 """A client that leaves gives its requests back to the engine; a document that describes what is served."""
 
 import asyncio
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from snugvl.server.settings import ServerSettings
+from tests.patience import until
 from tests.server.fake import FakeService, Script
 from tests.server.live import live
 from tests.server.openai.test_chat import HI
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait, at most ten seconds."""
-    for _ in range(1000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not happen within ten seconds")
-
 
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": HI}),
@@ -33,7 +22,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(("path", "body"), BODIES)
 def test_leaving_ends_the_request(path: str, body: dict[str, Any], stream: bool) -> None:
-    service = FakeService(script=Script(words=("a",) * 10_000, wait_s=0.05))
+    service = FakeService(script=Script(words=("a",) * 10_000, wait_s=3600))
     with live(service, ServerSettings()) as base:
 
         async def leave() -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+from tests.patience import PATIENCE_S
 from tests.server.live import live
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VIOLATIONS = """addEventListener("securitypolicyviolation",
     (event) => console.error(`policy broken: ${event.violatedDirective} ${event.blockedURI}`));"""
-WAIT_MS = 20_000  # the machine may be busy
+WAIT_MS = 1000 * PATIENCE_S / 2
 
 OpenPage = Callable[..., Page]
 Serve = Callable[..., str]

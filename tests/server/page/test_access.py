@@ -15,6 +15,7 @@ from snugvl.server.context import Context
 from snugvl.server.intake.intake import Intake
 from snugvl.server.settings import ServerSettings
 from snugvl.server.sockets import address_of, listen, uvicorn_config
+from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked
 
@@ -37,7 +38,7 @@ def at_port(service: EngineService, port: int) -> Iterator[int]:
         yield address_of(listener)[1]
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE_S)
 
 
 def test_wrong_key_then_right_key(

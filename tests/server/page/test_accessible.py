@@ -16,7 +16,7 @@ from tests.server.page.conftest import OpenPage, Serve, answers, ask, detect, pr
 from tests.server.page.test_memory import Measured
 
 WIDTHS = [(1440, 900), (390, 844)]
-SCHEMES = ["light", "dark"]
+LOOKS = [(1440, 900, "light"), (390, 844, "dark")]  # layout stands on the width, contrast on the scheme
 ANSWER = "Two blue squares, a large red circle and a large green triangle on a white background. "
 
 
@@ -42,8 +42,7 @@ def tab_to(page: Page, name: str) -> None:
     raise AssertionError(f"Tab never reached {name!r}")
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize(("width", "height"), WIDTHS)
+@pytest.mark.parametrize(("width", "height", "scheme"), LOOKS)
 def test_axe_finds_nothing(url: str, open_page: OpenPage, width: int, height: int, scheme: str) -> None:
     # axe-core is put into the page, which its policy forbids to anyone else.
     page = open_page(url, width, height, color_scheme=scheme, bypass_csp=True)
@@ -65,8 +64,7 @@ def test_axe_finds_nothing(url: str, open_page: OpenPage, width: int, height: in
     check(page, f"caption-{name}")
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize(("width", "height"), WIDTHS)
+@pytest.mark.parametrize(("width", "height", "scheme"), LOOKS)
 def test_axe_finds_nothing_in_a_conversation_beside_a_full_gpu(
     serve: Serve, open_page: OpenPage, width: int, height: int, scheme: str
 ) -> None:
@@ -158,7 +156,7 @@ def test_themes(url: str, open_page: OpenPage) -> None:
 
 
 def test_nothing_moves_for_those_who_want_it_still(serve: Serve, open_page: OpenPage) -> None:
-    words = tuple(f"word{index} " for index in range(400))
+    words = tuple(f"word{index} " for index in range(100_000))
     page = open_page(serve(FakeService(Script(words, wait_s=0.02))), reduced_motion="reduce")
     take_sample(page, "Shapes")
     ask(page, "Go on")

@@ -7,11 +7,11 @@ from playwright.sync_api import expect
 
 from snugvl.backends.protocol import Picture, Request, Text
 from snugvl.errors import EngineError, QueueFull
+from tests.patience import until
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked
-from tests.server.raw import until
 
-MANY = tuple(f"word{index} " for index in range(400))
+MANY = tuple(f"word{index} " for index in range(100_000))  # more than come while a busy browser clicks
 
 
 def said(request: Request) -> list[tuple[str, str]]:

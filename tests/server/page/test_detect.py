@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
+from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import OpenPage, Serve, choose, detect
 
@@ -23,7 +24,7 @@ def answered(url: str, path: Path, **fields: str) -> Any:
         f"{url}/v1/vision/detect",
         files={"image": (path.name, path.read_bytes())},
         data=fields,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert answer.status_code == 200
     return answer.json()

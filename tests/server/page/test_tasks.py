@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 from playwright.sync_api import expect
 
+from tests.patience import PATIENCE_S, until
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import OpenPage, Serve, choose, provoked, tab, take_sample
-from tests.server.raw import until
 
 SCENE = {
     "summary": "Two cups on a table.",
@@ -29,7 +29,7 @@ def test_pocket_captions_short_and_detailed(url: str, open_page: OpenPage, shape
             f"{url}/v1/vision/caption",
             files={"image": shapes.read_bytes()},
             data={"detail": detail},
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         page.get_by_label(label).check()
         page.get_by_role("button", name="Caption the picture").click()
@@ -39,7 +39,7 @@ def test_pocket_captions_short_and_detailed(url: str, open_page: OpenPage, shape
 
 
 def test_a_caption_grows_and_can_be_stopped(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
-    service = FakeService(Script(tuple(f"word{index} " for index in range(400)), wait_s=0.02))
+    service = FakeService(Script(tuple(f"word{index} " for index in range(100_000)), wait_s=0.02))
     page = open_page(serve(service))
     choose(page, shapes)
     tab(page, "Caption")

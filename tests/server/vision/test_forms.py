@@ -3,9 +3,11 @@
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
+
 
 def send(url: str, task: str, files: object, data: object = None) -> httpx.Response:
-    return httpx.post(f"{url}/v1/vision/{task}", files=files, data=data, timeout=60)  # type: ignore[arg-type]
+    return httpx.post(f"{url}/v1/vision/{task}", files=files, data=data, timeout=PATIENCE_S)  # type: ignore[arg-type]
 
 
 def test_a_file_and_a_question(url: str, picture: bytes) -> None:
@@ -17,7 +19,7 @@ def test_a_form_is_the_same_request_as_its_json(url: str, picture: bytes, data_u
     fields = {"detail": "detailed", "max_tokens": "20", "temperature": "0.5", "seed": "3"}
     json_body = {"detail": "detailed", "max_tokens": 20, "temperature": 0.5, "seed": 3, "image": data_url}
     form = send(url, "caption", {"image": ("a.png", picture)}, fields).json()
-    assert form == httpx.post(f"{url}/v1/vision/caption", json=json_body, timeout=60).json()
+    assert form == httpx.post(f"{url}/v1/vision/caption", json=json_body, timeout=PATIENCE_S).json()
 
 
 def test_several_files_are_several_pictures(url: str, picture: bytes) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.patience import until
 from tests.server.fake import FakeService, Script
 from tests.server.live import live
-from tests.server.raw import until
 
 HI = [{"role": "user", "content": "Hi"}]
 STREAMS: dict[str, dict[str, Any]] = {
@@ -22,7 +22,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("path", STREAMS)
 def test_a_client_that_leaves_a_stream_frees_the_engine(path: str, data_url: str) -> None:
     body = {"image": data_url, **STREAMS[path]} if "vision" in path else STREAMS[path]
-    service = FakeService(Script(["word "] * 10_000, wait_s=0.01))
+    service = FakeService(Script(["word "] * 100_000, wait_s=0.01))
     with live(service) as base:
         with httpx.stream("POST", base + path, json=body) as response:
             assert response.status_code == 200

@@ -8,12 +8,13 @@ import pytest
 
 from snugvl.backends.service import Health
 from snugvl.errors import EngineError
+from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, Script
 from tests.server.live import live
 
 
 def refused(url: str, task: str, body: object, status: int = 400) -> dict[str, Any]:
-    response = httpx.post(f"{url}/v1/vision/{task}", json=body, timeout=60)
+    response = httpx.post(f"{url}/v1/vision/{task}", json=body, timeout=PATIENCE_S)
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
     return error

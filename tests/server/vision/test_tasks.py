@@ -9,9 +9,11 @@ import httpx
 import pytest
 from PIL import Image
 
+from tests.patience import PATIENCE_S
+
 
 def post(url: str, task: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{url}/v1/vision/{task}", json=body, timeout=60)
+    return httpx.post(f"{url}/v1/vision/{task}", json=body, timeout=PATIENCE_S)
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

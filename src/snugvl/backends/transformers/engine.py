@@ -31,7 +31,7 @@ from snugvl.backends.service import Load
 from snugvl.backends.transformers.batch import Batch, prepared
 from snugvl.backends.transformers.row import ModelRequest, Row, rows_of
 from snugvl.engine.request import TokenOutput
-from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskThreads, gave_up, mask_threads
+from snugvl.engine.sampling.grammar import Mask, MaskThreads, gave_up, mask_threads
 from snugvl.engine.sampling.sampler import Sampled, sample
 from snugvl.errors import (
     DeadlineExceeded,
@@ -78,7 +78,8 @@ class TransformersEngine:
         self._batch: Batch | None = None
         self._rows: dict[str, list[Row]] = {}  # the choices of each request that are not finished
         self._most_rows = limits.rows  # fewer after memory ran out, until the engine idles
-        self._masks = MaskThreads(mask_threads())
+        vocab = int(model.config.get_text_config(decoder=True).vocab_size)
+        self._masks = MaskThreads(mask_threads(), vocab)
         self._shares = True  # whether rows of this model can share a batch
         self._computed = self._generated = self._encoded = self._faults = self._lost = 0
 
@@ -122,7 +123,7 @@ class TransformersEngine:
         new = {id(row.request) for row in self._waiting if not row.started}
         if len(new) >= self.limits.max_waiting:
             raise QueueFull(f"{self.limits.max_waiting} requests are waiting already; try again later")
-        rows = rows_of(request, asked or most, lambda state: self._masked(state, request.request_id))
+        rows = rows_of(request, asked or most, lambda state: Mask(state, self._masks, request.request_id))
         self._rows[request.request_id] = rows
         self._waiting += rows
 
@@ -283,10 +284,6 @@ class TransformersEngine:
                 finish,
             )
         )
-
-    def _masked(self, state: GrammarState, request_id: str) -> Mask:
-        vocab = int(self.model.config.get_text_config(decoder=True).vocab_size)
-        return Mask(state, vocab, self._masks, request_id)
 
     def _placed(self, value: torch.Tensor) -> torch.Tensor:
         """An input on the device, in the model's type where it is floating point."""

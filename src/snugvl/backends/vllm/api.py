@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import httpx
 
+from snugvl.backends.vllm.unix import unix_transport
 from snugvl.errors import EngineError, RequestError, RequestTooLarge, SnugvlError
 
 CONNECT_S: Final = 5.0
@@ -50,7 +51,7 @@ class VllmApi:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx.AsyncClient(
             base_url=self.where if path is None else "http://localhost",
-            transport=None if path is None else httpx.AsyncHTTPTransport(uds=path, limits=limits),
+            transport=None if path is None else unix_transport(path, limits),
             headers=headers,
             trust_env=False,  # a proxy of the environment is no way to this machine
             timeout=httpx.Timeout(CALL_S, connect=CONNECT_S),

@@ -147,6 +147,23 @@ def refuse_oversized(count: int, model: Model, field: str) -> None:
         )
 
 
+def tokenize_body(
+    prompt: str | tuple[Message, ...], tools: ToolUse | None, model: Model, go_on: GoOn = going_on
+) -> dict[str, Any]:
+    """What vLLM's /tokenize is asked. Takes time for pictures: call it in a thread.
+
+    Raises:
+        RequestError, RequestTooLarge, ImageError: as `messages_json`.
+    """
+    fields: dict[str, Any] = {"model": model.name, "add_special_tokens": False}
+    if isinstance(prompt, str):
+        refuse_oversized(len(prompt), model, "prompt")
+        return fields | {"prompt": prompt}
+    shown = () if tools is None else tools.tools
+    fields["messages"] = messages_json(prompt, model, shown, go_on)
+    return fields if tools is None else fields | tools_json(tools)
+
+
 def tools_json(use: ToolUse) -> dict[str, Any]:
     """Tools as the chat template gets them."""
     return {"tools": [tool_json(tool) for tool in use.tools]}

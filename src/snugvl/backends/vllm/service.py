@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from snugvl.backends.preparers import Preparation, Preparers
 from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
@@ -27,15 +28,7 @@ from snugvl.backends.vllm.failure import Ending, understand
 from snugvl.backends.vllm.life import Attached, Launched, Life
 from snugvl.backends.vllm.log import Stage
 from snugvl.backends.vllm.measure import Gauge
-from snugvl.backends.vllm.requests import (
-    Model,
-    blamed,
-    body_of,
-    messages_json,
-    refuse_control_tokens,
-    refuse_oversized,
-    tools_json,
-)
+from snugvl.backends.vllm.requests import Model, blamed, body_of, refuse_control_tokens, tokenize_body
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.backends.vllm.sleep import Sleeper
 from snugvl.errors import EngineError, EngineUnavailable, RequestError, SnugvlError
@@ -150,11 +143,8 @@ class VllmEngine:
         self._waking += 1
         try:
             preparation = Preparation(request.deadline_s)
-            body = await self._preparers.run(
-                preparation,
-                lambda: body_of(request, session.model, self._trials, preparation.go_on),
-                heavy=self._preparers.heavy(request),
-            )
+            make = partial(body_of, request, session.model, self._trials, preparation.go_on)
+            body = await self._preparers.run(preparation, make, heavy=self._preparers.heavy(request))
             self._preparers.remember(request)
             session = await self._awake(session)
             if request.prompt is not None and request.sampling.max_tokens is None:
@@ -175,19 +165,11 @@ class VllmEngine:
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
         """Token ids of a text as it is, or of a conversation through the chat template."""
-        session = self._serving()
-        body: dict[str, object] = {"model": session.model.name, "add_special_tokens": False}
-        if isinstance(prompt, str):
-            refuse_oversized(len(prompt), session.model, "prompt")
-            return Tokens(await session.life.api.tokens(body | {"prompt": prompt}))
-        preparation = Preparation()
-        tools_of = () if tools is None else tools.tools
-        messages = await self._preparers.run(
-            preparation, lambda: messages_json(prompt, session.model, tools_of, preparation.go_on)
-        )
-        shown = {} if tools is None else tools_json(tools)
-        ids = await session.life.api.tokens({**body, **shown, "messages": messages})
-        return Tokens(ids, ids.count(session.model.facts.image_token))
+        session, preparation = self._serving(), Preparation()
+        make = partial(tokenize_body, prompt, tools, session.model, preparation.go_on)
+        ids = await session.life.api.tokens(await self._preparers.run(preparation, make))
+        pictures = 0 if isinstance(prompt, str) else ids.count(session.model.facts.image_token)
+        return Tokens(ids, pictures)
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
         """The text of token ids, control tokens included."""

@@ -63,9 +63,10 @@ def mask_threads(cores: int | None = None) -> int:
 
 
 class MaskThreads:
-    """Threads that make masks. Owners, which are requests, take turns. They start with the first job."""
+    """Threads that make masks over `vocab` tokens, from the first job on. Owners (requests) take turns."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, vocab: int) -> None:
+        self.vocab = vocab
         self.changed = Condition()  # notified whenever a job is done
         self._threads = threads
         self._started = 0
@@ -107,8 +108,8 @@ class Mask:
         bits: `[ceil(vocab / 32)]` int32 on the CPU, as `GrammarState.fill` writes it; whole once `ready`.
     """
 
-    def __init__(self, state: GrammarState, vocab: int, threads: MaskThreads, owner: Hashable) -> None:
-        self.bits = torch.empty((vocab + 31) // 32, dtype=torch.int32)
+    def __init__(self, state: GrammarState, threads: MaskThreads, owner: Hashable) -> None:
+        self.bits = torch.empty((threads.vocab + 31) // 32, dtype=torch.int32)
         self.ready = True
         self._state = state
         self._threads = threads
@@ -163,10 +164,12 @@ def gave_up(mask: Mask, where: str) -> RequestError:
     )
 
 
-def settle(masks: Iterable[Mask]) -> bool:
+def settle(masks: Iterable[Mask | None]) -> bool:
     """Wait for masks, each for its share and `WAIT_S` in all; whether one is not ready all the same."""
     left_s, late = WAIT_S, False
     for mask in masks:
+        if mask is None:
+            continue
         left_s -= mask.wait(max(left_s, 0.0))
         late = late or not mask.ready
     return late

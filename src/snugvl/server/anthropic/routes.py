@@ -11,7 +11,7 @@ from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.body import JsonRoute
 from snugvl.server.ceiling import generate_within
 from snugvl.server.context import context_of
-from snugvl.server.generation import tokens_of
+from snugvl.server.generation import counting, tokens_of
 from snugvl.server.reader import Reader
 from snugvl.server.streaming import event_stream, events_document
 
@@ -39,5 +39,7 @@ async def post_count_tokens(http: Request, asked: CountTokensRequest) -> Any:
     """Count the tokens of a conversation, without continuing it."""
     context = context_of(http)
     context.check_model(asked.model)
-    tokens = await tokens_of(context, await conversation_of(context, asked), tools_of(asked))
+    with counting(context):
+        conversation = await conversation_of(context, asked)
+    tokens = await tokens_of(context, conversation, tools_of(asked))
     return TokenCount(input_tokens=len(tokens.ids))

@@ -16,10 +16,11 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from io import BytesIO
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal, TypeVar, cast
 
 from PIL import Image
 from PIL.PpmImagePlugin import PpmImageFile
@@ -35,10 +36,14 @@ from snugvl.server.intake.settings import MIB, VideoLimits
 if sys.platform == "linux":
     import fcntl
 
+T = TypeVar("T")
 Kind = Literal["pictures", "videos"]
 _PIPE_BYTES = MIB  # what Linux lets any user have
 _REGION_BYTES = 48 * MIB  # 16 megapixels, the most that Qwen3-VL reads of a picture
 _START_S = 60.0
+_SIZE_S = 15.0
+_HEAD_BYTES = 1 << 18  # of a file, with which its size is looked for; all of it where that isn't enough
+_LEFT_S = 1.0  # that a job still gets whose client has left: cheaper than a new process
 # No secrets in there: what Python needs to find itself and its packages, and nothing else.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "SYSTEMROOT", "VIRTUAL_ENV")
 _THRIFT = {**heap.ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -64,14 +69,27 @@ class Decoders:
         # Whoever forgets to close leaves no process behind.
         self._finalizer = weakref.finalize(self, _end, self._processes)
 
-    async def picture(self, data: bytes, limits: ImageLimits, decode_s: float, name: str) -> Picture:
-        """Decode a picture.
+    async def size(self, data: bytes, limits: ImageLimits, name: str) -> int:
+        """Pixels of a picture by its head; 0 of one that won't be decoded."""
+        job = {"kind": "size", "name": name, "decode_s": _SIZE_S}
+        pixels = 0
+        for count in sorted({min(_HEAD_BYTES, len(data)), len(data)}):
+            pixels = await self._run(self._size, job, data[:count])
+            if pixels:
+                break
+        return pixels if pixels <= limits.max_pixels else 0
+
+    async def picture(
+        self, data: bytes, limits: ImageLimits, decode_s: float, name: str, max_pixels: int | None = None
+    ) -> Picture:
+        """Decode a picture. `max_pixels`: of which its head has spoken.
 
         Raises:
             ImageError, ImageTooLarge: it can't be.
         """
         job = {"kind": "picture", "name": name, "limits": asdict(limits), "decode_s": decode_s}
-        pictures, _ = await self._decoded(job, data, limits.max_pixels, 1)
+        most = limits.max_pixels if max_pixels is None else max_pixels
+        pictures, _ = await self._run(self._decode, job, data, most, 1)
         return pictures[0]
 
     async def video(
@@ -89,7 +107,7 @@ class Decoders:
             "fps": fps,
             "decode_s": limits.decode_s,
         }
-        frames, times = await self._decoded(job, data, limits.max_total_pixels, limits.max_frames)
+        frames, times = await self._run(self._decode, job, data, limits.max_total_pixels, limits.max_frames)
         return [frame.image for frame in frames], times
 
     async def warm(self) -> None:
@@ -103,26 +121,38 @@ class Decoders:
         self._threads.shutdown(wait=True)
         _end(self._processes)
 
-    async def _decoded(
-        self, job: dict[str, Any], data: bytes, max_pixels: int, max_frames: int
-    ) -> tuple[list[Picture], list[float]]:
+    async def _run(self, work: Callable[..., T], job: dict[str, Any], data: bytes, *limits: int) -> T:
+        """What a thread makes of a job. Whoever no longer waits for it ends it."""
+        at_work: list[_Process] = []
         try:
-            future = self._threads.submit(self._decode, job, data, max_pixels, max_frames)
+            future = self._threads.submit(work, job, data, at_work, *limits)
         except RuntimeError:  # the threads are shut down
             raise EngineUnavailable("the server is stopping") from None
-        work = asyncio.wrap_future(future)
+        waited = asyncio.wrap_future(future)
         try:
-            return await asyncio.shield(work)
+            return await asyncio.shield(waited)
         except asyncio.CancelledError:
             if not future.cancel():  # it is being decoded, and counts until that has ended
-                await asyncio.wait([work])
-                work.exception()
+                _, running = await asyncio.wait([waited], timeout=_LEFT_S)
+                if running:
+                    for process in at_work:
+                        process.interrupt()
+                    await asyncio.wait([waited])
+                waited.exception()
             raise
 
+    def _size(self, job: dict[str, Any], data: bytes, at_work: "list[_Process]") -> int:
+        header, _ = self._ask(job, data, at_work, 0)
+        width, height = header.get("width"), header.get("height")
+        if not (isinstance(width, int) and isinstance(height, int) and width >= 0 and height >= 0):
+            self._drop(self._process())
+            raise _failed_on(job["name"])
+        return width * height
+
     def _decode(
-        self, job: dict[str, Any], data: bytes, max_pixels: int, max_frames: int
+        self, job: dict[str, Any], data: bytes, at_work: "list[_Process]", max_pixels: int, max_frames: int
     ) -> tuple[list[Picture], list[float]]:
-        header, pixels = self._ask(job, data, 3 * max_pixels)
+        header, pixels = self._ask(job, data, at_work, 3 * max_pixels)
         if "error" in header:
             kind = ImageTooLarge if header["error"] == "ImageTooLarge" else ImageError
             raise kind(str(header.get("message")))
@@ -133,10 +163,11 @@ class Decoders:
             raise _failed_on(job["name"]) from None
 
     def _ask(
-        self, job: dict[str, Any], data: bytes, max_payload: int
+        self, job: dict[str, Any], data: bytes, at_work: "list[_Process]", max_payload: int
     ) -> tuple[dict[str, Any], bytearray | memoryview]:
         """What this thread's process answers. A process that did not answer in full is never used again."""
         process = self._process()
+        at_work.append(process)
         try:
             return process.call(job, data, max_payload, job["decode_s"])
         except _TooSlow:
@@ -207,6 +238,10 @@ class _Process:
             _TooSlow, _Gone: there is none; the process must not be used again.
         """
         return self._exchange(job, data, max_payload, timeout_s)
+
+    def interrupt(self) -> None:
+        """End it under the thread that waits for its answer, which clears it away."""
+        self._popen.kill()
 
     def kill(self) -> None:
         """End it now. Safe to call twice."""

@@ -10,21 +10,22 @@ decoder. What begins as anything else is refused, whatever its media type or end
 
 import asyncio
 import math
-import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from hashlib import sha256
-from typing import Self
+from typing import Self, cast
 
 from PIL import Image
 
-from snugvl.backends.protocol import Picture, Video
+from snugvl.backends.protocol import Picture, Size, Video
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
 from snugvl.server.intake.addresses import Address, is_foreign
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures, memory_for_videos
 from snugvl.server.intake.fetch import Fetcher
 from snugvl.server.intake.local import check_folder, read_file_url
+from snugvl.server.intake.room import PIXEL_BYTES, Room
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.intake.urls import read_data_url, scheme_of
 from snugvl.server.settings import ServerSettings
@@ -32,6 +33,19 @@ from snugvl.server.settings import ServerSettings
 LOW_DETAIL_PIXELS = 512 * 512
 _IMAGES = "image/*"
 _VIDEOS = "video/*, image/*"
+
+
+_SIZES: ContextVar[bool] = ContextVar("sizes", default=False)
+
+
+@contextmanager
+def only_sizes(yes: bool) -> Iterator[None]:
+    """Pictures that come in within the block are let go of again, all but their sizes."""
+    token = _SIZES.set(yes)
+    try:
+        yield
+    finally:
+        _SIZES.reset(token)
 
 
 class Intake:
@@ -54,7 +68,11 @@ class Intake:
         )
         self._pictures = Decoders("pictures", settings.workers, memory_for_pictures(settings.image))
         self._videos = Decoders("videos", 1, memory_for_videos(settings.video))
-        self._live = _Live(settings.max_live_bytes)
+        self._live = Room(settings.max_live_bytes, settings.wait_s)
+        # While it is decoded a picture takes several times what it takes then: few large ones at once.
+        self._at_work = Room(settings.image.max_pixels, None)
+        self._one_video = asyncio.Lock()
+        self._encoded = 0
         self.before: Callable[[str], None] = lambda _field: None
 
     @classmethod
@@ -88,7 +106,7 @@ class Intake:
         """
         self.before(field)
         max_pixels = _pixels_of(detail, field)
-        self._live.check()
+        self._check_encoded()
         name = f"the image at {field}"
         with _blaming(field):
             data = await self._bytes(url, self._settings.image.max_bytes, _IMAGES, name, field)
@@ -113,7 +131,7 @@ class Intake:
         """
         self.before(field)
         _check_fps(fps, field)
-        self._live.check()
+        self._check_encoded()
         name = f"the video at {field}"
         with _blaming(field):
             if not isinstance(url, str):
@@ -145,20 +163,49 @@ class Intake:
     async def _picture(self, data: bytes, max_pixels: int | None, name: str) -> Picture:
         settings = self._settings
         _check_bytes(data, settings.image.max_bytes, name)
-        with self._live.encoded(data):
-            picture, file = await asyncio.gather(
-                self._pictures.picture(data, settings.image, settings.decode_s, name),
-                asyncio.to_thread(_hash, data),
-            )
-        self._live.add([picture.image])
+        with self._holding(data):
+            # Before it is decoded, and known from its head; a liar's picture ends with its decoder.
+            pixels = await self._pictures.size(data, settings.image, name)
+            async with (
+                self._live.reserved(PIXEL_BYTES * pixels + len(data)) as share,
+                self._at_work.reserved(pixels),
+            ):
+                picture, file = await asyncio.gather(
+                    self._pictures.picture(data, settings.image, settings.decode_s, name, pixels),
+                    asyncio.to_thread(_hash, data),
+                )
+                if _SIZES.get():
+                    sized = cast("Image.Image", Size(*picture.image.size))
+                    return Picture(sized, max_pixels, file)
+                share.keep([picture.image])
         return replace(picture, max_pixels=max_pixels, file=file)
 
     async def _video(self, data: bytes, fps: float | None, name: str) -> Video:
-        _check_bytes(data, self._settings.video.max_bytes, name)
-        with self._live.encoded(data):
-            frames, times = await self._videos.video(data, self._settings.video, fps, name)
-        self._live.add(frames)
+        limits = self._settings.video
+        _check_bytes(data, limits.max_bytes, name)
+        with self._holding(data):
+            # How many frames of what size it has is known when it is decoded: one has room for the most.
+            most = PIXEL_BYTES * limits.max_total_pixels + len(data)
+            async with self._one_video, self._live.reserved(most) as share:
+                frames, times = await self._videos.video(data, limits, fps, name)
+                share.keep(frames)
         return Video(tuple(frames), tuple(times))
+
+    def _check_encoded(self) -> None:
+        if self._encoded >= self._settings.max_live_bytes:
+            raise QueueFull(
+                f"files of pictures that wait to be decoded take {self._encoded:,} bytes; try again shortly"
+            )
+
+    @contextmanager
+    def _holding(self, data: bytes) -> Iterator[None]:
+        """Counts the file while it is there."""
+        self._check_encoded()
+        self._encoded += len(data)
+        try:
+            yield
+        finally:
+            self._encoded -= len(data)
 
     async def _list_of_frames(self, urls: list[str], fps: float | None, field: str) -> Video:
         limits = self._settings.video
@@ -175,37 +222,6 @@ class Intake:
             )
         rate = limits.fps if fps is None else fps
         return Video(tuple(p.image for p in pictures), tuple(i / rate for i in range(len(pictures))))
-
-
-class _Live:
-    """Counts the bytes of pictures that are still held anywhere. Used from one thread."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._encoded = 0
-        self._images: list[tuple[weakref.ref[Image.Image], int]] = []
-
-    def check(self) -> None:
-        """Raise QueueFull when there is no room for another one."""
-        self._images = [entry for entry in self._images if entry[0]() is not None]
-        if self._encoded + sum(size for _, size in self._images) >= self._max_bytes:
-            raise QueueFull(
-                f"pictures of running requests hold {self._max_bytes:,} bytes, the limit; try again shortly"
-            )
-
-    @contextmanager
-    def encoded(self, data: bytes) -> Iterator[None]:
-        """Counts `data` while it is decoded."""
-        self.check()
-        self._encoded += len(data)
-        try:
-            yield
-        finally:
-            self._encoded -= len(data)
-
-    def add(self, images: Iterable[Image.Image]) -> None:
-        """Counts decoded pictures until nobody holds them any more. Pillow keeps 4 bytes a pixel."""
-        self._images += [(weakref.ref(image), 4 * image.width * image.height) for image in images]
 
 
 @contextmanager

@@ -70,7 +70,9 @@ class IntakeSettings:
         allow_private: whether http(s) URLs may point to private addresses.
         workers: pictures decoded at once, each in a process of its own; processes start when first needed.
         decode_s: seconds one picture may take to decode.
-        max_live_bytes: of all decoded pictures and videos that requests still hold; beyond it `QueueFull`.
+        max_live_bytes: of all decoded pictures and videos that requests still hold, 3 for each pixel;
+            reserved before one is decoded. It is 14 photos of 12 megapixels.
+        wait_s: seconds that a picture waits for others to leave room, before `QueueFull`.
     """
 
     image: ImageLimits = field(default_factory=lambda: ImageLimits(max_pixels=64_000_000))
@@ -80,4 +82,5 @@ class IntakeSettings:
     allow_private: bool = False
     workers: int = field(default_factory=workers_for)
     decode_s: float = 15.0
-    max_live_bytes: int = 2048 * MIB
+    max_live_bytes: int = 512 * MIB
+    wait_s: float = 10.0

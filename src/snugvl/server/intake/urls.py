@@ -16,10 +16,17 @@ from snugvl.errors import ImageTooLarge, RequestError
 from snugvl.server.intake.addresses import Address
 
 MAX_URL = 8192
+MAX_PERCENT_ENCODED = 1 << 20  # characters of a data URL that isn't base64, as nobody makes large ones
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.ASCII)
 _UNSAFE = re.compile(r"[\x00-\x20\x7f-\x9f\\\ud800-\udfff]")
 _SAFE_IN_TARGET = "/:?#[]@!$&'()*+,;=%-._~"
-_BLANKS = dict.fromkeys(map(ord, " \t\r\n\f"))
+_BLANKS = b" \t\r\n\f"
+# What of base64 is percent-encoded in a URL by those who do.
+_ESCAPES = tuple(
+    (case(f"%{ord(character):02x}"), character)
+    for character in "+/=-_ \t\r\n\f"
+    for case in (str.upper, str.lower)
+)
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -133,6 +140,12 @@ def read_data_url(url: str, max_bytes: int, name: str, field: str) -> bytes:
     size = len(body) * 3 // 4 if is_base64 else len(body) // 3
     if size > max_bytes + max_bytes // 20:  # some room for line breaks, which don't count
         raise ImageTooLarge(f"{name} has about {size:,} bytes, the limit is {max_bytes:,}; save it smaller")
+    if not is_base64 and len(body) > MAX_PERCENT_ENCODED:
+        raise RequestError(
+            f"the data URL has {len(body):,} characters without ;base64; at most {MAX_PERCENT_ENCODED:,} are "
+            "decoded: use base64",
+            field=field,
+        )
     data = _base64(body, field) if is_base64 else _percent(body, field)
     if len(data) > max_bytes:
         raise ImageTooLarge(f"{name} has {len(data):,} bytes, the limit is {max_bytes:,}; save it smaller")
@@ -141,15 +154,16 @@ def read_data_url(url: str, max_bytes: int, name: str, field: str) -> bytes:
 
 def _base64(body: str, field: str) -> bytes:
     if "%" in body:
-        body = unquote_to_bytes(body).decode("ascii", "replace")
+        for escape, character in _ESCAPES:  # each at the speed of C, however many there are
+            body = body.replace(escape, character)
     try:
         # Most encoders put no line breaks in: only look for them when the strict reading fails.
         return binascii.a2b_base64(body, strict_mode=True) if body else b""
     except ValueError:
         pass
-    compact = body.translate(_BLANKS)
-    compact += "=" * (-len(compact) % 4)
     try:
+        compact = body.encode("ascii").translate(None, _BLANKS)
+        compact += b"=" * (-len(compact) % 4)
         return binascii.a2b_base64(compact, strict_mode=True)
     except ValueError:  # binascii.Error, or a character outside ASCII
         raise RequestError(

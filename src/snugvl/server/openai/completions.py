@@ -26,7 +26,7 @@ from snugvl.server.together import together
 router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
 MAX_PROMPTS = 128
-AT_ONCE = 8  # prompts of one request that the engine has
+AT_ONCE = 4  # prompts of one request that the engine has
 MAX_CHOICES = 128  # of all prompts together
 
 # What the engine calls a field of its own request, and what this protocol calls it.

@@ -10,7 +10,7 @@ from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.fields import Strict
-from snugvl.server.generation import tokens_of
+from snugvl.server.generation import counting, tokens_of
 from snugvl.server.openai.media import MediaSource
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from snugvl.server.openai.tools import MAX_TOOLS, ChatTool, chat_tool_use
@@ -57,7 +57,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeReport:
             raise RequestError("tools belong to messages, not to a prompt", field="tools")
         found = await tokens_of(context, body.prompt)
     else:
-        conversation = await conversation_of(body.messages or [], MediaSource(context.intake, {}))
+        with counting(context):
+            conversation = await conversation_of(body.messages or [], MediaSource(context.intake, {}))
         found = await tokens_of(context, conversation, chat_tool_use(body.tools, None, None))
     return TokenizeReport(
         count=len(found.ids),

@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from snugvl.backends.vllm.command import MODULE
 from snugvl.backends.vllm.settings import VllmChoice
+from tests.patience import PATIENCE_S
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
@@ -88,4 +89,4 @@ def _install(folder: Path) -> None:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
+    subprocess.run(command, capture_output=True, text=True, check=True, timeout=2 * PATIENCE_S)

@@ -1,0 +1,193 @@
+"""Decoded pictures: never more at once than there is room for, whoever asks and however many."""
+
+import asyncio
+import gc
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from snugvl.errors import ImageError, ImageTooLarge, QueueFull
+from snugvl.server.intake.decoders import Decoders
+from snugvl.server.intake.intake import Intake
+from snugvl.server.intake.room import Room
+from snugvl.server.intake.settings import IntakeSettings
+from snugvl.server.record import RECORD, Record
+from snugvl.server.together import together
+from tests.server.intake.pictures import encoded, png_bomb
+from tests.server.intake.pool import LIMITS
+
+SIDE = 100
+BYTES = 3 * SIDE * SIDE
+PNG = encoded("PNG", (SIDE, SIDE))
+
+
+def intake_of(pictures: float, wait_s: float = 10.0) -> Intake:
+    return Intake(replace(IntakeSettings(), max_live_bytes=int(pictures * BYTES) + len(PNG), wait_s=wait_s))
+
+
+async def one(intake: Intake, request: str, data: bytes = PNG) -> Any:
+    RECORD.set(Record(request))
+    return await intake.picture_bytes(data, field="a")
+
+
+def run(work: Any, intake: Intake) -> None:
+    async def closed() -> None:
+        try:
+            await work
+        finally:
+            await intake.close()
+
+    asyncio.run(closed())
+
+
+def test_room_is_taken_before_a_picture_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    intake, most, alive = intake_of(2), 0, 0
+    decode = Decoders.picture
+
+    async def watched(self: Decoders, *args: Any) -> Any:
+        nonlocal most, alive
+        alive += 1
+        most = max(most, alive)
+        assert intake._live.used >= alive * BYTES
+        try:
+            return await decode(self, *args)
+        finally:
+            alive -= 1
+
+    monkeypatch.setattr(Decoders, "picture", watched)
+
+    async def work() -> None:
+        async def user(index: int) -> tuple[int, int]:
+            return (await one(intake, f"{index}")).image.size
+
+        found = await asyncio.gather(*[asyncio.create_task(user(i)) for i in range(20)])
+        assert found == [(SIDE, SIDE)] * 20
+        assert most <= 2
+        assert intake._live.used == 0
+
+    run(work(), intake)
+
+
+def test_who_waits_is_let_in_when_a_picture_is_let_go() -> None:
+    intake = intake_of(1.5)
+
+    async def work() -> None:
+        held = [await one(intake, "1")]
+        assert intake._live.used == BYTES
+        waits = asyncio.create_task(one(intake, "2"))
+        await asyncio.sleep(0.3)
+        assert not waits.done()
+        held.clear()
+        assert (await waits).image.size == (SIDE, SIDE)
+
+    run(work(), intake)
+
+
+def test_requests_that_hold_pictures_do_not_wait_for_each_other_for_ever() -> None:
+    intake = intake_of(3.5, wait_s=0.5)
+
+    async def work() -> None:
+        async def user(index: int) -> int:
+            first = await one(intake, f"{index}")
+            await asyncio.sleep(0.2)
+            held = [first, await one(intake, f"{index}"), await one(intake, f"{index}")]
+            return len(held)
+
+        users = [asyncio.create_task(user(index)) for index in range(3)]
+        found = await asyncio.gather(*users, return_exceptions=True)
+        refused = [error for error in found if isinstance(error, QueueFull)]
+        assert refused
+        assert all("try again" in str(error) for error in refused)
+
+    run(work(), intake)
+
+
+def test_a_request_whose_pictures_never_fit_is_told_at_once() -> None:
+    intake = intake_of(2.5)
+
+    async def work() -> None:
+        held = [await one(intake, "1"), await one(intake, "1")]
+        with pytest.raises(ImageTooLarge, match="pictures of this request take more than 75,"):
+            await one(intake, "1")
+        held.clear()
+
+    run(work(), intake)
+
+
+def test_one_picture_alone_always_fits() -> None:
+    intake = intake_of(0.1)
+
+    async def work() -> None:
+        assert (await one(intake, "1")).image.size == (SIDE, SIDE)
+
+    run(work(), intake)
+
+
+def test_who_leaves_while_waiting_leaves_nothing() -> None:
+    async def work() -> None:
+        room = Room(10, 10.0)
+        async with room.reserved(8):
+            waits = [asyncio.create_task(take(room, 5)) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            waits[0].cancel()
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*waits[1:])
+        assert room.used == 0
+        assert not room._asked
+        assert not room._waiting
+
+    async def take(room: Room, count: int) -> None:
+        async with room.reserved(count):
+            await asyncio.sleep(0.01)
+
+    asyncio.run(work())
+
+
+def test_the_head_of_a_picture_tells_its_size(decoders: Decoders) -> None:
+    async def work() -> None:
+        for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "AVIF"):
+            assert await decoders.size(encoded(kind, (20, 10)), LIMITS, "it") == 200, kind
+        assert await decoders.size(png_bomb(8000, 7936), LIMITS, "it") == 8000 * 7936
+        assert await decoders.size(png_bomb(80000, 7936), LIMITS, "it") == 0, "which won't be decoded"
+        assert await decoders.size(b"no picture", LIMITS, "it") == 0
+
+    asyncio.run(work())
+
+
+def test_a_picture_is_never_larger_than_its_head_said(decoders: Decoders) -> None:
+    async def work() -> None:
+        with pytest.raises(ImageError, match="could not be decoded"):
+            await decoders.picture(PNG, LIMITS, 20.0, "it", SIDE * SIDE - 1)
+        assert (await decoders.picture(PNG, LIMITS, 20.0, "it", SIDE * SIDE)).image.size == (SIDE, SIDE)
+
+    asyncio.run(work())
+
+
+def test_an_error_keeps_no_results_of_others() -> None:
+    class Result:
+        pass
+
+    kept: list[weakref.ref[Result]] = []
+
+    async def good() -> Result:
+        result = Result()
+        kept.append(weakref.ref(result))
+        return result
+
+    async def bad() -> Result:
+        await asyncio.sleep(0.01)
+        raise ImageError("no")
+
+    async def work() -> None:
+        with pytest.raises(ImageError) as caught:
+            await together([good(), bad()])
+        assert caught.value.__traceback__ is not None
+        assert kept[0]() is None
+
+    gc.disable()
+    try:
+        asyncio.run(work())
+    finally:
+        gc.enable()

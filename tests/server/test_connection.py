@@ -1,0 +1,117 @@
+"""What uvicorn's parser takes without giving it to the app, each with its end."""
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import httpx
+import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from snugvl.server.settings import ServerSettings
+from tests.patience import until
+from tests.server.hostile import CHAT, HI, attacked
+from tests.server.live import live
+from tests.server.raw import connect, read_all
+
+CHUNKED = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n".encode()
+AS_JSON = b"Content-Type: application/json\r\n\r\n"
+GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Iterator[str]:
+    with attacked(read_timeout_s=20) as base:
+        yield base
+
+
+def sent_until_refused(link: socket.socket, piece: bytes, limit: int) -> int:
+    """Bytes that were taken before the server ended the connection."""
+    sent = 0
+    link.settimeout(5)
+    with suppress(OSError):
+        while sent < limit:
+            link.sendall(piece)
+            sent += len(piece)
+            time.sleep(0.002)
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("before", "piece"),
+    [(b"1\r\n \r\n0\r\n", b"a: b\r\n" * 1000), (b"1;", b"a" * 6000), (b"1\r\n \r\n0\r\nname: ", b"a" * 6000)],
+    ids=["trailers", "an extension of a chunk", "one trailer"],
+)
+def test_what_no_app_sees_is_bounded(hostile: str, before: bytes, piece: bytes) -> None:
+    with connect(hostile, CHUNKED + AS_JSON + before) as link:
+        assert sent_until_refused(link, piece, 8_000_000) < 8_000_000
+
+
+def test_trailers_are_refused_by_name_and_are_no_headers(hostile: str) -> None:
+    with connect(hostile, CHUNKED + AS_JSON + b"1\r\n \r\n0\r\n" + b"a: b\r\n" * 12_000) as link:
+        answer = read_all(link)
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert b"65,536" in answer
+    few = CHUNKED + b"Connection: close\r\n" + AS_JSON + b"2\r\n{}\r\n0\r\n" + b"a: b\r\n" * 200 + b"\r\n"
+    with connect(hostile, few) as link:
+        assert b"messages is missing" in read_all(link), "they don't count as its header lines"
+
+
+def test_a_body_in_small_chunks_is_read(hostile: str) -> None:
+    body = b'{"messages": [{"role": "user", "content": "%s"}]}' % (b"a" * 150_000)
+
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, len(body), 7):
+            yield body[start : start + 7]
+
+    answer = httpx.post(hostile + CHAT, content=pieces(), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200, answer.text
+
+
+def test_many_pipelined_requests_are_answered_in_order(hostile: str) -> None:
+    last = GET.replace(b"/version", b"/nowhere").replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    with connect(hostile, GET * 300 + last) as link:
+        answer = read_all(link)
+    assert re.findall(rb"HTTP/1\.1 (\d+)", answer) == [b"200"] * 300 + [b"404"]
+
+
+def test_few_of_the_pipelined_wait_in_the_server_and_too_many_end_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most, released, left = 0, threading.Event(), threading.Event()
+    parsed = HttpToolsProtocol.on_message_complete
+
+    def watched(self: HttpToolsProtocol) -> None:
+        nonlocal most
+        parsed(self)
+        most = max(most, len(self.pipeline))
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_message_complete", watched)
+
+    async def app(scope: dict, receive, send) -> None:  # type: ignore[no-untyped-def, type-arg]
+        if scope["type"] != "http":
+            return
+        while (await receive())["type"] != "http.disconnect":
+            released.set()
+        left.set()
+
+    with live(None, ServerSettings(), app=app) as base:  # type: ignore[arg-type]
+        with connect(base, GET * 1200) as link:
+            assert released.wait(5)
+            until(lambda: most > 0)
+            assert not left.wait(0.3), "what fits waits"
+            with suppress(OSError):
+                link.sendall(GET * 10_000)
+            assert left.wait(5), "and the request that ran is told that its client is gone"
+        assert most < 100
+
+
+def test_one_connection_leaves_time_for_others(hostile: str) -> None:
+    with connect(hostile, GET * 1400) as link:
+        link.settimeout(10)
+        assert httpx.get(f"{hostile}/health").status_code == 200
+        assert link.recv(1)
+    assert httpx.post(hostile + CHAT, json={"messages": HI}).status_code == 200
