@@ -9,6 +9,7 @@ from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import AT_ONCE_S, QUICK_S, Mask, MaskThreads, Pace, mask_threads, settle
 from snugvl.sampling import SamplingParams
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
+from tests.patience import PATIENCE_S
 
 MODEL = Toy()
 LONG_S = 60.0  # until a test has failed
@@ -98,9 +99,9 @@ def test_a_mask_waits_for_its_share_and_no_longer() -> None:
     mask = Mask(slow.start(), MaskThreads(1, 48), Pace(1.0))
     assert mask.ready
     mask.accept(1)
-    assert mask.wait(10.0) < 5, "its share is a few milliseconds"
+    assert mask.wait(PATIENCE_S) < PATIENCE_S / 2, "its share is a few milliseconds"
     assert not mask.ready
-    assert mask.wait(10.0) < 1, "which is spent"
+    assert mask.wait(PATIENCE_S) < PATIENCE_S / 2, "which is spent"
     slow.go.set()
     mask.wait()
     assert mask.ready

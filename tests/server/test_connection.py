@@ -12,7 +12,7 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from snugvl.server.settings import ServerSettings
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.server.hostile import CHAT, HI, attacked
 from tests.server.live import live
 from tests.server.raw import connect, read_all
@@ -100,12 +100,12 @@ def test_few_of_the_pipelined_wait_in_the_server_and_too_many_end_the_connection
 
     with live(None, ServerSettings(), app=app) as base:  # type: ignore[arg-type]
         with connect(base, GET * 1200) as link:
-            assert released.wait(5)
+            assert released.wait(PATIENCE_S)
             until(lambda: most > 0)
             assert not left.wait(0.3), "what fits waits"
             with suppress(OSError):
                 link.sendall(GET * 10_000)
-            assert left.wait(5), "and the request that ran is told that its client is gone"
+            assert left.wait(PATIENCE_S), "and the request that ran is told that its client is gone"
         assert most < 100
 
 

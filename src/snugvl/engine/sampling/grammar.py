@@ -27,8 +27,8 @@ from snugvl.errors import RequestError
 
 MOST_THREADS = 4
 WAIT_S = 0.005  # that a step waits for masks, in all
-QUICK_S = 0.0005  # that a mask may take to be made at once: handing it to a thread takes a fifth of that
-AT_ONCE_S = 0.002  # of masks that are made at once, in a step
+QUICK_S = 0.002  # that a mask may take to be made at once: handing it to a thread costs some tenths of that
+AT_ONCE_S = 0.012  # of masks that are made at once, in a step
 SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks are slow soon waits alone
 
 
