@@ -14,6 +14,7 @@ from snugvl.backends.vllm.requests import Model, body_of
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.forms import call_parser
+from snugvl.inputs.trials import Trials
 from snugvl.sampling import SamplingParams
 from tests.inputs.tools.reading import read
 from tests.inputs.tools.templates import TEMPLATES
@@ -73,12 +74,14 @@ def test_vllm_is_told_the_form_of_the_folder(tmp_path: Path) -> None:
     assert facts.tool_form == form
     choice = VllmChoice("m")
     assert capabilities_of(choice, Served("m", "m", 100, "1"), facts).tool_form == form
-    fields = body_of(Request((user("x"),), tools=USE), Model("m", 9, facts, {"<tool_call>": 7})).fields
+    fields = body_of(
+        Request((user("x"),), tools=USE), Model("m", 9, facts, {"<tool_call>": 7}), Trials(1)
+    ).fields
     grammar = fields["structured_outputs"]["grammar"]
     assert grammar.startswith("start: <[7]> call")
     assert "<function=run>" in grammar
     assert read_facts("nobody/knows-this").tool_form == ToolForm()
     wrong = ToolUse((Tool("a"), Tool("b", "", {"properties": {"x": {"type": 5}}})))
     with pytest.raises(RequestError, match="type must be a string") as raised:
-        body_of(Request((user("x"),), tools=wrong), Model("m", 9, facts))
+        body_of(Request((user("x"),), tools=wrong), Model("m", 9, facts), trials)
     assert raised.value.field == "tools[1].parameters"

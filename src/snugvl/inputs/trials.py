@@ -79,7 +79,7 @@ class Trials:
                 process = self._idle.pop()
                 if process.alive:
                     return process
-                self._all.discard(process)
+                self._drop(process)  # somebody has ended it
         process = _Process()
         self._all.add(process)
         return process

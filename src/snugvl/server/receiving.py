@@ -72,9 +72,9 @@ class Receiving:
         body = Body(scope, receive, self._settings, self._held)
         try:
             if _is_json(scope):
-                async with asyncio.timeout(self._left_s()):
+                async with asyncio.timeout(self._left_s(scope)):
                     await body.read_json(self._reader)
-            await _until_client_leaves(self._app, scope, body, send, self._left_s())
+            await _until_client_leaves(self._app, scope, body, send, self._left_s(scope))
         except ClientLeft:
             current().left = True
         except TimeoutError:
@@ -84,10 +84,10 @@ class Receiving:
         finally:
             body.close()
 
-    def _left_s(self) -> float | None:
-        """Seconds until the deadline of the request that runs here."""
+    def _left_s(self, scope: Scope) -> float | None:
+        """Seconds until the deadline of the request that runs here; what only reads (GET) has none."""
         limit_s = self._settings.deadline_s
-        return None if limit_s is None else limit_s - current().seconds
+        return None if limit_s is None or scope["method"] != "POST" else limit_s - current().seconds
 
 
 class Body:

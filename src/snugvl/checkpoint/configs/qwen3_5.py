@@ -112,7 +112,7 @@ def _rope(section: Section, head_dim: int) -> Rope:
         raise CheckpointError(f"{section.where} has mrope_section {shown(sections)}, expected three counts")
     share = Section({**section.values, **values}, section.where).get("partial_rotary_factor", float, 0.25)
     theta = Section({**section.values, **values}, section.where).get("rope_theta", float, 10000.0)
-    dims = int(head_dim * share) if 0 < share <= 1 else 0
+    dims = int(head_dim * share) if 0 < share < head_dim else 0
     require(
         0 < dims <= head_dim,
         section.where,
