@@ -74,9 +74,8 @@ def test_vllm_is_told_the_form_of_the_folder(tmp_path: Path) -> None:
     assert facts.tool_form == form
     choice = VllmChoice("m")
     assert capabilities_of(choice, Served("m", "m", 100, "1"), facts).tool_form == form
-    fields = body_of(
-        Request((user("x"),), tools=USE), Model("m", 9, facts, {"<tool_call>": 7}), Trials(1)
-    ).fields
+    trials, model = Trials(1), Model("m", 9, facts, {"<tool_call>": 7})
+    fields = body_of(Request((user("x"),), tools=USE), model, trials).fields
     grammar = fields["structured_outputs"]["grammar"]
     assert grammar.startswith("start: <[7]> call")
     assert "<function=run>" in grammar
