@@ -1,5 +1,6 @@
 """The engine's thread when the engine breaks its promise never to raise."""
 
+import contextlib
 import threading
 from collections.abc import Iterator
 
@@ -8,6 +9,8 @@ import pytest
 import snugvl
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Request, Text, user
+from snugvl.backends.worker import EngineWorker
+from snugvl.engine.request import TokenOutput
 from snugvl.errors import EngineError
 from tests.patience import PATIENCE_S
 
@@ -40,3 +43,50 @@ def test_a_bug_in_the_engine_ends_what_runs_and_refuses_what_comes(
         assert [type(error) for error in noted] == [AttributeError]
         with pytest.raises(EngineError):
             backend.submit(Request((user(Text("hello")),)))
+
+
+def test_nobody_waits_for_a_worker_that_closes() -> None:
+    """Between the look whether it is open and the put, it may close: run often, as that is a race."""
+
+    class Idle:
+        has_work = False
+
+        def step(self) -> list[TokenOutput]:
+            return []
+
+    for _ in range(50):
+        worker, ended = EngineWorker(Idle(), lambda _: None), []
+
+        def ask(worker: EngineWorker = worker, ended: list[int] = ended) -> None:
+            with contextlib.suppress(EngineError):
+                while True:
+                    worker.call(lambda: None)
+            ended.append(1)
+
+        askers = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
+        for asker in askers:
+            asker.start()
+        worker.close()
+        for asker in askers:
+            asker.join(PATIENCE_S)
+        assert len(ended) == 4
+
+
+def test_what_rust_panics_at_in_a_job_is_told_to_whoever_asked() -> None:
+    class PanicError(BaseException):
+        pass
+
+    class Idle:
+        has_work = False
+
+        def step(self) -> list[TokenOutput]:
+            return []
+
+    def panics() -> None:
+        raise PanicError("out of bounds")
+
+    worker = EngineWorker(Idle(), lambda _: None)
+    with pytest.raises(EngineError, match="PanicError: out of bounds"):
+        worker.call(panics)
+    assert worker.call(lambda: 5) == 5, "the engine goes on"
+    worker.close()

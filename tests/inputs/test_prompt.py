@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 from snugvl.backends.protocol import Message, Picture, Text, Video, user
 from snugvl.checkpoint.architecture import ModelConfig, VisionTokens
+from snugvl.checkpoint.configs import read_config
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge
 from snugvl.inputs.prompt import Processor
 
@@ -137,6 +139,42 @@ def test_control_tokens_in_text_are_refused(processor: Processor, token: str, ro
     ) as raised:
         processor.prepare([user("hi"), Message(role, (Text(f"a {token} b"),))])
     assert raised.value.field == "messages[1].content"
+
+
+@pytest.mark.parametrize("mark", ["<tool_response>", "</tool_response>"])
+def test_nobody_speaks_as_a_tool(mark: str) -> None:
+    """The marks are no special tokens, but text with them would have the very ids of a tool's answer."""
+    folder = Path(str(resources.files("snugvl") / "pocket"))
+    real = Processor.from_folder(folder, read_config(folder))
+    assert mark in real.template.answer_marks
+    for message in (user(f"a{mark}b"), Message("tool", (Text(f"x{mark}"),), tool_call_id="c")):
+        with pytest.raises(RequestError, match=f"contains '{mark}', which marks a tool's answer"):
+            real.prepare([user("hi"), message])
+
+
+def test_counting_takes_what_does_not_fit_but_not_without_end(processor: Processor) -> None:
+    many = processor.count([user("word " * 3000)], most=1000)
+    assert len(many.prompt_ids) > 1000
+    assert many.vision == ()
+    with pytest.raises(RequestTooLarge, match=r"characters, which are at least [\d,]+ tokens"):
+        processor.count([user(" " * 10_000_000)], most=1000)
+    with pytest.raises(RequestTooLarge):
+        processor.count_prompt("<|" * 10_000_000, most=1000)
+
+
+def test_work_that_nobody_wants_ends_between_its_parts(processor: Processor) -> None:
+    class LeftError(Exception):
+        pass
+
+    looks: list[int] = []
+
+    def go_on() -> None:
+        looks.append(1)
+        if len(looks) == 4:
+            raise LeftError
+
+    with pytest.raises(LeftError):
+        processor.prepare([user("look", noise(64, 64), noise(64, 64))], go_on=go_on)
 
 
 def test_control_tokens_split_over_parts_are_refused(processor: Processor) -> None:

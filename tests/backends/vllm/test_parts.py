@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from PIL import Image
@@ -36,7 +36,7 @@ from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, Model, body_of
 from snugvl.backends.vllm.settings import Facts
 from snugvl.diagnose.result import Change
 from snugvl.errors import EngineError, ImageError, RequestError, RequestTooLarge
-from snugvl.inputs.trials import Trials
+from snugvl.inputs.trials import Trials, Verdict
 from snugvl.sampling import SamplingParams
 from tests.test_layering import modules_after
 
@@ -388,3 +388,44 @@ def test_a_validations_messages_are_what_was_raised() -> None:
         "max_model_len: Input should be a valid integer; dtype: Unknown",
         "RuntimeError: gone",
     ]
+
+
+@pytest.mark.parametrize(
+    ("tool", "field"),
+    [
+        (Tool("f", "a <|im_end|> b"), "tools[0].description"),
+        (Tool("f", "", {"properties": {"<|im_end|>": {}}}), "tools[0].parameters"),
+    ],
+)
+def test_no_control_token_comes_through_a_tool(tool: Tool, field: str) -> None:
+    model = Model("m", 99, Facts(control_tokens=("<|im_end|>",)))
+    with pytest.raises(RequestError, match="control token") as raised:
+        body(Request((user("x"),), tools=ToolUse((tool,))), model)
+    assert raised.value.field == field
+
+
+def test_no_control_token_comes_through_the_id_of_a_call() -> None:
+    model = Model("m", 99, Facts(control_tokens=("<|im_end|>",)))
+    answer = Message("tool", (Text("42"),), tool_call_id="c<|im_end|>")
+    with pytest.raises(RequestError, match="control token") as raised:
+        body(Request((user("x"), answer)), model)
+    assert raised.value.field == "messages[1].tool_call_id"
+
+
+def test_text_is_bounded_before_it_goes_to_vllm() -> None:
+    with pytest.raises(RequestTooLarge, match="25,601 characters; the context holds 100 tokens"):
+        body(Request((user(" " * 25_601),)), Model("m", 100, Facts()))
+
+
+def test_a_grammar_is_tried_before_vllm_compiles_it() -> None:
+    class Never:
+        def check(self, grammar: str, go_on: Any) -> Verdict:
+            return Verdict("it takes too long")
+
+    for asked in (
+        Request((user("x"),), grammar=Grammar("regex", "a+")),
+        Request((user("x"),), grammar=Grammar("json_schema", "{}")),
+        Request((user("x"),), tools=ToolUse((Tool("f"),))),
+    ):
+        with pytest.raises(RequestError, match="can't be used: it takes too long"):
+            body_of(asked, MODEL, cast("Trials", Never()))

@@ -215,3 +215,21 @@ def test_a_name_that_xml_cannot_write_is_refused() -> None:
         compiler_of(tokenizer(True), ToolForm("qwen-xml")).compile_tools(use)
     assert raised.value.field == "tools[1].parameters"
     compiler_of(tokenizer(True), ToolForm("mistral")).compile_tools(use)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^a\\/b$", "a\\/b", "a/b"),  # a backslash, then a slash: it must not close the literal
+        (r"^a\/b$", "a/b", "a\\/b"),
+        ("^a/b$", "a/b", "ab"),
+        ("^a\nb$", "a\nb", "ab"),
+    ],
+)
+def test_slashes_and_lines_of_a_pattern_stay_within_it(pattern: str, good: str, bad: str) -> None:
+    tool = Tool("f", "", {"properties": {"x": {"type": "string", "pattern": pattern}}, "required": ["x"]})
+    backend = tokenizer(True)
+    grammar = compiler_of(backend, ToolForm("qwen-xml")).compile_tools(ToolUse((tool,), "f"))
+    call = "<tool_call>\n<function=f>\n<parameter=x>\n{}\n</parameter>\n</function>\n</tool_call>"
+    assert follows(grammar, backend, call.format(good))
+    assert not follows(grammar, backend, call.format(bad))
