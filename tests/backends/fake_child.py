@@ -23,7 +23,7 @@ from typing import Any
 from snugvl.backends.child import Report, attach, run
 from snugvl.backends.hosted import HostedModel
 from snugvl.backends.mailbox import Mailbox
-from snugvl.backends.protocol import Capabilities, Delta, Picture, Request, Text, Usage
+from snugvl.backends.protocol import Capabilities, Delta, GoOn, Picture, Request, Text, Usage, going_on
 from snugvl.backends.service import Load, Tokens
 from snugvl.backends.wire import EngineChoice
 from snugvl.errors import CheckpointError, DoesNotFit, OutputError, QueueFull, RequestTooLarge
@@ -79,7 +79,7 @@ class Backend:
         self.questions = 0
         self.released = threading.Event()
 
-    def submit(self, request: Request) -> Stream:
+    def submit(self, request: Request, go_on: GoOn = going_on) -> Stream:
         part = request.messages[0].content[0] if request.messages else None
         text = part.text if isinstance(part, Text) else ""
         if text in REFUSALS:
@@ -113,7 +113,7 @@ class Backend:
     def memory(self) -> Mapping[str, int]:
         return {}
 
-    def tokenize(self, prompt: Any, tools: Any = None) -> Tokens:
+    def tokenize(self, prompt: Any, tools: Any = None, go_on: GoOn = going_on) -> Tokens:
         return Tokens(tuple(map(ord, prompt)))
 
     def detokenize(self, ids: tuple[int, ...]) -> str:

@@ -1,11 +1,12 @@
 """Masks that take long: whoever waits for one waits alone."""
 
 import threading
+import time
 
 import torch
 
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling.grammar import Mask, MaskThreads, mask_threads
+from snugvl.engine.sampling.grammar import AT_ONCE_S, QUICK_S, Mask, MaskThreads, Pace, mask_threads, settle
 from snugvl.sampling import SamplingParams
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
 from tests.patience import PATIENCE_S
@@ -34,6 +35,7 @@ class SlowState:
         if self.seen == self.owner.at:
             self.owner.reached.set()
             assert self.owner.go.wait(LONG_S)
+        time.sleep(2 * QUICK_S)  # so that threads make them
         bits.fill_(-1)
 
     def accept(self, token: int) -> None:
@@ -94,7 +96,7 @@ def test_requests_take_turns() -> None:
 
 def test_a_mask_waits_for_its_share_and_no_longer() -> None:
     slow = Slow(1)
-    mask = Mask(slow.start(), MaskThreads(1, 48), "a")
+    mask = Mask(slow.start(), MaskThreads(1, 48), Pace(1.0))
     assert mask.ready
     mask.accept(1)
     assert mask.wait(PATIENCE_S) < PATIENCE_S / 2, "its share is a few milliseconds"
@@ -110,7 +112,7 @@ def test_a_mask_that_nobody_needs_is_not_made() -> None:
     threads, go, done = MaskThreads(1, 48), threading.Event(), threading.Event()
     threads.submit("first", lambda: go.wait(LONG_S))
     slow = Slow(1)
-    mask = Mask(slow.start(), threads, "a")
+    mask = Mask(slow.start(), threads, Pace(1.0))
     mask.accept(1)
     mask.drop()
     go.set()
@@ -122,3 +124,39 @@ def test_a_mask_that_nobody_needs_is_not_made() -> None:
 def test_threads_by_processors() -> None:
     assert [mask_threads(cores) for cores in (1, 2, 4, 16, 128)] == [1, 1, 2, 4, 4]
     assert mask_threads() >= 1
+
+
+class Quick(Slow):
+    """Notes which thread makes its masks."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+        self.makers: list[str] = []
+
+    def start(self) -> "QuickState":  # type: ignore[override]
+        return QuickState(self)
+
+
+class QuickState(SlowState):
+    owner: Quick
+
+    def fill(self, bits: torch.Tensor) -> None:
+        self.owner.makers.append(threading.current_thread().name)
+        bits.fill_(-1)
+
+
+def test_quick_masks_are_made_at_once_within_a_steps_share() -> None:
+    quick, threads = Quick(), MaskThreads(1, 48)
+    mask = Mask(quick.start(), threads, Pace())
+    here = threading.current_thread().name
+    for token in range(6):
+        mask.accept(token)
+        mask.wait()
+    assert quick.makers[1] == "snugvl-masks", "nobody knows yet how long it takes"
+    assert set(quick.makers[2:]) == {here}
+    threads.left_s = 0.0
+    mask.accept(9)
+    mask.wait()
+    assert quick.makers[-1] == "snugvl-masks", "the step has done enough"
+    assert not settle([mask, None], threads)
+    assert threads.left_s == AT_ONCE_S

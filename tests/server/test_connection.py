@@ -12,10 +12,10 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from snugvl.server.settings import ServerSettings
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.server.hostile import CHAT, HI, attacked
 from tests.server.live import live
-from tests.server.raw import connect, read_all, until
+from tests.server.raw import connect, read_all
 
 CHUNKED = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n".encode()
 AS_JSON = b"Content-Type: application/json\r\n\r\n"

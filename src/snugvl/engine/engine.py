@@ -28,7 +28,7 @@ from snugvl.engine.memory.shortage import no_room, out_of_memory, refusal, relea
 from snugvl.engine.pipeline import Flight, choice_of, follow
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.runner import Runner
-from snugvl.engine.sampling.grammar import Mask, MaskThreads, mask_threads, settle
+from snugvl.engine.sampling.grammar import Mask, MaskThreads, Pace, mask_threads, settle
 from snugvl.engine.sampling.sampler import Sampled, begin, results_of
 from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, no_token, random_stream
@@ -123,8 +123,9 @@ class Engine:
             for i in range(request.sampling.n)
         ]
         if request.grammar is not None:
+            pace = Pace()
             for sequence in choices:
-                sequence.grammar = Mask(request.grammar.start(), self._masks, request.request_id)
+                sequence.grammar = Mask(request.grammar.start(), self._masks, pace)
         choices[0].siblings = choices[1:]
         self._requests[request.request_id] = choices
         self._scheduler.add(choices[0])
@@ -207,7 +208,7 @@ class Engine:
 
     def _schedule(self, outputs: list[TokenOutput]) -> None:
         """Choose a step and run it, or only start it if it can run ahead of the host."""
-        late = settle(s.grammar for s in self._scheduler.running if s.pending == 1)
+        late = settle((s.grammar for s in self._scheduler.running if s.pending == 1), self._masks)
         step = self._scheduler.schedule(self._encoder.ready)
         if not step.chunks:
             if late:

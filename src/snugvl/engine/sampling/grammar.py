@@ -5,8 +5,9 @@
 One state belongs to one choice. It sees exactly the tokens that were sampled for it, once each and in
 order, so chunked prefill, preemption and strangers in the batch can't touch it.
 
-A mask may take microseconds or a tenth of a second. So other threads make it (`MaskThreads`), as soon as the
-token before it is known, requests taking turns; and each choice has a share of time for which a step waits:
+A mask may take microseconds or a tenth of a second. Those of a request whose last ones were quick are made at
+once. Others are made by threads (`MaskThreads`), as soon as the token before them is known, requests taking
+turns; and each choice has a share of time for which a step waits:
 
     engine    sample ─ accept │ … next step │ wait 5 ms at most ─ whoever has its mask goes on ─ sample …
     threads                   └ token, mask ┘ one that is not ready is left out of this step
@@ -16,6 +17,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import Protocol
 
@@ -25,7 +27,9 @@ from snugvl.errors import RequestError
 
 MOST_THREADS = 4
 WAIT_S = 0.005  # that a step waits for masks, in all
-SHARE_S = 0.0002  # of it that a choice gains with each token: one whose masks are slow soon waits alone
+QUICK_S = 0.0005  # that a mask may take to be made at once: handing it to a thread takes a fifth of that
+AT_ONCE_S = 0.002  # of masks that are made at once, in a step
+SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks are slow soon waits alone
 
 
 class GrammarState(Protocol):
@@ -62,17 +66,37 @@ def mask_threads(cores: int | None = None) -> int:
     return min(max((os.cpu_count() or 1 if cores is None else cores) // 2, 1), MOST_THREADS)
 
 
+@dataclass(slots=True, eq=False)
+class Pace:
+    """How long the masks of one request take, lately at most; unknown at first, so not quick."""
+
+    seconds: float = QUICK_S
+
+    def note(self, seconds: float) -> None:
+        """One took so long."""
+        self.seconds = max(seconds, 0.75 * self.seconds)
+
+
 class MaskThreads:
-    """Threads that make masks over `vocab` tokens, from the first job on. Owners (requests) take turns."""
+    """Threads that make masks over `vocab` tokens, from the first job on. Owners (requests) take turns.
+
+    Attributes:
+        left_s: seconds of this step in which the engine's own thread may make masks; only it uses that.
+    """
 
     def __init__(self, threads: int, vocab: int) -> None:
         self.vocab = vocab
+        self.left_s = AT_ONCE_S  # for masks that are made at once, in this step
         self.changed = Condition()  # notified whenever a job is done
         self._threads = threads
         self._started = 0
-        self._jobs: dict[Hashable, deque[Callable[[], None]]] = {}  # by owner; whose turn is next, first
+        self._jobs: dict[Hashable, deque[Callable[[], object]]] = {}  # by owner; whose turn is next, first
 
-    def submit(self, owner: Hashable, job: Callable[[], None]) -> None:
+    def begin(self) -> None:
+        """A step begins."""
+        self.left_s = AT_ONCE_S
+
+    def submit(self, owner: Hashable, job: Callable[[], object]) -> None:
         """Run `job`, which must not raise, when it is its owner's turn."""
         with self.changed:
             self._jobs.setdefault(owner, deque()).append(job)
@@ -108,12 +132,13 @@ class Mask:
         bits: `[ceil(vocab / 32)]` int32 on the CPU, as `GrammarState.fill` writes it; whole once `ready`.
     """
 
-    def __init__(self, state: GrammarState, threads: MaskThreads, owner: Hashable) -> None:
+    def __init__(self, state: GrammarState, threads: MaskThreads, pace: Pace) -> None:
+        """`pace`: one for all choices of a request."""
         self.bits = torch.empty((threads.vocab + 31) // 32, dtype=torch.int32)
         self.ready = True
         self._state = state
         self._threads = threads
-        self._owner = owner
+        self._pace = pace
         self._share_s = WAIT_S
         self._dropped = False
         state.fill(self.bits)
@@ -128,7 +153,10 @@ class Mask:
         assert self.ready, "a token was sampled without a mask"
         self.ready = False
         self._share_s = min(self._share_s + SHARE_S, WAIT_S)
-        self._threads.submit(self._owner, lambda: self._make(token))
+        if self._pace.seconds < min(QUICK_S, self._threads.left_s):
+            self._threads.left_s -= self._make(token)
+        else:
+            self._threads.submit(self._pace, lambda: self._make(token))
 
     def drop(self) -> None:
         """No mask is needed any more."""
@@ -148,12 +176,16 @@ class Mask:
         self._share_s = max(self._share_s - took_s, 0.0)
         return took_s
 
-    def _make(self, token: int) -> None:
+    def _make(self, token: int) -> float:
+        begun = time.monotonic()
         if not self._dropped:
             self._state.accept(token)
             if self._state.error is None:
                 self._state.fill(self.bits)
+        seconds = time.monotonic() - begun
+        self._pace.note(seconds)
         self.ready = True
+        return seconds
 
 
 def gave_up(mask: Mask, where: str) -> RequestError:
@@ -164,8 +196,9 @@ def gave_up(mask: Mask, where: str) -> RequestError:
     )
 
 
-def settle(masks: Iterable[Mask | None]) -> bool:
+def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:
     """Wait for masks, each for its share and `WAIT_S` in all; whether one is not ready all the same."""
+    threads.begin()
     left_s, late = WAIT_S, False
     for mask in masks:
         if mask is None:
