@@ -69,8 +69,10 @@ def _without_body(operation: APIOperation[Any, Any, Any, Any]) -> bool:
     return not operation.body.items
 
 
-def try_out(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, examples: int) -> int:
-    """Send that many requests and check the answers; how many there were."""
+def try_out(
+    operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, examples: int, base: str | None = None
+) -> int:
+    """Send that many requests and check the answers; how many there were. `base`: to another server."""
     sent = 0
 
     @given(case=operation.as_strategy(generation_mode=mode))
@@ -85,7 +87,7 @@ def try_out(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode, e
     def send(case: Case) -> None:
         nonlocal sent
         sent += 1
-        case.call_and_validate(checks=CHECKS, timeout=PATIENCE_S)
+        case.call_and_validate(base_url=base, checks=CHECKS, timeout=PATIENCE_S)
 
     send()
     return sent
@@ -110,12 +112,13 @@ def test_every_answer_is_in_the_document(base: str, mode: GenerationMode) -> Non
     assert sent > 150
 
 
-def test_the_model_itself(pocket: NativeBackend) -> None:
+def test_the_model_itself(base: str, pocket: NativeBackend) -> None:
+    """The document comes from another server: within this one's deadline it may not, on a busy machine."""
     sent = 0
     with live(Shared(pocket), ServerSettings(deadline_s=1.0)) as url:
-        for operation in operations(url):
+        for operation in operations(base):
             if operation.path.startswith(PROTOCOLS) and not _without_body(operation):
-                sent += try_out(operation, GenerationMode.POSITIVE, 4)
+                sent += try_out(operation, GenerationMode.POSITIVE, 4, url)
     assert sent > 16
 
 
