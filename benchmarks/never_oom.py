@@ -176,7 +176,7 @@ def measure(argument: str, chosen: argparse.Namespace) -> dict[str, Any]:
         plan = ", ".join(f"{row} {(each['planned_bytes'] or 0) / MIB:,.1f}" for row, each in rows.items())
         print(f"\n{name}: ready in {server.ready_s:.1f} s; planned MiB: {plan}", flush=True)
         for run in range(chosen.runs):
-            result = soak(server, neighbour, peak, chosen.requests, chosen.limit_s, 7 + run)
+            result = soak(server, neighbour, peak, chosen.requests, chosen.limit_s, chosen.seed + run)
             result |= {"free_bytes": ballast.free_bytes, "card_peak_bytes": gpu_peak_bytes(watch)}
             runs.append(result)
             show(result)
@@ -212,6 +212,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--limit-s", type=float, default=150.0, help="Nothing new is asked after so long.")
+    parser.add_argument("--seed", type=int, default=7, help="Of the first run; the next has the next.")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     results: list[dict[str, Any]] = []
