@@ -211,7 +211,9 @@ class _Question:
         """Graphs that only save time, where as much as ever stays free beside them."""
         if not self.step_graphs or self.place.device.type == "cpu":
             return NOTHING
-        wanted = recorded(self.model, settings, self.place.planned())
+        wanted = recorded(
+            self.model, settings, self.place.planned().cublas_bytes, self.place.planned().multiprocessors
+        )
         return wanted if left_bytes >= ROOMY_BYTES + wanted.total_bytes else NOTHING
 
     def _readers(self, settings: Settings, needed: Footprint) -> int:

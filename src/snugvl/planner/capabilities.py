@@ -9,14 +9,15 @@ from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import keeps_fp8
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.parts import WHOLE, Parts, parts_of
-from snugvl.planner.settings import EmbeddingWish, Engine, KVFormat, TowerWish, WeightFormat
+from snugvl.planner.settings import Engine, KVFormat, WeightFormat
+from snugvl.planner.wishes import Wishes
 
 # What is said of options that need more than their engine.
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
 BITS: Final = "bitsandbytes, which makes {} weights with transformers (pip install bitsandbytes)"
 
-VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on
-VLLM_FP8_CAPABILITY: Final = (8, 0)  # FP8 weights through Marlin; native from 8.9
+NATIVE_CAPABILITY: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
+VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights through Marlin from here on, too
 VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
 # (--max-num-batched-tokens, --max-num-seqs), fastest first. It pre-empts: only `concurrency` is sure of room.
 VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
@@ -33,6 +34,7 @@ class Option:
         parts: embedding, head and vision tower; of our engine alone other than bf16 and on the GPU.
         offload: decoder layers may stay in main memory.
         needs: what has to be installed besides, as a sentence, or None.
+        float32: activations, cache and what isn't quantised are float32.
     """
 
     model: Inventory
@@ -42,6 +44,12 @@ class Option:
     parts: Parts = WHOLE
     offload: bool = False
     needs: str | None = None
+    float32: bool = False
+
+    @property
+    def made(self) -> bool:
+        """The format is made while loading, and not the stored one."""
+        return self.weights in ("int8", "int4") and self.weights != self.model.facts.quantization
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:
@@ -78,22 +86,14 @@ class Refusal:
 
 
 def options(
-    model: Inventory,
-    device: Device,
-    system: OperatingSystem,
-    wished: WeightFormat | None = None,
-    tower: TowerWish = "auto",
-    embedding: EmbeddingWish = "auto",
+    model: Inventory, device: Device, system: OperatingSystem, wishes: Wishes
 ) -> tuple[list[Option], list[Refusal]]:
-    """Everything that could be tried with one model on one kind of device.
-
-    `wished`: int8 and int4 on a CPU, where they are slower than bf16, are there for who asks.
-    """
+    """Everything that could be tried with one model on one kind of device."""
     found: list[Option] = []
     refused: list[Refusal] = []
     for made in (
-        native_options(model, device, wished, tower, embedding),
-        _transformers(model, device, wished),
+        native_options(model, device, wishes),
+        _transformers(model, device, wishes),
         _vllm(model, device, system),
     ):
         if isinstance(made, Refusal):
@@ -124,18 +124,12 @@ def _stored(model: Inventory) -> WeightFormat:
     return model.facts.quantization or "bf16"
 
 
-def native_options(
-    model: Inventory,
-    device: Device,
-    wished: WeightFormat | None = None,
-    tower: TowerWish = "auto",
-    embedding: EmbeddingWish = "auto",
-) -> list[Option] | Refusal:
+def native_options(model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
     """Formats of our engine, best first; on a GPU each with all its parts.
 
-    `tower`, `embedding`: where they are to be; with "auto" the options that stream the tower come last.
+    Options that stream the vision tower come last, unless that is wished.
     """
-    stored = _stored(model)
+    stored, capability = _stored(model), device.compute_capability
     if not model.facts.native:
         what = f"run the {model.facts.family} family yet"
         if stored in ("int8", "int4"):
@@ -143,27 +137,61 @@ def native_options(
         return Refusal("native", f"our engine does not {what}")
     if any(group.kind == "packed" and group.part != "decoder" for group in model.groups):
         return Refusal("native", "our engine reads ready-made integers of the decoder's layers alone")
-    every = parts_of(model, device, tower, embedding)
+    if capability is not None and capability < NATIVE_CAPABILITY:
+        return Refusal("native", f"compute capability {_dotted(capability)} is older than 7.5")
+    tower = "resident" if wishes.language_only else wishes.tower
+    every = parts_of(model, device, tower, wishes.embedding)
     if isinstance(every, str):
         return Refusal("native", every)
     if device.cpu:
-        if stored == "int4":
-            return [Option(model, "native", stored, stored)]
-        if wished in ("int8", "int4") or (wished == "fp8" and keeps_fp8(model)):
-            return [Option(model, "native", wished, wished)]
-        return [Option(model, "native", "fp32" if prefers_fp32(model, device) else "bf16", stored)]
+        return _on_cpu(model, device, wishes)
     formats: list[WeightFormat] = ["fp8", "bf16", "int8", "int4"]
     if stored == "int4":
         formats = ["int4"]
-    elif keeps_fp8(model) and wished != "bf16":
+    elif keeps_fp8(model) and wishes.weights != "bf16":
         formats.remove("bf16")  # the same quality in twice the memory
     elif not keeps_fp8(model):
         formats.remove("fp8")
+    wide = bool(wishes.float32)
     return [
-        Option(model, "native", weights, stored if weights == "bf16" else weights, parts)
+        Option(
+            model,
+            "native",
+            "fp32" if wide and weights == "bf16" else weights,
+            stored if weights == "bf16" else weights,
+            parts,
+            float32=wide,
+        )
         for _, alike in groupby(every, lambda parts: parts.vision)
         for weights, parts in product(formats, list(alike))
     ]
+
+
+def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
+    """Formats of our engine in main memory: as they are, then what makes room and costs time."""
+    stored = _stored(model)
+    plenty = prefers_fp32(model, device)
+    wide = plenty if wishes.float32 is None else wishes.float32
+    formats: list[WeightFormat] = ["fp32"] if wide else ["bf16"]
+    if wide and wishes.float32 is None:
+        formats.append("bf16")
+    formats += ["fp8", "int8", "int4"] if keeps_fp8(model) else ["int8", "int4"]
+    if stored == "int4":
+        formats = ["int4"]
+    return [
+        Option(
+            model,
+            "native",
+            weights,
+            stored if weights in ("fp32", "bf16") else weights,
+            float32=weights == "fp32" or (wide and weights != "bf16"),
+        )
+        for weights in formats
+    ]
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
 
 
 def prefers_fp32(model: Inventory, device: Device) -> bool:
@@ -171,16 +199,20 @@ def prefers_fp32(model: Inventory, device: Device) -> bool:
     return model.parameters * 4 <= device.free_bytes // 2
 
 
-def _transformers(model: Inventory, device: Device, wished: WeightFormat | None) -> list[Option] | Refusal:
-    """What transformers loads; int8 and int4 are made by bitsandbytes, for who asks."""
+def _transformers(model: Inventory, device: Device, wishes: Wishes) -> list[Option] | Refusal:
+    """What transformers loads; int8 and int4 of a plain checkpoint are made by bitsandbytes."""
     stored = _stored(model)
     if stored in ("int8", "int4"):
         return [Option(model, "transformers", stored, stored, needs=PACKED.format(stored))]
-    if device.cpu:
-        return [Option(model, "transformers", "fp32" if prefers_fp32(model, device) else "bf16", stored)]
-    if wished in ("int8", "int4") and stored == "bf16":
-        return [Option(model, "transformers", wished, wished, needs=BITS.format(wished))]
-    return [Option(model, "transformers", "bf16", stored)]
+    wide = prefers_fp32(model, device) if device.cpu and wishes.float32 is None else bool(wishes.float32)
+    plain = Option(model, "transformers", "fp32" if wide else "bf16", stored, float32=wide)
+    if device.cpu or stored != "bf16":
+        return [plain]
+    low: tuple[WeightFormat, ...] = ("int8", "int4")
+    return [
+        plain,
+        *(Option(model, "transformers", weights, weights, needs=BITS.format(weights)) for weights in low),
+    ]
 
 
 def offloading(option: Option, device: Device) -> Option | Refusal:
@@ -204,9 +236,5 @@ def _vllm(model: Inventory, device: Device, system: OperatingSystem) -> list[Opt
     if model.facts.source == "folder" and model.facts.name == "pocket":
         return Refusal("vllm", "pocket is not worth a server of its own")
     if capability is not None and capability < VLLM_CAPABILITY:
-        return Refusal("vllm", f"compute capability {capability[0]}.{capability[1]} is older than 7.5")
-    if stored == "fp8" and capability is not None and capability < VLLM_FP8_CAPABILITY:
-        return Refusal(
-            "vllm", f"FP8 weights need compute capability 8.0, this GPU has {capability[0]}.{capability[1]}"
-        )
+        return Refusal("vllm", f"compute capability {_dotted(capability)} is older than 7.5")
     return [Option(model, "vllm", stored, stored)]

@@ -7,14 +7,24 @@ from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
+from snugvl.planner.footprint.kv import block_bytes
 from snugvl.planner.footprint.offload import host_bytes
+from snugvl.planner.footprint.step_graphs import recorded
 from snugvl.planner.footprint.total import footprint
-from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, TOKEN_GRAIN, Goal, comfort, goals
-from snugvl.planner.settings import KVFormat, Settings
+from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, comfort, goals
+from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, KVFormat, Settings, WeightFormat
 from snugvl.planner.sizes import gib
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
 PARALLEL = (2, 4, 8)  # GPUs that vLLM shares a layer among
+ROOMY_BYTES = 2 << 30  # that stay free beside what only saves time
+ENCODER_CACHE_BYTES = 64 << 20  # of encodings kept for the next question about a picture
+
+# What a format costs: KL to bf16 in 10^-5 nats a token, on pocket (`training/pocket/format_error.py`; the
+# table in docs/plan.md). What is below `NOTICEABLE` counts alike until images, context and pool are decided.
+WEIGHT_COST: dict[WeightFormat, int] = {"fp32": 0, "bf16": 0, "int8": 1, "fp8": 18, "int4": 278}
+HEAD_COST, TOWER_COST, CACHE_COST = 1, 2, 20
+NOTICEABLE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,28 @@ class Fitted:
     budget: Budget
 
 
+def cost(option: Option, settings: Settings) -> int:
+    """Of the formats together, in 10^-5 nats a token; weights are no better than those they are made of."""
+    stored = option.model.facts.quantization or "bf16"
+    parts = {
+        HEAD_COST: settings.head != "bf16",
+        TOWER_COST: settings.vision_weights != "bf16",
+        CACHE_COST: settings.kv == "fp8",
+    }
+    weights = max(WEIGHT_COST[option.weights], WEIGHT_COST[stored])
+    return weights + sum(each for each, so in parts.items() if so)
+
+
+def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
+    """0: as good as bf16, and as quick; higher: what is noticed of the format, in the answers or the waiting.
+
+    transformers reads low bits by bitsandbytes, and a CPU widens them for every token.
+    """
+    slow = option.engine == "transformers" or cpu
+    low = option.weights in ("fp8", "int8", "int4") and (option.made or cpu)
+    return (cost(option, settings) >= NOTICEABLE) + (slow and low)
+
+
 class Fitter:
     """Tries settings of one option."""
 
@@ -47,7 +79,10 @@ class Fitter:
         self.wishes = wishes
         self.budgets = found
         self.host = host
-        self.goals = goals(option.model, wishes, option.context_limit)
+        self.cpu = found[0].device.cpu
+        self.goals = goals(
+            option.model, wishes, option.context_limit, pooled=option.engine == "native", cpu=self.cpu
+        )
         self._least: Fitted | None = None
 
     def best(self) -> Fitted | None:
@@ -56,16 +91,35 @@ class Fitter:
             return self._least_offloaded()
         if not _within(self.least()):  # nor does anything larger fit, and most models are too large
             return None
-        found = (fitted for kv in self.kv_formats if (fitted := self._best_in(kv)) is not None)
-        return max(found, key=self.comfort, default=None)  # the first of equals
+        found: list[Fitted] = []
+        for kv in self.kv_formats:
+            if (fitted := self._best_in(kv)) is not None:
+                found.append(fitted)
+                if self.step(fitted) is self.goals[-1]:
+                    break  # no coarser cache reaches more
+        return max(found, key=self._worth, default=None)  # the first of equals
+
+    def _worth(self, fitted: Fitted) -> tuple[int, ...]:
+        step = self.step(fitted)
+        return *self.comfort(fitted), -self.tier(fitted), step.tokens, step.context, step.pool, step.sequences
+
+    def tier(self, fitted: Fitted) -> int:
+        """See `tier`."""
+        return tier(self.option, fitted.settings, cpu=self.cpu)
 
     def _best_in(self, kv: KVFormat) -> Fitted | None:
-        for goal in reversed(self.goals):
-            for spread in self._spreads():
-                base = self.base(goal, kv, spread)
-                if self.fastest(base) is not None:
-                    return self._refined(base, goal)
-        return None
+        """The highest goal that fits: as the chain is ordered, it is found by halving."""
+        low, high, best = 0, len(self.goals), None
+        while low < high:
+            middle = (low + high) // 2
+            goal = self.goals[middle]
+            bases = (self.base(goal, kv, spread) for spread in self._spreads())
+            base = next((each for each in bases if self.fits(self._leanest(each))), None)
+            if base is None:
+                high = middle
+            else:
+                low, best = middle + 1, (base, goal)
+        return None if best is None else self._refined(*best)
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:
@@ -77,7 +131,10 @@ class Fitter:
         within = [
             goal
             for goal in self.goals
-            if goal.tokens <= fitted.tokens and goal.context <= fitted.settings.context
+            if goal.tokens <= fitted.tokens
+            and goal.context <= fitted.settings.context
+            and goal.pool <= fitted.settings.kv_tokens
+            and goal.sequences <= fitted.settings.sequences
         ]
         return within[-1] if within else self.goals[0]
 
@@ -85,7 +142,7 @@ class Fitter:
         """How far towards comfort it is, after whether its KV cache holds keys as they should be."""
         step, model = self.step(fitted), self.option.model
         rough = fitted.settings.kv == "fp8" and not model.qk_norm
-        return 0 if rough else 1, *comfort(step.tokens, step.context, not scales(model))
+        return 0 if rough else 1, *comfort(step, self.wishes.good_for, fixed_tokens=not scales(model))
 
     def least(self) -> Fitted:
         """The smallest way to reach the lowest goal, whether it fits or not."""
@@ -108,7 +165,8 @@ class Fitter:
         """
         layers = self.option.model.facts.text.num_layers
         for goal in reversed(self.goals):
-            if goal is not self.goals[0] and (goal.tokens > COMFORT[0] or goal.context > COMFORT[1]):
+            most = COMFORT[self.wishes.good_for]
+            if goal is not self.goals[0] and (goal.tokens > most[0] or goal.context > most[1]):
                 continue
             base = replace(self.base(goal, "bf16", Spread()), vision="cpu")
             for count in range(layers + 1):
@@ -157,17 +215,21 @@ class Fitter:
             vision_weights=self.option.parts.vision_weights,
             vision=self.option.parts.vision,
             embedding=self.option.parts.embedding,
+            pool_tokens=goal.pool if self.option.engine == "native" else 0,
+            float32=self.option.float32,
+            sequences=goal.sequences,
         )
 
     def variants(self, base: Settings) -> Iterator[Settings]:
         """What changes speed alone, fastest first: CUDA graphs, then large chunks."""
-        if self.option.engine == "transformers" or self.budgets[0].device.cpu:
+        if self.option.engine == "transformers":
             yield base
+        elif self.cpu:
+            yield replace(base, sequences=max(DEFAULT_SEQUENCES, base.sequences))
         elif self.option.engine == "native":
             for chunk, sequences in NATIVE_STEPS:
-                if sequences >= base.concurrency or (chunk, sequences) == NATIVE_STEPS[0]:
-                    most = max(sequences, base.concurrency)
-                    yield replace(base, eager=False, chunk=chunk, sequences=most)
+                if sequences >= base.sequences or (chunk, sequences) == NATIVE_STEPS[0]:
+                    yield replace(base, eager=False, chunk=chunk, sequences=max(sequences, base.sequences))
         else:
             for eager in (False, True):
                 for chunk, sequences in VLLM_STEPS:
@@ -217,32 +279,63 @@ class Fitter:
 
     def fits(self, settings: Settings) -> bool:
         """Within the budget."""
-        return self.footprint(settings).total_bytes <= self.budget(settings).usable_bytes
+        return self.spare_bytes(settings) >= 0
 
     def _refined(self, base: Settings, goal: Goal) -> Fitted:
-        """Use what is left up to the next goal: for larger images, then a longer context, then speed."""
-        index = self.goals.index(goal)
-        following = self.goals[index + 1] if index + 1 < len(self.goals) else goal
-        tokens = goal.tokens
-        if following.tokens > tokens:
-            tokens = self.most_tokens(base, tokens, following.tokens)
-            base = self.with_tokens(base, tokens)
-        if following.context > goal.context:
-            base = replace(base, context=self.most_context(base, goal.context, following.context))
+        """What is left makes our engine's pool larger, up to the next goal's, and then saves time."""
         settings = self.fastest(base)
-        assert settings is not None, "what was refined fits"
-        return self.fitted(settings, tokens)
+        assert settings is not None, "what was tried before fits"
+        if self.option.engine == "native":
+            following = self.goals[min(self.goals.index(goal) + 1, len(self.goals) - 1)]
+            settings = self._quicker(self._filled(settings, following.pool))
+        return self.fitted(settings, goal.tokens)
+
+    def _filled(self, settings: Settings, most: int) -> Settings:
+        """With as large a KV pool as fits, up to `most` tokens."""
+        low = settings.kv_tokens
+        each = block_bytes(self.option.model, settings)
+        spare = self.spare_bytes(settings)
+        room = min(max(most - low, 0) // BLOCK_TOKENS, spare // each if each else most)
+        return replace(
+            settings,
+            pool_tokens=_highest(
+                low,
+                low + room * BLOCK_TOKENS,
+                BLOCK_TOKENS,
+                lambda n: self.fits(replace(settings, pool_tokens=n)),
+            ),
+        )
+
+    def _quicker(self, settings: Settings) -> Settings:
+        """With what only saves time, each where plenty stays free beside it: more sequences at once, kept
+        encodings, CUDA graphs of prompts."""
+        if self.cpu:
+            return settings
+        more = replace(settings, sequences=2 * settings.sequences)
+        if settings.sequences == NATIVE_STEPS[0][1] and self.spare_bytes(more) >= ROOMY_BYTES:
+            settings = more
+        kept = replace(settings, encoder_cache_bytes=ENCODER_CACHE_BYTES)
+        if settings.images and self.spare_bytes(kept) >= ROOMY_BYTES:
+            settings = kept
+        graphs = replace(settings, step_graphs=True)
+        if self.wishes.step_graphs and self._records(settings) and self.spare_bytes(graphs) >= ROOMY_BYTES:
+            settings = graphs
+        return settings
+
+    def _records(self, settings: Settings) -> bool:
+        """Whether steps with prompts of this model can be recorded."""
+        device = self.budget(settings).device
+        return (
+            recorded(self.option.model, settings, device.cublas_bytes, device.multiprocessors).pool_bytes > 0
+        )
+
+    def spare_bytes(self, settings: Settings) -> int:
+        """Of the budget; negative where it doesn't fit."""
+        return self.budget(settings).usable_bytes - self.footprint(settings).total_bytes
 
     def with_tokens(self, settings: Settings, tokens: int) -> Settings:
         """The same with another pixel budget."""
         return replace(settings, max_pixels=pixels_for(self.option.model, tokens))
-
-    def most_tokens(self, base: Settings, low: int, high: int) -> int:
-        """Most image tokens from `low` (which fits) to `high` at this context."""
-        room = (base.context - LEAST_ROOM_TOKENS) // max(base.images, 1)
-        return _highest(
-            low, min(high, room), TOKEN_GRAIN, lambda n: self.fastest(self.with_tokens(base, n)) is not None
-        )
 
     def most_context(self, base: Settings, low: int, high: int) -> int:
         """Longest context from `low` (which fits) to `high` with these images."""

@@ -1,7 +1,16 @@
-"""How ambitious a plan may be: a chain of (image tokens, context), each step at least the one before in both.
+"""What a plan aims at: for each purpose a chain of (image tokens, context, KV pool, sequences), each step at
+least the one before in all of them.
 
-The solver takes the highest step that fits. As the chain is ordered, more memory never gives smaller images
-or a shorter context in the same format on the same engine.
+| `--for` | comfort | beyond it, as far as memory goes |
+|---|---|---|
+| chat | full-HD images whole, 8,192 tokens | several conversations at once, then longer ones |
+| documents | 8 megapixels, 16,384 tokens | the largest images, 32,768 tokens, then several at once |
+| detect | full-HD images, never below 1,024 tokens each (boxes suffer), 4,096 tokens | larger images |
+| batch | a megapixel, 2,048 tokens, sixteen thousand tokens in flight | more in flight |
+
+The solver takes the highest step that fits. As a chain is ordered, more memory never gives smaller images, a
+shorter context or fewer tokens in flight in the same format on the same engine; and up to comfort no finer
+format either.
 """
 
 from dataclasses import dataclass
@@ -10,48 +19,101 @@ from typing import Final
 from snugvl.planner.footprint.allocator import up
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
+from snugvl.planner.settings import Purpose
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, ROOM_TOKENS, Wishes
 
-STEPS: Final = (
-    (256, 2048), (512, 2048), (1024, 2048), (1024, 4096), (2048, 4096), (2048, 8192), (4096, 8192),
-    (4096, 16384), (8192, 16384), (8192, 32768), (16384, 32768),
-)  # fmt: skip
-COMFORT: Final = (2048, 8192)  # a full-HD image whole, and a long conversation: beyond it the engine decides
+Step = tuple[int, int, int, int]
 CONTEXT_GRAIN: Final = 512
-TOKEN_GRAIN: Final = 64
+
+# Tokens of the largest image, of a context, of the KV pool, and sequences that may run at once.
+STEPS: Final[dict[Purpose, tuple[Step, ...]]] = {
+    "chat": (
+        (256, 1024, 1024, 1), (256, 2048, 2048, 1), (512, 2048, 2048, 1), (1024, 2048, 2048, 1),
+        (1024, 4096, 4096, 1), (2048, 4096, 4096, 1), (2048, 5120, 5120, 2), (2048, 6144, 6144, 2),
+        (2048, 7168, 7168, 4), (2048, 8192, 8192, 4), (2048, 8192, 12288, 4), (2048, 8192, 16384, 8),
+        (3072, 8192, 16384, 8), (4096, 8192, 16384, 8), (4096, 8192, 24576, 8), (4096, 8192, 32768, 16),
+        (4096, 12288, 49152, 16), (4096, 16384, 65536, 16), (6144, 16384, 65536, 16),
+        (8192, 24576, 98304, 16), (8192, 32768, 131072, 16), (16384, 32768, 131072, 16),
+    ),
+    "documents": (
+        (256, 1024, 1024, 1), (512, 2048, 2048, 1), (1024, 2048, 2048, 1), (2048, 4096, 4096, 1),
+        (2048, 6144, 6144, 1), (3072, 6144, 6144, 1), (4096, 8192, 8192, 1), (6144, 12288, 12288, 1),
+        (8192, 12288, 12288, 1), (8192, 16384, 16384, 1), (8192, 20480, 20480, 2), (12288, 24576, 24576, 4),
+        (16384, 24576, 24576, 4), (16384, 32768, 32768, 4), (16384, 32768, 49152, 4),
+        (16384, 32768, 65536, 8), (16384, 49152, 98304, 16), (16384, 65536, 131072, 16),
+    ),
+    "detect": (
+        (1024, 2048, 2048, 1), (1024, 4096, 4096, 1), (1536, 4096, 4096, 2), (2048, 4096, 4096, 4),
+        (2048, 4096, 8192, 4), (3072, 4096, 8192, 4), (4096, 6144, 12288, 4), (4096, 6144, 24576, 8),
+        (6144, 8192, 32768, 16), (8192, 12288, 49152, 16), (12288, 16384, 65536, 16),
+        (16384, 32768, 131072, 16),
+    ),
+    "batch": (
+        (256, 1024, 1024, 1), (256, 1024, 4096, 4), (256, 2048, 4096, 4), (512, 2048, 8192, 8),
+        (768, 2048, 12288, 8), (1024, 2048, 16384, 16), (1024, 3072, 24576, 16), (1024, 4096, 32768, 16),
+        (2048, 4096, 49152, 16), (2048, 4096, 65536, 16), (3072, 6144, 98304, 16), (4096, 8192, 131072, 16),
+    ),
+}  # fmt: skip
+COMFORT: Final[dict[Purpose, Step]] = {
+    "chat": (2048, 8192, 8192, 4), "documents": (8192, 16384, 16384, 1), "detect": (2048, 4096, 4096, 4),
+    "batch": (1024, 2048, 16384, 16),
+}  # fmt: skip
+HOST_CONVERSATIONS: Final = 4  # of a pool in main memory: a CPU is short of time, not of room
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Image tokens and context to reach; `max_pixels` is the budget that belongs to the tokens."""
+    """What to reach; `max_pixels` is the budget that belongs to the tokens of an image."""
 
     tokens: int
     context: int
+    pool: int
+    sequences: int
     max_pixels: int | None
 
 
-def goals(model: Inventory, wishes: Wishes, limit: int) -> list[Goal]:
+def goals(
+    model: Inventory, wishes: Wishes, limit: int, *, pooled: bool = True, cpu: bool = False
+) -> list[Goal]:
     """The steps that make sense for a model under the wishes, ascending; empty where none does.
 
-    `limit`: tokens of the longest context.
+    Args:
+        limit: tokens of the longest context.
+        pooled: the engine's KV pool is planned for itself (ours); others' follows from the contexts.
+        cpu: beyond comfort only the pool grows.
     """
     found: list[Goal] = []
-    for tokens, context in STEPS:
-        goal = goal_of(model, wishes, limit, tokens, context)
+    for step in STEPS[wishes.good_for]:
+        goal = _goal(model, wishes, limit, step, pooled=pooled, cpu=cpu)
         if goal is not None and goal not in found:
             found.append(goal)
     return found
 
 
-def goal_of(model: Inventory, wishes: Wishes, limit: int, tokens: int, context: int) -> Goal | None:
+def _goal(
+    model: Inventory, wishes: Wishes, limit: int, step: Step, *, pooled: bool, cpu: bool
+) -> Goal | None:
     """One step with the wishes put in its place, or None where the image leaves no room for text."""
+    tokens, context, pool, sequences = step
+    if cpu:
+        most = COMFORT[wishes.good_for]
+        tokens, context = min(tokens, most[0]), min(context, most[1])
+        pool = min(pool, HOST_CONVERSATIONS * (wishes.context or context))
     tokens, max_pixels = _image(model, wishes, tokens)
+    if wishes.images and model.facts.vision is not None and tokens < (wishes.min_image_tokens or 0):
+        return None  # the model's largest image has fewer
     needed = wishes.images * tokens
     room = min(ROOM_TOKENS, limit // 2)
     length = wishes.context or min(limit, max(context, up(needed + room, CONTEXT_GRAIN)))
     if needed + min(LEAST_ROOM_TOKENS, length // 2) > length or length > limit:
         return None
-    return Goal(tokens, length, max_pixels)
+    whole = length * wishes.concurrency
+    sequences = max(sequences, wishes.concurrency)
+    return (
+        Goal(tokens, length, max(pool, whole), sequences, max_pixels)
+        if pooled
+        else Goal(tokens, length, whole, wishes.concurrency, max_pixels)
+    )
 
 
 def _image(model: Inventory, wishes: Wishes, tokens: int) -> tuple[int, int | None]:
@@ -69,7 +131,9 @@ def _image(model: Inventory, wishes: Wishes, tokens: int) -> tuple[int, int | No
     return largest_image(model, pixels).tokens, pixels
 
 
-def comfort(goal_tokens: int, context: int, fixed_tokens: bool) -> tuple[int, int]:
-    """How far towards comfort a plan is; more than comfort counts no more than comfort."""
-    tokens = COMFORT[0] if fixed_tokens else min(goal_tokens, COMFORT[0])
-    return tokens, min(context, COMFORT[1])
+def comfort(goal: Goal, purpose: Purpose, *, fixed_tokens: bool) -> Step:
+    """How far towards comfort a goal is; more than comfort counts no more than comfort."""
+    most = COMFORT[purpose]
+    reached = most[0] if fixed_tokens else goal.tokens, goal.context, goal.pool, goal.sequences
+    tokens, context, pool, sequences = (min(pair) for pair in zip(reached, most, strict=True))
+    return tokens, context, pool, sequences

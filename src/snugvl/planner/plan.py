@@ -39,7 +39,7 @@ class Choice:
     @property
     def quality(self) -> int:
         """The model's place among its candidates; higher is better."""
-        return self.score[1]
+        return self.score[2]
 
     @property
     def spare_bytes(self) -> int:

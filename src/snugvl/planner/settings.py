@@ -12,7 +12,9 @@ VisionFormat = Literal["bf16", "int8"]
 Placement = Literal["gpu", "streamed", "cpu"]
 TowerWish = Literal["auto", "resident", "streamed"]
 EmbeddingWish = Literal["auto", "gpu", "cpu"]
+Purpose = Literal["chat", "documents", "detect", "batch"]
 
+PURPOSES: Final[tuple[Purpose, ...]] = ("chat", "documents", "detect", "batch")
 ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm")
 BLOCK_TOKENS: Final = 16  # tokens of a KV block, ours and vLLM's
 DEFAULT_CHUNK: Final = 2048  # tokens of one step: EngineConfig's default, and vLLM's server below 70 GB
@@ -32,6 +34,7 @@ class Settings:
         max_pixels: larger images are scaled down to this many pixels; None for a model without images.
         images: images of one request.
         concurrency: requests that run at the same time, each with its whole context.
+        pool_tokens: tokens of our own engine's KV pool, which all requests share; 0: `concurrency` contexts.
         chunk: most tokens of one step (`max_num_batched_tokens` of vLLM).
         sequences: most that our engine runs at once, whatever their contexts; its workspaces are for these.
         vision: where the vision tower's weights are: on the GPU, streamed block by block (our engine alone),
@@ -45,6 +48,8 @@ class Settings:
         language_only: a model that sees is loaded without its vision tower.
         vision_weights: format of the vision tower's matrices; our engine alone can have it other than bf16.
         eager: no CUDA graphs (vLLM's `--enforce-eager`).
+        step_graphs: CUDA graphs of steps with prompts and of small pictures, too (our engine alone).
+        encoder_cache_bytes: of encodings that our engine keeps for the next question about a picture.
     """
 
     engine: Engine
@@ -67,6 +72,15 @@ class Settings:
     data_parallel: int = 1
     language_only: bool = False
     vision_weights: VisionFormat = "bf16"
+    pool_tokens: int = 0
+    step_graphs: bool = False
+    encoder_cache_bytes: int = 0
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of our engine's KV pool, whole blocks."""
+        each = -(-self.context // BLOCK_TOKENS) * BLOCK_TOKENS
+        return max(self.pool_tokens // BLOCK_TOKENS * BLOCK_TOKENS, each * self.concurrency)
 
     @property
     def itemsize(self) -> int:

@@ -2,12 +2,13 @@
 
 Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides:
 
-    model quality > vision tower on the GPU before streamed > weight format (FP8 as good as bf16)
-    > no FP8 KV cache for keys without a norm > images and context up to comfort
-    > bf16 before FP8, in the KV cache, then in weights
-    > bf16 before int8, in the vision tower, then in the head > embedding on the GPU > engine (native first)
-    > images > context > fewer GPUs > CUDA graphs > chunk > sequences at once
+    comfort at all, where a model is recommended > model quality > vision tower on the GPU before streamed
+    > no FP8 KV cache for keys without a norm > images, context and KV pool up to comfort (`goals.py`)
+    > formats whose cost isn't noticed (`fit.tier`) > engine (native first)
+    > images > context > KV pool > sequences beyond comfort
+    > the smaller download > what the formats cost exactly > fewer GPUs > CUDA graphs > chunk
 
+So a format is never made finer at the price of comfort, and a noticeably coarser one comes only for comfort.
 Where a named model fits nowhere, transformers may keep layers in main memory: up to comfort, as few layers as
 possible. A plan without a model never does: it recommends what runs well.
 
@@ -18,23 +19,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from snugvl.checkpoint.catalogue import find
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import Budget, budgets, host_budget
 from snugvl.planner.capabilities import Option, Refusal, offloading, options
-from snugvl.planner.fit import Fitted, Fitter
-from snugvl.planner.inventory import inventory
+from snugvl.planner.fit import Fitted, Fitter, cost
+from snugvl.planner.footprint.images import largest_image
+from snugvl.planner.goals import COMFORT
+from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Engine, WeightFormat
 from snugvl.planner.shortfall import refusal_line, why_not_fitting, why_not_more
 from snugvl.planner.speed import roofline
 from snugvl.planner.verdicts import verdicts
-from snugvl.planner.wishes import FORMAT_QUALITY, FORMAT_TIER, Wishes
+from snugvl.planner.wishes import FORMAT_QUALITY, Wishes
 
 ENGINE_ORDER: Final[dict[Engine, int]] = {"native": 2, "vllm": 1, "transformers": 0}
 RUNNERS_UP: Final = 3
-RIVAL: Final = 7  # the end of what a score says of weights, cache, images and context up to comfort
+RIVAL: Final = slice(4, 10)  # what a score says of cache, images, context and pool up to comfort, formats
+# Nobody is led to a model that can't be quicker than this, even in theory.
+LEAST_RATE: Final = 5.0  # tokens a second
+MOST_WAITING_S: Final = 60.0  # for the first token
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +56,36 @@ def solve(
     candidates: Sequence[Candidate],
     machine: Machine,
     wishes: Wishes,
-    missing: Mapping[Engine, str] | None = None,
+    missing: Mapping[str, str] | None = None,
+    found: Sequence[Budget] | None = None,
 ) -> Plan:
     """The best plan; one without a choice where nothing fits (`require` raises then).
 
-    `missing`: engines that are not installed where it will run, each with what to do about it.
+    Args:
+        missing: engines (and "bitsandbytes") that are not installed where it will run, each with what to do.
+        found: a budget for each device, where they are known better than from the machine.
 
     Raises:
         RequestError: the wishes exclude every model, with the reason.
     """
-    found = budgets(machine, wishes.memory_bytes)
+    found = list(found or budgets(machine, wishes.memory_bytes))
     fitters: list[tuple[Fitter, int]] = []
     refusals: list[tuple[str, Refusal]] = []
     for candidate in candidates:
         possible, refused = _possible(candidate, machine, wishes, found, missing or {})
         fitters += [(fitter, candidate.quality) for fitter in possible]
         refusals += [(candidate.facts.name, refusal) for refusal in refused]
-    if len({candidate.quality for candidate in candidates}) > 1:
-        # Coarser or slower, measured on one kind of GPU: who names a model may have it, nobody is led to it.
+    led = len({candidate.quality for candidate in candidates}) > 1
+    if led:
+        # Slower, measured on one kind of GPU: who names a model may have it, nobody is led to it.
         places = ("gpu", wishes.tower)
         fitters = [
             pair
             for pair in fitters
-            if pair[0].option.parts.vision_weights == "bf16" and pair[0].option.parts.vision in places
+            if pair[0].option.parts.vision in places
+            and not (pair[0].option.made and pair[0].option.engine == "transformers")
         ]
-    plan = _decide(fitters, refusals, wishes, found)
+    plan = _decide(fitters, refusals, wishes, found, led=led)
     if plan.choice is None and len(candidates) == 1 and machine.gpus:
         return _offloaded(plan, fitters, host_budget(machine))
     return plan
@@ -84,17 +96,18 @@ def _possible(
     machine: Machine,
     wishes: Wishes,
     found: list[Budget],
-    missing: Mapping[Engine, str],
+    missing: Mapping[str, str],
 ) -> tuple[list[Fitter], list[Refusal]]:
     """What may be tried with one model, and which engines may not, of those that are asked for."""
     model = inventory(candidate.facts)
-    tower = "resident" if wishes.language_only else wishes.tower
-    device = found[0].device
-    possible, refused = options(model, device, machine.os, wishes.weights, tower, wishes.embedding)
+    possible, refused = options(model, found[0].device, machine.os, wishes)
     refusals = {refusal.engine: refusal for refusal in refused}
     fitters: list[Fitter] = []
     for option in possible:
         fitter = Fitter(option, wishes, found)
+        lacks = "bitsandbytes" if option.made and option.engine == "transformers" else option.engine
+        if lacks in missing and option.engine not in missing and lacks != wishes.weights:
+            continue
         if option.engine in missing:
             refusals[option.engine] = Refusal(option.engine, missing[option.engine])
         elif why := _excluded(option, wishes) or _no_cache(fitter):
@@ -148,8 +161,10 @@ def _excluded(option: Option, wishes: Wishes) -> str | None:
         return "only our own engine streams the vision tower"
     if wishes.embedding == "cpu" and option.engine != "native":
         return "only our own engine reads the embedding from main memory"
-    if wishes.images > 1 and option.model.facts.vision is None:
+    if option.model.facts.vision is None and (wishes.images > 1 or wishes.good_for == "detect"):
         return "the model reads no images"
+    if wishes.good_for == "detect" and not grounds(option.model):
+        return "its vendor doesn't say that it finds boxes"
     return None
 
 
@@ -180,6 +195,8 @@ def _no_goal(fitter: Fitter) -> str:
     if wishes.context is not None and wishes.context > limit:
         here = " here" if limit < fitter.option.model.facts.text.max_position_embeddings else ""
         return f"its context ends at {limit:,} tokens{here}, {wishes.context:,} are wished"
+    if (most := largest_image(fitter.option.model, None).tokens) < wishes.least_image_tokens:
+        return f"its largest image has {most:,} tokens, {wishes.least_image_tokens:,} are wished"
     return f"{wishes.images} image(s) of at least {wishes.least_image_tokens:,} tokens leave no room for text"
 
 
@@ -188,15 +205,19 @@ def _decide(
     refusals: list[tuple[str, Refusal]],
     wishes: Wishes,
     found: list[Budget],
+    *,
+    led: bool,
 ) -> Plan:
     choices: list[Choice] = []
     failed: list[tuple[Fitter, int]] = []
-    for fitter, quality in fitters:
+    for fitter, quality in sorted(fitters, key=lambda pair: -pair[1]):
+        if led and _enough(choices, quality):
+            continue
         fitted = fitter.best()
         if fitted is None:
             failed.append((fitter, quality))
-        else:
-            choices.append(_choice(fitter, fitted, quality))
+        elif not led or _bearable(choice := _choice(fitter, fitted, quality, led=led)):
+            choices.append(choice if led else _choice(fitter, fitted, quality))
     choices.sort(key=lambda choice: choice.score, reverse=True)
     best = choices[0] if choices else None
     rejections = _rejections(best, fitters, failed)
@@ -219,46 +240,64 @@ def _decide(
     )
 
 
+def _enough(choices: list[Choice], quality: int) -> bool:
+    """Whether models of this quality are beyond what is shown: better ones fit, one of them in comfort."""
+    better = {choice.option.model.name for choice in choices if choice.quality > quality}
+    return len(better) > RUNNERS_UP and any(choice.score[1] for choice in choices)
+
+
+def _bearable(choice: Choice) -> bool:
+    rate, first_s = choice.speed.decode_tokens_per_s, choice.speed.first_token_s
+    return (rate is None or rate >= LEAST_RATE) and (first_s is None or first_s <= MOST_WAITING_S)
+
+
+def grounds(model: Inventory) -> bool:
+    """Whether a model finds boxes, by its vendor's word; one that isn't in the catalogue may."""
+    known = find(model.name)
+    return known is None or known[0].grounds
+
+
 def _streamed(choices: list[Choice]) -> Choice | None:
     """What a streamed tower would make room for beyond the best choice."""
     rivals = [each for each in choices if each.option.parts.vision == "streamed"]
-    rival = max(rivals, key=lambda each: each.score[3:], default=None)
+    rival = max(rivals, key=lambda each: each.score[RIVAL], default=None)
     if rival is None or choices[0].option.parts.vision == "streamed" or choices[0].option.engine != "native":
         return None
-    return rival if rival.score[3:RIVAL] > choices[0].score[3:RIVAL] else None
+    return rival if rival.score[RIVAL] > choices[0].score[RIVAL] else None
 
 
 def _missing(fitted: Fitted) -> int:
     return fitted.footprint.total_bytes - fitted.budget.usable_bytes
 
 
-def _choice(fitter: Fitter, fitted: Fitted, quality: int) -> Choice:
+def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) -> Choice:
     option, settings = fitter.option, fitted.settings
     gpus = tuple(budget.gpu for budget in fitter.budgets[: settings.gpus] if budget.gpu is not None)
-    step = fitter.step(fitted)
+    step, comfort = fitter.step(fitted), fitter.comfort(fitted)
+    speed = roofline(option.model, settings, fitted.budget)
     score = (
         0 if option.offload else 1,
+        1 if led and comfort[1:] >= COMFORT[fitter.wishes.good_for] else 0,
         quality,
         1 if option.parts.vision == "gpu" else 0,
-        FORMAT_TIER[option.stored_quality],
-        *fitter.comfort(fitted),
-        0 if settings.kv == "fp8" else 1,
-        FORMAT_QUALITY[option.stored_quality],
-        1 if option.parts.vision_weights == "bf16" else 0,
-        1 if option.parts.head == "bf16" else 0,
-        1 if option.parts.embedding == "gpu" else 0,
+        *comfort,
+        -fitter.tier(fitted),
         ENGINE_ORDER[option.engine],
         step.tokens,
         step.context,
+        step.pool,
+        step.sequences,
+        -option.model.facts.download_bytes,
+        -cost(option, settings),
+        1 if option.float32 else 0,
+        1 if option.parts.embedding == "gpu" else 0,
         -settings.gpus,
         -settings.offloaded,
-        fitted.tokens,
-        settings.context,
+        settings.kv_tokens,
         0 if settings.eager else 1,
         settings.chunk,
         settings.sequences,
     )
-    speed = roofline(option.model, settings, fitted.budget.gpu)
     return Choice(option, settings, fitted.tokens, fitted.footprint, fitted.budget, speed, score, gpus)
 
 

@@ -15,6 +15,8 @@ pinned buffer of its own, on one thread. So the rate is half of the slot's, and 
 which is assumed (`benchmarks/offload.py` measures it). An unknown slot counts as PCI Express 4.0 × 8, the
 narrowest of the cards that people have.
 
+Without a GPU both bounds take assumed rates of main memory and processor: two channels of DDR5, eight cores.
+
 A streamed vision tower crosses once a picture, from pinned memory at the rate of the slot and while the GPU
 computes: the longer of both is its bound.
 """
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 
 from snugvl.hardware.link import LANE_BYTES_PER_S
 from snugvl.hardware.machine import Gpu
+from snugvl.planner.budget import Budget
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_bytes
 from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
@@ -33,6 +36,8 @@ from snugvl.planner.settings import Settings
 
 PROMPT_TEXT_TOKENS = 64
 ASSUMED_LINK = 8 * LANE_BYTES_PER_S[4]  # bytes per second
+HOST_BANDWIDTH = 60e9  # bytes per second of main memory
+HOST_FLOPS = 0.5e12  # of a processor
 STAGED_RATE = 10e9  # bytes per second that one thread copies
 
 
@@ -41,11 +46,13 @@ class Speed:
     """For one request alone: tokens per second, seconds to the first token of one full image.
 
     Upper bounds; predictions where `crossing_bytes` cross from main memory to the GPU for every token.
+    `assumed`: by assumed rates, in main memory.
     """
 
     decode_tokens_per_s: float | None
     first_token_s: float | None
     crossing_bytes: int = 0
+    assumed: bool = False
 
 
 def copy_rate(gpu: Gpu) -> float:
@@ -58,29 +65,32 @@ def tower_crossing_s(model: Inventory, settings: Settings, gpu: Gpu | None) -> f
     return crossing_bytes(model, settings) / ((gpu and gpu.link_bandwidth) or ASSUMED_LINK)
 
 
-def roofline(model: Inventory, settings: Settings, gpu: Gpu | None) -> Speed:
-    """The bounds on one GPU; None where its bandwidth or peak is unknown, or experts make it a guess."""
-    if gpu is None or gpu.bandwidth is None:
+def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
+    """The bounds on one device; None where its bandwidth or peak is unknown, or experts make it a guess."""
+    gpu, cpu = budget.gpu, budget.device.cpu
+    rate = HOST_BANDWIDTH if cpu else gpu.bandwidth if gpu is not None else None
+    flops = HOST_FLOPS if cpu else gpu.bf16_flops if gpu is not None else None
+    if rate is None:
         return Speed(None, None)
     routed = any(tensor.role == "expert" for tensor in model.facts.tensors)
-    bandwidth = gpu.bandwidth * settings.tensor_parallel
+    bandwidth = rate * settings.tensor_parallel
     crossing = layer_bytes(model, settings) if settings.offloaded else 0
     read = _bytes(model, settings, "decoder") + _head_bytes(model, settings) - crossing
     cache = kv_bytes(model, settings, settings.context // 2) * _sharing(settings)
-    across = crossing / copy_rate(gpu)
+    across = crossing / copy_rate(gpu) if gpu is not None else 0.0
     # Experts that cross all do, whichever are chosen; those on the GPU make the rest a guess.
     decode = None if routed and not crossing else 1 / ((read + cache) / bandwidth + across)
-    if gpu.bf16_flops is None or routed:
-        return Speed(decode, None, crossing)
-    peak = gpu.bf16_flops * settings.tensor_parallel
+    if flops is None or routed:
+        return Speed(decode, None, crossing, cpu)
+    peak = flops * settings.tensor_parallel
     image = largest_image(model, settings.max_pixels)
     tokens = min(settings.context, settings.images * image.tokens + PROMPT_TEXT_TOKENS)
     prefill = max(_prefill_flops(model, tokens) / peak, read / bandwidth) + across
     crossing_s = tower_crossing_s(model, settings, gpu)
     vision = settings.images * _vision_seconds(model, settings, image.patches, peak, bandwidth, crossing_s)
-    if settings.images:
+    if settings.images and gpu is not None:
         vision += vision_bytes(model, settings) / copy_rate(gpu)
-    return Speed(decode, prefill + vision, crossing)
+    return Speed(decode, prefill + vision, crossing, cpu)
 
 
 def _sharing(settings: Settings) -> int:

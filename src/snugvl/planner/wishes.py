@@ -4,14 +4,12 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from snugvl.errors import RequestError
-from snugvl.planner.settings import EmbeddingWish, Engine, KVFormat, TowerWish, WeightFormat
+from snugvl.planner.settings import EmbeddingWish, Engine, KVFormat, Purpose, TowerWish, WeightFormat
 
 Quality = Literal["any", "int4", "int8", "fp8", "bf16"]
 PlanTask = Literal["caption", "ask", "scene", "detect"]
 
 FORMAT_QUALITY: Final[dict[WeightFormat, int]] = {"fp32": 4, "bf16": 4, "fp8": 3, "int8": 2, "int4": 1}
-# The vendor calls FP8 nearly identical to bf16, so between these two images and context decide first.
-FORMAT_TIER: Final[dict[WeightFormat, int]] = {"fp32": 3, "bf16": 3, "fp8": 3, "int8": 2, "int4": 1}
 FLOORS: Final[dict[Quality, int]] = {"any": 0, "int4": 1, "int8": 2, "fp8": 3, "bf16": 4}
 GROUNDING_TOKENS: Final = 1024  # fewer image tokens per picture hurt boxes (anchors: llama.cpp #16842)
 LEAST_TOKENS: Final = 256
@@ -35,6 +33,9 @@ class Wishes:
         tower: where the vision tower's weights are to be; auto streams them where nothing else fits.
         kv_cache: the format of keys and values.
         embedding: where the embedding is to be; auto has it in main memory where that makes room.
+        purpose: what the plan is good at, see `goals`; None: detect for the task of that name, else chat.
+        float32: activations, and weights that aren't quantised; None: where a CPU has plenty of room.
+        step_graphs: CUDA graphs of prompts where plenty of GPU memory is left.
     """
 
     context: int | None = None
@@ -51,6 +52,9 @@ class Wishes:
     tower: TowerWish = "auto"
     kv_cache: KVFormat | None = None
     embedding: EmbeddingWish = "auto"
+    purpose: Purpose | None = None
+    float32: bool | None = None
+    step_graphs: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -75,7 +79,7 @@ class Wishes:
                 "without its vision tower (language only) a model has none to stream; leave one out",
                 field="tower",
             )
-        if self.images == 0 and self.task == "detect":
+        if self.images == 0 and self.good_for == "detect":
             raise RequestError("boxes need an image; images is 0", field="images")
         if (
             self.context is not None
@@ -89,11 +93,16 @@ class Wishes:
             )
 
     @property
+    def good_for(self) -> Purpose:
+        """The purpose, said or not."""
+        return self.purpose or ("detect" if self.task == "detect" else "chat")
+
+    @property
     def least_image_tokens(self) -> int:
         """Tokens that a large image keeps at least."""
         if self.min_image_tokens is not None:
             return self.min_image_tokens
-        return GROUNDING_TOKENS if self.task == "detect" else LEAST_TOKENS
+        return GROUNDING_TOKENS if self.good_for == "detect" else LEAST_TOKENS
 
     @property
     def floor(self) -> int:

@@ -54,7 +54,7 @@ def widened(model: Inventory, settings: Settings) -> int:
 
 def gathered_keys(model: Inventory, settings: Settings, itemsize: int) -> int:
     """Keys and values of one layer, gathered for a decode step with a fused kernel."""
-    return settings.concurrency * settings.context * 2 * widths(model).k * itemsize
+    return settings.kv_tokens * 2 * widths(model).k * itemsize
 
 
 def transformers_prefill(model: Inventory, tokens: int, image_tokens: int) -> int:
@@ -110,17 +110,17 @@ def decoder_components(model: Inventory, settings: Settings, *, fused: bool = Tr
 def _native(model: Inventory, settings: Settings) -> list[Component]:
     """torch's attention for CPUs takes masks and grouped heads: no scores are stored."""
     itemsize = settings.itemsize
-    chunk = min(settings.chunk, settings.context * settings.concurrency)
+    chunk = min(settings.chunk, settings.kv_tokens)
     wide = widened(model, settings)
     layer = max(native_prefill(model, chunk, itemsize), hybrid.attention_bytes(model, itemsize, chunk))
     prefill, why = layer + wide, f"{chunk:,} tokens of a chunk"
     if model.facts.vision is not None and settings.images:
         prefill += chunk * (1 + model.facts.vision.deepstack_levels) * widths(model).h * itemsize
-    rows = settings.concurrency
+    rows = settings.sequences
     decode = gathered_keys(model, settings, itemsize) + wide
     return [
         Component("prefill workspace", prefill, "prefill", "predicted", why),
         Component("logits", logits(model, rows), "prefill"),
-        Component("decode workspace", decode, "decode", "predicted", f"{rows} × {settings.context:,} tokens"),
+        Component("decode workspace", decode, "decode", "predicted", f"{settings.kv_tokens:,} tokens"),
         Component("logits", logits(model, rows), "decode"),
     ]

@@ -51,11 +51,14 @@ def state_component(model: Inventory, settings: Settings) -> Component:
 
 
 def kv_component(model: Inventory, settings: Settings) -> Component:
-    """The pool for all sequences at their full context. vLLM keeps one block for itself."""
-    states = state_bytes(model, settings)
-    apart = states if settings.engine == "native" else 0
-    per_sequence = kv_bytes(model, settings, settings.context) - apart
-    nbytes = per_sequence * settings.concurrency
+    """Ours: the pool. Others': all sequences at their full context; vLLM keeps one block for itself."""
+    if settings.engine == "native":
+        tokens = settings.kv_tokens
+        each = block_bytes(model, settings) // BLOCK_TOKENS
+        nbytes = tokens // BLOCK_TOKENS * block_bytes(model, settings)
+        why = f"{tokens:,} tokens × {each / 1024:,.0f} KiB ({settings.kv_name})"
+        return Component("KV cache", up(nbytes, LARGE_ROUND_BYTES), why=why)
+    nbytes = kv_bytes(model, settings, settings.context) * settings.concurrency
     if settings.engine == "vllm":
         nbytes += kv_bytes(model, settings, BLOCK_TOKENS)
     sequences = f"{settings.concurrency} × " if settings.concurrency > 1 else ""

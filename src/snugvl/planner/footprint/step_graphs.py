@@ -1,6 +1,6 @@
 """The memory of CUDA graphs of steps with prompts and of small pictures (`engine/graphs/steps.py`).
 
-It is no part of a footprint: it makes nothing possible, only quicker, and is taken where plenty is left. All
+It makes nothing possible, only quicker, and is taken where plenty is left. All
 graphs share one pool: what the largest of them has alive at a time, and what they read and write.
 
     numbers of a step      48 · tokens + seats · (4 · blocks + 32)
@@ -18,6 +18,7 @@ from typing import Final
 
 from snugvl.planner.footprint import hybrid
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
+from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.native import (
     LOW_BIT,
@@ -28,7 +29,6 @@ from snugvl.planner.footprint.native import (
     slices,
     split_workspace,
 )
-from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
 from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import Inventory
@@ -45,6 +45,7 @@ MOST: Final = 24  # recordings at a time
 NODE_BYTES: Final = 4 << 10
 LAYER_KERNELS: Final = 6  # beside products: two norms, rotation and cache, attention, two residuals
 TOWER_LAYER_KERNELS: Final = 12
+DRIVER: Final = "the driver's part of graphs of prompts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +76,31 @@ class Recorded:
 NOTHING: Final = Recorded()
 
 
-def recorded(model: Inventory, settings: Settings, device: Device) -> Recorded:
+def step_graph_components(
+    model: Inventory, settings: Settings, cublas_bytes: int, multiprocessors: int
+) -> list[Component]:
+    """The same as components; none where the settings have no such graphs."""
+    if not settings.step_graphs:
+        return []
+    found = recorded(model, settings, cublas_bytes, multiprocessors)
+    pool = found.pool_bytes + found.library_bytes
+    return [
+        Component(
+            "CUDA graphs of prompts and pictures", pool, basis="predicted", why="one pool for all of them"
+        ),
+        Component(DRIVER, found.driver_bytes, basis="measured", why=f"up to {MOST} recordings, on an H200"),
+    ]
+
+
+def recorded(model: Inventory, settings: Settings, cublas_bytes: int, multiprocessors: int) -> Recorded:
     """For `settings` as they run: `chunk` and `sequences` are the most of a step.
 
     Nothing where such steps are not recorded: a model with recurrent states, or a tower that streams.
     """
     if hybrid.has_states(model) or settings.vision != "gpu":
         return NOTHING
-    library = device.cublas_bytes - library_bytes(model, settings, device.cublas_bytes)
-    pool = _pool_bytes(model, settings, device.multiprocessors)
+    library = cublas_bytes - library_bytes(model, settings, cublas_bytes)
+    pool = _pool_bytes(model, settings, multiprocessors)
     return Recorded(pool, library, NODE_BYTES * max(_step_kernels(model, settings), _tower_kernels(model)))
 
 

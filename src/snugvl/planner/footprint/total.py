@@ -7,6 +7,7 @@ from snugvl.planner.footprint.decoder import decoder_components
 from snugvl.planner.footprint.kv import kv_component, state_component
 from snugvl.planner.footprint.native import native_components
 from snugvl.planner.footprint.offload import offload_components
+from snugvl.planner.footprint.step_graphs import step_graph_components
 from snugvl.planner.footprint.vision import vision_components
 from snugvl.planner.footprint.vllm import vllm_components
 from snugvl.planner.footprint.weights import weight_components
@@ -14,6 +15,8 @@ from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 
 MOST_MULTIPROCESSORS = 148
+PROCESS = "Python and libraries"
+PROCESS_BYTES = 320 << 20  # of a process with torch, as `/memory` measured it with pocket on Linux
 FUSED_SINCE = (8, 0)  # flash attention in PyTorch; before, grouped heads fall back to plain matrix products
 
 
@@ -56,6 +59,8 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
     if settings.data_parallel > 1:  # each copy for itself, with its share of the requests
         settings = replace(settings, concurrency=settings.concurrency_of_copy, data_parallel=1)
     parts = []
+    if device.cpu:
+        parts.append(Component(PROCESS, PROCESS_BYTES, basis="measured", why="the engine's process, idle"))
     if device.context_bytes:
         parts.append(
             Component(
@@ -72,8 +77,10 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
         return footprint_of(parts + vllm_components(model, settings))
     parts += vision_components(model, settings)
     parts += offload_components(model, settings)
+    parts.append(Component("encoder cache", settings.encoder_cache_bytes, why="for the next question"))
     if settings.engine == "native" and not device.cpu:
         parts += native_components(model, settings, cache.nbytes, device.cublas_bytes, device.multiprocessors)
+        parts += step_graph_components(model, settings, device.cublas_bytes, device.multiprocessors)
     else:
         parts += decoder_components(model, settings, fused=device.fused_attention)
     return footprint_of(parts)
