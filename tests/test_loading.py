@@ -17,7 +17,7 @@ from snugvl.sampling import SamplingParams
 
 @pytest.mark.parametrize(("weights", "dtype"), [("bf16", "bfloat16"), ("int8", "auto"), ("int4", "bfloat16")])
 def test_formats_by_wish(weights: Any, dtype: Any) -> None:
-    loaded = load_engine("pocket", device="cpu", dtype=dtype, weights=weights, context=512)
+    loaded = load_engine(LoadOptions("pocket", device="cpu", dtype=dtype, weights=weights, context=512))
     try:
         assert loaded.backend.capabilities.weights == weights
         for name in ("text weights", "vision weights"):
@@ -30,7 +30,7 @@ def test_formats_by_wish(weights: Any, dtype: Any) -> None:
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_prompt_starts_from_an_earlier_one_unless_it_must_not(wanted: bool) -> None:
-    loaded = load_engine("pocket", device="cpu", dtype="float32", context=512, prefix_cache=wanted)
+    loaded = load_engine(LoadOptions("pocket", device="cpu", dtype="float32", context=512, prefix_cache=wanted))
     with closing(loaded.backend) as backend:
         request = Request((user("What is in this image, please? " * 4),), SamplingParams(max_tokens=1))
         for _ in range(2):
@@ -40,7 +40,7 @@ def test_a_prompt_starts_from_an_earlier_one_unless_it_must_not(wanted: bool) ->
 
 
 def test_auto_on_a_cpu_takes_the_dtype() -> None:
-    loaded = load_engine("pocket", device="cpu", dtype="bfloat16", context=512, memory="2GiB")
+    loaded = load_engine(LoadOptions("pocket", device="cpu", dtype="bfloat16", context=512, memory="2GiB"))
     try:
         assert loaded.backend.capabilities.weights == "bf16"
         assert sum(loaded.planned.values()) <= 2 << 30
@@ -49,7 +49,7 @@ def test_auto_on_a_cpu_takes_the_dtype() -> None:
 
 
 def test_a_video_has_no_more_patches_than_the_largest_picture() -> None:
-    loaded = load_engine("pocket", device="cpu", dtype="auto", context=512, max_pixels=32_768)
+    loaded = load_engine(LoadOptions("pocket", device="cpu", dtype="auto", context=512, max_pixels=32_768))
     try:
         frame = Image.new("RGB", (400, 400))
         video = Video((frame,) * 8, tuple(float(second) for second in range(8)))
@@ -82,7 +82,7 @@ def test_what_it_takes_is_written_down_for_the_next_plan(monkeypatch: pytest.Mon
 
 def test_a_cache_in_fp8_is_planned_held_and_told() -> None:
     loaded = {
-        kind: load_engine("pocket", device="cpu", dtype="float32", context=512, kv_cache=kind)
+        kind: load_engine(LoadOptions("pocket", device="cpu", dtype="float32", context=512, kv_cache=kind))
         for kind in ("auto", "fp8")
     }
     try:

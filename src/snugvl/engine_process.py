@@ -42,6 +42,7 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
     from snugvl.backends.ahead import VARIABLE, ahead_of
     from snugvl.backends.measure import Meter
     from snugvl.loading import load_engine
+    from snugvl.planner.footprint.step_graphs import DRIVER
     from snugvl.remember import keeper
 
     ahead = ahead_of(os.environ.get(VARIABLE))
@@ -49,32 +50,15 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
     mark("the engine is imported")
     if machine is not None:
         _beside("kernels are read", read_kernels)
-    loaded = load_engine(
-        choice.model,
-        device=choice.device,
-        dtype=choice.dtype,
-        context=choice.context,
-        weights=choice.weights,
-        kv_cache=choice.kv_cache,
-        max_pixels=choice.max_pixels,
-        memory=choice.memory_bytes,
-        max_waiting=choice.max_waiting,
-        language_only=choice.language_only,
-        prefix_cache=choice.prefix_cache,
-        tower=choice.tower,
-        embedding=choice.embedding,
-        step_graphs=choice.step_graphs,
-        progress=report,
-        machine=machine,
-    )
-    memory = loaded.backend.memory()
+    loaded = load_engine(choice, planned=choice.planned, machine=machine, progress=report)
+    memory, plan = loaded.backend.memory(), loaded.allocation
     meter = Meter(
         loaded.place.device,
         loaded.planned,
         loaded.weights,
         memory["kv_cache"] + memory["recurrent_state"],
         cap_bytes=loaded.cap_bytes,
-        keep=keeper(loaded.place, loaded.subject, loaded.recorded),
+        keep=keeper(loaded.place, plan.subject, plan.footprint.named(DRIVER)),
     )
     return HostedModel(loaded.backend, meter, partial(loaded.backend.settle, ahead))
 

@@ -8,52 +8,51 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from snugvl.allocation import Allocation, Wish, allocate
+from snugvl.allocation import allocate, engine_config
 from snugvl.backends.native import NativeBackend
-from snugvl.backends.protocol import Backend, Capabilities
+from snugvl.backends.protocol import Capabilities
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.configs import read_config
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.options import (
+    BackendName,
+    DtypeName,
+    EmbeddingName,
+    KVCacheName,
+    LoadOptions,
+    PurposeName,
+    TowerName,
+    WeightsName,
+    flag,
+)
 from snugvl.engine.engine import Engine
 from snugvl.errors import DoesNotFit, RequestError, UnsupportedModel
 from snugvl.hardware.machine import Machine, OperatingSystem
-from snugvl.hardware.sizes import format_size, parse_size
+from snugvl.hardware.sizes import format_size
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.place import Place, cap, device_of, place_on
 from snugvl.planned import planned_rows, watch_on
-from snugvl.planner.capabilities import prefers_fp32
-from snugvl.planner.footprint.native import LATE_BYTES
-from snugvl.planner.footprint.step_graphs import Recorded
+from snugvl.planner.footprint.native import LATE_BYTES, READERS, loading_bytes
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
-from snugvl.planner.settings import EmbeddingWish, KVFormat, Settings, TowerWish, WeightFormat
+from snugvl.planner.plan import Allocation
+from snugvl.planner.settings import Settings
 from snugvl.timeline import mark
 
 if TYPE_CHECKING:
     from snugvl.model import Model
 
-DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
-TowerName = TowerWish
-EmbeddingName = EmbeddingWish
-KVCacheName = Literal["auto", "bf16", "fp8"]
-BackendName = Literal["auto", "native", "transformers"]
 Progress = Callable[[str, float], None]
 """Told what loading is doing, and how much of it is done, from 0 to 1."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-WEIGHTS = ("auto", "bf16", "fp8", "int8", "int4")
-KV_CACHES = ("auto", "bf16", "fp8")
-BACKENDS = ("auto", "native", "transformers")
-TOWERS = ("auto", "resident", "streamed")
-EMBEDDINGS = ("auto", "gpu", "cpu")
 # Of all progress: nearly all the time goes into reading weights.
 READING, WEIGHTS_FROM, WEIGHTS_TO = 0.03, 0.05, 0.9
 
@@ -66,9 +65,8 @@ class Loaded:
         place: the device, with what was free there before.
         planned: bytes of each row of the ledger, by name.
         weights: bytes of the weights in place, by row of the ledger.
-        subject: what measurements of it belong to.
+        allocation: the plan that runs.
         cap_bytes: what this process never takes more of, or None on a CPU.
-        recorded: what CUDA graphs of steps with prompts take.
         left_out_bytes: of the vision tower, where it was left out; in the format it would have had.
     """
 
@@ -76,9 +74,8 @@ class Loaded:
     place: Place
     planned: Mapping[str, int]
     weights: Mapping[str, int]
-    subject: str
+    allocation: Allocation
     cap_bytes: int | None
-    recorded: Recorded
     left_out_bytes: int = 0
 
 
@@ -97,8 +94,10 @@ def load(
     prefix_cache: bool = True,
     tower: TowerName = "auto",
     embedding: EmbeddingName = "auto",
-    step_graphs: bool = True,
+    step_graphs: bool | None = None,
     trust_remote_code: bool = False,
+    purpose: PurposeName = "chat",
+    concurrency: int | None = None,
     progress: Progress | None = None,
 ) -> "Model":
     """Load a checkpoint into our own engine, or into Hugging Face transformers, in this process.
@@ -133,6 +132,8 @@ def load(
         step_graphs: on a GPU with plenty of free memory, replay steps with prompts, and small pictures, from
             CUDA graphs (our own engine alone): the first token comes sooner on a fast GPU.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
+        purpose: what the memory is planned for: chat, documents, detect or batch (`snugvl plan --for`).
+        concurrency: requests at the same time that are sure of their whole context.
         progress: called with what is being done and how much is done, from 0 to 1.
 
     Raises:
@@ -142,127 +143,115 @@ def load(
     """
     from snugvl.model import Model
 
-    wanted: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype,
-        "weights": weights,
-        "context": context,
-        "max_pixels": max_pixels,
-        "memory": memory,
-        "language_only": language_only,
-        "progress": progress,
+    options = LoadOptions(
+        str(model), device=device, dtype=dtype, weights=weights, kv_cache=kv_cache, context=context,
+        max_pixels=max_pixels, memory=memory, backend=backend, language_only=language_only,
+        prefix_cache=prefix_cache, tower=tower, embedding=embedding, step_graphs=step_graphs,
+        trust_remote_code=trust_remote_code, purpose=purpose, concurrency=concurrency,
+    )  # fmt: skip
+    if backend_for(options) == "native":
+        return Model(load_engine(options, progress=progress).backend)
+    refuse_ours(options)
+    from snugvl.backends.transformers.loading import load_planned
+
+    return Model(load_planned(options, progress=progress).backend)
+
+
+def refuse_ours(options: LoadOptions) -> None:
+    """Refuse what our own engine alone has, for another.
+
+    Raises:
+        RequestError: names the option and the way out.
+    """
+    ours = {
+        "tower": options.tower == "streamed",
+        "embedding": options.embedding == "cpu",
+        "kv_cache": options.kv_cache == "fp8",
+        "step_graphs": options.step_graphs is not None,
     }
-    made: Backend
-    if tower not in TOWERS:
-        raise RequestError(f"tower {tower!r} is unknown; use {', '.join(TOWERS)}", field="tower")
-    if embedding not in EMBEDDINGS:
-        raise RequestError(
-            f"embedding {embedding!r} is unknown; use {', '.join(EMBEDDINGS)}", field="embedding"
-        )
-    if backend_for(model, backend) == "native":
-        wanted |= {"tower": tower, "embedding": embedding, "step_graphs": step_graphs}
-        made = load_engine(model, prefix_cache=prefix_cache, kv_cache=kv_cache, **wanted).backend
-    elif tower == "streamed":
-        raise RequestError(
-            "only our own engine streams the vision tower; use tower='auto', or backend='native'",
-            field="tower",
-        )
-    elif embedding == "cpu":
-        raise RequestError(
-            "only our own engine reads the embedding from main memory; use embedding='auto', or "
-            "backend='native'",
-            field="embedding",
-        )
-    else:
-        if _kv_format(kv_cache) == "fp8":
+    for name, said in ours.items():
+        if said:
+            value = getattr(options, name)
             raise RequestError(
-                "kv_cache 'fp8' is for our own engine; transformers keeps keys and values in dtype",
-                field="kv_cache",
+                f"{name} {value!r} is for our own engine alone; leave it out, or use backend='native' "
+                f"({flag(name, value)}, --backend native)",
+                field=name,
             )
-        from snugvl.backends.transformers.loading import load_engine as load_transformers
-
-        made = load_transformers(model, trust_remote_code=trust_remote_code, **wanted).backend
-    return Model(made)
 
 
-def backend_for(model: str | Path, backend: str) -> str:
-    """The backend that runs a model in this process: "native" or "transformers".
+def backend_for(options: LoadOptions) -> Literal["native", "transformers"]:
+    """The backend that runs a model in this process.
 
     Raises:
         RequestError: there is no such backend in this process.
         CheckpointNotFound, CheckpointError: about the checkpoint, where it decides.
     """
-    if backend not in BACKENDS:
-        raise RequestError(f"backend {backend!r} is unknown; use {', '.join(BACKENDS)}", field="backend")
-    if backend != "auto":
-        return backend
+    if options.backend == "vllm":
+        raise RequestError(
+            "backend 'vllm' runs behind `snugvl serve` alone; use auto, native or transformers",
+            field="backend",
+        )
+    if options.backend != "auto":
+        return options.backend
     try:
-        read_config(locate(str(model)))
+        read_config(locate(options.model))
     except UnsupportedModel:
         return "transformers"
     return "native"
 
 
 def load_engine(
-    model: str | Path,
+    options: LoadOptions,
     *,
-    device: str,
-    dtype: DtypeName,
-    weights: WeightsName = "auto",
-    kv_cache: KVCacheName = "auto",
-    context: int | None = None,
-    max_pixels: int | None = None,
-    memory: int | str | None = None,
-    max_waiting: int | None = None,
-    language_only: bool = False,
-    prefix_cache: bool = True,
-    tower: TowerName = "auto",
-    embedding: EmbeddingName = "auto",
-    step_graphs: bool = True,
-    progress: Progress | None = None,
+    planned: Allocation | None = None,
     machine: Machine | None = None,
+    progress: Progress | None = None,
 ) -> Loaded:
-    """`load` of our own engine without the tasks, for a process that only runs the engine.
+    """Our own engine without the tasks, for a process that only runs the engine.
 
-    `max_waiting`: requests that may queue before `QueueFull`; None for the engine's own limit. `machine`: as
-    it was before this process took anything of it, where somebody has looked.
+    Args:
+        planned: what a plan has decided; it runs as it is where it still fits.
+        machine: as it was before this process took anything of it, where somebody has looked.
+
+    Raises:
+        CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint.
+        DoesNotFit: it needs more memory than is free, with the numbers.
+        RequestError: an option that no plan can meet.
     """
     report = progress or (lambda _detail, _done: None)
     report("reading headers", READING)
-    folder = locate(str(model))
+    folder = locate(options.model)
     config = read_config(folder)
-    if language_only:
+    if options.language_only:
         config = replace(config, vision=None)
-    target = device_of(device)
-    limit = parse_size(memory, "memory") if isinstance(memory, str) else memory
-    place = place_on(target, limit, machine)
+    target = device_of(options.device)
+    place = place_on(target, options.memory_bytes, machine)
     mark("the device is there")
-    facts = replace(facts_of(str(folder), offline=True), name=str(model))
+    facts = replace(facts_of(str(folder), offline=True), name=options.model)
     counted = inventory(facts)
-    kind = _dtype(dtype, counted, place)
     # In a thread of its own: a tokenizer needs Python for about as long as the weights need the GPU.
     reader = ThreadPoolExecutor(1, "processor")
-    reading = reader.submit(Processor.from_folder, folder, config, max_pixels=max_pixels)
+    reading = reader.submit(Processor.from_folder, folder, config, max_pixels=options.max_pixels)
     reader.shutdown(wait=False)
-    kv_format = _kv_format(kv_cache)
-    wish = Wish(
-        context, max_pixels, _weights(weights), language_only, tower, kv_format, step_graphs, embedding
-    )
-    allocation = allocate(facts, kind, place, wish)
+    allocation = allocate(facts, options, place, planned)
+    settings = allocation.settings
     cap_bytes = cap(place, LATE_BYTES)
     mark("memory is planned and capped")
-    left_out = tower_bytes(counted, allocation.settings) if allocation.settings.language_only else 0
+    if allocation.changed:
+        report(allocation.changed, WEIGHTS_FROM)
+    left_out = tower_bytes(counted, settings) if settings.language_only else 0
     if left_out:
         report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
+    kind = _dtype(options.dtype, settings, place)
     try:
         network = load_model(
             folder,
             dtype=kind,
             device=target,
-            storage=_storage(allocation.settings, place.system),
-            readers=allocation.readers,
+            storage=_storage(settings, place.system),
+            readers=_readers(counted, allocation, place),
             progress=_of_weights(report),
-            language_only=language_only,
+            language_only=options.language_only,
         )
     except NoPageLockedMemory as error:
         raise DoesNotFit(
@@ -272,49 +261,58 @@ def load_engine(
     mark("weights are loaded")
     processor = reading.result()
     mark("the tokenizer is read")
-    if processor.pictures is not None:
-        processor.pictures.limit(allocation.max_pixels)
+    if processor.pictures is not None and settings.max_pixels is not None:
+        processor.pictures.limit(settings.max_pixels)
     report("allocating the KV cache", WEIGHTS_TO)
     if target.type == "cuda":
         torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
-    planned = planned_rows(allocation, place)
-    sizes = replace(allocation.engine, prefix_cache=prefix_cache)
-    sizes = sizes if max_waiting is None else replace(sizes, max_waiting=max_waiting)
-    engine = Engine(network, sizes, watch_on(place, planned, cap_bytes))
+    planned_bytes = planned_rows(allocation, counted)
+    engine = Engine(network, engine_config(allocation, options), watch_on(place, planned_bytes, cap_bytes))
     mark("the engine is made")
     vision = 0 if network.tower is None else tensor_bytes(network.tower)
-    beside = tensor_bytes(network.decoder.embed_tokens) if allocation.settings.embedding == "cpu" else 0
+    beside = tensor_bytes(network.decoder.embed_tokens) if settings.embedding == "cpu" else 0
     held = {"text weights": tensor_bytes(network) - vision - beside, "vision weights": vision}
     capabilities = replace(
-        _capabilities(config, processor, allocation, kind, parameters=counted.parameters),
-        model=str(model),
+        _capabilities(config, processor, settings, kind, parameters=counted.parameters),
+        model=options.model,
         device="CPU" if target.type == "cpu" else place.name,
         language_only=left_out > 0,
     )
     backend = NativeBackend(engine, processor, capabilities)
-    return Loaded(backend, place, planned, held, allocation.subject, cap_bytes, allocation.recorded, left_out)
+    return Loaded(backend, place, planned_bytes, held, allocation, cap_bytes, left_out)
+
+
+def _readers(model: Inventory, allocation: Allocation, place: Place) -> int:
+    """Threads that load at once: as many as there is room for before the cache and the graphs are made."""
+    if place.device.type == "cpu":
+        return 1
+    needed = allocation.footprint
+    later = needed.named("KV cache") + needed.named("CUDA graphs")
+    room = place.usable_bytes - needed.always_bytes + later
+    fits = (n for n in READERS if loading_bytes(model, allocation.settings, n) <= room)
+    return next(fits, READERS[-1])
 
 
 def _capabilities(
-    config: ModelConfig, processor: Processor, allocation: Allocation, kind: torch.dtype, *, parameters: int
+    config: ModelConfig, processor: Processor, settings: Settings, kind: torch.dtype, *, parameters: int
 ) -> Capabilities:
     """What the model can do, but for its name and place."""
     pictures = processor.pictures
     return Capabilities(
         model="",
-        context_tokens=allocation.engine.max_model_len,
+        context_tokens=settings.context,
         images=pictures is not None,
         video=pictures is not None and pictures.videos is not None,
         max_pixels=0 if pictures is None else pictures.images.settings.max_pixels,
         min_pixels=0 if pictures is None else pictures.images.settings.min_pixels,
         dtype=str(kind).removeprefix("torch."),
-        weights=allocation.settings.weights_name,
-        kv_cache=allocation.settings.kv_name,
+        weights=settings.weights_name,
+        kv_cache=settings.kv_name,
         architecture=config.architecture,
         parameters=parameters,
         tools=processor.template.shows_tools,
         tool_form=processor.template.tool_form,
-        most_characters=processor.tokenizer.most_characters(allocation.engine.max_model_len),
+        most_characters=processor.tokenizer.most_characters(settings.context),
     )
 
 
@@ -327,18 +325,6 @@ def _storage(settings: Settings, system: OperatingSystem) -> Storage:
     return Storage(
         layers, settings.head, tower=settings.vision_weights, streamed=streamed, embedding=embedding
     )
-
-
-def _weights(name: WeightsName) -> WeightFormat | None:
-    if name not in WEIGHTS:
-        raise RequestError(f"weights {name!r} are unknown; use {', '.join(WEIGHTS)}", field="weights")
-    return None if name == "auto" else name
-
-
-def _kv_format(name: KVCacheName) -> KVFormat | None:
-    if name not in KV_CACHES:
-        raise RequestError(f"kv_cache {name!r} is unknown; use {', '.join(KV_CACHES)}", field="kv_cache")
-    return None if name == "auto" else name
 
 
 def _of_weights(report: Progress) -> Callable[[int, int], None]:
@@ -356,11 +342,10 @@ def _of_weights(report: Progress) -> Callable[[int, int], None]:
     return tell
 
 
-def _dtype(name: str, counted: Inventory, place: Place) -> torch.dtype:
-    if name in DTYPES:
-        return DTYPES[name]
+def _dtype(name: DtypeName, settings: Settings, place: Place) -> torch.dtype:
+    """Of activations: as asked for, else what the plan and the GPU's age allow."""
     if name != "auto":
-        raise RequestError(f"dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}", field="dtype")
+        return DTYPES[name]
     if place.compute_capability is not None:
         return torch.bfloat16 if place.compute_capability >= (8, 0) else torch.float16
-    return torch.float32 if prefers_fp32(counted, place.planned()) else torch.bfloat16
+    return torch.float32 if settings.itemsize == 4 else torch.bfloat16

@@ -1,6 +1,6 @@
 """Where a model goes: the device, what is free there, and how much of it this process may take."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -9,7 +9,7 @@ from snugvl.hardware import host
 from snugvl.hardware.context_cost import estimate_of
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.hardware.probe import probe
-from snugvl.planner.budget import host_margin_bytes, margin_bytes
+from snugvl.planner.budget import Budget, host_margin_bytes, margin_bytes
 from snugvl.planner.footprint.native import KERNEL_BYTES
 from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
 
@@ -26,6 +26,7 @@ class Place:
         gpu: as NVML knows it, or None.
         host_bytes: beside a GPU, what weights may take of main memory; None where nobody has looked.
         pinned_bytes: page-locked main memory that can be had, where it is scarce (WSL2), or None.
+        seen: the machine, where somebody has looked at it.
     """
 
     device: torch.device
@@ -40,6 +41,23 @@ class Place:
     gpu: Gpu | None = None
     host_bytes: int | None = None
     pinned_bytes: int | None = None
+    seen: Machine | None = None
+
+    @property
+    def machine(self) -> Machine:
+        """The machine with this device alone."""
+        gpus = () if self.gpu is None else (self.gpu,)
+        if self.seen is not None:
+            return replace(self.seen, gpus=gpus)
+        free = self.host_bytes or self.free_bytes
+        return Machine(self.system, gpus, 1, free, free, 0, pinned_bytes=self.pinned_bytes)
+
+    @property
+    def budget(self) -> Budget:
+        """As the solver wants it: what others hold, the margin, and what may be used."""
+        total = self.free_bytes if self.gpu is None else max(self.gpu.total_bytes, self.free_bytes)
+        margin = self.free_bytes - self.usable_bytes
+        return Budget(self.name, total, total - self.free_bytes, margin, self.planned(), self.gpu)
 
     @property
     def margin_bytes(self) -> int:
@@ -51,7 +69,7 @@ class Place:
     @property
     def usable_bytes(self) -> int:
         """What the engine may take."""
-        usable = self.free_bytes - self.margin_bytes
+        usable = max(self.free_bytes - self.margin_bytes, 0)
         return usable if self.limit_bytes is None else min(usable, self.limit_bytes)
 
     def planned(self) -> Device:
@@ -109,8 +127,6 @@ def place_on(device: torch.device, limit_bytes: int | None = None, machine: Mach
     Raises:
         RequestError: the limit is nothing, or not even the CUDA context fits into it.
     """
-    if limit_bytes is not None and limit_bytes <= 0:
-        raise RequestError(f"memory must be more than 0 bytes, not {limit_bytes:,}", field="memory")
     available = host.memory().free_bytes
     if device.type == "cpu":
         return Place(device, "main memory", available, limit_bytes=limit_bytes)
@@ -147,6 +163,7 @@ def place_on(device: torch.device, limit_bytes: int | None = None, machine: Mach
         gpu,
         available - host_margin_bytes(available),
         machine.pinned_bytes,
+        machine,
     )
 
 

@@ -4,42 +4,45 @@ import os
 from collections.abc import Mapping
 from functools import partial
 
-from snugvl.allocation import Allocation
-from snugvl.backends.measure import CONTEXT, GRAPHS, process_reader
+from snugvl.backends.measure import CONTEXT, GRAPHS, INTERPRETER, process_reader
 from snugvl.backends.neighbours import Neighbours
 from snugvl.engine.memory.pressure import Planned, Watch, reader
 from snugvl.place import Place, hold
-from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
+from snugvl.planner.footprint.kv import block_bytes
 from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS, LATE
+from snugvl.planner.footprint.step_graphs import DRIVER, LIBRARY
+from snugvl.planner.footprint.total import PROCESS
+from snugvl.planner.inventory import Inventory
+from snugvl.planner.plan import Allocation
 
 
-def planned_rows(allocation: Allocation, place: Place) -> dict[str, int]:
-    """The plan as rows of the ledger. Workspaces of different phases share theirs: it is the largest one.
+def planned_rows(allocation: Allocation, model: Inventory) -> dict[str, int]:
+    """The plan as rows of the ledger; together they are its footprint.
 
-    On a GPU encoder outputs are part of it, see `backends/measure.py`.
+    Workspaces of different phases share theirs: it is the largest one. On a GPU encoder outputs are part of
+    it, see `backends/measure.py`.
     """
-    plan = allocation.footprint
+    plan, settings = allocation.footprint, allocation.settings
     vision = plan.named("weights: vision tower")
-    encodings = sum(part.nbytes for part in plan.counted if part.name.startswith("encoder outputs"))
+    states = plan.named("recurrent state")
     rows = {
         "text weights": plan.named("weights: ") - vision,
         "vision weights": vision,
-        "KV cache": allocation.kv_bytes,
-        **({"recurrent state": allocation.state_bytes} if allocation.state_bytes else {}),
+        # What the allocator rounds up is nobody's: workspace.
+        "KV cache": settings.kv_blocks * block_bytes(model, settings),
+        **({"recurrent state": states} if states else {}),
     }
-    graphs = allocation.recorded
-    if place.device.type == "cuda":
-        # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
-        rows[CONTEXT] = max(plan.named(CONTEXT) - place.planned().cublas_bytes, 0) + plan.named(KERNELS)
-        rows[CONTEXT] += graphs.driver_bytes
-        rows[LATE] = plan.named(LATE)
-        rows[GRAPHS] = plan.named(GRAPHS) + plan.named(GRAPHS_LIBRARY)
-        rows[GRAPHS] += graphs.pool_bytes + graphs.library_bytes
+    if allocation.device.cpu:
+        outputs = sum(part.nbytes for part in plan.counted if part.name.startswith("encoder outputs"))
+        rows["encoder outputs"] = outputs + settings.encoder_cache_bytes
+        rows[INTERPRETER] = plan.named(PROCESS)
     else:
-        rows["encoder outputs"] = encodings + allocation.engine.encoder_cache_bytes
-    pool = up(allocation.kv_bytes, LARGE_ROUND_BYTES)  # what is rounded up is nobody's: workspace
-    beyond = pool - plan.named("KV cache") + allocation.engine.encoder_cache_bytes + graphs.total_bytes
-    rows["workspace"] = plan.total_bytes - sum(rows.values()) + beyond
+        # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
+        context = max(plan.named(CONTEXT) - allocation.device.cublas_bytes, 0)
+        rows[CONTEXT] = context + plan.named(KERNELS) + plan.named(DRIVER)
+        rows[LATE] = plan.named(LATE)
+        rows[GRAPHS] = plan.named(GRAPHS) + plan.named(GRAPHS_LIBRARY) + plan.named(LIBRARY)
+    rows["workspace"] = plan.total_bytes - sum(rows.values())
     return rows
 
 

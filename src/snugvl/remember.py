@@ -13,18 +13,18 @@ from snugvl.hardware.context_cost import COMPONENT
 from snugvl.ledger import Ledger, LedgerRow
 from snugvl.place import Place
 from snugvl.planner.footprint.native import KERNEL_BYTES
-from snugvl.planner.footprint.step_graphs import NOTHING, Recorded
+from snugvl.planner.footprint.step_graphs import MOST
 
 GRAIN_BYTES = 8 << 20  # growth that is worth writing down, but for the context's: a plan fills its share
 FEW = 4  # recordings whose part of the driver's memory is known well enough
 
 
-def keeper(place: Place, subject: str, recorded: Recorded = NOTHING) -> Callable[[Ledger, Load], None]:
+def keeper(place: Place, subject: str, graphs_bytes: int = 0) -> Callable[[Ledger, Load], None]:
     """A function that is shown the ledger now and then, and writes down what has grown.
 
-    `recorded`: what graphs of steps with prompts take. The driver's part of them, which few engines have, is
-    not the context's: another plan would count it twice. It is known for the largest of them, so the context
-    is no measurement any more once there are some.
+    `graphs_bytes`: the driver's part of the graphs of steps with prompts, as planned. Few engines have it,
+    and it is not the context's: another plan would count it twice. It is known for the largest of them, so
+    the context is no measurement any more once there are some.
 
     The driver loads kernels when they first run, and how many of them depends on the model and on what it is
     asked. So the context that is kept is the largest that any engine had on such a GPU and driver.
@@ -32,7 +32,7 @@ def keeper(place: Place, subject: str, recorded: Recorded = NOTHING) -> Callable
     kept: dict[str, int] = {}
 
     def keep(ledger: Ledger, load: Load) -> None:
-        ledger = replace(ledger, rows=_rows(ledger, recorded, load.recorded))
+        ledger = replace(ledger, rows=_rows(ledger, graphs_bytes, load.recorded))
         graphs = ledger.row(GRAPHS)
         ran = graphs is not None and bool(graphs.measured_bytes)
         grown = {
@@ -52,20 +52,20 @@ def keeper(place: Place, subject: str, recorded: Recorded = NOTHING) -> Callable
     return keep
 
 
-def _rows(ledger: Ledger, recorded: Recorded, count: int) -> tuple[LedgerRow, ...]:
+def _rows(ledger: Ledger, graphs_bytes: int, count: int) -> tuple[LedgerRow, ...]:
     """With what the driver holds in one row, without what it has of `count` recordings."""
     late = ledger.row(LATE)
-    return tuple(_alone(row, late, recorded, count) for row in ledger.rows if row.name != LATE)
+    return tuple(_alone(row, late, graphs_bytes, count) for row in ledger.rows if row.name != LATE)
 
 
-def _alone(row: LedgerRow, late: LedgerRow | None, recorded: Recorded, count: int) -> LedgerRow:
+def _alone(row: LedgerRow, late: LedgerRow | None, graphs_bytes: int, count: int) -> LedgerRow:
     if row.name != CONTEXT or row.measured_bytes is None:
         return row
     if count > FEW:
         return LedgerRow(CONTEXT)
-    planned = None if row.planned_bytes is None else row.planned_bytes - recorded.driver_bytes
+    planned = None if row.planned_bytes is None else row.planned_bytes - graphs_bytes
     measured = row.measured_bytes + ((late.measured_bytes or 0) if late is not None else 0)
-    return LedgerRow(CONTEXT, planned, max(measured - count * recorded.each_bytes, 0))
+    return LedgerRow(CONTEXT, planned, max(measured - count * graphs_bytes // MOST, 0))
 
 
 def _measurements(

@@ -35,57 +35,33 @@ from snugvl.backends.protocol import (
     Usage,
 )
 from snugvl.backends.service import Snapshot, Tokens
+from snugvl.core.options import LoadOptions
 from snugvl.errors import EngineError, SnugvlError, engine_failed
 from snugvl.hardware.machine import Machine
+from snugvl.planner.plan import Allocation
 from snugvl.region import Region
 from snugvl.timeline import Timeline
 
-DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
-TowerName = Literal["auto", "resident", "streamed"]
-EmbeddingName = Literal["auto", "gpu", "cpu"]
-KVCacheName = Literal["auto", "bf16", "fp8"]
 HostedEngine = Literal["native", "transformers"]
 
 _LENGTH = Struct("!Q")
 
 
 @dataclass(frozen=True, slots=True)
-class EngineChoice:
-    """What an engine process loads; the arguments of `snugvl.load`.
+class EngineChoice(LoadOptions):
+    """What an engine's process loads: what was said, and what the plan made of it.
 
     Attributes:
-        max_waiting: requests that may queue before `QueueFull`; None for the engine's own limit.
         engine: which backend loads it.
-        language_only: leave a vision-language model's vision tower out.
-        trust_remote_code: run Python files that the checkpoint brings (transformers only).
+        planned: what is allocated; None: the process plans itself (our own engine only).
         placement: where transformers puts which module ("model.language_model.layers.3" → "cpu"), by the
             plan; empty: everything on `device`.
-        prefix_cache: let a prompt start from what earlier ones have left (our own engine only).
-        tower: where our own engine has the vision tower's weights.
-        embedding: where our own engine has the embedding.
-        kv_cache: format of keys and values (our own engine only).
-        step_graphs: record steps with prompts where there is plenty of memory (our own engine only).
         machine: as the server saw it a moment ago; None: the process looks itself (our own engine only).
     """
 
-    model: str = "pocket"
-    device: str = "auto"
-    dtype: DtypeName = "auto"
-    context: int | None = None
-    max_pixels: int | None = None
-    weights: WeightsName = "auto"
-    memory_bytes: int | None = None
-    max_waiting: int | None = None
     engine: HostedEngine = "native"
-    language_only: bool = False
-    trust_remote_code: bool = False
+    planned: Allocation | None = None
     placement: tuple[tuple[str, str], ...] = ()
-    prefix_cache: bool = True
-    tower: TowerName = "auto"
-    embedding: EmbeddingName = "auto"
-    kv_cache: KVCacheName = "auto"
-    step_graphs: bool = True
     machine: Machine | None = None
 
 

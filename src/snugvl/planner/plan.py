@@ -6,6 +6,7 @@ from snugvl.hardware.machine import Gpu
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import Option, Refusal
 from snugvl.planner.footprint.component import Footprint
+from snugvl.planner.footprint.total import Device
 from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.speed import Speed
 from snugvl.planner.wishes import Wishes
@@ -45,6 +46,46 @@ class Choice:
     def spare_bytes(self) -> int:
         """What is left under the margin."""
         return self.budget.usable_bytes - self.footprint.total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What is allocated, and what it comes to.
+
+    Attributes:
+        model: as the user said it.
+        device: as the plan saw it: the footprint depends on it.
+        usable_bytes: what the plan counted on.
+        changed: what differs from an earlier plan, and why, as a sentence; empty where nothing does.
+    """
+
+    model: str
+    settings: Settings
+    footprint: Footprint
+    device: Device
+    usable_bytes: int
+    changed: str = ""
+
+    @property
+    def subject(self) -> str:
+        """Names the model and exactly these settings: what measurements belong to."""
+        return subject_of(self.model, self.settings)
+
+    @property
+    def spare_bytes(self) -> int:
+        """What the plan left free beside the margin."""
+        return self.usable_bytes - self.footprint.total_bytes
+
+
+def allocation_of(choice: Choice) -> Allocation:
+    """What a plan's choice allocates."""
+    return Allocation(
+        choice.option.model.name,
+        choice.settings,
+        choice.footprint,
+        choice.budget.device,
+        choice.budget.usable_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True)

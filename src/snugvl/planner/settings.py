@@ -83,6 +83,11 @@ class Settings:
         return max(self.pool_tokens // BLOCK_TOKENS * BLOCK_TOKENS, each * self.concurrency)
 
     @property
+    def kv_blocks(self) -> int:
+        """Blocks of our engine's KV pool."""
+        return self.kv_tokens // BLOCK_TOKENS
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an activation, and of a weight that isn't quantised."""
         return 4 if self.float32 or self.weights == "fp32" else 2

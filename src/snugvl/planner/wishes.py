@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from snugvl.core.options import LoadOptions
 from snugvl.errors import RequestError
 from snugvl.planner.settings import EmbeddingWish, Engine, KVFormat, Purpose, TowerWish, WeightFormat
 
@@ -33,7 +34,7 @@ class Wishes:
         tower: where the vision tower's weights are to be; auto streams them where nothing else fits.
         kv_cache: the format of keys and values.
         embedding: where the embedding is to be; auto has it in main memory where that makes room.
-        purpose: what the plan is good at, see `goals`; None: detect for the task of that name, else chat.
+        purpose: what the plan is good at, see `goals`.
         float32: activations, and weights that aren't quantised; None: where a CPU has plenty of room.
         step_graphs: CUDA graphs of prompts where plenty of GPU memory is left.
     """
@@ -52,7 +53,7 @@ class Wishes:
     tower: TowerWish = "auto"
     kv_cache: KVFormat | None = None
     embedding: EmbeddingWish = "auto"
-    purpose: Purpose | None = None
+    purpose: Purpose = "chat"
     float32: bool | None = None
     step_graphs: bool = True
 
@@ -94,8 +95,8 @@ class Wishes:
 
     @property
     def good_for(self) -> Purpose:
-        """The purpose, said or not."""
-        return self.purpose or ("detect" if self.task == "detect" else "chat")
+        """The purpose; who names the task of finding boxes means that."""
+        return "detect" if self.task == "detect" else self.purpose
 
     @property
     def least_image_tokens(self) -> int:
@@ -108,3 +109,28 @@ class Wishes:
     def floor(self) -> int:
         """Lowest acceptable value of `FORMAT_QUALITY`."""
         return FLOORS[self.quality]
+
+
+def wishes_of(options: LoadOptions, *, sees: bool, backend: Engine | Literal["auto"] | None = None) -> Wishes:
+    """The wishes in what a user said.
+
+    `sees`: the model takes images, and is planned for one a request where nobody says; `backend`: of the
+    caller, who has decided.
+    """
+    images = 0 if options.language_only or not sees else 1 if options.images is None else options.images
+    return Wishes(
+        options.context,
+        images,
+        max_pixels=options.max_pixels,
+        backend=backend or options.backend,
+        concurrency=options.concurrency or 1,
+        weights=None if options.weights == "auto" else options.weights,
+        memory_bytes=options.memory_bytes,
+        language_only=options.language_only,
+        tower=options.tower,
+        kv_cache=None if options.kv_cache == "auto" else options.kv_cache,
+        embedding=options.embedding,
+        purpose=options.purpose,
+        float32=None if options.dtype == "auto" else options.dtype == "float32",
+        step_graphs=options.step_graphs is not False,
+    )

@@ -3,21 +3,25 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from snugvl.allocation import choose
 from snugvl.backends.child import Report
 from snugvl.backends.hosted import HostedModel
 from snugvl.backends.measure import CONTEXT, Meter
 from snugvl.backends.transformers.requirements import check_installed, check_weights
-from snugvl.backends.wire import DtypeName, EngineChoice, WeightsName
+from snugvl.backends.wire import EngineChoice
 from snugvl.checkpoint.locate import locate
-from snugvl.errors import DoesNotFit, RequestError
+from snugvl.checkpoint.read import facts_of
+from snugvl.core.options import DtypeName, LoadOptions, WeightsName
+from snugvl.errors import DoesNotFit, RequestError, UnsupportedModel
 from snugvl.hardware.sizes import format_size, parse_size
 from snugvl.place import Place, cap, device_of, place_on
+from snugvl.planner.placement import placement
 
 Progress = Callable[[str, float], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -65,6 +69,44 @@ def load_hosted(choice: EngineChoice, report: Report) -> HostedModel:
     meter = Meter(loaded.place.device, planned, there, 0, cap_bytes=loaded.cap_bytes)
     host = loaded.weights.get(HOST_WEIGHTS, 0)
     return HostedModel(loaded.backend, TransformersMeter(meter, host, loaded.planned))
+
+
+def load_planned(options: LoadOptions, *, progress: Progress | None = None) -> Loaded:
+    """Plan for what is free now, then load; a model that no plan knows is loaded as `sizes.py` finds room.
+
+    Raises:
+        as `load_engine`, and DoesNotFit with the plan's numbers.
+    """
+    placed: tuple[tuple[str, str], ...] = ()
+    try:
+        facts = replace(facts_of(str(locate(options.model)), offline=True), name=options.model)
+    except UnsupportedModel:
+        pass
+    else:
+        place = place_on(device_of(options.device), options.memory_bytes)
+        choice = choose(facts, options, place, "transformers")
+        settings, placed = choice.settings, placement(choice)
+        made = settings.weights if choice.option.made else "auto"
+        options = replace(
+            options,
+            context=settings.context,
+            max_pixels=settings.max_pixels,
+            weights=made,  # type: ignore[arg-type]
+        )
+    return load_engine(
+        options.model,
+        device=options.device,
+        dtype=options.dtype,
+        weights=options.weights,
+        context=options.context,
+        max_pixels=options.max_pixels,
+        memory=options.memory_bytes,
+        max_waiting=options.max_waiting,
+        trust_remote_code=options.trust_remote_code,
+        placement=placed,
+        language_only=options.language_only,
+        progress=progress,
+    )
 
 
 def load_engine(

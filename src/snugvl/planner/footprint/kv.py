@@ -55,7 +55,7 @@ def kv_component(model: Inventory, settings: Settings) -> Component:
     if settings.engine == "native":
         tokens = settings.kv_tokens
         each = block_bytes(model, settings) // BLOCK_TOKENS
-        nbytes = tokens // BLOCK_TOKENS * block_bytes(model, settings)
+        nbytes = settings.kv_blocks * block_bytes(model, settings)
         why = f"{tokens:,} tokens × {each / 1024:,.0f} KiB ({settings.kv_name})"
         return Component("KV cache", up(nbytes, LARGE_ROUND_BYTES), why=why)
     nbytes = kv_bytes(model, settings, settings.context) * settings.concurrency

@@ -45,7 +45,9 @@ MOST: Final = 24  # recordings at a time
 NODE_BYTES: Final = 4 << 10
 LAYER_KERNELS: Final = 6  # beside products: two norms, rotation and cache, attention, two residuals
 TOWER_LAYER_KERNELS: Final = 12
-DRIVER: Final = "the driver's part of graphs of prompts"
+POOL: Final = "CUDA graphs of prompts and pictures"
+LIBRARY: Final = "cuBLAS workspace of graphs of prompts"
+DRIVER: Final = "driver's part of graphs of prompts"
 
 
 @dataclass(frozen=True, slots=True)
