@@ -141,14 +141,19 @@ def load(
         DoesNotFit: the weights and one conversation need more memory than is free, with the numbers.
         RequestError: an argument is wrong.
     """
-    from snugvl.model import Model
-
     options = LoadOptions(
         str(model), device=device, dtype=dtype, weights=weights, kv_cache=kv_cache, context=context,
         max_pixels=max_pixels, memory=memory, backend=backend, language_only=language_only,
         prefix_cache=prefix_cache, tower=tower, embedding=embedding, step_graphs=step_graphs,
         trust_remote_code=trust_remote_code, purpose=purpose, concurrency=concurrency,
     )  # fmt: skip
+    return load_with(options, progress)
+
+
+def load_with(options: LoadOptions, progress: Progress | None = None) -> "Model":
+    """The same, of options that are one value."""
+    from snugvl.model import Model
+
     if backend_for(options) == "native":
         return Model(load_engine(options, progress=progress).backend)
     refuse_ours(options)

@@ -10,6 +10,7 @@ from snugvl.cli import batch, options, render, sources
 from snugvl.cli.task import Job, Task, each
 
 
+@options.grouped()
 def ask(
     images: Annotated[
         list[str],
@@ -25,51 +26,27 @@ def ask(
         bool, typer.Option("--together", help="Show all images in one question instead of asking of each.")
     ] = False,
     recursive: options.Recursive = False,
-    model: options.Model = None,
-    server: options.Server = None,
-    api_key: options.ApiKey = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    weights: options.Weights = "auto",
-    kv_cache: options.KVCache = "auto",
-    context: options.Context = None,
-    max_pixels: options.MaxPixels = None,
-    memory: options.Memory = None,
-    backend: options.Backend = "auto",
-    tower: options.Tower = "auto",
-    embedding: options.Embedding = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = 0.0,
-    seed: options.Seed = None,
-    json: options.Json = False,
-    output: options.Output = None,
-    resume: options.Resume = False,
-    quiet: options.Quiet = False,
+    *,
+    choice: options.ModelChoice,
+    generation: options.Generation,
+    result: options.OutputChoice,
 ) -> None:
     """Ask a question about images: of each, or of all of them together."""
     arguments, asked = split(images, question)
     names = sources.expand(arguments, recursive=recursive)
-    generation = options.Generation(max_tokens, temperature, seed)
-    sampling = generation.sampling()
+    sampling, pixels = generation.sampling(), choice.load.max_pixels
     task = Task(
         "ask",
         {"question": asked, **generation.chosen()},
-        run=lambda model, _, images: model.ask(images, asked, sampling=sampling, max_pixels=max_pixels),
+        run=lambda model, _, images: model.ask(images, asked, sampling=sampling, max_pixels=pixels),
         text=render.words,
-        stream=lambda model, images: model.stream_ask(
-            images, asked, sampling=sampling, max_pixels=max_pixels
-        ),
+        stream=lambda model, images: model.stream_ask(images, asked, sampling=sampling, max_pixels=pixels),
     )
-    loaded = options.ModelChoice(
-        model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
-        trust_remote_code, tower, kv_cache, embedding,
-    )  # fmt: skip
     batch.do(
         task,
         [Job(tuple(names), together=True)] if together else each(names),
-        loaded,
-        options.OutputChoice(json, output, resume, quiet),
+        choice,
+        result,
     )
 
 

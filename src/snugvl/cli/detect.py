@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,6 +33,7 @@ Output = Annotated[
 ]
 
 
+@options.grouped()
 def detect(
     images: options.Images,
     objects: Annotated[
@@ -48,23 +50,9 @@ def detect(
         Format | None, typer.Option("--format", help="json is JSON Lines; yolo needs a folder as --output.")
     ] = None,
     recursive: options.Recursive = False,
-    model: options.Model = None,
-    server: options.Server = None,
-    api_key: options.ApiKey = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    weights: options.Weights = "auto",
-    kv_cache: options.KVCache = "auto",
-    context: options.Context = None,
-    max_pixels: options.MaxPixels = None,
-    memory: options.Memory = None,
-    backend: options.Backend = "auto",
-    tower: options.Tower = "auto",
-    embedding: options.Embedding = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = 0.0,
-    seed: options.Seed = None,
+    *,
+    choice: options.ModelChoice,
+    generation: options.Generation,
     json: options.Json = False,
     output: Output = None,
     resume: options.Resume = False,
@@ -74,24 +62,21 @@ def detect(
     from snugvl.tasks.detect import check_names
 
     names, jobs = check_names(objects or []), each(sources.expand(images, recursive=recursive))
-    generation = options.Generation(max_tokens, temperature, seed)
     pictures = targets(draw, [job.names[0] for job in jobs]) if draw else {}
     chosen = _format(format_, json, resume)
     sink = _gathering(chosen, output, jobs, names)
     task = Task(
         "detect",
         {"objects": list(names), **generation.chosen()},
-        run=_runner(names, generation.sampling(), max_pixels, pictures),
+        run=_runner(names, generation.sampling(), choice.load.max_pixels, pictures),
         text=render.detections,
     )
-    loaded = options.ModelChoice(
-        model, device, dtype, context, max_pixels, server, api_key, weights, memory, backend,
-        trust_remote_code, tower, kv_cache, embedding,
-    )  # fmt: skip
+    if choice.server is None:
+        choice = replace(choice, load=replace(choice.load, purpose="detect"))
     batch.do(
         task,
         jobs,
-        loaded,
+        choice,
         options.OutputChoice(chosen == "json", None if sink else output, resume and not sink, quiet),
         sink,
     )

@@ -1,11 +1,30 @@
-"""The options that commands share, and what they become."""
+"""The options that commands share, and the values that they become.
 
-from dataclasses import dataclass
+A command takes a whole group of options as one parameter: `choice: ModelChoice`, `load: LoadOptions`,
+`generation: Generation`. `grouped` spells the group out for typer and puts the value together. So a new way
+to load a model is a field of `LoadOptions` and a line here.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from snugvl.core.options import (
+    BackendName,
+    DtypeName,
+    EmbeddingName,
+    KVCacheName,
+    LoadOptions,
+    PurposeName,
+    TowerName,
+    WeightsName,
+    flag,
+)
 from snugvl.sampling import SamplingParams
 
 DEFAULT_MODEL = "pocket"
@@ -39,17 +58,14 @@ ApiKey = Annotated[
     str | None, typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="Key of the server.")
 ]
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
-DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 Dtype = Annotated[
     DtypeName,
     typer.Option("--dtype", help="Number format of weights and cache."),
 ]
-WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
 Weights = Annotated[
     WeightsName,
     typer.Option("--weights", help="Format of the weights in memory; auto: the best that fits."),
 ]
-KVCacheName = Literal["auto", "bf16", "fp8"]
 KVCache = Annotated[
     KVCacheName,
     typer.Option("--kv-cache", help="Format of keys and values; fp8 is half as large. auto: where it helps."),
@@ -58,7 +74,6 @@ Memory = Annotated[
     str | None,
     typer.Option("--memory", metavar="SIZE", help="Take at most this much memory, such as 7200MiB."),
 ]
-TowerName = Literal["auto", "resident", "streamed"]
 Tower = Annotated[
     TowerName,
     typer.Option(
@@ -67,7 +82,6 @@ Tower = Annotated[
         "picture; auto: streamed where nothing else fits.",
     ),
 ]
-EmbeddingName = Literal["auto", "gpu", "cpu"]
 Embedding = Annotated[
     EmbeddingName,
     typer.Option(
@@ -76,9 +90,8 @@ Embedding = Annotated[
         "auto: there where that makes room (not under WSL2).",
     ),
 ]
-BackendName = Literal["auto", "native", "transformers"]
 Backend = Annotated[
-    BackendName,
+    Literal["auto", "native", "transformers"],
     typer.Option("--backend", help="Which engine; auto: ours where it runs the model, else transformers."),
 ]
 TrustRemoteCode = Annotated[
@@ -89,6 +102,42 @@ Context = Annotated[
 ]
 MaxPixels = Annotated[
     int | None, typer.Option("--max-pixels", min=1, help="Scale larger images down to this many pixels.")
+]
+For = Annotated[
+    PurposeName,
+    typer.Option(
+        "--for",
+        help="What the memory is for: chat (several conversations), documents (large images, long contexts), "
+        "detect (boxes), batch (many at once).",
+    ),
+]
+PlannedImages = Annotated[
+    int | None, typer.Option("--images", min=0, help="Images of one request that are planned for (1).")
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option("--concurrency", min=1, help="Requests that are sure of their whole context (1)."),
+]
+LanguageOnly = Annotated[
+    bool, typer.Option("--language-only", help="Leave the vision tower out: less memory, no pictures.")
+]
+PrefixCache = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-cache/--no-prefix-cache",
+        help="Without, every prompt is computed from its start: timing tells nobody what others asked.",
+    ),
+]
+StepGraphs = Annotated[
+    bool | None,
+    typer.Option(
+        "--step-graphs/--no-step-graphs",
+        help="CUDA graphs of prompts and small pictures too, where GPU memory is plenty (on).",
+    ),
+]
+MaxQueue = Annotated[
+    int | None,
+    typer.Option("--max-queue", min=1, help="Requests that may wait for the engine (256 without); then 429."),
 ]
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", min=1, help="Longest answer; the default suits the task.")
@@ -107,6 +156,37 @@ Resume = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Only errors on standard error.")]
 
 
+# Options by the field of `LoadOptions` that they set.
+LOAD: dict[str, Any] = {
+    "device": Device,
+    "dtype": Dtype,
+    "weights": Weights,
+    "kv_cache": KVCache,
+    "context": Context,
+    "max_pixels": MaxPixels,
+    "memory": Memory,
+    "backend": Backend,
+    "tower": Tower,
+    "embedding": Embedding,
+    "trust_remote_code": TrustRemoteCode,
+}
+Engine = Annotated[
+    BackendName, typer.Option("--backend", help="Which engine; auto: the plan's choice, which says why.")
+]
+SERVED: dict[str, Any] = {
+    **LOAD,
+    "backend": Engine,
+    "purpose": For,
+    "images": PlannedImages,
+    "concurrency": Concurrency,
+    "language_only": LanguageOnly,
+    "prefix_cache": PrefixCache,
+    "step_graphs": StepGraphs,
+    "max_waiting": MaxQueue,
+}
+DEFAULTS = {each.name: each.default for each in fields(LoadOptions)}
+
+
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
     """Which model, and how to load it; or which server has it.
@@ -115,41 +195,21 @@ class ModelChoice:
     """
 
     model: str | None
-    device: str
-    dtype: DtypeName
-    context: int | None
-    max_pixels: int | None
     server: str | None = None
     api_key: str | None = None
-    weights: WeightsName = "auto"
-    memory: str | None = None
-    backend: BackendName = "auto"
-    trust_remote_code: bool = False
-    tower: TowerName = "auto"
-    kv_cache: KVCacheName = "auto"
-    embedding: EmbeddingName = "auto"
+    load: LoadOptions = field(default_factory=LoadOptions)
 
     def __post_init__(self) -> None:
-        if self.backend == "native" and self.trust_remote_code:
+        if self.load.backend == "native" and self.load.trust_remote_code:
             raise typer.BadParameter(
                 "--trust-remote-code is not for our own engine, which runs no checkpoint's code; say "
                 "--backend transformers, or leave it out"
             )
         if self.server is None:
             return
-        local = {
-            "--device": self.device != "auto",
-            "--dtype": self.dtype != "auto",
-            "--context": self.context,
-            "--weights": self.weights != "auto",
-            "--kv-cache": self.kv_cache != "auto",
-            "--memory": self.memory,
-            "--backend": self.backend != "auto",
-            "--tower": self.tower != "auto",
-            "--embedding": self.embedding != "auto",
-            "--trust-remote-code": self.trust_remote_code,
-        }
-        if said := [name for name, given in local.items() if given]:
+        asked = self.load.said()
+        asked.pop("max_pixels", None)  # a server takes it with each request
+        if said := [flag(name, value) for name, value in asked.items()]:
             raise typer.BadParameter(
                 f"{' and '.join(said)} can't be chosen for a model that a server has loaded "
                 f"({self.server}); leave {'it' if len(said) == 1 else 'them'} out, or --server"
@@ -196,3 +256,57 @@ class OutputChoice:
     def __post_init__(self) -> None:
         if self.resume and self.path is None:
             raise typer.BadParameter("--resume continues a file: name it with --output")
+
+
+def _choice(values: dict[str, Any]) -> ModelChoice:
+    model, server, key = values.pop("model"), values.pop("server"), values.pop("api_key")
+    return ModelChoice(model, server, key, LoadOptions(model or DEFAULT_MODEL, **values))
+
+
+# What a parameter of each kind is spelled out to, and how its value is made.
+CHOICE: dict[str, Any] = {"model": Model, "server": Server, "api_key": ApiKey, **LOAD}
+GENERATION: dict[str, Any] = {"max_tokens": MaxTokens, "temperature": Temperature, "seed": Seed}
+OUTPUT: dict[str, Any] = {"json": Json, "output": Output, "resume": Resume, "quiet": Quiet}
+GROUPS: dict[type, tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] = {
+    ModelChoice: (CHOICE, _choice),
+    Generation: (GENERATION, lambda values: Generation(**values)),
+    OutputChoice: (OUTPUT, lambda values: OutputChoice(*values.values())),
+}
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+PLAIN = {"model": None, "server": None, "api_key": None, "temperature": 0.0, "json": False, "resume": False,
+         "quiet": False}  # fmt: skip
+
+
+def grouped(*load: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: parameters that are groups become their options.
+
+    `load`: what a parameter `load: LoadOptions` is spelled out to; its model is the command's own.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        hints = get_type_hints(command, include_extras=True)
+        groups = {**GROUPS, LoadOptions: (load[0] if load else LOAD, lambda values: LoadOptions(**values))}
+        spelled: list[inspect.Parameter] = []
+        members: dict[str, type] = {}
+        for name, parameter in inspect.signature(command).parameters.items():
+            kind = hints[name]
+            if kind not in groups:
+                spelled.append(parameter.replace(annotation=kind, kind=KEYWORD))
+                continue
+            members[name] = kind
+            for option, annotation in groups[kind][0].items():
+                default = DEFAULTS[option] if kind is LoadOptions else PLAIN.get(option, DEFAULTS.get(option))
+                spelled.append(inspect.Parameter(option, KEYWORD, annotation=annotation, default=default))
+
+        @functools.wraps(command)
+        def run(**values: Any) -> Any:
+            for name, kind in members.items():
+                options, make = groups[kind]
+                values[name] = make({option: values.pop(option) for option in options})
+            return command(**values)
+
+        run.__signature__ = inspect.Signature(spelled)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in spelled}
+        return run
+
+    return decorate

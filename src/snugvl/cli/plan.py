@@ -54,6 +54,13 @@ Concurrency = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="The whole plan as JSON (docs/plan.md).")]
 Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw the plan as a picture, too.")]
+Save = Annotated[
+    Path | None,
+    typer.Option("--save", metavar="FILE", help="Save the plan; snugvl serve --plan FILE runs it."),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Every component of memory, every engine, every reason.")
+]
 Offline = Annotated[
     bool, typer.Option("--offline", help="Use what is on this machine and the built-in catalogue.")
 ]
@@ -68,10 +75,13 @@ def plan(
     embedding: options.Embedding = "auto",
     min_image_tokens: MinImageTokens = None,
     max_pixels: MaxPixels = None,
+    purpose: options.For = "chat",
     task: Task = "caption",
     quality: Quality = "any",
+    weights: options.Weights = "auto",
     backend: Backend = "auto",
     kv_cache: options.KVCache = "auto",
+    memory: options.Memory = None,
     concurrency: Concurrency = 1,
     gpu: machine_options.Gpu = None,
     os: machine_options.Os = None,
@@ -82,9 +92,12 @@ def plan(
     machine: machine_options.MachineFile = None,
     json: Json = False,
     svg: Svg = None,
+    save: Save = None,
+    verbose: Verbose = False,
     offline: Offline = False,
 ) -> None:
     """Say what fits, before anything is downloaded: the best settings, the memory, and why not more."""
+    from snugvl.hardware.sizes import parse_size
     from snugvl.planner.recommend import with_instead
     from snugvl.planner.solve import solve
     from snugvl.planner.wishes import Wishes
@@ -92,14 +105,18 @@ def plan(
     wished = (0 if language_only else 1) if images is None else images
     wishes = Wishes(
         context, wished, min_image_tokens, max_pixels, quality, backend, concurrency, task,
+        weights=None if weights == "auto" else weights,
+        memory_bytes=None if memory is None else parse_size(memory, "--memory"),
         language_only=language_only, tower=tower, kv_cache=None if kv_cache == "auto" else kv_cache,
-        embedding=embedding,
+        embedding=embedding, purpose=purpose,
     )  # fmt: skip
     choice = machine_options.MachineChoice(gpu, os, held, vram, gpus, ram, machine)
     candidates = _candidates(model, offline, wishes.images > 0)
     found = machine_options.machine_from(choice)
     result = with_instead(solve(candidates, found, wishes), found)
-    _put(result, found, json=json, svg=svg)
+    _put(result, found, json=json, svg=svg, verbose=verbose)
+    if save is not None:
+        _save(result, found, save)
     if result.choice is None:
         raise typer.Exit(DoesNotFit.exit_code)
 
@@ -117,10 +134,38 @@ def _candidates(model: str | None, offline: bool, sees: bool) -> list[Candidate]
     return catalogue_candidates(sees=sees)
 
 
-def _put(plan: Plan, machine: Machine, *, json: bool, svg: Path | None) -> None:
-    from snugvl.planner.report.sections import report
+def _save(plan: Plan, machine: Machine, path: Path) -> None:
+    import json
+
+    from snugvl.planner.report.document import document
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps(document(plan, machine, _measured(machine)), indent=2) + "\n", encoding="utf-8"
+    )
+
+
+def _here(plan: Plan) -> bool:
+    """Whether the model's files are on this machine."""
+    from snugvl.checkpoint.locate import locate
+    from snugvl.errors import SnugvlError
+
+    if plan.choice is None:
+        return True
+    try:
+        locate(plan.choice.option.model.name)
+    except SnugvlError:
+        return False
+    return True
+
+
+def _put(plan: Plan, machine: Machine, *, json: bool, svg: Path | None, verbose: bool) -> None:
+    from functools import partial
+
+    from snugvl.planner.report.sections import report as full_report
 
     measured = _measured(machine)
+    report = partial(full_report, pull=not _here(plan))
     if svg is not None:
         from snugvl.planner.report.svg import svg as draw
 
@@ -135,11 +180,11 @@ def _put(plan: Plan, machine: Machine, *, json: bool, svg: Path | None) -> None:
     elif sys.stdout.isatty():
         from snugvl.planner.report.terminal import show
 
-        show(report(plan, machine, measured), sys.stdout)
+        show(report(plan, machine, measured), sys.stdout, verbose=verbose)
     else:
         from snugvl.planner.report.plain import plain
 
-        sys.stdout.write(printable(plain(report(plan, machine, measured))))
+        sys.stdout.write(printable(plain(report(plan, machine, measured), verbose=verbose)))
 
 
 def _measured(machine: Machine) -> Measured | None:

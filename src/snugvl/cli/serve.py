@@ -6,15 +6,16 @@ import logging
 import os
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snugvl.cli import options, serve_options, server_options
-from snugvl.cli.serve_options import BackendChoice, LoadChoice
+from snugvl.cli.serve_options import VllmOptions
 from snugvl.cli.stderr import say
+from snugvl.core.options import LoadOptions
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -25,8 +26,15 @@ if TYPE_CHECKING:
     from snugvl.server.settings import ServerSettings
 
 MIB = 1024 * 1024
+Plan = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan", metavar="FILE", help="Run what snugvl plan --save wrote, to the byte, if it fits."
+    ),
+]
 
 
+@options.grouped(options.SERVED)
 def serve(
     command: typer.Context,
     model: server_options.Model = None,
@@ -36,29 +44,15 @@ def serve(
     api_key_file: server_options.KeyFile = None,
     no_auth: server_options.NoAuth = False,
     served_model_name: server_options.Names = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    weights: options.Weights = "auto",
-    kv_cache: options.KVCache = "auto",
-    context: options.Context = None,
-    max_pixels: options.MaxPixels = None,
-    memory: options.Memory = None,
-    backend: serve_options.BackendOption = "auto",
-    language_only: serve_options.LanguageOnly = False,
-    no_prefix_cache: serve_options.NoPrefixCache = False,
-    tower: options.Tower = "auto",
-    embedding: options.Embedding = "auto",
-    step_graphs: serve_options.StepGraphs = None,
-    trust_remote_code: options.TrustRemoteCode = False,
+    *,
+    load: LoadOptions,
+    plan: Plan = None,
     vllm_command: serve_options.VllmCommand = None,
-    images: serve_options.ImagesPlanned = None,
-    concurrency: serve_options.Concurrency = None,
     no_retry: serve_options.NoRetry = False,
     sleep_after: serve_options.SleepAfter = None,
     attach: serve_options.Attach = None,
     attach_api_key: serve_options.AttachKey = None,
     max_concurrent: server_options.MaxConcurrent = 256,
-    max_queue: server_options.MaxQueue = None,
     deadline: server_options.Deadline = 600.0,
     drain: server_options.Drain = 30.0,
     max_body: server_options.MaxBody = 64,
@@ -76,7 +70,6 @@ def serve(
     --drain seconds, and exit with 0; a second Ctrl+C stops at once.
     """
     started = time.monotonic()
-    from snugvl.hardware.sizes import parse_size
     from snugvl.server.settings import ServerSettings
 
     settings = ServerSettings(
@@ -86,77 +79,71 @@ def serve(
         key_requests_per_minute=key_requests_per_minute, key_concurrent=key_concurrent,
         allow_local_media=_folder(allow_local_media), allow_private_media=allow_private_media,
     )  # fmt: skip
-    limit = None if memory is None else parse_size(memory, "--memory")
-    load = LoadChoice(model, device, dtype, context, max_pixels, weights, limit, max_queue, kv_cache)
-    engine = BackendChoice(
-        backend, vllm_command, attach, attach_api_key, not no_retry, sleep_after, images, concurrency,
-        language_only, trust_remote_code, not no_prefix_cache, tower, step_graphs, embedding,
-    )  # fmt: skip
-    code = start(load, engine, settings, quiet=quiet, started=started, begun=command.obj)
+    asked = replace(load, model=model or "")
+    vllm = VllmOptions(vllm_command, attach, attach_api_key, not no_retry, sleep_after)
+    serve_options.check(asked, vllm, named=model is not None)
+    job = Serving(asked, vllm, settings, plan, quiet=quiet, started=started)
+    code = job.run(command.obj)
     raise typer.Exit(code)
 
 
-def start(
-    load: LoadChoice,
-    backend: BackendChoice,
-    settings: ServerSettings,
-    *,
-    quiet: bool,
-    started: float,
-    begun: Launched | None = None,
-) -> int:
-    """Plan, print, load, serve; the exit code. `begun`: an engine's process that was launched already."""
-    from snugvl.cli.serve_engine import launch
-    from snugvl.cli.serve_plan import look
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What was asked of the command. `load.model` is empty where nobody named one; `plan`: a saved one."""
 
-    with launch(backend, begun) as launched:  # it imports torch while we import the rest, and plan
-        seen = None if backend.attach is not None else look()
-        from snugvl.cli.serve_show import Loading
-        from snugvl.server.run import run
-        from snugvl.server.sockets import address_of, listen
+    load: LoadOptions
+    vllm: VllmOptions
+    settings: ServerSettings
+    plan: Path | None = None
+    quiet: bool = False
+    started: float = 0.0
 
-        with listen(settings) as listener:  # before anything is loaded: a taken port is known at once
-            settings = replace(settings, port=address_of(listener)[1])
-            service, settings = _service(load, backend, settings, launched, seen, quiet=quiet)
-            _log(quiet=quiet)
-            loading = Loading(service, quiet=quiet, started=started)
-            try:
-                return run(service, settings, listener, loading)
-            finally:
-                loading.close()
+    def run(self, begun: Launched | None = None) -> int:
+        """Plan, print, load, serve; the exit code. `begun`: an engine's process that was launched already."""
+        from snugvl.cli.serve_engine import launch
+        from snugvl.cli.serve_plan import look
 
+        with launch(self.load, self.vllm, begun) as launched:  # it imports torch while we import and plan
+            seen = None if self.vllm.attach is not None else look()
+            from snugvl.cli.serve_show import Loading
+            from snugvl.server.run import run
+            from snugvl.server.sockets import address_of, listen
 
-def _service(
-    load: LoadChoice,
-    backend: BackendChoice,
-    settings: ServerSettings,
-    launched: Launched | None,
-    seen: Future[Machine] | None,
-    *,
-    quiet: bool,
-) -> tuple[EngineService, ServerSettings]:
-    """The engine that was asked for or planned, announced; and the settings with the model's names."""
-    from snugvl.cli.serve_engine import attached, engine_for
-    from snugvl.cli.serve_plan import plan_for
-    from snugvl.cli.serve_show import show_attached, show_banner, show_plan
+            with listen(
+                self.settings
+            ) as listener:  # before anything is loaded: a taken port is known at once
+                settings = replace(self.settings, port=address_of(listener)[1])
+                service, settings = self._service(settings, launched, seen)
+                _log(quiet=self.quiet)
+                loading = Loading(service, quiet=self.quiet, started=self.started)
+                try:
+                    return run(service, settings, listener, loading)
+                finally:
+                    loading.close()
 
-    if backend.attach is not None:
-        load.check_attach()
-        settings = replace(settings, names=settings.names or ((load.model,) if load.model else ("default",)))
-        service = attached(load.model, backend)
-        if not quiet:
-            show_attached(backend.attach, load.model, settings)
+    def _service(
+        self, settings: ServerSettings, launched: Launched | None, seen: Future[Machine] | None
+    ) -> tuple[EngineService, ServerSettings]:
+        """The engine that was asked for or planned, announced; and the settings with the model's names."""
+        from snugvl.cli.serve_engine import attached, engine_for
+        from snugvl.cli.serve_plan import plan_for
+        from snugvl.cli.serve_show import show_attached, show_banner, show_plan
+
+        load, vllm = self.load, self.vllm
+        if vllm.attach is not None:
+            settings = replace(settings, names=settings.names or (load.model or "default",))
+            service = attached(load.model or None, vllm)
+            if not self.quiet:
+                show_attached(vllm.attach, load.model or None, settings)
+            return service, settings
+        planned = plan_for(load, vllm, seen, self.plan)
+        serve_options.check_engine(load, vllm, planned.engine, planned.why)
+        settings = replace(settings, names=settings.names or (_public_name(planned.name),))
+        service = engine_for(planned, load, vllm, launched)
+        if not self.quiet:
+            show_plan(planned)
+            show_banner(planned, settings)
         return service, settings
-    planned = plan_for(load, backend, seen)
-    backend.check(planned.engine, planned.why)
-    if planned.engine == "vllm":
-        load.check_vllm(planned.why)
-    settings = replace(settings, names=settings.names or (_public_name(planned.name),))
-    service = engine_for(planned, load, backend, launched)
-    if not quiet:
-        show_plan(planned)
-        show_banner(planned, settings)
-    return service, settings
 
 
 def _keys(given: list[str], file: Path | None, *, no_auth: bool, host: str) -> tuple[str, ...]:

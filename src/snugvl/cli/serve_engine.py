@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from snugvl.backends.launch import Launched
     from snugvl.backends.service import EngineService
     from snugvl.backends.vllm.settings import Facts, Replan, VllmChoice
-    from snugvl.cli.serve_options import BackendChoice, LoadChoice
+    from snugvl.cli.serve_options import VllmOptions
     from snugvl.cli.serve_plan import Planned, Unplanned
+    from snugvl.core.options import LoadOptions
     from snugvl.diagnose.result import Diagnosis
     from snugvl.ledger import LedgerRow
     from snugvl.planner.plan import Choice
@@ -30,12 +31,14 @@ LESS_SHARE = (
 FEWER_AT_ONCE = ("cuda_graphs", "batch", "out_of_memory")  # no graphs, small chunks, few sequences, too
 
 
-def launch(backend: BackendChoice, begun: Launched | None = None) -> AbstractContextManager[Launched | None]:
+def launch(
+    load: LoadOptions, vllm: VllmOptions, begun: Launched | None = None
+) -> AbstractContextManager[Launched | None]:
     """Our engine's process, importing torch while the plan is made; ended on exit where nobody took it.
 
     `begun`: one that the command's first words made likely (`cli/entry.py`).
     """
-    if backend.attach is not None or backend.backend == "vllm":
+    if vllm.attach is not None or load.backend == "vllm":
         if begun is not None:
             begun.abandon()
         return nullcontext()
@@ -49,24 +52,22 @@ def launch(backend: BackendChoice, begun: Launched | None = None) -> AbstractCon
         return nullcontext()
 
 
-def attached(model: str | None, backend: BackendChoice) -> EngineService:
+def attached(model: str | None, vllm: VllmOptions) -> EngineService:
     """A vLLM that runs already."""
     from snugvl.backends.vllm.service import VllmEngine
     from snugvl.backends.vllm.settings import VllmChoice
 
-    return VllmEngine(VllmChoice(model or "", attach=backend.attach, api_key=backend.attach_api_key))
+    return VllmEngine(VllmChoice(model or "", attach=vllm.attach, api_key=vllm.attach_api_key))
 
 
 def engine_for(
-    planned: Planned | Unplanned,
-    load: LoadChoice,
-    backend: BackendChoice,
-    launched: Launched | None = None,
+    planned: Planned | Unplanned, load: LoadOptions, vllm: VllmOptions, launched: Launched | None = None
 ) -> EngineService:
     """What will run a plan; on our own engine or transformers in the process that was `launched`."""
     from snugvl.backends.supervised import EngineChoice, SupervisedEngine
     from snugvl.cli.serve_plan import Planned
     from snugvl.planner.placement import placement
+    from snugvl.planner.plan import allocation_of
 
     if planned.engine == "vllm":
         assert isinstance(planned, Planned), "vLLM is only launched by a plan"
@@ -74,51 +75,53 @@ def engine_for(
 
         if launched is not None:
             launched.abandon()  # before vLLM wants the memory that it takes
-        return VllmEngine(vllm_choice(planned, backend))
-    places = placement(planned.choice) if isinstance(planned, Planned) else ()
-    choice = EngineChoice(
-        planned.name, load.device, load.dtype, load.context, load.max_pixels, load.weights, load.memory_bytes,
-        load.max_queue, planned.engine, backend.language_only, backend.trust_remote_code, places,
-        backend.prefix_cache, backend.tower, backend.embedding, load.kv_cache,
-        backend.step_graphs is not False,
-    )  # fmt: skip
-    if isinstance(planned, Planned) and load.device == "auto" and planned.choice.gpus:
-        choice = replace(choice, device=f"cuda:{planned.choice.gpus[0].index}")
-    if isinstance(planned, Planned) and planned.engine == "native" and planned.machine.source == "probed":
-        choice = replace(choice, machine=planned.machine)  # looked at a moment ago
-    if isinstance(planned, Planned) and planned.engine == "transformers":
-        # Its process doesn't plan by itself: it is told what was planned.
-        settings = planned.choice.settings
-        choice = replace(choice, context=settings.context, max_pixels=settings.max_pixels)
-    return SupervisedEngine(choice, launched=launched)
+        return VllmEngine(vllm_choice(planned, load, vllm))
+    said = {**load.said(), "model": planned.name}
+    if not isinstance(planned, Planned):
+        return SupervisedEngine(EngineChoice(**said, engine=planned.engine), launched=launched)
+    choice = planned.choice
+    if load.device == "auto" and choice.gpus:
+        said["device"] = f"cuda:{choice.gpus[0].index}"
+    if planned.engine == "native":
+        made = EngineChoice(**said, planned=allocation_of(choice))
+        if planned.machine.source == "probed":  # looked at a moment ago
+            made = replace(made, machine=planned.machine)
+        return SupervisedEngine(made, launched=launched)
+    # Its process doesn't plan by itself: it is told what was planned.
+    settings = choice.settings
+    said |= {"context": settings.context, "max_pixels": settings.max_pixels}
+    if choice.option.made:
+        said["weights"] = settings.weights
+    made = EngineChoice(**said, engine="transformers", placement=placement(choice))
+    return SupervisedEngine(made, launched=launched)
 
 
-def vllm_choice(planned: Planned, backend: BackendChoice) -> VllmChoice:
+def vllm_choice(planned: Planned, load: LoadOptions, vllm: VllmOptions) -> VllmChoice:
     """A plan as vLLM is started with it."""
     from snugvl.backends.vllm.settings import VllmChoice
     from snugvl.planner.commands import visible
 
     return VllmChoice(
         planned.name,
-        arguments_of(planned.choice, backend),
-        command=backend.command or None,
+        arguments_of(planned.choice, load),
+        command=vllm.command or None,
         environment=visible(planned.choice),
         facts=_facts(planned),
         planned=planned_rows(planned.choice),
-        sleep_after_s=backend.sleep_after_s,
-        retry=backend.retry,
-        replan=_replanned(planned, backend),
+        sleep_after_s=vllm.sleep_after_s,
+        retry=vllm.retry,
+        replan=_replanned(planned, load),
     )
 
 
-def arguments_of(choice: Choice, backend: BackendChoice) -> tuple[str, ...]:
+def arguments_of(choice: Choice, load: LoadOptions) -> tuple[str, ...]:
     """The flags of a plan, and those that were asked for."""
     from snugvl.planner.vllm_flags import vllm_flags
 
     words = tuple(vllm_flags(choice))
     asked = {
-        "--trust-remote-code": backend.trust_remote_code,
-        "--no-enable-prefix-caching": not backend.prefix_cache,
+        "--trust-remote-code": load.trust_remote_code,
+        "--no-enable-prefix-caching": not load.prefix_cache,
     }
     return (*words, *(flag for flag, wanted in asked.items() if wanted))
 
@@ -152,7 +155,7 @@ def _facts(planned: Planned) -> Facts:
     )
 
 
-def _replanned(planned: Planned, backend: BackendChoice) -> Replan:
+def _replanned(planned: Planned, load: LoadOptions) -> Replan:
     """Plans again with less where memory was the cause; other causes get the diagnosis' own changes."""
 
     def replan(diagnosis: Diagnosis, before: VllmChoice) -> VllmChoice | None:
@@ -167,7 +170,7 @@ def _replanned(planned: Planned, backend: BackendChoice) -> Replan:
         smaller = less(planned, kind)
         if smaller is None:
             return None
-        return replace(before, arguments=arguments_of(smaller, backend), planned=planned_rows(smaller))
+        return replace(before, arguments=arguments_of(smaller, load), planned=planned_rows(smaller))
 
     return replan
 
@@ -175,7 +178,6 @@ def _replanned(planned: Planned, backend: BackendChoice) -> Replan:
 def less(planned: Planned, kind: str) -> Choice | None:
     """The same model in less memory than before, by why it failed; None where that doesn't fit."""
     from snugvl.cli.machine_options import MachineChoice, machine_from
-    from snugvl.cli.serve_plan import moderate
     from snugvl.planner.capabilities import VLLM_STEPS
     from snugvl.planner.footprint.total import footprint
     from snugvl.planner.solve import require, solve
@@ -194,7 +196,7 @@ def less(planned: Planned, kind: str) -> Choice | None:
     wishes = replace(planned.asked, backend="vllm", memory_bytes=limit)
     candidates = [each for each in planned.candidates if each.facts.name == planned.name]
     try:
-        found = require(moderate(solve(candidates, machine, wishes), candidates, machine))
+        found = require(solve(candidates, machine, wishes))
     except DoesNotFit:
         return None
     settings = found.settings

@@ -1,20 +1,19 @@
-"""What `snugvl serve` is asked to load and to run it with; what doesn't go together is refused by name."""
+"""What `snugvl serve` has beside the options of loading: a vLLM of ours or of others; and what of all that
+doesn't go together, refused by name."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snugvl.cli import options
+from snugvl.core.options import flag
 
-Backend = Literal["auto", "native", "transformers", "vllm"]
+if TYPE_CHECKING:
+    from snugvl.core.options import LoadOptions
 
-BackendOption = Annotated[
-    Backend, typer.Option("--backend", help="Which engine; auto: the plan's choice, which says why.")
-]
 VllmCommand = Annotated[
     str | None,
     typer.Option(
@@ -41,178 +40,107 @@ SleepAfter = Annotated[
         help="vLLM gives GPU memory back after so long without a request; the next one wakes it.",
     ),
 ]
-ImagesPlanned = Annotated[
-    int | None, typer.Option("--images", min=0, help="Images of one request that vLLM reserves for (1).")
-]
-Concurrency = Annotated[
-    int | None,
-    typer.Option("--concurrency", min=1, help="Requests that are sure of their whole context in vLLM (1)."),
-]
-LanguageOnly = Annotated[
-    bool, typer.Option("--language-only", help="Leave the vision tower out: less memory, no pictures.")
-]
-NoPrefixCache = Annotated[
-    bool,
-    typer.Option(
-        "--no-prefix-cache",
-        help="Compute every prompt from its start, so that timing tells nobody what others asked.",
-    ),
-]
-StepGraphs = Annotated[
-    bool | None,
-    typer.Option(
-        "--step-graphs/--no-step-graphs",
-        help="CUDA graphs of prompts and small pictures too, where GPU memory is plenty (on).",
-    ),
-]
+OURS = ("tower", "embedding", "step_graphs")  # options of our own engine alone
+NOT_VLLM = ("dtype", "max_waiting")
 
 
 @dataclass(frozen=True, slots=True)
-class BackendChoice:
-    """Which engine, and what only some engines have.
+class VllmOptions:
+    """What only vLLM has.
 
     Attributes:
+        command: the words that stand for vllm.
         attach: URL of a vLLM server that runs.
-        sleep_after_s: seconds without a request after which vLLM's memory is given back.
-        images, concurrency: what vLLM's plan is made for; None: 1.
-        step_graphs: of our own engine; None: on, said by nobody.
+        sleep_after_s: seconds without a request after which its memory is given back.
     """
 
-    backend: Backend = "auto"
-    vllm_command: str | None = None
+    command_line: str | None = None
     attach: str | None = None
     attach_api_key: str | None = None
     retry: bool = True
     sleep_after_s: float | None = None
-    images: int | None = None
-    concurrency: int | None = None
-    language_only: bool = False
-    trust_remote_code: bool = False
-    prefix_cache: bool = True
-    tower: options.TowerName = "auto"
-    step_graphs: bool | None = None
-    embedding: options.EmbeddingName = "auto"
-
-    def __post_init__(self) -> None:
-        if self.attach_api_key is not None and self.attach is None:
-            raise typer.BadParameter("--attach-api-key is the key of a server: name it with --attach")
-        if self.attach is not None:
-            if self.backend not in ("auto", "vllm"):
-                raise typer.BadParameter(f"--attach takes a vLLM server, not --backend {self.backend}")
-            self._refuse_with_attach()
-        elif self.backend != "auto":
-            self.check(self.backend, f"--backend {self.backend}")
-        if self.language_only and self.images:
-            raise typer.BadParameter(
-                f"--language-only serves no pictures, --images {self.images} wants some; leave one out"
-            )
-        if self.language_only and self.tower == "streamed":
-            raise typer.BadParameter("--language-only leaves no vision tower to stream; leave --tower out")
-        if self.vllm_command is not None and not self.command:
-            raise typer.BadParameter("--vllm-command is empty; name a program, such as /opt/venv/bin/vllm")
 
     @property
     def command(self) -> tuple[str, ...]:
         """The words that stand for vllm."""
         try:
-            return tuple(shlex.split(self.vllm_command or ""))
+            return tuple(shlex.split(self.command_line or ""))
         except ValueError as error:
-            raise typer.BadParameter(f"--vllm-command {self.vllm_command!r}: {error}") from None
+            raise typer.BadParameter(f"--vllm-command {self.command_line!r}: {error}") from None
 
-    def check(self, engine: str, why: str) -> None:
-        """Refuse what an engine doesn't have. `why`: how it came to be this engine."""
-        if engine != "vllm" and (said := [name for name, given in self._of_vllm().items() if given]):
-            raise typer.BadParameter(
-                f"{' and '.join(said)} {_is(said)} vLLM's alone ({why}); say --backend vllm, or leave "
-                f"{_it(said)} out"
-            )
-        if engine != "native" and self.tower == "streamed":
-            raise typer.BadParameter(
-                f"--tower streamed is our own engine's alone ({why}); say --backend native, or leave it out"
-            )
-        if engine != "native" and self.embedding == "cpu":
-            raise typer.BadParameter(
-                f"--embedding cpu is our own engine's alone ({why}); say --backend native, or leave it out"
-            )
-        if engine != "native" and self.step_graphs is not None:
-            raise typer.BadParameter(
-                f"{self._graphs} is for our own engine alone ({why}); say --backend native, or leave it out"
-            )
-        if engine == "native" and self.trust_remote_code:
-            raise typer.BadParameter(
-                f"--trust-remote-code is not for our own engine, which runs no checkpoint's code ({why}); "
-                "say --backend transformers or vllm, or leave it out"
-            )
-
-    @property
-    def _graphs(self) -> str:
-        return "--step-graphs" if self.step_graphs else "--no-step-graphs"
-
-    def _of_vllm(self) -> dict[str, bool]:
-        return {
-            "--vllm-command": self.vllm_command is not None,
+    def said(self) -> list[str]:
+        """The options that were given, `--attach` left out."""
+        given = {
+            "--vllm-command": self.command_line is not None,
             "--no-retry": not self.retry,
             "--sleep-after": self.sleep_after_s is not None,
-            "--images": self.images is not None,
-            "--concurrency": self.concurrency is not None,
         }
-
-    def _refuse_with_attach(self) -> None:
-        given = self._of_vllm() | {
-            "--language-only": self.language_only,
-            "--tower": self.tower != "auto",
-            "--embedding": self.embedding != "auto",
-            "--trust-remote-code": self.trust_remote_code,
-            "--no-prefix-cache": not self.prefix_cache,
-            self._graphs: self.step_graphs is not None,
-        }
-        if said := [name for name, there in given.items() if there]:
-            raise typer.BadParameter(_running(said))
+        return [name for name, there in given.items() if there]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadChoice:
-    """What to load, and within which limits. Without a model: the best that is here."""
+def check(load: LoadOptions, vllm: VllmOptions, *, named: bool) -> None:
+    """Refuse what goes together under no plan. `named`: somebody said which model.
 
-    model: str | None
-    device: str = "auto"
-    dtype: options.DtypeName = "auto"
-    context: int | None = None
-    max_pixels: int | None = None
-    weights: options.WeightsName = "auto"
-    memory_bytes: int | None = None
-    max_queue: int | None = None
-    kv_cache: options.KVCacheName = "auto"
-
-    def check_attach(self) -> None:
-        """Refuse what a server that runs already has decided."""
-        given = {
-            "--device": self.device != "auto",
-            "--dtype": self.dtype != "auto",
-            "--context": self.context is not None,
-            "--max-pixels": self.max_pixels is not None,
-            "--weights": self.weights != "auto",
-            "--kv-cache": self.kv_cache != "auto",
-            "--memory": self.memory_bytes is not None,
-            "--max-queue": self.max_queue is not None,
-        }
-        if said := [name for name, there in given.items() if there]:
-            raise typer.BadParameter(_running(said))
-
-    def check_vllm(self, why: str) -> None:
-        """Refuse what vLLM has no place for."""
-        given = {"--dtype": self.dtype != "auto", "--max-queue": self.max_queue is not None}
-        if said := [name for name, there in given.items() if there]:
-            raise typer.BadParameter(
-                f"{' and '.join(said)} {_is(said)} not for vLLM ({why}); leave {_it(said)} out"
-            )
+    Raises:
+        typer.BadParameter: names the options and the way out.
+    """
+    if vllm.attach_api_key is not None and vllm.attach is None:
+        raise typer.BadParameter("--attach-api-key is the key of a server: name it with --attach")
+    if vllm.command_line is not None and not vllm.command:
+        raise typer.BadParameter("--vllm-command is empty; name a program, such as /opt/venv/bin/vllm")
+    if load.language_only and load.images:
+        raise typer.BadParameter(
+            f"--language-only serves no pictures, --images {load.images} wants some; leave one out"
+        )
+    if load.language_only and load.tower == "streamed":
+        raise typer.BadParameter("--language-only leaves no vision tower to stream; leave --tower out")
+    if vllm.attach is None:
+        if load.backend != "auto":
+            check_engine(load, vllm, load.backend, f"--backend {load.backend}")
+        return
+    if load.backend not in ("auto", "vllm"):
+        raise typer.BadParameter(f"--attach takes a vLLM server, not --backend {load.backend}")
+    asked = {name: value for name, value in load.said().items() if name != "backend"}
+    if said := [*vllm.said(), *(flag(name, value) for name, value in asked.items())]:
+        raise typer.BadParameter(
+            f"{' and '.join(said)} can't be chosen for a vLLM that runs already (--attach); leave {_it(said)} "
+            "out, or start vLLM with snugvl: --backend vllm"
+        )
 
 
-def _running(said: list[str]) -> str:
-    return (
-        f"{' and '.join(said)} can't be chosen for a vLLM that runs already (--attach); leave {_it(said)} "
-        "out, or start vLLM with snugvl: --backend vllm"
-    )
+def check_engine(load: LoadOptions, vllm: VllmOptions, engine: str, why: str) -> None:
+    """Refuse what an engine doesn't have. `why`: how it came to be this engine.
+
+    Raises:
+        typer.BadParameter: names the options and the way out.
+    """
+    asked = load.said()
+    if engine != "vllm" and (said := vllm.said()):
+        raise typer.BadParameter(
+            f"{' and '.join(said)} {_is(said)} vLLM's alone ({why}); say --backend vllm, or leave {_it(said)} out"
+        )
+    ours = [name for name in OURS if name in asked and asked[name] not in ("resident", "gpu")]
+    if engine == "transformers" and asked.get("kv_cache") == "fp8":
+        ours.append("kv_cache")
+    if engine != "native" and ours:
+        said = [_worded(name, asked[name]) for name in ours]
+        raise typer.BadParameter(
+            f"{' and '.join(said)} {_is(said)} our own engine's alone ({why}); say --backend native, or leave "
+            f"{_it(said)} out"
+        )
+    if engine == "vllm" and (said := [flag(name, asked[name]) for name in NOT_VLLM if name in asked]):
+        raise typer.BadParameter(
+            f"{' and '.join(said)} {_is(said)} not for vLLM ({why}); leave {_it(said)} out"
+        )
+    if engine == "native" and load.trust_remote_code:
+        raise typer.BadParameter(
+            f"--trust-remote-code is not for our own engine, which runs no checkpoint's code ({why}); "
+            "say --backend transformers or vllm, or leave it out"
+        )
+
+
+def _worded(name: str, value: object) -> str:
+    return f"{flag(name, value)} {value}" if isinstance(value, str) else flag(name, value)
 
 
 def _is(names: list[str]) -> str:

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING
 from snugvl.errors import CheckpointNotFound, RequestError, UnsupportedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from concurrent.futures import Future
+    from pathlib import Path
 
-    from snugvl.cli.serve_options import BackendChoice, LoadChoice
+    from snugvl.cli.serve_options import VllmOptions
+    from snugvl.core.options import LoadOptions
     from snugvl.hardware.machine import Machine
     from snugvl.planner.plan import Choice, Plan
     from snugvl.planner.settings import Engine
     from snugvl.planner.solve import Candidate
     from snugvl.planner.wishes import Wishes
-
-
-SERVED_CONTEXT = 8192  # tokens, where nobody says: as our own engine takes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,101 +70,63 @@ def look() -> Future[Machine]:
 
 
 def plan_for(
-    load: LoadChoice, backend: BackendChoice, seen: Future[Machine] | None = None
+    load: LoadOptions, vllm: VllmOptions, seen: Future[Machine] | None = None, saved: Path | None = None
 ) -> Planned | Unplanned:
     """The plan of the model that was named, or of the best one that is on this machine already.
 
-    `seen`: of `look`, where it was begun before.
+    `seen`: of `look`, where it was begun before; `saved`: a plan that was written, whose settings run.
 
     Raises:
         CheckpointNotFound: it is not on this machine; says how to get it.
         UnsupportedModel: of a kind that can't be planned, and transformers wasn't asked for.
         DoesNotFit: it needs more memory than there is, with the numbers.
-        RequestError: a wish that no plan can meet; a device that is not there.
+        RequestError: a wish that no plan can meet; a device that is not there; a file that is no plan.
     """
     from snugvl.planner.recommend import with_instead
-    from snugvl.planner.solve import require, solve
+    from snugvl.planner.saved import read
+    from snugvl.planner.solve import held_to, require, solve
+    from snugvl.planner.wishes import wishes_of
 
     machine = on_device(load.device, (seen or look()).result())
+    kept = None if saved is None else read(saved)
+    if kept is not None:
+        load = kept.over(load)
+    named = load.model or None
     try:
-        candidates = _downloaded() if load.model is None else [_named(load.model)]
+        candidates = _downloaded() if named is None else [_named(named)]
     except UnsupportedModel as error:
-        return _unplanned(load, backend, error)
-    sees = any(candidate.facts.vision for candidate in candidates)
-    wishes = _wishes(load, backend, sees=sees)
-    plan = solve(candidates, machine, wishes, _missing(backend))
+        return _unplanned(load, error)
+    wishes = wishes_of(load, sees=any(candidate.facts.vision for candidate in candidates))
+    missing = _missing(load, vllm)
+    plan = solve(candidates, machine, wishes, missing)
+    if kept is not None:
+        plan = held_to(plan, candidates[0], machine, kept.settings)
     require(plan)
-    plan = with_instead(moderate(plan, candidates, machine), machine)
+    plan = with_instead(plan, machine)
     choice = require(plan)
     name = choice.option.model.name
-    reason = _reason(name) if load.model is None else None
+    reason = _reason(name) if named is None else None
     return Planned(name, choice, plan, machine, tuple(candidates), wishes, reason)
 
 
-def moderate(plan: Plan, candidates: Sequence[Candidate], machine: Machine) -> Plan:
-    """The same engine and model with the room a server needs, where nobody asked for more: what is left makes
-    it faster, or becomes KV cache.
-
-    Our own engine does that itself when it loads (`allocation.py`); the others take what the plan says.
-    """
-    from snugvl.planner.footprint.images import pixels_for, scales
-    from snugvl.planner.solve import solve
-
-    choice = plan.choice
-    if choice is None or plan.wishes.context is not None or choice.settings.context <= SERVED_CONTEXT:
-        return plan
-    if choice.option.engine == "native":
-        return plan
-    settings, model = choice.settings, choice.option.model
-    pixels = plan.wishes.max_pixels
-    if pixels is None and settings.images and settings.max_pixels is not None and scales(model):
-        pixels = min(settings.max_pixels, pixels_for(model, SERVED_CONTEXT // 2 // settings.images))
-    wishes = replace(plan.wishes, context=SERVED_CONTEXT, max_pixels=pixels, backend=choice.option.engine)
-    same = [each for each in candidates if each.facts.name == model.name]
-    smaller = solve(same, machine, wishes)
-    if smaller.choice is None:
-        return plan
-    return replace(smaller, wishes=replace(wishes, backend=plan.wishes.backend), verdicts=plan.verdicts)
-
-
-def _wishes(load: LoadChoice, backend: BackendChoice, *, sees: bool) -> Wishes:
-    from snugvl.planner.wishes import Wishes
-
-    images = 0 if backend.language_only or not sees else 1 if backend.images is None else backend.images
-    return Wishes(
-        load.context,
-        images,
-        max_pixels=load.max_pixels,
-        backend=backend.backend,
-        concurrency=backend.concurrency or 1,
-        weights=None if load.weights == "auto" else load.weights,
-        kv_cache=None if load.kv_cache == "auto" else load.kv_cache,
-        memory_bytes=load.memory_bytes,
-        language_only=backend.language_only,
-        tower=backend.tower,
-        embedding=backend.embedding,
-    )
-
-
-def _missing(backend: BackendChoice) -> dict[Engine, str]:
+def _missing(load: LoadOptions, vllm: VllmOptions) -> dict[str, str]:
     """What isn't installed and nobody asked for by name. (Who asked for it is told by the engine itself.)"""
-    missing: dict[Engine, str] = {}
-    if backend.backend != "auto":
+    missing: dict[str, str] = {}
+    if not find_spec("bitsandbytes"):
+        missing["bitsandbytes"] = "it is not installed: pip install bitsandbytes"
+    if load.backend != "auto":
         return missing
-    if not (backend.vllm_command or find_spec("vllm") or shutil.which("vllm")):
+    if not (vllm.command_line or find_spec("vllm") or shutil.which("vllm")):
         missing["vllm"] = "it is not installed: pip install 'snugvl[vllm]', or name it with --vllm-command"
     if not (find_spec("transformers") and find_spec("accelerate")):
         missing["transformers"] = "it is not installed: pip install 'snugvl[transformers]'"
     return missing
 
 
-def _unplanned(load: LoadChoice, backend: BackendChoice, error: UnsupportedModel) -> Unplanned:
-    assert load.model is not None, "what is downloaded is of the catalogue"
-    if backend.backend == "transformers":
-        if load.kv_cache == "fp8":
-            raise RequestError("--kv-cache fp8 is not for transformers; leave it out", field="kv_cache")
+def _unplanned(load: LoadOptions, error: UnsupportedModel) -> Unplanned:
+    if load.backend == "transformers":
         return Unplanned(load.model, "transformers", f"transformers, without a plan: {error}")
-    if backend.backend == "auto":
+    if load.backend == "auto":
         raise UnsupportedModel(f"{error}; --backend transformers may run it, without a plan") from None
     raise error
 

@@ -34,14 +34,14 @@ def show_plan(planned: Planned | Unplanned) -> None:
 
     if isinstance(planned, Unplanned):
         return
-    from snugvl.planner.report.plain import memory
+    from snugvl.planner.report.plain import brief
     from snugvl.planner.report.sections import report
 
     found = report(planned.plan, planned.machine)
     if planned.reason is not None:
         say(planned.reason)
     facts = [f"  {label:<9}{value}" for label, value in found.facts if label in ("GPUs", "host", "speed")]
-    lines = [found.headline, *facts, *memory(found), *found.notes]
+    lines = [found.headline, *facts, *brief(found), *found.notes]
     write(printable("\n".join(lines) + "\n\n"))
 
 

@@ -35,10 +35,6 @@ MaxConcurrent = Annotated[
     int,
     typer.Option("--max-concurrent", min=1, help="Requests at once, waiting ones included; then 429."),
 ]
-MaxQueue = Annotated[
-    int | None,
-    typer.Option("--max-queue", min=1, help="Requests that may wait for the engine (256 without); then 429."),
-]
 Deadline = Annotated[
     float, typer.Option("--deadline", min=0, help="Seconds a request may take in all; 0 for no limit.")
 ]

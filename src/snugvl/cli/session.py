@@ -49,20 +49,9 @@ def load_model(choice: ModelChoice) -> Model | Client:
 
     if choice.server is not None:
         return snugvl.Client(choice.server, api_key=choice.api_key, model=choice.name)
-    return snugvl.load(
-        choice.name,
-        device=choice.device,
-        dtype=choice.dtype,
-        weights=choice.weights,
-        kv_cache=choice.kv_cache,
-        memory=choice.memory,
-        context=choice.context,
-        max_pixels=choice.max_pixels,
-        backend=choice.backend,
-        tower=choice.tower,
-        embedding=choice.embedding,
-        trust_remote_code=choice.trust_remote_code,
-    )
+    from snugvl.loading import load_with
+
+    return load_with(replace(choice.load, model=choice.name))
 
 
 def reader(choice: ModelChoice) -> Callable[[Job], list[ImageSource]]:

@@ -9,7 +9,7 @@ from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import keeps_fp8
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.parts import WHOLE, Parts, parts_of
-from snugvl.planner.settings import Engine, KVFormat, WeightFormat
+from snugvl.planner.settings import Engine, KVFormat, Settings, WeightFormat
 from snugvl.planner.wishes import Wishes
 
 # What is said of options that need more than their engine.
@@ -50,6 +50,13 @@ class Option:
     def made(self) -> bool:
         """The format is made while loading, and not the stored one."""
         return self.weights in ("int8", "int4") and self.weights != self.model.facts.quantization
+
+    def gives(self, settings: Settings) -> bool:
+        """Whether settings are of this option."""
+        parts = (settings.head, settings.vision_weights, settings.vision, settings.embedding)
+        mine = self.parts.head, self.parts.vision_weights, self.parts.vision, self.parts.embedding
+        same = (settings.engine, settings.weights) == (self.engine, self.weights)
+        return same and (self.engine != "native" or parts == mine) and settings.float32 == self.float32
 
     @property
     def kv_formats(self) -> tuple[KVFormat, ...]:

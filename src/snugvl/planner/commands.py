@@ -43,36 +43,37 @@ def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
 
 
 def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
-    """The words of our own command. vLLM, and layers in main memory, come with the server alone."""
+    """The words of our own command: the model and what was wished, since the same solver plans again there.
+
+    What only `plan` can be asked for (a floor of quality, the least tokens of an image) becomes what the plan
+    made of it. vLLM, and layers in main memory, come with the server alone.
+    """
     model = choice.option.model.name
-    options = [*_engine(choice), *_room(choice, wishes), *_device(choice)]
+    options = [*_wished(choice, wishes), *_device(choice)]
     if wishes.task == SERVED or choice.option.engine == "vllm" or choice.option.offload:
-        return ["snugvl", "serve", model, *options, *_served(choice, wishes)]
+        return ["snugvl", "serve", model, *options, *_served(wishes)]
     if wishes.images <= 1:
         return ["snugvl", wishes.task, "--model", model, *options, *TARGETS[wishes.task]]
     images = [f"IMAGE{number}" for number in range(1, wishes.images + 1)]
     return ["snugvl", "ask", "--together", "--model", model, *options, *images, *TARGETS["ask"][1:]]
 
 
-def _engine(choice: Choice) -> list[str]:
-    engine = choice.option.engine
-    return [] if engine == "native" else ["--backend", engine]
-
-
-def _room(choice: Choice, wishes: Wishes) -> list[str]:
-    room = ["--context", str(choice.settings.context)]
-    if choice.settings.max_pixels is not None:
-        room += ["--max-pixels", str(choice.settings.max_pixels)]
-    made = choice.settings.weights != choice.option.model.facts.quantization
-    if choice.settings.weights in ("int8", "int4") and made:  # bf16 and FP8 an engine takes by itself
-        room += ["--weights", choice.settings.weights]
-    if choice.settings.vision == "streamed":
-        room += ["--tower", "streamed"]
-    if choice.settings.embedding == "cpu" or wishes.embedding == "gpu":
-        room += ["--embedding", choice.settings.embedding]
-    if choice.option.engine == "native" and choice.settings.kv == "fp8":
-        room += ["--kv-cache", "fp8"]
-    return room
+def _wished(choice: Choice, wishes: Wishes) -> list[str]:
+    settings = choice.settings
+    weights = wishes.weights or (settings.weights if wishes.quality != "any" else None)
+    pixels = wishes.max_pixels or (settings.max_pixels if wishes.min_image_tokens else None)
+    backend = choice.option.engine if wishes.backend != "auto" or choice.option.engine != "native" else None
+    values = {
+        "--backend": backend,
+        "--context": wishes.context,
+        "--max-pixels": pixels,
+        "--weights": None if weights == "fp32" else weights,
+        "--kv-cache": wishes.kv_cache,
+        "--memory": wishes.memory_bytes,
+        "--tower": None if wishes.tower == "auto" else wishes.tower,
+        "--embedding": None if wishes.embedding == "auto" else wishes.embedding,
+    }
+    return [word for name, value in values.items() if value is not None for word in (name, str(value))]
 
 
 def _device(choice: Choice) -> list[str]:
@@ -80,11 +81,13 @@ def _device(choice: Choice) -> list[str]:
     return ["--device", f"cuda:{choice.gpus[0].index}"] if one else []
 
 
-def _served(choice: Choice, wishes: Wishes) -> list[str]:
+def _served(wishes: Wishes) -> list[str]:
     """What only the server's command has."""
-    words = ["--language-only"] if choice.settings.language_only else []
-    if choice.option.engine == "vllm" and wishes.images > 1:
+    words = ["--language-only"] if wishes.language_only else []
+    if wishes.good_for != "chat":
+        words += ["--for", wishes.good_for]
+    if wishes.images > 1:
         words += ["--images", str(wishes.images)]
-    if choice.option.engine == "vllm" and wishes.concurrency > 1:
+    if wishes.concurrency > 1:
         words += ["--concurrency", str(wishes.concurrency)]
     return words

@@ -98,7 +98,7 @@ def _goal(
     if cpu:
         most = COMFORT[wishes.good_for]
         tokens, context = min(tokens, most[0]), min(context, most[1])
-        pool = min(pool, HOST_CONVERSATIONS * (wishes.context or context))
+        pool = min(pool, HOST_CONVERSATIONS * min(wishes.context or context, limit))
     tokens, max_pixels = _image(model, wishes, tokens)
     if wishes.images and model.facts.vision is not None and tokens < (wishes.min_image_tokens or 0):
         return None  # the model's largest image has fewer

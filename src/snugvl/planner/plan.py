@@ -126,6 +126,7 @@ class Plan:
         closest: where nothing fits, the way that comes nearest: its footprint shows what is missing.
         verdicts: the engines that weren't chosen for the chosen model, and why not.
         instead: where layers stay in main memory, what runs whole on this machine.
+        changed: why it isn't the plan that was saved.
         streamed: finer weights, larger images or a longer context, with the vision tower streamed.
     """
 
@@ -139,3 +140,4 @@ class Plan:
     verdicts: tuple[Verdict, ...] = ()
     instead: Choice | None = None
     streamed: Choice | None = None
+    changed: str = ""

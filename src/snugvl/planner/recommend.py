@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from snugvl.checkpoint.catalogue import catalogue_facts, entries
+from snugvl.checkpoint.catalogue import catalogue_facts, entries, find
 from snugvl.hardware.machine import Machine
 from snugvl.planner.plan import Plan
 from snugvl.planner.solve import Candidate, solve
@@ -22,8 +22,15 @@ def catalogue_candidates(*, sees: bool = True) -> list[Candidate]:
 
 
 def with_instead(plan: Plan, machine: Machine) -> Plan:
-    """A plan with layers in main memory, and beside it the best of the catalogue that fits whole."""
-    if plan.choice is None or not plan.choice.option.offload:
-        return plan
+    """The plan with what else would do: where layers stay in main memory, the best of the catalogue that fits
+    whole; where a named model doesn't fit at all, another edition of it that does."""
     wishes = replace(plan.wishes, backend="auto", quality="any", weights=None)
-    return replace(plan, instead=solve(catalogue_candidates(sees=wishes.images > 0), machine, wishes).choice)
+    if plan.choice is not None and plan.choice.option.offload:
+        found = solve(catalogue_candidates(sees=wishes.images > 0), machine, wishes)
+        return replace(plan, instead=found.choice)
+    if plan.choice is not None or plan.closest is None:
+        return plan
+    known = find(plan.closest.option.model.name)
+    others = [form.repo for form in known[0].forms if form != known[1]] if known else []
+    editions = [Candidate(facts) for repo in others if (facts := catalogue_facts(repo)) is not None]
+    return replace(plan, instead=solve(editions, machine, wishes).choice) if editions else plan

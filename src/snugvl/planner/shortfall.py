@@ -89,6 +89,8 @@ def _remedy(fitter: Fitter, least: Fitted) -> str | None:
         if fitter.fastest(alone) is not None:
             return "one request at a time fits"
     short = least.footprint.total_bytes - least.budget.usable_bytes
+    if wishes.memory_bytes is not None and wishes.memory_bytes + short <= least.budget.free_bytes * 9 // 10:
+        return f"it fits with --memory {-(-(wishes.memory_bytes + short) >> 20)}MiB"
     if short <= least.budget.held_bytes * 9 // 10:
         return f"it fits when others give {gib(short * 10 // 9)} of their {gib(least.budget.held_bytes)} back"
     return None
@@ -139,6 +141,9 @@ def refusal_line(plan: Plan) -> str:
 
 def way_out(plan: Plan, budget: Budget) -> str:
     """What to do where nothing fits."""
+    if plan.instead is not None:
+        other = plan.instead
+        return f"{other.option.model.name} fits, in {other.settings.weights_name}"
     remedies = [rejection.remedy for rejection in plan.rejections if rejection.remedy]
     if remedies:
         return remedies[0]

@@ -30,7 +30,7 @@ from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.goals import COMFORT
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
-from snugvl.planner.settings import Engine, WeightFormat
+from snugvl.planner.settings import Engine, Settings, WeightFormat
 from snugvl.planner.shortfall import refusal_line, why_not_fitting, why_not_more
 from snugvl.planner.speed import roofline
 from snugvl.planner.verdicts import verdicts
@@ -138,6 +138,21 @@ def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> P
         why = verdicts(choice, (), (each for each, _ in fitters), plan.refusals)
         return replace(plan, choice=choice, budget=fitted.budget, closest=None, verdicts=why)
     return plan
+
+
+def held_to(plan: Plan, candidate: Candidate, machine: Machine, settings: Settings) -> Plan:
+    """The plan with settings that somebody has saved instead of the solver's, where they fit here; else as it
+    is, which says why."""
+    found = budgets(machine, plan.wishes.memory_bytes)
+    possible, _ = _possible(candidate, machine, replace(plan.wishes, backend=settings.engine), found, {})
+    for fitter in possible:
+        if settings.gpus <= len(fitter.budgets) and fitter.option.gives(settings):
+            tokens = largest_image(fitter.option.model, settings.max_pixels).tokens if settings.images else 0
+            fitted = fitter.fitted(settings, tokens)
+            if _missing(fitted) <= 0:
+                choice = _choice(fitter, fitted, candidate.quality)
+                return replace(plan, choice=choice, budget=fitted.budget, closest=None, rejections=())
+    return replace(plan, changed="the saved plan doesn't fit what is free now; this one does")
 
 
 def require(plan: Plan) -> Choice:

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from snugvl.planner.report.sections import Report, Row
+from snugvl.planner.report.sections import Kind, Report, Row
 from snugvl.planner.shortfall import gib
 
 BAR_WIDTH = 64
@@ -12,28 +12,54 @@ MARKS = {
 }  # fmt: skip
 
 
-def plain(report: Report) -> str:
-    """Everything, without colours."""
+MOST_REASONS = 3
+MORE = "snugvl plan … --verbose says the rest: every component, every engine, every reason."
+
+
+def plain(report: Report, *, verbose: bool = True) -> str:
+    """Without colours: everything, or in short."""
     lines = [report.headline, ""]
     lines += [f"  {label:<9}{value}" for label, value in report.facts]
     if report.rows:
-        lines += ["", *memory(report)]
-    for title, entries in sections(report):
+        lines += ["", *(memory(report) if verbose else brief(report))]
+    for title, entries in sections(report, verbose=verbose):
         lines += ["", title, *(f"  {entry}" for entry in entries)]
+    if not verbose:
+        lines += ["", MORE]
     return "\n".join(lines) + "\n"
 
 
-def sections(report: Report) -> list[tuple[str, tuple[str, ...]]]:
+def sections(report: Report, *, verbose: bool = True) -> list[tuple[str, tuple[str, ...]]]:
     """Titles and lines of the parts below the table, those that have something to say."""
     parts = [
-        ("Next", (report.command,) if report.command else ()),
-        ("Without snugvl", (report.plain_command,) if report.plain_command else ()),
-        ("Engine", report.engines),
-        ("Also fits", report.also),
-        ("Why not", report.why_not),
+        ("Next", report.commands),
+        ("Without snugvl", (report.plain_command,) if report.plain_command and verbose else ()),
+        ("Engine", report.engines if verbose else ()),
+        ("Also fits", report.also if verbose else ()),
+        ("Why not more", report.why_not if verbose else report.why_not[:MOST_REASONS]),
         ("Notes", report.notes),
     ]
     return [(title, entries) for title, entries in parts if entries]
+
+
+KINDS: dict[Kind, str] = {
+    "held": "held by others", "context": "CUDA context", "weights": "weights", "kv": "KV cache and encodings",
+    "work": "workspace", "other": "other", "spare": "spare", "margin": "margin",
+}  # fmt: skip
+
+
+def brief(report: Report) -> list[str]:
+    """The bar, and what its parts are."""
+    sums: dict[Kind, int] = {}
+    for row in report.rows:
+        sums[row.kind] = sums.get(row.kind, 0) + row.nbytes
+    legend = [f"{MARKS[kind]} {KINDS[kind]} {gib(nbytes)}" for kind, nbytes in sums.items() if nbytes]
+    half = (len(legend) + 1) // 2
+    return [
+        f"Memory: {gib(report.used_bytes)} of {gib(report.usable_bytes)} that may be used",
+        f"  [{bar(report.rows)}] {gib(report.total_bytes)}",
+        *(f"  {', '.join(part)}" for part in (legend[:half], legend[half:]) if part),
+    ]
 
 
 def memory(report: Report) -> list[str]:

@@ -1,5 +1,6 @@
 """What a report says, as plain lines and rows; how it looks is up to the renderers."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -49,7 +50,7 @@ class Report:
     used_bytes: int
     usable_bytes: int
     rows: tuple[Row, ...]
-    command: str | None
+    commands: tuple[str, ...]
     also: tuple[str, ...]
     why_not: tuple[str, ...]
     notes: tuple[str, ...]
@@ -57,8 +58,8 @@ class Report:
     plain_command: str | None = None
 
 
-def report(plan: Plan, machine: Machine, measured: Measured | None = None) -> Report:
-    """The report of a plan."""
+def report(plan: Plan, machine: Machine, measured: Measured | None = None, *, pull: bool = False) -> Report:
+    """The report of a plan. `pull`: the model's files are not here yet."""
     shown = plan.choice or plan.closest
     return Report(
         headline=headline(plan, machine),
@@ -68,13 +69,31 @@ def report(plan: Plan, machine: Machine, measured: Measured | None = None) -> Re
         used_bytes=shown.footprint.total_bytes if shown else 0,
         usable_bytes=plan.budget.usable_bytes,
         rows=tuple(memory_rows(shown, measured)) if shown else (),
-        command=next_command(plan.choice, plan.wishes) if plan.choice else None,
+        commands=tuple(_commands(plan, machine, pull=pull)),
         also=tuple(_also(choice) for choice in plan.runners_up),
         why_not=tuple(_why_not(plan)),
         notes=tuple(_notes(plan, machine)),
         plain_command=plain_command(plan.choice) if plan.choice else None,
         engines=(why_engine(plan), *why_not_engines(plan)) if plan.choice else (),
     )
+
+
+def _commands(plan: Plan, machine: Machine, *, pull: bool) -> list[str]:
+    """What to type next, one after the other."""
+    if plan.choice is None:
+        return []
+    facts = plan.choice.option.model.facts
+    if not pull:
+        return [next_command(plan.choice, plan.wishes)]
+    room = f"{gib(machine.disk_free_bytes)} free on this disk"
+    if machine.source != "probed":
+        room = "that much disk is needed"
+    elif machine.disk_free_bytes < facts.download_bytes:
+        room = f"only {room}: make room, or set HF_HOME to another disk"
+    return [
+        f"snugvl pull {shlex.quote(facts.name)}  # {gib(facts.download_bytes)} to download; {room}",
+        next_command(plan.choice, plan.wishes),
+    ]
 
 
 def headline(plan: Plan, machine: Machine) -> str:
@@ -97,6 +116,8 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     facts = [("engine", ENGINE_NAMES[settings.engine]), ("weights", _weights(choice))]
     parts = "prompt, images and answer" if settings.images else "prompt and answer"
     context = f"{settings.context:,} tokens for {parts}, {settings.kv_name} cache"
+    if settings.engine == "native" and settings.kv_tokens > settings.context:
+        context += f"; room for {settings.kv_tokens:,} of up to {settings.sequences} requests at once"
     facts.append(("context", context))
     if settings.images and model.facts.vision is not None:
         size = f", up to {megapixels(settings.max_pixels)}" if scales(model) and settings.max_pixels else ""
@@ -160,7 +181,7 @@ def _speed(speed: Speed) -> str | None:
     bound = f"at most {speed.decode_tokens_per_s:,.0f} tokens/s"
     if speed.first_token_s is not None:
         bound += f", first token after at least {speed.first_token_s:.2f} s"
-    return f"{bound} (roofline, an upper bound)"
+    return f"{bound} (roofline, {'by assumed rates of main memory' if speed.assumed else 'an upper bound'})"
 
 
 def _weights(choice: Choice) -> str:
@@ -252,6 +273,8 @@ def _why_not(plan: Plan) -> list[str]:
 def _notes(plan: Plan, machine: Machine) -> list[str]:
     # What was assumed of system memory doesn't matter where a GPU is planned for.
     notes = [note for note in machine.notes if not (machine.gpus and note.startswith("System memory"))]
+    if plan.changed:
+        notes.append(f"{plan.changed[0].upper()}{plan.changed[1:]}.")
     if machine.spills:
         notes.append(
             "On this system what exceeds the card moves to system memory without an error and runs 2 to 10 "
@@ -261,11 +284,21 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
         notes += _choice_notes(plan, plan.choice)
     if plan.choice is None and plan.closest is not None:
         notes.append(f"Way out: {way_out(plan, plan.budget)}.")
+    if plan.choice is None and plan.instead is not None:
+        other = plan.instead
+        notes.append(f"{other.option.model.name} in {other.settings.weights_name} fits.")
     return notes
 
 
 def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
     notes = []
+    if (
+        not plan.wishes.images
+        and choice.option.model.facts.vision is not None
+        and not choice.settings.language_only
+    ):
+        freed = gib(tower_bytes(choice.option.model, choice.settings))
+        notes.append(f"No images are asked for; --language-only would free the vision tower's {freed}, too.")
     if choice.settings.language_only:
         whole = replace(choice.settings, language_only=False)
         freed = gib(tower_bytes(choice.option.model, whole))
@@ -279,7 +312,7 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         notes.append(_would_stream(plan.streamed))
     if choice.option.needs:
         notes.append(f"It needs {choice.option.needs}.")
-    if plan.instead is not None:
+    if plan.instead is not None and plan.choice is not None:
         other = plan.instead
         speed = other.speed.decode_tokens_per_s
         rate = f" and runs at up to {speed:,.0f} tokens/s" if speed else ""

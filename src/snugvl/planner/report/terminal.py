@@ -2,7 +2,7 @@
 
 from typing import TextIO
 
-from snugvl.planner.report.plain import sections, shares
+from snugvl.planner.report.plain import MORE, brief, sections, shares
 from snugvl.planner.report.sections import Kind, Report
 from snugvl.planner.shortfall import gib
 
@@ -13,8 +13,8 @@ COLOURS: dict[Kind, str] = {
 BAR_WIDTH = 76
 
 
-def show(report: Report, file: TextIO) -> None:
-    """Write a report to a terminal."""
+def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
+    """Write a report to a terminal: everything, or in short."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -32,6 +32,10 @@ def show(report: Report, file: TextIO) -> None:
             bar.append("█" * width, COLOURS[row.kind])
         bar.append(f" {gib(report.total_bytes)}")
         console.print(bar)
+        if not verbose:
+            for line in brief(report)[2:]:
+                console.print(Text(line, "dim"), soft_wrap=True)
+    if report.rows and verbose:
         table = Table(box=None, pad_edge=False, show_header=_measured(report), padding=(0, 2, 0, 0))
         table.add_column("", no_wrap=True)
         table.add_column("planned", justify="right")
@@ -43,11 +47,13 @@ def show(report: Report, file: TextIO) -> None:
             cells_of = [gib(row.nbytes), *([found] if _measured(report) else []), row.note]
             table.add_row(Text.assemble(("  ■ ", COLOURS[row.kind]), row.label), *cells_of)
         console.print(table)
-    for title, entries in sections(report):
+    for title, entries in sections(report, verbose=verbose):
         console.print()
         console.print(Text(title, "bold"))
         for entry in entries:
             console.print(Text(f"  {entry}"), soft_wrap=True)
+    if not verbose:
+        console.print(Text(f"\n{MORE}", "dim"), soft_wrap=True)
 
 
 def _measured(report: Report) -> bool:

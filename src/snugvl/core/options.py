@@ -1,0 +1,102 @@
+"""What a user may say of how a model is loaded: one frozen value, from `snugvl.load` and the command line to
+the engine's process.
+
+Its names, types and defaults stand here alone; what they come to is the plan's business (`planner/`).
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from snugvl.errors import RequestError
+from snugvl.hardware.sizes import parse_size
+
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
+KVCacheName = Literal["auto", "bf16", "fp8"]
+TowerName = Literal["auto", "resident", "streamed"]
+EmbeddingName = Literal["auto", "gpu", "cpu"]
+BackendName = Literal["auto", "native", "transformers", "vllm"]
+PurposeName = Literal["chat", "documents", "detect", "batch"]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "dtype": get_args(DtypeName),
+    "weights": get_args(WeightsName),
+    "kv_cache": get_args(KVCacheName),
+    "tower": get_args(TowerName),
+    "embedding": get_args(EmbeddingName),
+    "backend": get_args(BackendName),
+    "purpose": get_args(PurposeName),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is to be loaded. None, and "auto", leave it to the plan.
+
+    Attributes:
+        model: `pocket`, a checkpoint folder, or a Hub id.
+        device: auto, cpu, cuda or cuda:N.
+        dtype: of activations, of the KV cache unless that is FP8, and of weights that stay as wide.
+        weights: format of the decoder's weights in memory.
+        kv_cache: format of keys and values; fp8 is half as large (our own engine and vLLM).
+        context: tokens of one conversation: prompt, images and answer.
+        max_pixels: larger images are scaled down to this many pixels.
+        memory: most that may be taken, in bytes or as a size such as "7200MiB".
+        backend: which engine runs it.
+        purpose: what the plan is good at (`planner/goals.py`).
+        images: images of one request that are planned for.
+        concurrency: requests at the same time that are sure of their whole context.
+        language_only: leave the vision tower out; pictures are refused.
+        prefix_cache: start a prompt from what earlier ones with the same beginning have left.
+        tower: where our engine has the vision tower's weights: on the GPU, or streamed from main memory.
+        embedding: where our engine has the embedding.
+        step_graphs: CUDA graphs of prompts and small pictures, where GPU memory is plenty; None: yes.
+        trust_remote_code: run Python files that the checkpoint brings (transformers and vLLM).
+        max_waiting: requests that may queue before `QueueFull`; None for the engine's own limit.
+
+    Raises:
+        RequestError: a value that is none of those, or a size that is none.
+    """
+
+    model: str = "pocket"
+    device: str = "auto"
+    dtype: DtypeName = "auto"
+    context: int | None = None
+    max_pixels: int | None = None
+    weights: WeightsName = "auto"
+    memory: int | str | None = None
+    kv_cache: KVCacheName = "auto"
+    backend: BackendName = "auto"
+    purpose: PurposeName = "chat"
+    images: int | None = None
+    concurrency: int | None = None
+    language_only: bool = False
+    prefix_cache: bool = True
+    tower: TowerName = "auto"
+    embedding: EmbeddingName = "auto"
+    step_graphs: bool | None = None
+    trust_remote_code: bool = False
+    max_waiting: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                raise RequestError(f"{name} {value!r} is unknown; use {', '.join(known)}", field=name)
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise RequestError(f"memory must be more than 0 bytes, not {self.memory_bytes:,}", field="memory")
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The limit in bytes."""
+        return parse_size(self.memory, "memory") if isinstance(self.memory, str) else self.memory
+
+    def said(self) -> dict[str, Any]:
+        """What differs from the defaults, but for the model."""
+        mine = (each for each in fields(LoadOptions) if each.name != "model")
+        return {each.name: value for each in mine if (value := getattr(self, each.name)) != each.default}
+
+
+def flag(name: str, value: Any) -> str:
+    """An option as the command line has it: `--kv-cache`, `--no-prefix-cache`."""
+    words = {"max_waiting": "max-queue", "purpose": "for"}.get(name, name.replace("_", "-"))
+    return f"--no-{words}" if value is False else f"--{words}"
