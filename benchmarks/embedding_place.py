@@ -23,6 +23,7 @@ from PIL import Image
 import machine
 import snugvl
 from snugvl.checkpoint.configs import read_config
+from snugvl.core.options import LoadOptions
 from snugvl.layers.linear import Linear
 from snugvl.loading import load_engine
 from snugvl.model import Model
@@ -84,14 +85,15 @@ def _lookup_us(linear: Linear, ids: torch.Tensor) -> float:
 def asked(folder: Path, place: Any, weights: Any, memory: str) -> dict[str, Any]:
     """One way: what it holds, its answers, and how long they take."""
     loaded = load_engine(
-        folder,
-        device="cuda",
-        dtype="auto",
-        weights=weights,
-        memory=memory,
-        embedding=place,
-        context=2048,
-        max_pixels=SIDE**2,
+        LoadOptions(
+            str(folder),
+            device="cuda",
+            weights=weights,
+            memory=memory,
+            embedding=place,
+            context=2048,
+            max_pixels=SIDE**2,
+        )
     )
     settings, model = loaded.backend.capabilities, Model(loaded.backend)
     greedy = snugvl.SamplingParams(max_tokens=ANSWER, ignore_eos=True)

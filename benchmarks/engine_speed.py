@@ -69,7 +69,12 @@ class Loaded:
                 0, False, (facts.major, facts.minor), multiprocessors=facts.multi_processor_count
             )
             cublas_bytes = hardware.cublas_bytes
-        planned = recorded(inventory(facts_of(str(folder), offline=True)), wide, hardware)
+        planned = recorded(
+            inventory(facts_of(str(folder), offline=True)),
+            wide,
+            hardware.cublas_bytes,
+            hardware.multiprocessors,
+        )
         self.graph_bytes = planned.pool_bytes
         # Another engine's thread has a handle of its own, and cuBLAS something to work in for each.
         self.planned_bytes = planned.pool_bytes + cublas_bytes

@@ -64,19 +64,21 @@ def measure(checkpoint: str, weights: Any, cell: Cell, device: str) -> dict[str,
 
     import snugvl
     from snugvl.backends.measure import Meter
+    from snugvl.core.options import LoadOptions
     from snugvl.loading import load_engine
     from snugvl.model import Model
 
     began, pixels = time.perf_counter(), cell.side**2
     try:
         loaded = load_engine(
-            checkpoint,
-            device=device,
-            dtype="auto",
-            weights=weights,
-            context=cell.context,
-            max_pixels=pixels or None,
-            memory=cell.memory,
+            LoadOptions(
+                checkpoint,
+                device=device,
+                weights=weights,
+                context=cell.context,
+                max_pixels=pixels or None,
+                memory=cell.memory,
+            )
         )
     except snugvl.DoesNotFit as error:
         return {"refused": str(error)}
@@ -101,7 +103,7 @@ def measure(checkpoint: str, weights: Any, cell: Cell, device: str) -> dict[str,
         "cap_bytes": loaded.cap_bytes,
         "faults": stats.faults,
         "rows": {row.name: [row.planned_bytes, row.measured_bytes] for row in ledger.rows},
-        "subject": loaded.subject,
+        "subject": loaded.allocation.subject,
         "load_s": load_s,
         "fill_s": time.perf_counter() - began - load_s,
     }

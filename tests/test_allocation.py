@@ -1,7 +1,7 @@
-"""What an engine allocates: within the memory that is free, as much as fits, or refused with the numbers."""
+"""What an engine allocates is what was planned, to the byte; or planned again, with what changed said."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -9,32 +9,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import snugvl
-from snugvl.allocation import LEAST_CONTEXT, POOL_SEQUENCES, Wish, allocate
+from snugvl.allocation import allocate, engine_config
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.options import LoadOptions, PurposeName
 from snugvl.errors import DoesNotFit, InputError, RequestError
+from snugvl.hardware.describe import describe
 from snugvl.place import Place, place_on
 from snugvl.planned import planned_rows
-from snugvl.planner.footprint.native import loading_bytes
-from snugvl.planner.footprint.step_graphs import recorded
-from snugvl.planner.footprint.total import footprint
+from snugvl.planner.footprint.step_graphs import DRIVER, POOL
 from snugvl.planner.inventory import inventory
-from snugvl.planner.plan import subject_of
-from snugvl.planner.settings import Settings
-from snugvl.planner.wishes import FORMAT_TIER
+from snugvl.planner.plan import Allocation, allocation_of
+from snugvl.planner.report.plain import plain
+from snugvl.planner.report.sections import report
+from snugvl.planner.solve import Candidate, solve
+from snugvl.planner.wishes import Wishes, wishes_of
 
 MIB, GIB = 1 << 20, 1 << 30
-BF16 = torch.bfloat16
-
-
-@pytest.fixture(scope="module")
-def facts() -> ModelFacts:
-    return facts_of("Qwen/Qwen3-VL-2B-Instruct", offline=True)
-
-
-@pytest.fixture(scope="module")
-def fp8() -> ModelFacts:
-    return facts_of("Qwen/Qwen3-VL-4B-Instruct-FP8", offline=True)
+NAMES = (
+    "Qwen/Qwen3-VL-2B-Instruct-FP8", "Qwen/Qwen3-VL-4B-Instruct-FP8", "Qwen/Qwen3-VL-8B-Instruct",
+    "Qwen/Qwen3.5-4B", "Qwen/Qwen2.5-VL-3B-Instruct", "mistralai/Mistral-7B-Instruct-v0.3",
+)  # fmt: skip
+TEXT_MODELS = (
+    "Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen3-8B", "microsoft/Phi-3-mini-4k-instruct",
+    "microsoft/Phi-4-mini-instruct", "meta-llama/Llama-2-7b-chat-hf", "meta-llama/Llama-3.1-8B-Instruct",
+    "mistralai/Mistral-7B-Instruct-v0.3",
+)  # fmt: skip
+FACTS = {name: facts_of(name, offline=True) for name in NAMES}
+PURPOSES = get_args(PurposeName)
+FP8 = FACTS[NAMES[1]]
 
 
 def gpu(free_bytes: int, **changes: Any) -> Place:
@@ -43,183 +46,171 @@ def gpu(free_bytes: int, **changes: Any) -> Place:
     )
 
 
+def made(facts: ModelFacts, place: Place, planned: Allocation | None = None, **said: Any) -> Allocation:
+    return allocate(facts, LoadOptions(facts.name, **said), place, planned)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    card=st.sampled_from(["rtx-5060", "rtx-3060", "rtx-4090", "t4", "a100", "none"]),
+    system=st.sampled_from(["linux", "wsl2"]),
+    held=st.integers(0, 6 << 10),
+    name=st.sampled_from(NAMES),
+    purpose=st.sampled_from(PURPOSES),
+    said=st.sampled_from(
+        [{}, {}, {"context": 3000}, {"kv_cache": "fp8"}, {"weights": "int4"}, {"concurrency": 3}]
+    ),
+)
+def test_what_is_printed_is_configured_and_is_the_ledgers_plan(
+    card: str, system: Any, held: int, name: str, purpose: Any, said: dict[str, Any]
+) -> None:
+    facts = FACTS[name]
+    none = card == "none"
+    here = describe(card, ram="32GiB") if none else describe(card, os=system, held=f"{held}MiB")
+    sees = facts.vision is not None
+    options = LoadOptions(name, purpose=purpose if sees else "chat", **said)
+    plan = solve([Candidate(facts)], here, wishes_of(options, sees=sees, backend="native"))
+    if plan.choice is None:
+        return
+    planned, model = allocation_of(plan.choice), inventory(facts)
+    # The process that loads finds what the plan counted on: it takes the plan as it is.
+    place = (
+        gpu(plan.budget.free_bytes, system=system)
+        if not none
+        else Place(torch.device("cpu"), "main memory", here.ram_free_bytes)
+    )
+    if place.usable_bytes >= planned.footprint.total_bytes:
+        assert allocate(facts, options, place, planned) is planned
+    config = engine_config(planned, options)
+    chosen = plan.choice.settings
+    assert (config.max_model_len, config.max_num_seqs, config.max_batched_tokens, config.kv_cache) == (
+        chosen.context, chosen.sequences, chosen.chunk, chosen.kv,
+    )  # fmt: skip
+    assert config.cache_tokens == chosen.kv_tokens >= chosen.context * (options.concurrency or 1)
+    assert config.step_graph_bytes == planned.footprint.named(POOL)
+    rows = planned_rows(planned, model)
+    assert sum(rows.values()) == plan.choice.footprint.total_bytes <= plan.budget.usable_bytes
+    assert min(rows.values()) >= 0
+    text = plain(report(plan, here))
+    assert f"{chosen.context:,} tokens for prompt" in text
+    assert chosen.weights_name.split(",")[0] in text
+    assert chosen.kv_tokens == chosen.context or f"room for {chosen.kv_tokens:,}" in text
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    free=st.integers(3 * GIB, 40 * GIB),
+    more=st.integers(0, 4 * GIB),
+    name=st.sampled_from(NAMES),
+    purpose=st.sampled_from(PURPOSES),
+    kv_cache=st.sampled_from(["auto", "bf16"]),
+)
+def test_more_memory_never_gives_less_of_what_people_value(
+    free: int, more: int, name: str, purpose: Any, kv_cache: Any
+) -> None:
+    """Images, context and requests in flight only grow, unless noticeably better weights take their place."""
+    found = []
+    facts = FACTS[name]
+    purpose = purpose if facts.vision else "chat"
+    for size in (free, free + more):
+        try:
+            found.append(made(facts, gpu(size), purpose=purpose, kv_cache=kv_cache))
+        except (DoesNotFit, RequestError):
+            assert not found
+            return
+    less, rich = (each.settings for each in found)
+    if (less.weights == "int4", less.vision) == (rich.weights == "int4", rich.vision):
+        assert (rich.max_pixels or 0) >= (less.max_pixels or 0)
+        assert rich.context >= less.context
+    else:
+        assert (less.weights, less.vision) > (rich.weights, rich.vision) or less.weights == "int4"
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_a_name_changes_nothing(purpose: Any) -> None:
+    """Who names the model that a plan recommends gets the same settings, from `plan` and from `serve`."""
+    from snugvl.planner.recommend import catalogue_candidates
+
+    for here in (describe("rtx-5060", os="wsl2", held="951MiB"), describe("rtx-3060"), describe("rtx-4090")):
+        led = solve(catalogue_candidates(), here, Wishes(purpose=purpose)).choice
+        assert led is not None
+        facts = led.option.model.facts
+        served = wishes_of(LoadOptions(facts.name, purpose=purpose), sees=True)
+        assert served == Wishes(purpose=purpose)
+        named = solve([Candidate(facts)], here, served).choice
+        assert named is not None
+        assert named.settings == led.settings
+
+
+def test_less_than_planned_is_planned_again_and_said_in_numbers() -> None:
+    planned = made(FP8, gpu(8 * GIB))
+    same = allocate(FP8, LoadOptions(FP8.name), gpu(9 * GIB), planned)
+    assert same is planned
+    again = allocate(FP8, LoadOptions(FP8.name), gpu(6 * GIB), planned)
+    assert again.footprint.total_bytes <= gpu(6 * GIB).usable_bytes < planned.footprint.total_bytes
+    assert again.changed.startswith("planned for 7.")
+    assert "of which 5.8" in again.changed
+    assert f"pool_tokens {planned.settings.pool_tokens} → {again.settings.pool_tokens}" in again.changed
+    with pytest.raises(DoesNotFit):
+        allocate(FP8, LoadOptions(FP8.name), gpu(2 * GIB), planned)
+
+
 @settings(max_examples=16, deadline=None)
-@given(free=st.integers(1 << 20, 60 * GIB), weights=st.sampled_from([None, "bf16", "int4"]))
-def test_never_more_than_may_be_used(facts: ModelFacts, free: int, weights: Any) -> None:
-    place = gpu(free)
+@given(free=st.integers(1 << 20, 60 * GIB), weights=st.sampled_from(["auto", "bf16", "int4"]))
+def test_never_more_than_may_be_used(free: int, weights: Any) -> None:
+    place, facts = gpu(free), FACTS[NAMES[2]]
     try:
-        allocation = allocate(facts, BF16, place, Wish(weights=weights))
+        allocation = made(facts, place, weights=weights)
     except DoesNotFit:
         return
-    engine = allocation.engine
-    token_bytes = (56 if engine.kv_cache == "fp8" else 112) * 1024
-    pool = engine.num_blocks * engine.block_size * token_bytes
-    rest = allocation.footprint.total_bytes - allocation.footprint.named("KV cache")
-    rest += engine.encoder_cache_bytes + allocation.recorded.total_bytes
-    assert pool == allocation.kv_bytes
-    assert pool + rest <= place.usable_bytes
-    assert place.usable_bytes <= free - min(128 * MIB, free)
-    assert engine.cache_tokens >= engine.max_model_len
-    assert engine.num_blocks <= POOL_SEQUENCES["cuda"] * -(-engine.max_model_len // engine.block_size)
-    reserved = -(-allocation.kv_bytes // (2 * MIB)) * 2 * MIB
-    assert sum(planned_rows(allocation, place).values()) == rest + reserved <= place.usable_bytes
+    assert allocation.footprint.total_bytes <= place.usable_bytes <= free - min(128 * MIB, free)
+    assert allocation.settings.kv_tokens >= allocation.settings.context
+    assert sum(planned_rows(allocation, inventory(facts)).values()) == allocation.footprint.total_bytes
 
 
-def test_more_memory_never_gives_less(facts: ModelFacts) -> None:
-    got = []
-    for tenth in range(25, 100):
-        try:
-            allocation = allocate(facts, BF16, gpu(tenth * GIB // 10))
-        except DoesNotFit:
-            assert not got
-            continue
-        found = allocation.settings
-        enough = found.context >= LEAST_CONTEXT
-        got.append((enough, FORMAT_TIER[found.weights], found.context, allocation.max_pixels))
-    assert got == sorted(got)
-    assert {tier for _, tier, *_ in got} == {1, 2, 3}  # int4, int8, bf16
-    assert got[-1] == (True, 3, 8192, 4096 * 1024)
-
-
-def test_an_fp8_checkpoint_stays_fp8_where_it_fits(fp8: ModelFacts) -> None:
-    def formats(gib: float) -> str:
-        return allocate(fp8, BF16, gpu(int(gib * GIB))).settings.weights_name
-
-    assert [formats(gib) for gib in (24, 7.0, 6.5, 5.0)] == [
-        "fp8",
-        "fp8, int8 head",
-        "fp8, int8 head, int8 tower",
-        "int4, int8 head, int8 tower",
-    ]
-
-
-def test_an_fp8_cache_only_where_it_makes_room(fp8: ModelFacts) -> None:
-    """bf16 first at the same images and context; FP8 before either gives way; bf16 again in int4."""
-
-    def found(gib: float, wish: Wish | None = None) -> tuple[str, int, int]:
-        made = allocate(fp8, BF16, gpu(int(gib * GIB)), wish)
-        return made.engine.kv_cache, made.engine.max_model_len, made.max_pixels
-
-    assert [found(gib)[0] for gib in (24, 6.5, 6.2, 5.0)] == ["bf16", "bf16", "fp8", "bf16"]
-    assert found(6.2)[1:] == found(24)[1:] > found(6.2, Wish(kv_cache="bf16"))[1:]
-    assert found(24, Wish(kv_cache="fp8"))[0] == "fp8"
-    pools = [allocate(fp8, BF16, gpu(24 * GIB), Wish(4096, 1 << 20, kv_cache=kv)) for kv in ("bf16", "fp8")]
-    assert pools[0].engine.num_blocks == pools[1].engine.num_blocks == 16 * 256
-    assert [pool.kv_bytes for pool in pools] == [9 * GIB, 9 * GIB // 2]
-    assert [planned_rows(pool, gpu(24 * GIB))["KV cache"] for pool in pools] == [9 * GIB, 9 * GIB // 2]
-
-
-def test_what_changes_speed_alone_gives_way_first(fp8: ModelFacts) -> None:
-    roomy = allocate(fp8, BF16, gpu(24 * GIB), Wish(4096, 1 << 20))
-    assert (roomy.engine.max_batched_tokens, roomy.engine.max_num_seqs) == (2048, 32)
-    least = footprint(inventory(fp8), replace(roomy.settings, sequences=16), gpu(24 * GIB).planned())
-    low = least.total_bytes - least.named("KV cache")
-    tight = allocate(fp8, BF16, gpu(24 * GIB, limit_bytes=low + 540 * MIB), Wish(4096, 1 << 20))
-    assert tight.settings.weights_name == "fp8"
-    assert tight.engine.max_num_seqs < 16
-    assert tight.engine.max_batched_tokens < 2048
-
-
-def test_graphs_of_prompts_take_what_is_left_and_nothing_else(fp8: ModelFacts) -> None:
-    def found(gib: float, **wish: Any) -> tuple[int, Any, dict[str, int]]:
-        place = gpu(int(gib * GIB))
-        made = allocate(fp8, BF16, place, Wish(4096, 1 << 20, **wish))
-        rows = planned_rows(made, place)
-        assert sum(rows.values()) <= place.usable_bytes
-        return made.engine.step_graph_bytes, replace(made.engine, step_graph_bytes=0), rows
-
-    nothing, plain, before = found(24, step_graphs=False)
-    assert nothing == 0
-    graphs, same, after = found(24)
-    assert 100 * MIB < graphs < 700 * MIB
-    assert same == plain
-    place = gpu(24 * GIB)
-    driver = allocate(fp8, BF16, place, Wish(4096, 1 << 20)).recorded.driver_bytes
-    assert 60 * MIB < driver < 90 * MIB
+def test_graphs_of_prompts_take_what_is_left_and_nothing_else() -> None:
+    said: dict[str, Any] = {"context": 4096, "max_pixels": 1 << 20}
+    model = inventory(FP8)
+    plain_one, graphs = (made(FP8, gpu(48 * GIB), step_graphs=on, **said) for on in (False, True))
+    assert engine_config(plain_one, LoadOptions()).step_graph_bytes == 0
+    assert 100 * MIB < graphs.footprint.named(POOL) < 700 * MIB
+    assert 60 * MIB < graphs.footprint.named(DRIVER) < 90 * MIB
+    assert replace(graphs.settings, step_graphs=False) == plain_one.settings
+    before, after = planned_rows(plain_one, model), planned_rows(graphs, model)
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
-        "CUDA graphs": graphs, "CUDA context and libraries": driver
-    }  # fmt: skip
-    assert found(16)[0] == 0, "beside a full cache there is no room for them"
-    assert found(24, tower="streamed")[0] == 0
-    assert 0 < found(24, language_only=True)[0] < graphs
-    assert allocate(fp8, BF16, place_on(torch.device("cpu"))).engine.step_graph_bytes == 0
-
-
-def test_what_cublas_needs_for_graphs_of_prompts_is_counted_once(fp8: ModelFacts) -> None:
-    """Graphs of decode steps over low-bit weights alone go without it."""
-    place = gpu(40 * GIB)
-    needed = {
-        weights: allocate(fp8, BF16, place, Wish(4096, 1 << 20, weights)).recorded.library_bytes
-        for weights in ("fp8", "int4")
+        "CUDA graphs": graphs.footprint.named(POOL),
+        "CUDA context and libraries": graphs.footprint.named(DRIVER),
     }
-    assert needed == {"fp8": 0, "int4": 0}
-    tight = Settings("native", "int4", "int8", context=4096, images=1)
-    assert recorded(inventory(fp8), tight, place.planned()).library_bytes == 32 * MIB
+    assert not made(FP8, gpu(10 * GIB), **said).settings.step_graphs, "no room for them"
+    assert not made(FP8, gpu(48 * GIB), tower="streamed", **said).settings.step_graphs
+    assert not made(FACTS["Qwen/Qwen3.5-4B"], gpu(48 * GIB)).settings.step_graphs
 
 
-def test_twice_as_many_at_once_are_planned_with_all_they_take(fp8: ModelFacts) -> None:
-    """Their graphs, logits and samples: not only those of half as many."""
-    place = gpu(24 * GIB)
-    made = allocate(fp8, BF16, place, Wish(4096, 1 << 20))
-    half = footprint(inventory(fp8), replace(made.settings, sequences=16), place.planned())
-    assert made.settings.sequences == made.engine.max_num_seqs == 32
-    assert made.footprint.named("CUDA graphs") >= half.named("CUDA graphs") + 20 * MIB
-    assert made.subject == subject_of("Qwen/Qwen3-VL-4B-Instruct-FP8", replace(made.settings, sequences=16))
-
-
-def test_fewer_readers_where_loading_would_not_fit(fp8: ModelFacts) -> None:
-    place = gpu(24 * GIB)
-    roomy = allocate(fp8, BF16, place, Wish(4096, 1 << 20, "int4"))
-    assert roomy.readers == 4
-    limited = gpu(24 * GIB, limit_bytes=roomy.footprint.total_bytes + 8 * MIB)
-    tight = allocate(fp8, BF16, limited, Wish(4096, 1 << 20, "int4"))
-    assert tight.readers < 4
-    weights = tight.footprint.named("weights") + tight.footprint.named("allocator rounding")
-    taken = loading_bytes(inventory(fp8), tight.settings, tight.readers)
-    assert 450 * MIB + weights + taken <= limited.usable_bytes
-
-
-def test_a_limit_is_kept(facts: ModelFacts) -> None:
-    limited = gpu(24 * GIB, limit_bytes=2600 * MIB)
-    assert limited.usable_bytes == 2600 * MIB
-    allocation = allocate(facts, BF16, limited, Wish(2048, 1 << 20))
-    pool = allocation.kv_bytes - allocation.footprint.named("KV cache")
-    assert allocation.footprint.total_bytes + pool <= 2600 * MIB
-    assert allocation.settings.weights == "int4"
+def test_a_limit_is_kept() -> None:
+    limited = gpu(24 * GIB, limit_bytes=4400 * MIB)
+    assert limited.usable_bytes == 4400 * MIB
+    assert made(FP8, limited).footprint.total_bytes <= 4400 * MIB
     assert gpu(2 * GIB, limit_bytes=3 * GIB).usable_bytes < 2 * GIB
 
 
-def test_what_was_asked_for_is_kept_or_refused_with_what_fits(facts: ModelFacts) -> None:
-    allocation = allocate(facts, BF16, gpu(12 * GIB), Wish(3000, 1_000_000))
-    assert (allocation.engine.max_model_len, allocation.max_pixels) == (3000, 1_000_000)
-    with pytest.raises(
-        DoesNotFit,
-        match=r"int8 tower, its vision tower streamed, .*16,777,216 pixels.* FP8 KV .*decoder.* 4\.25 GiB",
-    ) as e:
-        allocate(facts, BF16, gpu(4352 * MIB), Wish(8192, 1 << 40, "bf16"))
-    assert "tokens with max_pixels=" in str(e.value)
-
-
-def test_a_card_that_is_far_too_small_says_so(facts: ModelFacts) -> None:
-    with pytest.raises(DoesNotFit, match=r"int4, int8 head, int8 tower, .*weights: .*ask snugvl plan"):
-        allocate(facts, BF16, gpu(1 * GIB))
-
-
-def test_a_context_beyond_the_model_is_refused(facts: ModelFacts) -> None:
-    with pytest.raises(RequestError, match="1 to 262,144 tokens"):
-        allocate(facts, BF16, gpu(60 * GIB), Wish(300_000))
-
-
-def test_a_format_that_can_not_be_is_refused(facts: ModelFacts, fp8: ModelFacts) -> None:
-    with pytest.raises(RequestError, match=r"'fp8' can't be had .* in bf16; use .*its FP8 edition") as e:
-        allocate(facts, BF16, gpu(60 * GIB), Wish(weights="fp8"))
-    assert e.value.field == "weights"
-    assert allocate(fp8, BF16, gpu(60 * GIB), Wish(weights="bf16")).settings.weights == "bf16"
+def test_what_was_asked_for_is_kept_or_refused_with_what_fits() -> None:
+    facts = FACTS[NAMES[2]]
+    found = made(facts, gpu(24 * GIB), context=3000, max_pixels=1_000_000).settings
+    assert (found.context, found.max_pixels) == (3000, 1_000_000)
+    with pytest.raises(DoesNotFit, match=r"8B-Instruct does not fit a GPU.*KV cache|weights .*more than the"):
+        made(facts, gpu(8 * GIB), context=65_536, weights="bf16")
+    with pytest.raises(RequestError, match=r"ends at 262,144 tokens, 300,000 are wished") as long:
+        made(facts, gpu(60 * GIB), context=300_000)
+    assert long.value.field == "context"
+    with pytest.raises(RequestError, match=r"fp8 weights can't be had of it.*stored in bf16") as format_:
+        made(facts, gpu(60 * GIB), weights="fp8")
+    assert format_.value.field == "weights"
+    assert made(FP8, gpu(60 * GIB), weights="bf16").settings.weights == "bf16"
 
 
 def test_a_limit_that_holds_nothing_is_refused() -> None:
     with pytest.raises(RequestError, match="more than 0 bytes, not -5"):
-        place_on(torch.device("cpu"), -5)
+        snugvl.load("pocket", device="cpu", memory=-5)
     with pytest.raises(DoesNotFit, match="may be used"):
         snugvl.load("pocket", device="cpu", memory=1 << 20)
     with pytest.raises(InputError, match="memory 'much' is not a size"):
@@ -232,7 +223,7 @@ def test_load_obeys_it() -> None:
         assert model.capabilities.weights == "fp32"
         text = 2 * 6 * 2 * 64 * 4  # keys and values · layers · kv heads · head size · float32
         assert model.memory()["kv_cache"] % (text * 16) == 0
-    with pytest.raises(RequestError, match="1 to 4,096 tokens for pocket"):
+    with pytest.raises(RequestError, match="ends at 4,096 tokens, 5,000 are wished"):
         snugvl.load("pocket", device="cpu", context=5000)
     with pytest.raises(RequestError, match="device 'tpu'"):
         snugvl.load("pocket", device="tpu")
@@ -242,56 +233,37 @@ def test_load_obeys_it() -> None:
         snugvl.load("pocket", device="cpu", weights="int3")  # type: ignore[arg-type]
 
 
-TEXT_MODELS = (
-    "Qwen/Qwen2.5-3B-Instruct",
-    "Qwen/Qwen3-8B",
-    "microsoft/Phi-3-mini-4k-instruct",
-    "microsoft/Phi-4-mini-instruct",
-    "meta-llama/Llama-2-7b-chat-hf",
-    "meta-llama/Llama-3.1-8B-Instruct",
-    "mistralai/Mistral-7B-Instruct-v0.3",
-)
-
-
 @pytest.mark.parametrize("name", TEXT_MODELS)
 def test_text_models_leave_no_room_for_pictures(name: str) -> None:
     facts, place = facts_of(name, offline=True), gpu(7 * GIB)
-    allocation = allocate(facts, BF16, place)
-    rows = planned_rows(allocation, place)
-    assert (allocation.settings.images, allocation.max_pixels, allocation.engine.encoder_cache_bytes) == (
-        0,
-        0,
-        0,
-    )
+    allocation = made(facts, place)
+    found = allocation.settings
+    assert (found.images, found.max_pixels, found.encoder_cache_bytes) == (0, None, 0)
+    rows = planned_rows(allocation, inventory(facts))
     assert rows["vision weights"] == 0
-    assert sum(rows.values()) <= place.usable_bytes
-    assert allocation.engine.max_model_len <= (facts.native_positions or facts.text.max_position_embeddings)
+    assert found.context <= (facts.native_positions or facts.text.max_position_embeddings)
     with pytest.raises(DoesNotFit) as refused:
-        allocate(facts, BF16, gpu(1 * GIB))
+        made(facts, gpu(1 * GIB))
     assert "pixels" not in str(refused.value)
 
 
-def test_a_small_pool_is_planned_to_the_byte() -> None:
-    facts = facts_of("pocket", offline=True)
-    for context in (100, 512, 1000):
-        allocation = allocate(facts, BF16, gpu(2 * GIB), Wish(context))
-        layer = facts.text.kv_layers[0]
-        each = 2 * len(facts.text.kv_layers) * layer.kv_heads * layer.head_dim * 2 * 16
-        assert allocation.kv_bytes == allocation.engine.num_blocks * each
-        assert allocation.engine.num_blocks == POOL_SEQUENCES["cuda"] * -(-context // 16)
-
-
-def test_a_tower_left_out_makes_room(fp8: ModelFacts) -> None:
+def test_a_tower_left_out_makes_room() -> None:
     place = gpu(6 * GIB)
-    whole, blind = (allocate(fp8, BF16, place, Wish(language_only=only)) for only in (False, True))
-    assert (whole.settings.images, blind.settings.images, blind.max_pixels) == (1, 0, 0)
-    assert planned_rows(blind, place)["vision weights"] == 0
-    assert blind.kv_bytes > whole.kv_bytes
+    whole, blind = (made(FP8, place, language_only=only) for only in (False, True))
+    assert (whole.settings.images, blind.settings.images, blind.settings.max_pixels) == (1, 0, None)
+    assert planned_rows(blind, inventory(FP8))["vision weights"] == 0
+    assert blind.settings.kv_tokens > whole.settings.kv_tokens
     assert blind.subject != whole.subject
 
 
 def test_a_context_beyond_long_ropes_first_one_names_who_runs_it() -> None:
     facts = facts_of("microsoft/Phi-3.5-mini-instruct", offline=True)
-    with pytest.raises(RequestError, match=r"1 to 4,096 tokens .* up to 131,072"):
-        allocate(facts, BF16, gpu(40 * GIB), Wish(context=8192))
-    assert allocate(facts, BF16, gpu(40 * GIB)).engine.max_model_len == 4096
+    with pytest.raises(RequestError, match=r"ends at 4,096 tokens here.*up to 131,072"):
+        made(facts, gpu(40 * GIB), context=8192)
+    assert made(facts, gpu(40 * GIB)).settings.context == 4096
+
+
+def test_on_a_cpu_there_are_no_graphs() -> None:
+    found = made(FACTS[NAMES[0]], place_on(torch.device("cpu")))
+    assert found.settings.eager
+    assert not found.settings.step_graphs

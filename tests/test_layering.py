@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "snugvl"
 
 # A room may import the rooms listed for it (and modules at the top: errors, sampling, config).
 ALLOWED = {
+    "core": {"hardware.sizes"},
     "layers": set(),
     "checkpoint": set(),
     "hardware": set(),
@@ -19,7 +20,17 @@ ALLOWED = {
     "models": {"layers", "checkpoint"},
     "engine": {"models", "layers", "checkpoint"},
     "inputs": {"engine", "models", "checkpoint", "backends.protocol"},
-    "backends": {"engine", "models", "inputs", "checkpoint", "diagnose", "hardware", "place"},
+    "backends": {
+        "engine",
+        "models",
+        "inputs",
+        "checkpoint",
+        "diagnose",
+        "hardware",
+        "planner",
+        "place",
+        "allocation",
+    },
     "tasks": {"backends.protocol", "inputs", "checkpoint.resize"},
     "server": {
         "tasks",
@@ -48,7 +59,7 @@ ALLOWED = {
         "diagnose",
     },
 }
-TOP = {"errors", "sampling", "config", "version", "ledger", "timeline", "heap", "region"}
+TOP = {"core", "errors", "sampling", "config", "version", "ledger", "timeline", "heap", "region"}
 TOP_FOR_CLI = TOP | {"loading", "model"}
 SLOW = (
     "torch",

@@ -9,9 +9,9 @@ from PIL import Image
 from snugvl import engine_process
 from snugvl.backends.protocol import Picture, Request, Video, user
 from snugvl.backends.wire import EngineChoice
+from snugvl.core.options import LoadOptions
 from snugvl.errors import RequestError
 from snugvl.loading import load, load_engine
-from snugvl.planner.footprint.step_graphs import NOTHING
 from snugvl.sampling import SamplingParams
 
 
@@ -23,14 +23,16 @@ def test_formats_by_wish(weights: Any, dtype: Any) -> None:
         for name in ("text weights", "vision weights"):
             assert loaded.planned[name] == loaded.weights[name]
         assert loaded.cap_bytes is None
-        assert "int" not in weights or weights in loaded.subject
+        assert "int" not in weights or weights in loaded.allocation.subject
     finally:
         loaded.backend.close()
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_prompt_starts_from_an_earlier_one_unless_it_must_not(wanted: bool) -> None:
-    loaded = load_engine(LoadOptions("pocket", device="cpu", dtype="float32", context=512, prefix_cache=wanted))
+    loaded = load_engine(
+        LoadOptions("pocket", device="cpu", dtype="float32", context=512, prefix_cache=wanted)
+    )
     with closing(loaded.backend) as backend:
         request = Request((user("What is in this image, please? " * 4),), SamplingParams(max_tokens=1))
         for _ in range(2):
@@ -62,8 +64,8 @@ def test_a_video_has_no_more_patches_than_the_largest_picture() -> None:
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("name", ["prefix_cache", "step_graphs"])
 def test_the_engine_process_is_told(name: str, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(_model: str, **options: Any) -> None:
-        raise RuntimeError(str(options[name]))
+    def load(options: LoadOptions, **_: Any) -> None:
+        raise RuntimeError(str(getattr(options, name)))
 
     monkeypatch.setattr("snugvl.loading.load_engine", load)
     with pytest.raises(RuntimeError, match=str(wanted)):
@@ -77,7 +79,7 @@ def test_what_it_takes_is_written_down_for_the_next_plan(monkeypatch: pytest.Mon
     engine_process.load(choice, lambda _detail, _done: None).backend.close()
     ((_, subject, graphs),) = kept
     assert subject.startswith("pocket native")
-    assert graphs == NOTHING, "none on a CPU"
+    assert graphs == 0, "none on a CPU"
 
 
 def test_a_cache_in_fp8_is_planned_held_and_told() -> None:
@@ -91,7 +93,7 @@ def test_a_cache_in_fp8_is_planned_held_and_told() -> None:
         assert narrow.memory()["kv_cache"] * 4 == wide.memory()["kv_cache"]
         for each in loaded.values():
             assert each.planned["KV cache"] == each.backend.memory()["kv_cache"]
-        assert loaded["auto"].subject != loaded["fp8"].subject
+        assert loaded["auto"].allocation.subject != loaded["fp8"].allocation.subject
     finally:
         for each in loaded.values():
             each.backend.close()
@@ -99,6 +101,6 @@ def test_a_cache_in_fp8_is_planned_held_and_told() -> None:
 
 def test_formats_of_the_cache_that_can_not_be_are_refused() -> None:
     with pytest.raises(RequestError, match="kv_cache 'int8' is unknown; use auto, bf16, fp8"):
-        load_engine("pocket", device="cpu", dtype="float32", kv_cache="int8")  # type: ignore[arg-type]
+        LoadOptions("pocket", device="cpu", dtype="float32", kv_cache="int8")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="kv_cache 'fp8' is for our own engine"):
         load("pocket", device="cpu", backend="transformers", kv_cache="fp8")

@@ -14,7 +14,7 @@ from snugvl.ledger import Ledger, LedgerRow
 from snugvl.place import Place
 from snugvl.planner.footprint import native
 from snugvl.planner.footprint.native import KERNEL_BYTES
-from snugvl.planner.footprint.step_graphs import MOST, Recorded
+from snugvl.planner.footprint.step_graphs import MOST
 from snugvl.remember import FEW, GRAIN_BYTES, keeper
 
 MIB = 1 << 20
@@ -79,7 +79,7 @@ def test_a_context_is_no_measurement_before_kernels_are_loaded(cache: Path) -> N
 
 def test_the_drivers_part_of_recordings_is_not_the_contexts(cache: Path) -> None:
     """Few engines have them: the next plan would count them for every one."""
-    keep = keeper(PLACE, "subject", Recorded(200 * MIB, 32 * MIB, 2 * MIB))
+    keep = keeper(PLACE, "subject", MOST * 2 * MIB)
     keep(ledger(406 * MIB, 60 * MIB), Load(recorded=3))
     assert recall(GPU) == 400 * MIB + 32 * MIB - KERNEL_BYTES
     place = calibration.place_of(GPU)

@@ -13,13 +13,24 @@ from dataclasses import fields, replace
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.config import EngineConfig
 from snugvl.core.options import LoadOptions
+from snugvl.errors import RequestError
 from snugvl.place import Place
 from snugvl.planner.footprint.step_graphs import POOL
 from snugvl.planner.plan import Allocation, Choice, allocation_of
 from snugvl.planner.settings import Engine, Settings
-from snugvl.planner.shortfall import gib
+from snugvl.planner.shortfall import gib, refusal_line
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import wishes_of
+
+DECIDING = (
+    "context",
+    "weights",
+    "kv_cache",
+    "tower",
+    "embedding",
+    "images",
+    "purpose",
+)  # options that exclude
 
 
 def allocate(
@@ -42,7 +53,13 @@ def allocate(
 def choose(facts: ModelFacts, options: LoadOptions, place: Place, backend: Engine) -> Choice:
     """The plan for an engine in this process; raises like `allocate`."""
     wishes = wishes_of(options, sees=facts.vision is not None, backend=backend)
-    return require(solve([Candidate(facts)], place.machine, wishes, found=[place.budget]))
+    plan = solve([Candidate(facts)], place.machine, wishes, found=[place.budget])
+    if plan.choice is None and plan.closest is None:  # nothing was even tried: it is no matter of memory
+        said = options.said()
+        raise RequestError(
+            refusal_line(plan), field=next((name for name in DECIDING if name in said), "model")
+        )
+    return require(plan)
 
 
 def _difference(before: Allocation, now: Allocation) -> str:

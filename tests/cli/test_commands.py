@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from snugvl.cli import options, session
+from snugvl.core.options import LoadOptions
 from snugvl.tasks.results import Caption, Detections, Scene
 from tests.cli.conftest import Ran
 from tests.tasks.fake import FakeBackend, prompt_of
@@ -50,51 +51,27 @@ def test_the_model_is_loaded_as_asked(
     args += ("--tower", "resident", "--embedding", "gpu")
     snugvl("scene", pictures / "a.png", *args)
     assert chosen == [
-        options.ModelChoice("from/environment", "auto", "auto", None, None),
+        options.ModelChoice("from/environment", load=LoadOptions("from/environment")),
         options.ModelChoice(
             "x/y",
-            "cuda:1",
-            "float16",
-            512,
-            4096,
-            None,
-            None,
-            "int8",
-            "7200MiB",
-            "transformers",
-            True,
-            "resident",
-            embedding="gpu",
+            load=LoadOptions(
+                "x/y", device="cuda:1", dtype="float16", context=512, max_pixels=4096, weights="int8",
+                memory="7200MiB", backend="transformers", trust_remote_code=True, tower="resident",
+                embedding="gpu",
+            ),
         ),
-    ]
+    ]  # fmt: skip
     assert backend.closed == 2
 
 
 def test_load_model_passes_everything_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    import snugvl
-
-    seen: dict[str, object] = {}
-    monkeypatch.setattr(
-        snugvl, "load", lambda model, **options: seen.update(options, model=model), raising=False
+    seen: list[LoadOptions] = []
+    monkeypatch.setattr("snugvl.loading.load_with", seen.append)
+    load = LoadOptions(
+        device="cpu", dtype="float32", context=1, weights="int4", memory="2GiB", tower="resident"
     )
-    choice = options.ModelChoice("m", "cpu", "float32", 1, 2, weights="int4", memory="2GiB")
-    session.load_model(
-        replace(choice, backend="transformers", trust_remote_code=True, tower="resident", embedding="cpu")
-    )
-    assert seen == {
-        "model": "m",
-        "device": "cpu",
-        "dtype": "float32",
-        "weights": "int4",
-        "context": 1,
-        "max_pixels": 2,
-        "memory": "2GiB",
-        "backend": "transformers",
-        "tower": "resident",
-        "embedding": "cpu",
-        "trust_remote_code": True,
-        "kv_cache": "auto",
-    }
+    session.load_model(options.ModelChoice("m", load=load))
+    assert seen == [replace(load, model="m")]
 
 
 def test_an_engine_that_is_none_and_code_that_none_runs(snugvl: Run, pictures: Path) -> None:

@@ -111,13 +111,13 @@ def test_keys_of_the_environment_and_of_a_file(
 ) -> None:
     monkeypatch.setenv("SNUGVL_API_KEY", "from-the-environment")
     file = tmp_path / "keys"
-    file.write_text("# ours\n\nfirst \n  second\n")
+    file.write_text("# ours\n\nhidden-one \n  hidden-two\n")
     file.chmod(0o600)
     assert serve("--api-key-file", str(file)) == 0
-    assert served.settings[0].api_keys == ("from-the-environment", "first", "second")
+    assert served.settings[0].api_keys == ("from-the-environment", "hidden-one", "hidden-two")
     out, err = capsys.readouterr()
     assert "chmod" not in err
-    assert "first" not in out + err
+    assert "hidden" not in out + err
     file.chmod(0o644)
     assert serve("--api-key-file", str(file)) == 0
     assert "chmod 600" in capsys.readouterr().err

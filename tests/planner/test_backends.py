@@ -40,7 +40,7 @@ def test_our_own_engine_comes_first_and_says_so() -> None:
 
 
 def test_two_gpus_that_share_are_the_reason_for_vllm() -> None:
-    plan = planned(qwen3_vl("8B"), machine(12 * GIB, gpus=2))
+    plan = planned(qwen3_vl("8B"), machine(12 * GIB, gpus=2), Wishes(weights="bf16"))
     assert why_engine(plan) == "vllm: 2 GPUs share what one can't hold"
     native = next(verdict for verdict in plan.verdicts if verdict.engine == "native")
     assert "more than may be used" in native.reason or "only" in native.reason

@@ -72,7 +72,7 @@ def test_it_is_the_last_way_out() -> None:
     assert not require(plan_for(24 * GIB)).option.offload
     several = [Candidate(LARGE), Candidate(qwen3_vl("32B"))]
     assert solve(several, machine(8 * GIB), BF16).choice is None
-    assert require(plan_for(8 * GIB, Wishes(backend="transformers"))).option.offload
+    assert require(plan_for(8 * GIB, Wishes(backend="transformers", weights="bf16"))).option.offload
     assert plan_for(8 * GIB, Wishes(backend="vllm")).choice is None
 
 
@@ -150,7 +150,7 @@ def test_other_families_have_real_module_names(model: str, gib: int) -> None:
     found = find(model)
     if facts is None or found is None:
         pytest.skip(f"{model} is not in the catalogue")
-    wishes = Wishes(backend="transformers", images=1 if facts.vision else 0)
+    wishes = Wishes(backend="transformers", weights="bf16", images=1 if facts.vision else 0)
     choice = require(solve([Candidate(facts)], machine(gib * GIB), wishes))
     assert choice.option.offload
     network = on_meta(dict(found[0].config))
@@ -186,7 +186,9 @@ def test_older_files_are_placed_by_transformers_names() -> None:
     )  # fmt: skip
     assert any(tensor.name.startswith(old) for tensor in stored)
     facts = assemble("old", Material("old", "folder", None, dict(entry.config), entry.images, stored, 0))
-    choice = require(solve([Candidate(facts)], machine(6 * GIB), Wishes(backend="transformers")))
+    choice = require(
+        solve([Candidate(facts)], machine(6 * GIB), Wishes(backend="transformers", weights="bf16"))
+    )
     places = dict(placement(choice))
     assert places["model.language_model.layers.0"] == "cuda:0"
     assert not [place for place in places if place.startswith(old)]

@@ -9,7 +9,6 @@ import torch
 
 import snugvl
 from snugvl import loading
-from snugvl.allocation import Wish, allocate
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import DoesNotFit, RequestError
@@ -31,7 +30,7 @@ from snugvl.planner.wishes import Wishes
 from tests.models.test_weight_stream import LateCopies
 from tests.planner.machines import GIB, MIB, machine, rtx_5060
 from tests.planner.models import qwen3_vl, text_only
-from tests.test_allocation import gpu
+from tests.test_allocation import gpu, made
 
 POCKET = Path(loading.__file__).parent / "pocket"
 BF16 = torch.bfloat16
@@ -108,7 +107,7 @@ def test_it_streams_where_nothing_else_fits_and_says_the_price() -> None:
     assert plan.streamed is None
     words = plain(report(plan, on))
     assert "stay in main memory; every picture waits at least" in words
-    assert "--tower streamed" in (report(plan, on).command or "")
+    assert "--tower streamed" in report(plan, on).commands[-1]
     assert require(solve([FACTS], on, Wishes(tower="resident", embedding="gpu"))).option.offload
 
 
@@ -185,23 +184,22 @@ def test_more_memory_never_gives_less() -> None:
 def test_an_engine_allocates_it_last_or_as_wished() -> None:
     facts = qwen3_vl("8B")
     roomy, tight = gpu(8 * GIB), gpu(6140 * MIB)
-    assert allocate(facts, BF16, roomy).settings.vision == "gpu"
-    on_gpu = Wish(embedding="gpu")
-    found = allocate(facts, BF16, tight, on_gpu)
+    assert made(facts, roomy).settings.vision == "gpu"
+    found = made(facts, tight, embedding="gpu")
     assert found.settings.vision == "streamed"
-    assert planned_rows(found, tight)["vision weights"] < 128 * MIB
+    assert planned_rows(found, inventory(facts))["vision weights"] < 128 * MIB
     with pytest.raises(DoesNotFit):
-        allocate(facts, BF16, tight, Wish(tower="resident", embedding="gpu"))
-    wished = allocate(facts, BF16, roomy, Wish(tower="streamed"))
+        made(facts, tight, tower="resident", embedding="gpu")
+    wished = made(facts, roomy, tower="streamed")
     assert (wished.settings.vision, wished.settings.vision_weights) == ("streamed", "bf16")
-    assert wished.subject != allocate(facts, BF16, roomy).subject
+    assert wished.subject != made(facts, roomy).subject
     with pytest.raises(
         RequestError, match=r"can't be streamed: it takes 561 MiB of main memory, of which 256 MiB"
     ):
-        allocate(facts, BF16, replace(roomy, host_bytes=GIB // 4), Wish(tower="streamed"))
+        made(facts, replace(roomy, host_bytes=GIB // 4), tower="streamed")
     with pytest.raises(DoesNotFit):
-        allocate(facts, BF16, replace(tight, host_bytes=GIB // 4), on_gpu)
-    blind = allocate(facts, BF16, gpu(12 * GIB), Wish(language_only=True))
+        made(facts, replace(tight, host_bytes=GIB // 4), embedding="gpu")
+    blind = made(facts, gpu(12 * GIB), language_only=True)
     assert blind.settings.vision == "gpu"
 
 
@@ -210,7 +208,7 @@ def test_an_engine_allocates_it_last_or_as_wished() -> None:
     [
         ({"tower": "cloud"}, "tower 'cloud' is unknown; use auto, resident, streamed"),
         ({"tower": "streamed", "device": "cpu"}, "there is no GPU to stream it to"),
-        ({"tower": "streamed", "backend": "transformers"}, "only our own engine streams"),
+        ({"tower": "streamed", "backend": "transformers"}, "is for our own engine alone"),
     ],
 )
 def test_load_refuses_what_can_not_be(arguments: dict[str, Any], words: str) -> None:

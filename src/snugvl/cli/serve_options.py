@@ -103,8 +103,8 @@ def check(load: LoadOptions, vllm: VllmOptions, *, named: bool) -> None:
     asked = {name: value for name, value in load.said().items() if name != "backend"}
     if said := [*vllm.said(), *(flag(name, value) for name, value in asked.items())]:
         raise typer.BadParameter(
-            f"{' and '.join(said)} can't be chosen for a vLLM that runs already (--attach); leave {_it(said)} "
-            "out, or start vLLM with snugvl: --backend vllm"
+            f"{' and '.join(said)} can't be chosen for a vLLM that runs already (--attach); leave "
+            f"{_it(said)} out, or start vLLM with snugvl: --backend vllm"
         )
 
 
@@ -117,7 +117,8 @@ def check_engine(load: LoadOptions, vllm: VllmOptions, engine: str, why: str) ->
     asked = load.said()
     if engine != "vllm" and (said := vllm.said()):
         raise typer.BadParameter(
-            f"{' and '.join(said)} {_is(said)} vLLM's alone ({why}); say --backend vllm, or leave {_it(said)} out"
+            f"{' and '.join(said)} {_is(said)} vLLM's alone ({why}); say --backend vllm, or leave "
+            f"{_it(said)} out"
         )
     ours = [name for name in OURS if name in asked and asked[name] not in ("resident", "gpu")]
     if engine == "transformers" and asked.get("kv_cache") == "fp8":
@@ -125,8 +126,8 @@ def check_engine(load: LoadOptions, vllm: VllmOptions, engine: str, why: str) ->
     if engine != "native" and ours:
         said = [_worded(name, asked[name]) for name in ours]
         raise typer.BadParameter(
-            f"{' and '.join(said)} {_is(said)} our own engine's alone ({why}); say --backend native, or leave "
-            f"{_it(said)} out"
+            f"{' and '.join(said)} {_is(said)} our own engine's alone ({why}); say --backend native, or "
+            f"leave {_it(said)} out"
         )
     if engine == "vllm" and (said := [flag(name, asked[name]) for name in NOT_VLLM if name in asked]):
         raise typer.BadParameter(

@@ -40,7 +40,9 @@ def show_plan(planned: Planned | Unplanned) -> None:
     found = report(planned.plan, planned.machine)
     if planned.reason is not None:
         say(planned.reason)
-    facts = [f"  {label:<9}{value}" for label, value in found.facts if label in ("GPUs", "host", "speed")]
+    facts = [
+        f"  {label:<9}{value}" for label, value in found.facts if label in ("GPUs", "host", "tower", "speed")
+    ]
     lines = [found.headline, *facts, *brief(found), *found.notes]
     write(printable("\n".join(lines) + "\n\n"))
 

@@ -86,7 +86,7 @@ def _served(wishes: Wishes) -> list[str]:
     words = ["--language-only"] if wishes.language_only else []
     if wishes.good_for != "chat":
         words += ["--for", wishes.good_for]
-    if wishes.images > 1:
+    if wishes.images != 1 and not wishes.language_only:
         words += ["--images", str(wishes.images)]
     if wishes.concurrency > 1:
         words += ["--concurrency", str(wishes.concurrency)]

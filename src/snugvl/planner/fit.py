@@ -114,7 +114,7 @@ class Fitter:
             middle = (low + high) // 2
             goal = self.goals[middle]
             bases = (self.base(goal, kv, spread) for spread in self._spreads())
-            base = next((each for each in bases if self.fits(self._leanest(each))), None)
+            base = next((each for each in bases if self.fits(self._needed(each, goal))), None)
             if base is None:
                 high = middle
             else:
@@ -241,6 +241,12 @@ class Fitter:
         if not self.fits(self._leanest(base)):
             return None
         return next((settings for settings in self.variants(base) if self.fits(settings)), None)
+
+    def _needed(self, base: Settings, goal: Goal) -> Settings:
+        """Up to comfort the slowest variant will do; what is beyond comfort isn't worth speed."""
+        most = comfort(goal, self.wishes.good_for, fixed_tokens=False)
+        beyond = (goal.tokens, goal.context, goal.pool) > most[:3] and goal is not self.goals[0]
+        return next(self.variants(base)) if beyond else self._leanest(base)
 
     def _leanest(self, base: Settings) -> Settings:
         """The variant that needs the least: the slowest."""

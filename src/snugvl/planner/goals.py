@@ -121,11 +121,9 @@ def _image(model: Inventory, wishes: Wishes, tokens: int) -> tuple[int, int | No
     if model.facts.vision is None or not wishes.images:
         return 0, None
     if not scales(model):
-        return largest_image(model, None).tokens, None
+        return largest_image(model, wishes.max_pixels).tokens, wishes.max_pixels
     if wishes.max_pixels is not None:
-        pixels = min(
-            max(wishes.max_pixels, model.facts.vision.rule.min_pixels), model.facts.vision.rule.max_pixels
-        )
+        pixels = min(wishes.max_pixels, model.facts.vision.rule.max_pixels)
         return largest_image(model, pixels).tokens, pixels
     pixels = pixels_for(model, max(tokens, wishes.least_image_tokens))
     return largest_image(model, pixels).tokens, pixels

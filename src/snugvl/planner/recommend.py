@@ -33,4 +33,4 @@ def with_instead(plan: Plan, machine: Machine) -> Plan:
     known = find(plan.closest.option.model.name)
     others = [form.repo for form in known[0].forms if form != known[1]] if known else []
     editions = [Candidate(facts) for repo in others if (facts := catalogue_facts(repo)) is not None]
-    return replace(plan, instead=solve(editions, machine, wishes).choice) if editions else plan
+    return replace(plan, instead=solve(editions, machine, plan.wishes).choice) if editions else plan

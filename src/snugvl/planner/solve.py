@@ -106,7 +106,7 @@ def _possible(
     for option in possible:
         fitter = Fitter(option, wishes, found)
         lacks = "bitsandbytes" if option.made and option.engine == "transformers" else option.engine
-        if lacks in missing and option.engine not in missing and lacks != wishes.weights:
+        if lacks in missing and lacks != option.engine and wishes.weights is None:
             continue
         if option.engine in missing:
             refusals[option.engine] = Refusal(option.engine, missing[option.engine])
@@ -208,8 +208,11 @@ def _narrowed(weights: WeightFormat) -> WeightFormat:
 def _no_goal(fitter: Fitter) -> str:
     limit, wishes = fitter.option.context_limit, fitter.wishes
     if wishes.context is not None and wishes.context > limit:
-        here = " here" if limit < fitter.option.model.facts.text.max_position_embeddings else ""
-        return f"its context ends at {limit:,} tokens{here}, {wishes.context:,} are wished"
+        most = fitter.option.model.facts.text.max_position_embeddings
+        here = " here" if limit < most else ""
+        ours = here and fitter.option.engine == "native" and wishes.context <= most
+        longer = f"; transformers goes up to {most:,}" if ours else ""
+        return f"its context ends at {limit:,} tokens{here}, {wishes.context:,} are wished{longer}"
     if (most := largest_image(fitter.option.model, None).tokens) < wishes.least_image_tokens:
         return f"its largest image has {most:,} tokens, {wishes.least_image_tokens:,} are wished"
     return f"{wishes.images} image(s) of at least {wishes.least_image_tokens:,} tokens leave no room for text"

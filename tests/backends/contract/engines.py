@@ -13,6 +13,7 @@ from snugvl.backends.protocol import Capabilities, Delta, Request, Stream
 from snugvl.backends.service import EngineService
 from snugvl.backends.supervised import EngineChoice, SupervisedEngine, Supervision
 from snugvl.backends.wire import HostedEngine
+from snugvl.core.options import LoadOptions
 from tests.patience import NEVER_S, PATIENCE_S
 from tests.patience import until_async as until
 
@@ -26,7 +27,10 @@ def native(folder: Path, *, language_only: bool = False) -> EngineService:
     """Our engine in this process."""
     from snugvl.loading import load_engine
 
-    loaded = load_engine(folder, device="cpu", dtype="float32", context=CONTEXT, language_only=language_only)
+    options = LoadOptions(
+        str(folder), device="cpu", dtype="float32", context=CONTEXT, language_only=language_only
+    )
+    loaded = load_engine(options)
     return InProcessEngine(loaded.backend)
 
 

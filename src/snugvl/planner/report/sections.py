@@ -286,17 +286,13 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
         notes.append(f"Way out: {way_out(plan, plan.budget)}.")
     if plan.choice is None and plan.instead is not None:
         other = plan.instead
-        notes.append(f"{other.option.model.name} in {other.settings.weights_name} fits.")
+        notes.append(f"{other.option.model.name} fits, in {other.settings.weights_name}.")
     return notes
 
 
 def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
-    notes = []
-    if (
-        not plan.wishes.images
-        and choice.option.model.facts.vision is not None
-        and not choice.settings.language_only
-    ):
+    notes, settings = [], choice.settings
+    if not (settings.images or settings.language_only) and choice.option.model.facts.vision is not None:
         freed = gib(tower_bytes(choice.option.model, choice.settings))
         notes.append(f"No images are asked for; --language-only would free the vision tower's {freed}, too.")
     if choice.settings.language_only:

@@ -18,7 +18,7 @@ COMMAND_COLUMNS = 108
 
 def svg(report: Report) -> str:
     """The picture."""
-    command = wrapped(report.command or "", COMMAND_COLUMNS)
+    command = wrapped((report.commands[-1] if report.commands else None) or "", COMMAND_COLUMNS)
     legend_top = BAR_TOP + BAR_HEIGHT + 44
     command_top = legend_top + LINE * len(report.rows) + 20
     height = command_top + 20 * len(command) + PAD
