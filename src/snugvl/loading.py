@@ -282,6 +282,7 @@ def load_engine(
         model=options.model,
         device="CPU" if target.type == "cpu" else place.name,
         language_only=left_out > 0,
+        plan=allocation,
     )
     backend = NativeBackend(engine, processor, capabilities)
     return Loaded(backend, place, planned_bytes, held, allocation, cap_bytes, left_out)

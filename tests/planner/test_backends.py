@@ -172,4 +172,6 @@ def test_a_context_that_only_others_run() -> None:
     assert require(planned(facts, machine(16 * GIB), Wishes(backend="native"))).settings.context == 4096
     plan = planned(facts, machine(24 * GIB), Wishes(context=8192))
     assert require(plan).option.engine == "vllm"
-    assert why_engine(plan) == "vllm: its context ends at 4,096 tokens here, 8,192 are wished"
+    assert why_engine(plan) == (
+        "vllm: its context ends at 4,096 tokens here, 8,192 are wished; transformers goes up to 262,144"
+    )

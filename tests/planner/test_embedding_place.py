@@ -111,7 +111,7 @@ ASKED = Wishes(context=8192, max_pixels=1 << 20, weights="bf16", kv_cache="bf16"
 
 
 def test_a_format_that_is_asked_for_stays_where_main_memory_makes_room() -> None:
-    choice = require(solve([LARGE], machine(36 * GIB), ASKED))
+    choice = require(solve([LARGE], machine(96 * GIB), ASKED))
     assert (choice.settings.weights_name, choice.settings.embedding) == ("bf16", "gpu")
     needed = choice.footprint.total_bytes
     pool = choice.footprint.named("KV cache")

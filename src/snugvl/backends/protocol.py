@@ -6,12 +6,15 @@ iterator or as an async one. Reading is optional: a stream that is closed, or dr
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from PIL.Image import Image
 
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from snugvl.planner.plan import Allocation
 
 GoOn = Callable[[], None]
 """Called between two parts of some work; it raises where nobody wants the rest."""
@@ -262,6 +265,7 @@ class Capabilities:
         tools: whether the chat template shows tools to the model.
         tool_form: how it writes calls of them.
         language_only: whether the model could see, and was loaded without its vision tower.
+        plan: what was allocated, where our own engine runs it.
     """
 
     model: str
@@ -281,6 +285,7 @@ class Capabilities:
     language_only: bool = False
     kv_cache: str = ""
     most_characters: int = 0
+    plan: "Allocation | None" = None
 
 
 class Backend(Protocol):
