@@ -16,7 +16,7 @@ from snugvl.allocation import Allocation, Wish, allocate
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Backend, Capabilities
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.engine.engine import Engine

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3VLConfig
 
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.errors import CheckpointError, UnsupportedModel
 from tests import checkpoints
 
@@ -45,7 +45,7 @@ def test_the_hub_form_and_what_transformers_5_writes_read_the_same(tmp_path: Pat
         ("text_config", "num_hidden_layers", 0, "expected a positive number"),
         ("text_config", "vocab_size", True, "expected int"),
         ("text_config", "rope_theta", None, "no 'rope_theta'"),
-        ("vision_config", "out_hidden_size", 32, "out_hidden_size 32 differs from the text's 64"),
+        ("vision_config", "out_hidden_size", 32, "out_hidden_size 32 differs from the text's hidden_size 64"),
         ("vision_config", "num_position_embeddings", 50, "50 is not a square"),
         ("vision_config", "deepstack_visual_indexes", [7], "name layers beyond 2"),
         ("vision_config", "deepstack_visual_indexes", None, "no 'deepstack_visual_indexes'"),

@@ -6,7 +6,7 @@ import pytest
 
 from snugvl.checkpoint.architecture import Rope
 from snugvl.checkpoint.catalogue import catalogue_facts, find
-from snugvl.checkpoint.configs import parse_config
+from snugvl.checkpoint.families import parse_config
 from snugvl.errors import CheckpointError, UnsupportedModel
 from tests import qwen2_5_vl
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from snugvl.backends.protocol import Message, Picture, Text, Video, user
 from snugvl.checkpoint.architecture import ModelConfig, VisionTokens
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge
 from snugvl.inputs.prompt import Processor
 

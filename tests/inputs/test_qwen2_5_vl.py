@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from snugvl.backends.protocol import Picture, Video, user
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.resize import smart_resize
 from snugvl.errors import ImageError, RequestError
 from snugvl.inputs.pixels import ImagePreprocessor

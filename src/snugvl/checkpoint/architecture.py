@@ -1,6 +1,6 @@
 """What our engine must know of a network to build it: frozen, checked values, the same for every family.
 
-`checkpoint/configs/` reads them from `config.json`, one module a family. The planner's wider and looser
+`checkpoint/families/` reads them from `config.json`, one module a family. The planner's wider and looser
 view, of models that other engines run, is `checkpoint/facts.py`.
 """
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from snugvl.checkpoint.configs import parse_config
 from snugvl.checkpoint.facts import FactSource, ModelFacts, Role, TensorFact
-from snugvl.checkpoint.families import describe
+from snugvl.checkpoint.families import describe, parse_config
 from snugvl.checkpoint.families.network import Network
 from snugvl.checkpoint.quantized import Packing, check_whole, elements, place, read_packing
 from snugvl.checkpoint.section import Section
-from snugvl.errors import CheckpointError, UnsupportedModel
+from snugvl.errors import CheckpointError
 
 
 class Stored(NamedTuple):
@@ -65,7 +64,7 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
     """
     network = network or network_of(material.config, material.images, material.where)
     packing = read_packing(Section(material.config, f"{material.where}: config.json"))
-    positions = _native_positions(material) if network.native else None
+    positions = _native_positions(material)
     limited = positions is not None and positions < network.text.max_position_embeddings
     return ModelFacts(
         name=name,
@@ -117,8 +116,8 @@ def _classified(network: Network, packing: Packing | None, material: Material) -
 
 
 def _native_positions(material: Material) -> int | None:
-    """Tokens that the native engine runs, if its own, stricter reader accepts the configuration."""
+    """Tokens that the native engine runs, if it accepts the configuration."""
     try:
         return parse_config(material.config, material.where).text.max_position_embeddings
-    except (UnsupportedModel, CheckpointError):
+    except CheckpointError:
         return None

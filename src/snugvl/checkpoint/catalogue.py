@@ -17,7 +17,6 @@ from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.families.network import Expected
 from snugvl.checkpoint.folder import CONFIG, IMAGES, folder_material
 from snugvl.checkpoint.locate import POCKET, locate
-from snugvl.checkpoint.quantized import stored_fp8
 from snugvl.checkpoint.section import read_json
 
 _DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
@@ -129,7 +128,7 @@ def _stored(
             yield Stored(name, letters, shape, math.prod(shape) * itemsize)
             continue
         yield Stored(name, "F8_E4M3", shape, math.prod(shape))
-        rows, columns = stored_fp8(FP8_BLOCKS)
+        rows, columns = FP8_BLOCKS["weight_block_size"]
         blocks = (*shape[:-2], math.ceil(shape[-2] / rows), math.ceil(shape[-1] / columns))
         yield Stored(f"{name}_scale_inv", letters, blocks, math.prod(blocks) * itemsize)
     if form.stores_head and not heads:

@@ -61,8 +61,19 @@ class Section:
             )
         return value
 
+    def need(self, *keys: str) -> None:
+        """Refuse a file that leaves one of `keys` out, whatever its default would be."""
+        for key in keys:
+            self.get(key, object)
+
     def section(self, key: str) -> "Section":
         return Section(self.get(key, dict), f"{self.where}: {key}")
+
+
+def require(right: bool, where: str, problem: str) -> None:
+    """Refuse contradictions here, with both numbers, instead of as a shape error deep in the network."""
+    if not right:
+        raise CheckpointError(f"{where}: {problem}")
 
 
 def _finite(value: Any) -> tuple[Any, bool]:

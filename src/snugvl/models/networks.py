@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.checkpoint.families import text
 from snugvl.models.causal_lm import CausalLM
 from snugvl.models.qwen2_5_vl import Qwen25VL
 from snugvl.models.qwen3_5 import Qwen35
@@ -18,18 +19,11 @@ tied, `tower` or None (without one where `config.vision` is None), and for the l
     unloaded    patterns of names (after aliases) that files store and this network doesn't have
 """
 
-_TEXT = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Phi3ForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
 _BY_ARCHITECTURE: dict[str, Callable[[ModelConfig], LoadableNetwork]] = {
     "Qwen3VLForConditionalGeneration": Qwen3VL,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
     "Qwen3_5ForConditionalGeneration": Qwen35,
-    **dict.fromkeys(_TEXT, CausalLM),
+    **dict.fromkeys(text.ARCHITECTURES, CausalLM),
 }
 
 
