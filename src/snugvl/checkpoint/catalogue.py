@@ -12,10 +12,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from snugvl.checkpoint.assemble import Material, Stored, assemble, network_of
+from snugvl.checkpoint.assemble import (
+    CONFIG,
+    IMAGES,
+    Material,
+    Stored,
+    assemble,
+    folder_material,
+    network_of,
+)
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.families.network import Expected
-from snugvl.checkpoint.folder import CONFIG, IMAGES, folder_material
 from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.checkpoint.section import read_json
 
