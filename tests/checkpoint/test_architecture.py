@@ -26,8 +26,8 @@ def test_the_hub_form_and_what_transformers_5_writes_read_the_same(tmp_path: Pat
     first = read(tmp_path, values())
     Qwen3VLConfig(**values()).save_pretrained(tmp_path)
     assert read_config(tmp_path) == first
-    assert first.text.kv_bytes_per_token(2) == 2 * 4 * 2 * 16 * 2
-    assert first.encoder_width == 64 * 3
+    assert (first.text.kv_layers, first.text.num_kv_heads, first.text.head_dim) == (4, 2, 16)
+    assert (first.text.hidden_size, len(first.vision.deepstack_layers)) == (64, 2)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class HeaderCache:
         refs = self._refs(repo) | {revision or "main": (material.revision, time.time())}
         with suppress(OSError):
             self._place(repo).mkdir(parents=True, exist_ok=True)
-            self._keep(repo, material.revision, values)
+            self._keep(repo, str(material.revision), values)
             self._keep(repo, "refs", refs)
 
     def _keep(self, repo: str, name: str, values: object) -> None:

@@ -50,4 +50,4 @@ def _rule(images: Section, tower: SquareTower, scale: int) -> ScaledTiles:
         )
     longest = edge(images, "size", "longest_edge", default=4 * tile)
     split = images.get("do_image_splitting", bool, True)
-    return ScaledTiles(tile, longest, tower.patch, tokens, split=split)
+    return ScaledTiles(tile, tower.patch, tokens, longest, split=split)
