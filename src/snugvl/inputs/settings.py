@@ -59,14 +59,11 @@ class PixelSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingSettings:
-    """Which frames of a video are looked at. `cap_pixels` bounds each frame by `max_frame_tokens`."""
+class FrameCap:
+    """Whether, besides the limit of all frames, each frame of a video is bounded: by how many tokens."""
 
-    fps: float
-    min_frames: int
-    max_frames: int
-    cap_pixels: bool
-    max_frame_tokens: int
+    applies: bool
+    max_tokens: int
 
 
 def read_pixel_settings(folder: Path, *, video: bool = False) -> PixelSettings:
@@ -104,8 +101,10 @@ def read_pixel_settings(folder: Path, *, video: bool = False) -> PixelSettings:
     return settings
 
 
-def read_sampling_settings(folder: Path, *, video_tokens: int = 768) -> SamplingSettings:
-    """How a checkpoint's video preprocessor samples frames; defaults are those of `Qwen3VLVideoProcessor`.
+def read_frame_cap(folder: Path, *, video_tokens: int = 768) -> FrameCap:
+    """How a checkpoint's video preprocessor bounds frames; defaults are those of `Qwen3VLVideoProcessor`.
+
+    Which frames of a video are looked at is chosen where it is decoded (`server/intake/frames.py`).
 
     Args:
         video_tokens: what `max_video_tokens` is by default.
@@ -114,13 +113,8 @@ def read_sampling_settings(folder: Path, *, video_tokens: int = 768) -> Sampling
         CheckpointError: a file is missing or a value is nonsense.
     """
     values, where = _section(folder, video=True)
-    return SamplingSettings(
-        fps=_positive(values, "fps", where, 2.0),
-        min_frames=_count(values, "min_frames", where, 4),
-        max_frames=_count(values, "max_frames", where, 768),
-        cap_pixels=values.get("cap_pixels_per_frame") is True,
-        max_frame_tokens=_count(values, "max_video_tokens", where, video_tokens),
-    )
+    tokens = _count(values, "max_video_tokens", where, video_tokens)
+    return FrameCap(values.get("cap_pixels_per_frame") is True, tokens)
 
 
 def has_video_settings(folder: Path) -> bool:
