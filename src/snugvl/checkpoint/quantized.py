@@ -36,10 +36,9 @@ _EXPERT = re.compile(r"^(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight$")
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How the quantised matrices of a checkpoint are stored. `method` as its quant_method says."""
+    """How the quantised matrices of a checkpoint are stored: each element in `bits`."""
 
     kind: Kind
-    method: str
     bits: int
 
 
@@ -63,7 +62,7 @@ def read_packing(root: Section) -> Packing | None:
         return None
     match _method(section):
         case "fp8":
-            return Packing("fp8", "fp8", 8)
+            return Packing("fp8", 8)
         case "compressed-tensors":
             return _compressed_packing(section)
         case method:
@@ -112,7 +111,7 @@ def _integers(bits: int, method: str, where: str) -> Packing:
     kind = _INTEGERS.get(bits)
     if kind is None:
         raise UnsupportedModel(f"{where} has {bits}-bit integers ({method}); 4 and 8 bits can be read")
-    return Packing(kind, method, bits)
+    return Packing(kind, bits)
 
 
 def _schemes(section: Section) -> dict[str, tuple[Section, Section]]:
@@ -131,7 +130,7 @@ def _compressed_packing(section: Section) -> Packing:
     for _, weights in _schemes(section).values():
         bits, number = weights.count("num_bits"), weights.get("type", str, "int")
         if (number, bits) == ("float", 8):
-            found.add(Packing("fp8", "compressed-tensors", 8))
+            found.add(Packing("fp8", 8))
         elif number == "int":
             found.add(_integers(bits, "compressed-tensors", weights.where))
         else:

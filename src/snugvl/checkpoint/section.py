@@ -46,7 +46,8 @@ class Section:
             )
         right = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
         if kind is float:
-            value, right = _finite(value)
+            number = finite(value)
+            value, right = (value, False) if number is None else (number, True)
         if not right:
             raise CheckpointError(f"{self.where} has {key!r} = {shown(value)}, expected {kind.__name__}")
         return value
@@ -76,14 +77,14 @@ def require(right: bool, where: str, problem: str) -> None:
         raise CheckpointError(f"{where}: {problem}")
 
 
-def _finite(value: Any) -> tuple[Any, bool]:
-    """A number as float, and whether it is one: JSON has whole numbers that no float holds, and NaN."""
+def finite(value: object) -> float | None:
+    """A number as float, or None: JSON has whole numbers that no float holds, and NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return value, False
+        return None
     try:
-        return float(value), math.isfinite(value)
+        return float(value) if math.isfinite(value) else None
     except OverflowError:
-        return value, False
+        return None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -64,21 +64,17 @@ def check_tower(section: Section, tower: VisionConfig, text: TextConfig) -> None
 
 
 def check_frame(section: Section, tower: VisionConfig, hidden: int) -> None:
-    """Refuse, for our engine, heads that can't be rotated, of any of Qwen's towers."""
+    """Refuse, for our engine, any of Qwen's towers whose heads can't be rotated, or of another width."""
+    check_width(section, tower, hidden)
     require(
         tower.hidden_size % (4 * tower.num_heads) == 0,
         section.where,
         f"hidden_size {tower.hidden_size} is no multiple of 4 x num_heads {tower.num_heads}",
     )
-    check_width(section, tower, hidden)
 
 
 def check_width(section: Section, tower: VisionConfig, hidden: int) -> None:
-    """Refuse a tower that doesn't hand over what the decoder takes.
-
-    Raises:
-        CheckpointError: names both widths.
-    """
+    """Refuse a tower that doesn't hand over what the decoder takes."""
     require(
         tower.out_hidden_size == hidden,
         section.where,

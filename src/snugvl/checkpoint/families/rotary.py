@@ -17,7 +17,7 @@ from snugvl.checkpoint.architecture import (
     RopeScaling,
     YarnScaling,
 )
-from snugvl.checkpoint.section import Section, require, shown
+from snugvl.checkpoint.section import Section, finite, require, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 DEFAULT_THETA = 10000.0
@@ -209,9 +209,7 @@ def _positive(values: Section, key: str, default: float | None = None) -> float:
 
 
 def _number(value: Any, key: str, where: str) -> float:
-    try:
-        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
-            return float(value)
-    except OverflowError:  # JSON has whole numbers that no float holds
-        pass
-    raise CheckpointError(f"{where} has {key} {shown(value)}, expected a number")
+    number = finite(value)
+    if number is None:
+        raise CheckpointError(f"{where} has {key} {shown(value)}, expected a number")
+    return number
