@@ -22,7 +22,7 @@ from llguidance import LLMatcher
 from snugvl.backends.protocol import GoOn, Grammar, ToolForm, ToolUse, going_on
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.forms import tool_lark
-from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools
+from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools, referred
 from snugvl.inputs.trials import Trials
 
 MAX_CHARACTERS: Final = {"json_schema": 131_072, "regex": 8_192, "lark": 32_768}
@@ -157,14 +157,14 @@ def check_schema(source: str, field: str) -> None:
     links = _links(schema)
     linked = len(links)  # each adds a level at least; more than enough of them aren't even looked at
     if linked <= MAX_LINKED_DEPTH:
-        linked = depth + sum(_depth(_target(schema, link)) for link in links)
+        linked = depth + sum(_depth(referred(link, schema, schema)) for link in links)
     if linked > MAX_LINKED_DEPTH:
         raise RequestError(
             f"the JSON schema and what its $refs lead to are {linked} levels deep in all, at most "
             f"{MAX_LINKED_DEPTH} are taken; use fewer $refs",
             field=field,
         )
-    targets = {link: _target(schema, link) for link in links}
+    targets = {link: referred(link, schema, schema) for link in links}
     reach = {link: _Reach(_patterns(target), _links(target)) for link, target in targets.items()}
     for part in _objects(schema):
         _check_part(part, reach, field)
@@ -196,7 +196,7 @@ def _literals(part: dict[str, Any]) -> Iterator[str]:
 def _check_multiples(part: dict[str, Any], schema: Any, field: str) -> None:
     """Refuse a `multipleOf` with too many remainders, alone or beside those it is joined with."""
     joined = [each for key in _JOINED if isinstance(part.get(key), list) for each in part[key]]
-    beside = [_target(schema, each["$ref"]) if _refers(each) else each for each in joined]
+    beside = [referred(each["$ref"], schema, schema) if _refers(each) else each for each in joined]
     steps = [_steps(each["multipleOf"]) for each in (part, *beside) if _has_multiple(each)]
     if math.prod(steps) > MAX_MULTIPLE:
         raise RequestError(
@@ -305,15 +305,4 @@ def _linked(part: Any, reach: Mapping[str, _Reach]) -> set[str]:
     while new:
         found |= new
         new = set[str]().union(*(reach[link].links for link in new)) - found
-    return found
-
-
-def _target(schema: Any, link: str) -> Any:
-    """What a `$ref` leads to; the whole schema where that isn't plain."""
-    found = schema
-    for name in link.removeprefix("#").split("/")[1:]:
-        name = name.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, dict) or name not in found:
-            return schema
-        found = found[name]
     return found

@@ -31,6 +31,7 @@ from snugvl.inputs.tools.grammar import (
     marked,
     marker,
     quoted,
+    referred,
 )
 from snugvl.inputs.tools.hermes import CLOSING, OPENING, HermesParser
 from snugvl.inputs.tools.parser import HEAD_LIMIT, NAME, held
@@ -289,17 +290,6 @@ def _within_slashes(found: re.Match[str]) -> str:
         case "\n":
             return "\\n"
     return found[0]
-
-
-def referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference within `root` ("#/$defs/point") means; True, which admits all, if it is none."""
-    value: Any = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(value, Mapping) or part not in value:
-            return True
-        value = value[part]
-    return value
 
 
 def value_json(text: str, types: frozenset[str]) -> str:
