@@ -21,7 +21,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.loading import load_engine
 from snugvl.models.loader import load_model
-from snugvl.models.networks import Qwen35
+from snugvl.models.qwen3_5 import Qwen35
 from snugvl.sampling import SamplingParams
 from snugvl.tasks.parse import answer_text
 from tests import hybrid

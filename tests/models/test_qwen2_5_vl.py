@@ -20,10 +20,10 @@ from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.models import qwen2_5_vision
 from snugvl.models.batch import GridTHW
 from snugvl.models.loader import load_model
-from snugvl.models.networks import Qwen25VL
 from snugvl.models.patch_reader import reader
 from snugvl.models.patches import groups, window_chunks, window_order
 from snugvl.models.qwen2_5_vision import Qwen25Tower
+from snugvl.models.qwen2_5_vl import Qwen25VL
 from tests import qwen2_5_vl
 from tests.models.forward import Prompt, logits
 from tests.planner.trace import Trace, fused_attention

@@ -16,7 +16,7 @@ from snugvl.layers.weights import Format
 from snugvl.models import linear_attention
 from snugvl.models.linear_attention import PIECE, runs
 from snugvl.models.loader import Storage, load_model
-from snugvl.models.networks import Qwen35
+from snugvl.models.qwen3_5 import Qwen35
 from tests import checkpoints, hybrid
 from tests.checkpoints import IMAGE, VIDEO
 from tests.models.forward import Prompt, logits

@@ -12,7 +12,7 @@ from snugvl.config import EngineConfig
 from snugvl.engine.memory.caches import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models import linear_attention, loader
-from snugvl.models.networks import Qwen35
+from snugvl.models.qwen3_5 import Qwen35
 from snugvl.planner.footprint import allocator, hybrid, native, vision
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.kv import state_bytes, state_component

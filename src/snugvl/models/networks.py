@@ -1,32 +1,12 @@
-"""Which network a configuration describes: each family's is Qwen3-VL's frame or a text model's."""
+"""Which network a configuration describes."""
 
 from collections.abc import Callable
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.families import qwen2_5_vl, text
 from snugvl.models.causal_lm import CausalLM
-from snugvl.models.qwen2_5_vision import Qwen25Tower
+from snugvl.models.qwen2_5_vl import Qwen25VL
+from snugvl.models.qwen3_5 import Qwen35
 from snugvl.models.qwen3_vl import Qwen3VL
-
-
-class Qwen25VL(Qwen3VL):
-    """The network of every Qwen2.5-VL checkpoint: another tower, and Qwen2's decoder.
-
-    Its names are those of transformers ≥ 4.52.
-    """
-
-    tower_type = Qwen25Tower
-    aliases = qwen2_5_vl.ALIASES  # the Hub's files are older
-
-
-class Qwen35(Qwen3VL):
-    """The network of every dense Qwen3.5 checkpoint: a decoder of linear and gated full attention."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        # The files carry a multi-token predictor for speculative decoding; transformers ignores it, too.
-        self.unloaded = (*self.unloaded, "mtp.*")
-
 
 LoadableNetwork = Qwen3VL | CausalLM
 """A network that `models/loader.py` can fill.
@@ -38,11 +18,18 @@ tied, `tower` or None (without one where `config.vision` is None), and for the l
     unloaded    patterns of names (after aliases) that files store and this network doesn't have
 """
 
+_TEXT = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
 _BY_ARCHITECTURE: dict[str, Callable[[ModelConfig], LoadableNetwork]] = {
     "Qwen3VLForConditionalGeneration": Qwen3VL,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
     "Qwen3_5ForConditionalGeneration": Qwen35,
-    **dict.fromkeys(text.ARCHITECTURES, CausalLM),
+    **dict.fromkeys(_TEXT, CausalLM),
 }
 
 
