@@ -22,7 +22,7 @@ from PIL import Image
 
 import machine
 import snugvl
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.core.options import LoadOptions
 from snugvl.layers.linear import Linear
 from snugvl.loading import load_engine

@@ -34,7 +34,7 @@ import busy
 import machine
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Capabilities, Delta, Request, user
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.read import facts_of
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 import machine
 from snugvl.backends.protocol import user
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.config import EngineConfig, KVFormat
 from snugvl.engine.engine import Engine
 from snugvl.engine.memory.caches import allocate

@@ -33,7 +33,7 @@ import triton
 import machine
 from snugvl.checkpoint.architecture import Fp8Blocks
 from snugvl.checkpoint.catalogue import entries
-from snugvl.checkpoint.configs import parse_config
+from snugvl.checkpoint.families import parse_config
 from snugvl.config import EngineConfig
 from snugvl.engine.rehearsal import rehearse
 from snugvl.layers.kernels.compiler.compiling import compile_all, compiled

@@ -16,7 +16,7 @@ from snugvl.allocation import allocate, engine_config
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Capabilities
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.options import (

@@ -11,7 +11,7 @@ from transformers import Qwen3VLForConditionalGeneration
 
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Capabilities
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.inputs.prompt import Processor

@@ -11,7 +11,7 @@ from PIL import Image
 
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Delta, Grammar, Message, Request, Text, Tool, ToolCall, ToolUse, user
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.tools.hermes import HermesParser

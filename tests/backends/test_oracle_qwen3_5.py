@@ -14,7 +14,7 @@ from transformers.models.auto import image_processing_auto, processing_auto, vid
 import snugvl
 from snugvl.backends.measure import Meter
 from snugvl.backends.protocol import Grammar, user
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import RequestError

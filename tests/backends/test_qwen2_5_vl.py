@@ -9,7 +9,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 import snugvl
 from snugvl.backends.protocol import Message, Text, Video, user
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.models.loader import load_model
 from snugvl.models.qwen2_5_vl import Qwen25VL

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3VLConfig
 
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.errors import CheckpointError, UnsupportedModel
 from tests import checkpoints
 
@@ -26,8 +26,8 @@ def test_the_hub_form_and_what_transformers_5_writes_read_the_same(tmp_path: Pat
     first = read(tmp_path, values())
     Qwen3VLConfig(**values()).save_pretrained(tmp_path)
     assert read_config(tmp_path) == first
-    assert first.text.kv_bytes_per_token(2) == 2 * 4 * 2 * 16 * 2
-    assert first.encoder_width == 64 * 3
+    assert (first.text.kv_layers, first.text.num_kv_heads, first.text.head_dim) == (4, 2, 16)
+    assert (first.text.hidden_size, len(first.vision.deepstack_layers)) == (64, 2)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_the_hub_form_and_what_transformers_5_writes_read_the_same(tmp_path: Pat
         ("text_config", "num_hidden_layers", 0, "expected a positive number"),
         ("text_config", "vocab_size", True, "expected int"),
         ("text_config", "rope_theta", None, "no 'rope_theta'"),
-        ("vision_config", "out_hidden_size", 32, "out_hidden_size 32 differs from the text's 64"),
+        ("vision_config", "out_hidden_size", 32, "out_hidden_size 32 differs from the text's hidden_size 64"),
         ("vision_config", "num_position_embeddings", 50, "50 is not a square"),
         ("vision_config", "deepstack_visual_indexes", [7], "name layers beyond 2"),
         ("vision_config", "deepstack_visual_indexes", None, "no 'deepstack_visual_indexes'"),

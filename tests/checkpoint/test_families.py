@@ -9,6 +9,7 @@ import transformers
 
 from snugvl.checkpoint.assemble import network_of
 from snugvl.checkpoint.catalogue import entries
+from snugvl.checkpoint.families import SUPPORTED, parse_config
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 QWEN_IMAGES = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 1 << 24}}
@@ -102,6 +103,58 @@ def test_the_same_for_models_that_see(name: str, images: dict[str, Any]) -> None
     }
     filled = full | {"architectures": [name], "vision_config": full["vision_config"] | vision}
     assert network_of(config, images, name) == network_of(filled, images, name)
+
+
+@pytest.mark.parametrize(
+    "name", [entry.name for entry in entries() if entry.config["architectures"][0] in SUPPORTED]
+)
+def test_the_plans_view_and_the_engines_are_of_one_model(name: str) -> None:
+    entry = next(entry for entry in entries() if entry.name == name)
+    network, config = network_of(entry.config, entry.images, name), parse_config(entry.config, name)
+    plan, text = network.text, config.text
+    assert (plan.hidden_size, plan.intermediate_size, plan.num_layers, plan.num_heads, plan.vocab_size) == (
+        text.hidden_size, text.intermediate_size, text.num_layers, text.num_heads, text.vocab_size,
+    )  # fmt: skip
+    kept = [(layer.kv_heads, layer.head_dim) for layer in plan.kv_layers if layer.kv_heads]
+    assert kept == [(text.num_kv_heads, text.head_dim)] * text.kv_layers
+    assert network.tied == config.tie_word_embeddings
+    seen, tower = network.vision, config.vision
+    assert (seen is None) == (tower is None)
+    if seen is not None and tower is not None:
+        assert (seen.depth, seen.hidden_size, seen.patch_dim, seen.merge_size) == (
+            tower.depth, tower.hidden_size, tower.patch_dim, tower.spatial_merge_size,
+        )  # fmt: skip
+        assert seen.windowed == (tower.window is not None)
+        assert seen.deepstack_levels == len(tower.deepstack_layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"), [("Qwen/Qwen3-VL-32B-Instruct", 32), ("Qwen/Qwen2.5-VL-72B-Instruct", 8)]
+)
+def test_the_engine_fills_in_what_transformers_does(name: str, heads: int) -> None:
+    entry = next(entry for entry in entries() if entry.name == name)
+    config = json.loads(json.dumps(entry.config))
+    text = config.get("text_config", config)
+    text.pop("num_key_value_heads")
+    text["num_attention_heads"] = 64
+    kind = getattr(transformers, config["architectures"][0])
+    theirs = kind.config_class.from_dict(config).get_text_config().num_key_value_heads
+    assert parse_config(config, name).text.num_kv_heads == theirs == heads
+
+
+@pytest.mark.parametrize("pair", [[2, 2], [2, 1]])
+def test_the_engine_takes_a_size_that_is_written_as_a_pair(pair: list[int]) -> None:
+    config = json.loads(
+        json.dumps(next(e for e in entries() if e.name == "Qwen/Qwen3-VL-2B-Instruct").config)
+    )
+    config["vision_config"]["temporal_patch_size"] = pair
+    if pair == [2, 2]:
+        vision = parse_config(config, "here").vision
+        assert vision is not None
+        assert vision.temporal_patch_size == 2
+    else:
+        with pytest.raises(CheckpointError, match=r"'temporal_patch_size' = \[2, 1\], expected int"):
+            parse_config(config, "here")
 
 
 LLAMA = {"architectures": ["LlamaForCausalLM"]}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from snugvl.checkpoint.assemble import Material, Stored, assemble, network_of
 from snugvl.checkpoint.catalogue import entries
-from snugvl.checkpoint.configs import parse_config
+from snugvl.checkpoint.families import parse_config
 from snugvl.checkpoint.safetensors import parse_header
 from snugvl.errors import CheckpointError, SnugvlError
 from snugvl.hardware.describe import describe

@@ -51,7 +51,7 @@ def test_what_was_asked_once_works_offline_and_is_not_asked_again(
     assert facts_of(REPO, revision=COMMIT, cache=tmp_path / "headers") == first
     assert facts_of(REPO, offline=True, cache=tmp_path / "headers") == first
     assert len(small.seen) == asked
-    monkeypatch.setattr("snugvl.checkpoint.cache.FRESH_SECONDS", 0)  # a day later
+    monkeypatch.setattr("snugvl.checkpoint.read.FRESH_SECONDS", 0)  # a day later
     assert facts_of(REPO, cache=tmp_path / "headers") == first
     assert len(small.seen) > asked
     small.fault = lambda handler: handler.reply(503, b"") or True  # a day later, and the Hub is down

@@ -20,8 +20,8 @@ QWEN3 = SmartResize(16, 2, 65536, 16777216)
 QWEN25 = SmartResize(14, 2, 3136, 12845056)
 INTERN = TilesAndThumbnail(448, 14, 256, 1, 12)
 GEMMA = FixedSquare(896, 14, 256)
-SMOL = ScaledTiles(384, 1536, 14, 81)
-SMALL = ScaledTiles(512, 2048, 16, 64)
+SMOL = ScaledTiles(384, 14, 81, 1536)
+SMALL = ScaledTiles(512, 16, 64, 2048)
 RULES: dict[str, ImageRule] = {
     "qwen3_vl (min 65536, max 16777216, factor 32)": QWEN3,
     "qwen2_5_vl hub (min 3136, max 12845056, factor 28)": QWEN25,
@@ -142,4 +142,4 @@ def test_a_strip_is_refused_as_everywhere() -> None:
     assert math.isqrt(SMOL.max_pixels) == 1536
     assert (INTERN.min_pixels, INTERN.max_pixels) == (448**2, 12 * 448**2)
     assert GEMMA.min_pixels == GEMMA.max_pixels == 896**2
-    assert ScaledTiles(384, 1536, 14, 81, split=False).tiles(4000, 3000) == 1
+    assert ScaledTiles(384, 14, 81, 1536, split=False).tiles(4000, 3000) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from snugvl.checkpoint.architecture import Rope
 from snugvl.checkpoint.catalogue import catalogue_facts, find
-from snugvl.checkpoint.configs import parse_config
+from snugvl.checkpoint.families import parse_config
 from snugvl.errors import CheckpointError, UnsupportedModel
 from tests import qwen2_5_vl
 
@@ -22,7 +22,7 @@ def test_what_the_files_say(spelling: Any) -> None:
     assert (text.qkv_bias, text.o_bias, text.qk_norm, text.window) == (True, False, False, None)
     assert config.tie_word_embeddings
     assert (vision.window, vision.full_blocks, vision.tokens_per_second) == (8, (1, 3), 2)
-    assert config.encoder_width == text.hidden_size
+    assert (vision.out_hidden_size, vision.deepstack_layers) == (text.hidden_size, ())
     assert config.placeholders == qwen2_5_vl.PLACEHOLDERS[:2]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from snugvl.checkpoint.architecture import Llama3Scaling, LongRope, ModelConfig, YarnScaling
-from snugvl.checkpoint.configs import parse_config, read_config
+from snugvl.checkpoint.families import parse_config, read_config
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import CheckpointError, UnsupportedModel
 from tests import text_checkpoints

@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
 from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
-from snugvl.inputs import schema
+from snugvl.inputs import constraints
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
 from snugvl.inputs.trial import CPU_S
 from snugvl.sampling import MAX_STOP, MAX_STOP_CHARACTERS
@@ -227,15 +227,15 @@ def intake_rows() -> list[Limit]:
 def schema_rows() -> list[Limit]:
     """What a JSON schema may be."""
     return [
-        Limit("levels of the document", str(schema.MAX_DEPTH)),
-        Limit("levels with everything that its `$ref`s lead to", str(schema.MAX_LINKED_DEPTH)),
-        Limit("properties of one object", f"{schema.MAX_PROPERTIES:,}"),
-        Limit("patterns and formats that `allOf` or `$ref` join on one value", str(schema.MAX_PATTERNS)),
+        Limit("levels of the document", str(constraints.MAX_DEPTH)),
+        Limit("levels with everything that its `$ref`s lead to", str(constraints.MAX_LINKED_DEPTH)),
+        Limit("properties of one object", f"{constraints.MAX_PROPERTIES:,}"),
+        Limit("patterns and formats that `allOf` or `$ref` join on one value", str(constraints.MAX_PATTERNS)),
         Limit(
             "`multipleOf` without its decimal point, or the product of those in one place",
-            f"{schema.MAX_MULTIPLE:,}",
+            f"{constraints.MAX_MULTIPLE:,}",
         ),
-        Limit("characters of one literal (`const`, `enum`, a name)", f"{schema.MAX_LITERAL:,}"),
+        Limit("characters of one literal (`const`, `enum`, a name)", f"{constraints.MAX_LITERAL:,}"),
         Limit("choices (`n`) × characters of the longest literal", f"{MAX_CHOICES_LITERAL:,}"),
         Limit("seconds of processor time to compile it", f"{CPU_S:g}"),
         Limit("characters, of all tools together too", f"{MAX_CHARACTERS['json_schema']:,}"),

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from snugvl.checkpoint.configs import SUPPORTED
-from snugvl.checkpoint.families import ARCHITECTURES
+from snugvl.checkpoint.families import ARCHITECTURES, SUPPORTED
 from snugvl.cli.app import app
 from snugvl.planner.vllm_flags import __file__ as flags_file
 from snugvl.tasks.conventions import CONVENTIONS

@@ -14,7 +14,7 @@ import torch
 
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, TextConfig
 from snugvl.checkpoint.catalogue import entries
-from snugvl.checkpoint.configs import SUPPORTED, parse_config
+from snugvl.checkpoint.families import SUPPORTED, parse_config
 from snugvl.config import EngineConfig
 from snugvl.engine.memory.caches import allocate
 from snugvl.engine.rehearsal import _batch, _encode

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.configs import parse_config
+from snugvl.checkpoint.families import parse_config
 from snugvl.config import EngineConfig, KVFormat
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import SIZES, choose, places

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from snugvl.checkpoint.configs import SUPPORTED
+from snugvl.checkpoint.families import SUPPORTED
 
 
 @pytest.fixture(scope="module")

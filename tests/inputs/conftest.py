@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.inputs.prompt import Processor
 
 SPECIAL = (

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
 from snugvl.backends.protocol import user
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge, UnsupportedModel
 from snugvl.inputs import tokenizer as tokenizer_module
 from snugvl.inputs.prompt import Processor

@@ -9,8 +9,7 @@ from llguidance import LLMatcher
 
 from snugvl.backends.protocol import Grammar
 from snugvl.errors import RequestError
-from snugvl.inputs.constraints import check_choices, grammar_text
-from snugvl.inputs.schema import MAX_LITERAL, MAX_MULTIPLE
+from snugvl.inputs.constraints import MAX_LITERAL, MAX_MULTIPLE, check_choices, grammar_text
 from snugvl.inputs.trials import Trials
 
 

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from snugvl.backends.protocol import Video
-from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
+from snugvl.errors import CheckpointError, RequestTooLarge
 from snugvl.inputs.settings import read_pixel_settings
-from snugvl.inputs.video import PositionedVideoPreprocessor, VideoPreprocessor, frame_indices
+from snugvl.inputs.video import PositionedVideoPreprocessor, VideoPreprocessor
+from snugvl.server.intake.frames import frame_indices
+from snugvl.server.intake.settings import VideoLimits
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +40,7 @@ def test_patches_equal_transformers(
     video = clip(*shape)
     array = np.stack([np.asarray(frame) for frame in video.frames])
     theirs = video_oracle([array], do_sample_frames=False, cap_pixels_per_frame=cap, return_tensors="pt")
-    capped = VideoPreprocessor(videos.settings, replace(videos.sampling, cap_pixels=cap))
+    capped = VideoPreprocessor(videos.settings, replace(videos.cap, applies=cap))
     ours = capped.prepare(video)
     assert list(ours.grid_thw) == theirs["video_grid_thw"][0].tolist()
     assert torch.equal(ours.values(), theirs["pixel_values_videos"])
@@ -48,7 +50,7 @@ def test_patches_equal_transformers(
 @pytest.mark.parametrize("frames", [2, 40, 80])
 def test_capped_tokens_equal_transformers(videos: VideoPreprocessor, video_oracle: Any, frames: int) -> None:
     """With many frames the floor of 1.05 × min_pixels a frame wins over the shared budget."""
-    capped = VideoPreprocessor(videos.settings, replace(videos.sampling, cap_pixels=True))
+    capped = VideoPreprocessor(videos.settings, replace(videos.cap, applies=True))
     options = {"cap_pixels_per_frame": True}
     patches = video_oracle.get_num_of_video_patches(frames, 300, 300, options)
     assert capped.tokens(frames, 300, 300) == patches // 4
@@ -72,7 +74,7 @@ def test_no_video_has_more_patches_than_were_planned(
 ) -> None:
     if max(width, height) > 200 * min(width, height):
         return
-    sampling = replace(videos.sampling, cap_pixels=cap)
+    sampling = replace(videos.cap, applies=cap)
     positioned = PositionedVideoPreprocessor(videos.settings, sampling, 2)
     for preprocessor in (
         VideoPreprocessor(videos.settings, sampling).limited(most),
@@ -107,26 +109,10 @@ def test_more_frames_than_the_tower_holds_are_refused(videos: VideoPreprocessor)
 
 @given(st.integers(1, 3000), st.floats(0.5, 240))
 @settings(deadline=None)
-def test_sampling_equals_transformers(
-    videos: VideoPreprocessor, video_oracle: Any, total: int, fps: float
-) -> None:
+def test_sampling_equals_transformers(video_oracle: Any, total: int, fps: float) -> None:
     theirs = video_oracle.sample_frames(SimpleNamespace(total_num_frames=total, fps=fps), fps=2)
-    assert frame_indices(total, fps, videos.sampling) == theirs.tolist()
-
-
-def test_sampled_frames_carry_their_times(videos: VideoPreprocessor) -> None:
-    video = clip(30, 32, 32)
-    sampled = videos.sample_frames(video.frames, fps=10)
-    assert len(sampled.frames) == 6
-    assert sampled.timestamps[0] == 0
-    assert sampled.timestamps[-1] == 2.9
-    assert all(frame in video.frames for frame in sampled.frames)
-    assert len(videos.sample_frames(video.frames, fps=10, target_fps=5).frames) == 15
-    for fps in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(RequestError, match="make no video"):
-            videos.sample_frames(video.frames, fps=fps)
-    with pytest.raises(RequestError, match="make no video"):
-        videos.sample_frames((), fps=1)
+    limits = VideoLimits(min_frames=video_oracle.min_frames, max_frames=video_oracle.max_frames)
+    assert frame_indices(total, total / fps, 2.0, limits) == theirs.tolist()
 
 
 @given(st.lists(st.integers(0, 5000), min_size=2, max_size=12, unique=True), st.floats(0.5, 120))

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from snugvl.checkpoint.architecture import VisionConfig
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.models import qwen2_5_vision
 from snugvl.models.batch import GridTHW

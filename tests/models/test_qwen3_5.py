@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-from snugvl.checkpoint.configs import parse_config
+from snugvl.checkpoint.families import parse_config
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.delta_rule import EPS, Rule
 from snugvl.layers.kernels import delta_rule as kernel
@@ -157,7 +157,12 @@ def change(values: dict[str, Any], path: str, value: Any) -> None:
         ("text_config.hidden_act", "gelu", UnsupportedModel, "hidden_act 'gelu'; only 'silu'"),
         ("text_config.attn_output_gate", False, UnsupportedModel, "attn_output_gate False"),
         ("text_config.rope_parameters.rope_type", "yarn", UnsupportedModel, "'yarn' rotary scaling"),
-        ("text_config.rope_parameters.mrope_interleaved", False, UnsupportedModel, "Qwen3.5 interleaves"),
+        (
+            "text_config.rope_parameters.mrope_interleaved",
+            False,
+            UnsupportedModel,
+            "mrope_interleaved false; only true",
+        ),
         ("text_config.rope_parameters.mrope_section", [2, 1], CheckpointError, "expected three counts"),
         ("text_config.rope_parameters.mrope_section", [2, 2, 1], CheckpointError, "half of the 8 rotated"),
         ("text_config.rope_parameters.partial_rotary_factor", 1.5, CheckpointError, "48 of 32 values"),
@@ -167,7 +172,7 @@ def change(values: dict[str, Any], path: str, value: Any) -> None:
         ("text_config.linear_num_key_heads", 3, CheckpointError, "linear_num_value_heads 4 is no multiple"),
         ("text_config.num_key_value_heads", 3, CheckpointError, "no multiple of num_key_value_heads 3"),
         ("text_config.linear_conv_kernel_dim", 0, CheckpointError, "expected a positive number"),
-        ("vision_config.out_hidden_size", 32, CheckpointError, "differs from the text's 64"),
+        ("vision_config.out_hidden_size", 32, CheckpointError, "differs from the text's hidden_size 64"),
     ],
 )
 def test_configurations_that_are_refused(path: str, value: Any, error: type[Exception], message: str) -> None:

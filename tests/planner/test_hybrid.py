@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snugvl.checkpoint.catalogue import catalogue_facts, find
-from snugvl.checkpoint.configs import parse_config
+from snugvl.checkpoint.families import parse_config
 from snugvl.config import EngineConfig
 from snugvl.engine.memory.caches import allocate
 from snugvl.layers.attention import AttentionMetadata

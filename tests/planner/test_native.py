@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from snugvl.checkpoint.architecture import Fp8Blocks
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.config import EngineConfig
 from snugvl.engine.graphs import decode as graphs
 from snugvl.engine.graphs.pictures import PATCHES, PictureGraphs

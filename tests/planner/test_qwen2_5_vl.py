@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from snugvl.checkpoint.catalogue import catalogue_facts, find
-from snugvl.checkpoint.configs import parse_config
+from snugvl.checkpoint.families import parse_config
 from snugvl.models import loader
 from snugvl.models.networks import network_of
 from snugvl.planner.footprint import vision

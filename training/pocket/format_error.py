@@ -36,7 +36,7 @@ import machine
 import snugvl
 from gpu_oracle import our_logits
 from snugvl.backends.protocol import user
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.config import EngineConfig, KVFormat
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest

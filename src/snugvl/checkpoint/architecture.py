@@ -1,6 +1,6 @@
 """What our engine must know of a network to build it: frozen, checked values, the same for every family.
 
-`checkpoint/configs/` reads them from `config.json`, one module a family. The planner's wider and looser
+`checkpoint/families/` reads them from `config.json`, one module a family. The planner's wider and looser
 view, of models that other engines run, is `checkpoint/facts.py`.
 """
 
@@ -153,10 +153,6 @@ class TextConfig:
         """Layers that keep keys and values."""
         return sum(kind != "linear" for kind in self.kinds)
 
-    def kv_bytes_per_token(self, itemsize: int) -> int:
-        """Bytes of keys and values that one token occupies over all layers."""
-        return 2 * self.kv_layers * self.num_kv_heads * self.head_dim * itemsize
-
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
@@ -251,8 +247,3 @@ class ModelConfig:
         """Ids of the tokens whose embeddings come from the vision tower."""
         tokens = self.vision_tokens
         return () if tokens is None else (tokens.image, tokens.video)
-
-    @property
-    def encoder_width(self) -> int:
-        """Values the vision encoder hands over per image token: its output and each deepstack level."""
-        return 0 if self.vision is None else self.text.hidden_size * (1 + len(self.vision.deepstack_layers))

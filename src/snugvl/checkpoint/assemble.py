@@ -4,15 +4,20 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from snugvl.checkpoint.configs import parse_config
 from snugvl.checkpoint.facts import FactSource, ModelFacts, Role, TensorFact
-from snugvl.checkpoint.families import describe
+from snugvl.checkpoint.families import describe, parse_config
 from snugvl.checkpoint.families.network import Network
 from snugvl.checkpoint.quantized import Packing, check_whole, elements, place, read_packing
-from snugvl.checkpoint.section import Section
-from snugvl.errors import CheckpointError, UnsupportedModel
+from snugvl.checkpoint.safetensors import read_tensors
+from snugvl.checkpoint.section import Section, read_json
+from snugvl.errors import CheckpointError
+
+CONFIG = "config.json"
+IMAGES = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"
 
 
 class Stored(NamedTuple):
@@ -65,7 +70,7 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
     """
     network = network or network_of(material.config, material.images, material.where)
     packing = read_packing(Section(material.config, f"{material.where}: config.json"))
-    positions = _native_positions(material) if network.native else None
+    positions = _native_positions(material)
     limited = positions is not None and positions < network.text.max_position_embeddings
     return ModelFacts(
         name=name,
@@ -117,8 +122,41 @@ def _classified(network: Network, packing: Packing | None, material: Material) -
 
 
 def _native_positions(material: Material) -> int | None:
-    """Tokens that the native engine runs, if its own, stricter reader accepts the configuration."""
+    """Tokens that the native engine runs, if it accepts the configuration."""
     try:
         return parse_config(material.config, material.where).text.max_position_embeddings
-    except (UnsupportedModel, CheckpointError):
+    except CheckpointError:
         return None
+
+
+def folder_material(folder: Path, *, source: FactSource = "folder", revision: str | None = None) -> Material:
+    """What a folder says of its model.
+
+    Raises:
+        CheckpointError: no config.json, no weights, or a file that is truncated or nonsense.
+        UnsupportedModel: weights in another format than safetensors.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder")
+    config = read_json(folder / CONFIG)
+    tensors = tuple(
+        Stored(entry.name, entry.dtype, entry.shape, entry.nbytes) for entry in read_tensors(folder).values()
+    )
+    documents = {name: read_json(folder / name) for name in (IMAGES, PROCESSOR) if (folder / name).is_file()}
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return Material(str(folder), source, revision, config, image_settings(documents), tensors, size)
+
+
+def image_settings(documents: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """The image processor's settings from the files that exist, or None.
+
+    transformers 5 saves them inside processor_config.json; what else that file says of images (the tokens of
+    one) is kept beside them.
+    """
+    processor = documents.get(PROCESSOR, {})
+    nested = processor.get("image_processor")
+    settings = nested if isinstance(nested, dict) else documents.get(IMAGES)
+    if settings is None:
+        return None
+    lengths = {key: processor[key] for key in ("image_seq_len", "image_seq_length") if processor.get(key)}
+    return {**settings, **lengths}

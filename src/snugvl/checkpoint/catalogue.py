@@ -12,12 +12,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from snugvl.checkpoint.assemble import Material, Stored, assemble, network_of
+from snugvl.checkpoint.assemble import (
+    CONFIG,
+    IMAGES,
+    Material,
+    Stored,
+    assemble,
+    folder_material,
+    network_of,
+)
 from snugvl.checkpoint.facts import ModelFacts
-from snugvl.checkpoint.families.network import Expected
-from snugvl.checkpoint.folder import CONFIG, IMAGES, folder_material
+from snugvl.checkpoint.families.network import Network
 from snugvl.checkpoint.locate import POCKET, locate
-from snugvl.checkpoint.quantized import stored_fp8
 from snugvl.checkpoint.section import read_json
 
 _DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
@@ -91,19 +97,10 @@ def catalogue_facts(model: str) -> ModelFacts | None:
     config = dict(entry.config)
     if form.quantization == "fp8":
         config["quantization_config"] = FP8_BLOCKS
-    network = network_of(config, entry.images, f"catalogue: {form.repo}")
-    dtype = _DTYPES[str(config["dtype"])]
-    tensors = tuple(
-        _stored(
-            (*network.tensors, *network.unloaded),
-            form,
-            dtype,
-            network.text.vocab_size,
-            network.text.hidden_size,
-        )
-    )
-    download = sum(tensor.nbytes for tensor in tensors) + entry.small_files_bytes
     where = f"catalogue: {form.repo}"
+    network = network_of(config, entry.images, where)
+    tensors = tuple(_stored(network, form, *_DTYPES[str(config["dtype"])]))
+    download = sum(tensor.nbytes for tensor in tensors) + entry.small_files_bytes
     material = Material(where, "catalogue", None, config, entry.images, tensors, download)
     return assemble(model, material, network)
 
@@ -117,23 +114,20 @@ FP8_BLOCKS: Mapping[str, Any] = {
 }
 
 
-def _stored(
-    tensors: tuple[Expected, ...], form: Form, dtype: tuple[str, int], vocab: int, hidden: int
-) -> Iterator[Stored]:
+def _stored(network: Network, form: Form, letters: str, itemsize: int) -> Iterator[Stored]:
     """The header that a form has: FP8 matrices with one 16-bit scale a block, everything else plain."""
-    letters, itemsize = dtype
-    heads = 0
-    for name, shape, role in tensors:
+    heads, (rows, columns) = 0, FP8_BLOCKS["weight_block_size"]
+    for name, shape, role in (*network.tensors, *network.unloaded):
         heads += role == "lm_head"
         if form.quantization != "fp8" or role not in ("linear", "expert"):
             yield Stored(name, letters, shape, math.prod(shape) * itemsize)
             continue
         yield Stored(name, "F8_E4M3", shape, math.prod(shape))
-        rows, columns = stored_fp8(FP8_BLOCKS)
         blocks = (*shape[:-2], math.ceil(shape[-2] / rows), math.ceil(shape[-1] / columns))
         yield Stored(f"{name}_scale_inv", letters, blocks, math.prod(blocks) * itemsize)
     if form.stores_head and not heads:
-        yield Stored("lm_head.weight", letters, (vocab, hidden), vocab * hidden * itemsize)
+        head = network.text.vocab_size, network.text.hidden_size
+        yield Stored("lm_head.weight", letters, head, math.prod(head) * itemsize)
 
 
 def _pocket(others: list[Entry], source: str) -> Entry:

@@ -22,7 +22,8 @@ from typing import BinaryIO, Protocol
 
 from snugvl.checkpoint.assemble import assemble
 from snugvl.checkpoint.facts import ModelFacts
-from snugvl.checkpoint.hub import Hub, HubUnreachable, Listing, RemoteFile, wanted
+from snugvl.checkpoint.hub import Hub, HubUnreachable
+from snugvl.checkpoint.listing import Listing, RemoteFile, wanted
 from snugvl.checkpoint.locate import hub_cache, looks_like_hub_id
 from snugvl.checkpoint.store import Store, git_blob_id, sha256_in
 from snugvl.errors import CheckpointError, CheckpointNotFound, DoesNotFit, UnsupportedModel

@@ -1,13 +1,15 @@
 """What a model is, asked of the Hub: sizes, small JSON files and safetensors headers by range requests.
 
-Never the weights: a server that ignores ranges, and would send gigabytes, is left at once. huggingface_hub's
-own `parse_safetensors_file_metadata` and `model_info` read whatever such a server sends, so the requests are
-made here (`conversation.py`). Nothing that it answers is believed before it is checked (`names.py`).
+Never the weights: a server that ignores ranges, and would send gigabytes, is left at once. huggingface_hub
+reads listings, headers, errors and the bodies of redirects whole, however long they are: so only the session
+is its own (proxies, certificates, saved tokens), and the requests are made here. Every answer is bounded,
+every failure is one line, and nothing is believed before it is checked (`listing.py`).
 """
 
 import json
 import os
 import struct
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,57 +19,36 @@ from threading import Lock
 from typing import Any
 from urllib.parse import quote
 
-from snugvl.checkpoint.assemble import Material, Stored
-from snugvl.checkpoint.conversation import HubRefused, HubUnreachable, asking, not_the_hub, read
-from snugvl.checkpoint.folder import CONFIG, IMAGES, PROCESSOR, image_settings
-from snugvl.checkpoint.names import (
-    blob_id_of,
-    commit_of,
+from snugvl.checkpoint.assemble import CONFIG, IMAGES, PROCESSOR, Material, Stored, image_settings
+from snugvl.checkpoint.listing import (
+    INDEX,
+    SINGLE,
+    Listing,
+    RemoteFile,
     is_commit,
     is_repo,
     is_revision,
-    path_of,
-    plain_name_of,
-    sha256_of,
+    not_the_hub,
+    read_listing,
     shards_of,
-    size_of,
+    wanted,
 )
-from snugvl.checkpoint.safetensors import INDEX, SINGLE, check_number, parse_header
+from snugvl.checkpoint.safetensors import check_number, parse_header
 from snugvl.checkpoint.section import MAX_JSON_BYTES, plain, shown
 from snugvl.errors import CheckpointError, CheckpointNotFound, UnsupportedModel
 
-__all__ = ["Hub", "HubRefused", "HubUnreachable", "Listing", "RemoteFile", "wanted"]
-
 FIRST_BYTES = 100_000  # enough for the whole header of most files, so that one request does
-MAX_FILES = 100_000  # of a repository
-MAX_WANTED = 2 * 4096  # of them fetched: as many shards as an index may name, and the small ones
-MAX_SMALL_BYTES = 64_000_000  # of a file without a sha256: git itself takes 10 MB of them at the Hub
 MAX_REMOTE_HEADER_BYTES = 32_000_000  # the largest of the Hub have 12; the format allows 100
 CONNECTIONS = 8
+MAX_REDIRECTS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """One file of a repository.
-
-    Attributes:
-        sha256: of its content, known for what is stored as LFS (the weights).
-        blob_id: git's name of its content; known for the others, where a mirror tells it.
-    """
-
-    name: str
-    size: int
-    sha256: str | None
-    blob_id: str | None = None
+class HubUnreachable(CheckpointError):
+    """No network, no answer in time, or a Hub in trouble: what is known without it may still serve."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A repository at one commit."""
-
-    repo: str
-    commit: str
-    files: tuple[RemoteFile, ...]
+class HubRefused(CheckpointError):
+    """The repository is gated or private, and we may not read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +81,8 @@ class Hub:
         url = f"{self.endpoint or constants.ENDPOINT}/api/models/{repo}"
         if revision is not None:
             url += f"/revision/{quote(revision, safe='')}"
-        with asking(repo, f"{url}?blobs=true", self._headers(), self.timeout) as answer:
-            data = read(repo, answer, MAX_JSON_BYTES, self.deadline)
+        with _asking(repo, f"{url}?blobs=true", self._headers(), self.timeout) as answer:
+            data = _read(repo, answer, MAX_JSON_BYTES, self.deadline)
         try:
             listing = read_listing(repo, json.loads(data))
         except (ValueError, RecursionError):
@@ -212,7 +193,7 @@ class Hub:
         """
         where = f"{listing.repo}/{file.name}"
         headers = self._headers() | ({"Range": f"bytes={have}-"} if have else {})
-        with asking(where, self._url(listing, file.name), headers, self.timeout) as answer:
+        with _asking(where, self._url(listing, file.name), headers, self.timeout) as answer:
             skip = have
             if answer.status_code == 206:
                 told = answer.headers.get("Content-Range", "")
@@ -240,9 +221,9 @@ class Hub:
         if span is not None:
             headers["Range"] = f"bytes={span[0]}-{span[1]}"
             limit = span[1] - span[0] + 1
-        with asking(where, self._url(listing, name), headers, self.timeout) as answer:
+        with _asking(where, self._url(listing, name), headers, self.timeout) as answer:
             size = _size(answer.headers.get("Content-Range"), where) if span else 0
-            data = read(where, answer, limit, self.deadline)
+            data = _read(where, answer, limit, self.deadline)
         if span is not None and len(data) < min(limit, size - span[0]):
             raise CheckpointError(f"{where}: the connection ended after {len(data):,} bytes of {limit:,}")
         return data, size
@@ -263,63 +244,6 @@ def _bounded(where: str, pieces: Iterator[bytes], skip: int, left: int) -> Itera
             )
 
 
-def read_listing(repo: str, answer: Any) -> Listing:
-    """A listing as the Hub's API gives it; nothing in it is used before it is checked.
-
-    Raises:
-        CheckpointError: names the value that can't be what it says.
-    """
-    files = answer.get("siblings") if isinstance(answer, dict) else None
-    if not isinstance(files, list) or "sha" not in answer:
-        raise not_the_hub(repo)
-    if not files:
-        raise CheckpointError(f"{repo} is empty on the Hub")
-    if len(files) > MAX_FILES:
-        raise CheckpointError(f"{repo} has {len(files):,} files; {MAX_FILES:,} are listed at most")
-    listing = Listing(repo, commit_of(answer["sha"], repo), tuple(_remote_file(repo, file) for file in files))
-    fetched = wanted(listing)
-    names = {plain_name_of(file.name, repo) for file in fetched}
-    if len(names) != len(fetched):
-        raise CheckpointError(f"{repo} lists a file twice; is HF_ENDPOINT a Hub?")
-    if len(names) > MAX_WANTED:
-        raise CheckpointError(f"{repo} has {len(names):,} files to fetch; {MAX_WANTED:,} are fetched at most")
-    for file in fetched:
-        if file.sha256 is None and file.size > MAX_SMALL_BYTES:
-            raise CheckpointError(
-                f"{repo}/{file.name} has {file.size:,} bytes and no sha256; it couldn't be verified"
-            )
-    return listing
-
-
-def _remote_file(repo: str, file: Any) -> RemoteFile:
-    if not isinstance(file, dict) or not isinstance(lfs := file.get("lfs"), dict | None):
-        raise not_the_hub(repo)
-    name = path_of(file.get("rfilename"), repo)
-    where = f"{repo}/{name}"
-    size = size_of(file.get("size"), where)
-    if lfs:
-        return RemoteFile(name, size, sha256_of(lfs.get("sha256"), where))
-    blob_id = file.get("blobId")
-    return RemoteFile(name, size, None, None if blob_id is None else blob_id_of(blob_id, where))
-
-
-def wanted(listing: Listing) -> tuple[RemoteFile, ...]:
-    """The files of a repository that an engine reads: no copies of the weights in other formats.
-
-    Safetensors files at the top (not the vendor's own "consolidated" copy beside the usual ones),
-    and the small files: configuration, tokenizer, templates.
-    """
-    names = {file.name for file in listing.files}
-    usual = SINGLE in names or INDEX in names
-    return tuple(
-        file
-        for file in listing.files
-        if "/" not in file.name
-        and file.name.endswith((".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken"))
-        and not (usual and file.name.startswith("consolidated"))
-    )
-
-
 def _size(content_range: str | None, where: str) -> int:
     """The whole file's size, which only an answer to a range request tells."""
     total = (content_range or "").rpartition("/")[2]
@@ -329,3 +253,110 @@ def _size(content_range: str | None, where: str) -> int:
             "read from there: download the model with snugvl pull, or unset HF_ENDPOINT"
         )
     return int(total)
+
+
+@contextmanager
+def _asking(where: str, url: str, headers: dict[str, str], timeout: float) -> Iterator[Any]:
+    """The answer to a GET, redirects followed, its body not read yet.
+
+    The token stays with the host that it is for: the session takes it out of what goes to another one.
+
+    Raises:
+        CheckpointError: in one line about `where`; also for what breaks while the body is read.
+    """
+    from huggingface_hub import get_session
+
+    with _speaking(where):
+        session = get_session()
+        request = session.build_request("GET", url, headers=headers, timeout=timeout)
+        for _ in range(MAX_REDIRECTS):
+            answer = session.send(request, stream=True, follow_redirects=False)
+            try:
+                if answer.next_request is None:
+                    _check(where, answer)
+                    yield answer
+                    return
+                request = answer.next_request
+            finally:
+                answer.close()
+        raise CheckpointError(f"{where}: over {MAX_REDIRECTS} redirects; is HF_ENDPOINT a Hub?")
+
+
+def _read(where: str, answer: Any, limit: int, seconds: float) -> bytes:
+    """The body of an answer: at most `limit` bytes, in at most `seconds`.
+
+    Raises:
+        CheckpointError: it is longer.
+        HubUnreachable: it takes longer.
+    """
+    end = time.monotonic() + seconds
+    data = bytearray()
+    for chunk in answer.iter_raw():
+        data += chunk
+        if len(data) > limit:
+            raise CheckpointError(f"{where}: more than the {limit:,} bytes came that were asked for")
+        if time.monotonic() > end:
+            raise HubUnreachable(
+                f"{where}: the Hub sent {len(data):,} bytes in {seconds:.0f} s; try again later"
+            )
+    return bytes(data)
+
+
+@contextmanager
+def _speaking(what: str) -> Iterator[None]:
+    """Turns every way in which a conversation with the Hub fails into one line about `what`."""
+    import httpx2
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.OfflineModeIsEnabled:
+        raise HubUnreachable(f"{what}: HF_HUB_OFFLINE forbids to ask the Hub; unset it") from None
+    except httpx2.TimeoutException:
+        raise HubUnreachable(f"{what}: the Hub didn't answer in time; try again later") from None
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        reason = str(error) or type(error).__name__
+        raise HubUnreachable(f"{what}: the Hub can't be reached ({reason}); is there a network?") from None
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
+        raise not_the_hub(what) from None
+
+
+def _check(what: str, answer: Any) -> None:
+    """Refuse an answer that isn't what was asked for, without reading what it says about it.
+
+    Raises:
+        CheckpointNotFound, HubRefused, HubUnreachable, CheckpointError: as its status and X-Error-Code say.
+    """
+    status, code = answer.status_code, answer.headers.get("X-Error-Code")
+    if status in (200, 206):
+        coding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):  # it was asked to come as it is: what is compressed has no bounds
+            raise CheckpointError(f"{what}: the answer came compressed; is HF_ENDPOINT a Hub?")
+        return
+    invalid = answer.headers.get("X-Error-Message") == "Invalid credentials in Authorization header"
+    if status >= 400 and code == "GatedRepo":
+        raise HubRefused(
+            f"{what} is gated: accept its licence on its page at the Hub, then set HF_TOKEN to your token"
+        )
+    if status >= 400 and (code == "RepoNotFound" or (code is None and status == 401 and not invalid)):
+        raise CheckpointNotFound(
+            f"no model {what} on the Hub, or it is private; check the name, or set HF_TOKEN to a token "
+            "that may read it"
+        )
+    if status >= 400 and code == "RevisionNotFound":
+        raise CheckpointNotFound(f"{what} has no such revision on the Hub; check --revision")
+    if status >= 400 and code == "EntryNotFound":
+        raise CheckpointError(f"{what} is not on the Hub, although its listing names it")
+    raise _refusal(what, status, answer.headers.get("Retry-After"))
+
+
+def _refusal(what: str, status: int, retry_after: str | None) -> CheckpointError:
+    if status in (401, 403):
+        return HubRefused(f"{what}: the Hub refuses ({status}); set HF_TOKEN to a token that may read it")
+    if status == 429:
+        short = retry_after and retry_after.isdecimal() and len(retry_after) < 6
+        wait = f" in {retry_after} s" if short else " later"
+        return HubUnreachable(f"{what}: too many requests to the Hub (429); try again{wait}, or set HF_TOKEN")
+    if status >= 500:
+        return HubUnreachable(f"{what}: the Hub has a problem ({status}); try again later")
+    return CheckpointError(f"{what}: the Hub answers with status {status}")

@@ -5,6 +5,7 @@ tiles (InternVL), the square of the longest side (SmolVLM). Gemma 3 always works
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from snugvl.checkpoint.resize import smart_resize
@@ -71,15 +72,33 @@ class FixedSquare:
 
 
 @dataclass(frozen=True, slots=True)
-class TilesAndThumbnail:
+class _Tiled(ABC):
+    """`side`² pixels a tile, as many tokens for each."""
+
+    side: int
+    patch_size: int
+    tokens_per_tile: int
+
+    @abstractmethod
+    def tiles(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Tiles of the image, the thumbnail included."""
+
+    def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Tiles · tokens of a tile."""
+        return self.tiles(width, height, max_pixels) * self.tokens_per_tile
+
+    def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
+        """Tiles · patches of a tile (without InternVL's class token)."""
+        return self.tiles(width, height, max_pixels) * (self.side // self.patch_size) ** 2
+
+
+@dataclass(frozen=True, slots=True)
+class TilesAndThumbnail(_Tiled):
     """InternVL: the grid of `side`² tiles whose aspect is nearest, and a thumbnail beside two tiles or more.
 
     Source: `get_optimal_tiled_canvas` of transformers' GotOcr2ImageProcessor, InternVL's image processor.
     """
 
-    side: int
-    patch_size: int
-    tokens_per_tile: int
     min_tiles: int
     max_tiles: int
 
@@ -100,26 +119,15 @@ class TilesAndThumbnail:
         count = columns * rows
         return count + 1 if count > 1 else 1
 
-    def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Tiles · tokens of a tile."""
-        return self.tiles(width, height, max_pixels) * self.tokens_per_tile
-
-    def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Tiles · patches of a tile (without the tower's class token)."""
-        return self.tiles(width, height, max_pixels) * (self.side // self.patch_size) ** 2
-
 
 @dataclass(frozen=True, slots=True)
-class ScaledTiles:
+class ScaledTiles(_Tiled):
     """SmolVLM (Idefics 3): the longest side is scaled, up too, to `longest`; `side`² tiles and a thumbnail.
 
     Source: `get_number_of_image_patches` of transformers' Idefics3ImageProcessor. `split` False: one tile.
     """
 
-    side: int
     longest: int
-    patch_size: int
-    tokens_per_tile: int
     split: bool = True
 
     @property
@@ -144,14 +152,6 @@ class ScaledTiles:
         height, width = _whole_tiles(height, width, self.side)
         rows, columns = math.ceil(height / self.side), math.ceil(width / self.side)
         return rows * columns + 1 if max(height, width) > self.side else 1
-
-    def tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Tiles · tokens of a tile."""
-        return self.tiles(width, height, max_pixels) * self.tokens_per_tile
-
-    def patches(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Tiles · patches of a tile."""
-        return self.tiles(width, height, max_pixels) * (self.side // self.patch_size) ** 2
 
 
 def _limit(own: int, wished: int | None, least: int) -> int:

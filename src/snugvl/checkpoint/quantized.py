@@ -5,18 +5,27 @@ FP8 blocks (Qwen)               X.weight                    X.weight_scale_inv
 compressed-tensors, packed      X.weight_packed             X.weight_scale, _zero_point, _shape, _g_idx
 compressed-tensors, int, float  X.weight                    X.weight_scale, _zero_point, X.input_scale
 AWQ, GPTQ                       X.qweight (int32)           X.qzeros, X.scales, X.g_idx
+
+`quantization_config` says which it is: `read_packing` for the plan of any engine, `read_layout` for ours.
+Sources: AutoAWQ, `awq/models/_config.py` (MIT); compressed-tensors, `quantization/quant_config.py` and
+`quant_args.py` (Apache-2.0); GPTQModel, `gptqmodel/quantization/config.py` (Apache-2.0).
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
+from snugvl.checkpoint.architecture import Fp8Blocks, PackedInt4
 from snugvl.checkpoint.section import Section, plain, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 Kind = Literal["fp8", "int8", "int4"]
 _INTEGERS: Mapping[int, Kind] = {4: "int4", 8: "int8"}
+_METHODS = ("fp8", "compressed-tensors", "awq", "gptq")
+GROUPS = (32, 64, 128)  # columns that may share a scale: the kernels' own
+_GROUPS = "32, 64 or 128"
+INSTEAD = "use the 16-bit checkpoint with --weights int4, or --backend transformers or vllm"
 _PACKED = (".qweight", ".weight_packed")
 _BESIDE = re.compile(
     r"(\.(qzeros|scales|g_idx|weight_(scale|scale_inv|zero_point|shape|g_idx|global_scale)"
@@ -27,10 +36,9 @@ _EXPERT = re.compile(r"^(.*\.experts)\.\d+\.(gate|up|down)_proj\.weight$")
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How the quantised matrices of a checkpoint are stored. `method` as its quant_method says."""
+    """How the quantised matrices of a checkpoint are stored: each element in `bits`."""
 
     kind: Kind
-    method: str
     bits: int
 
 
@@ -43,46 +51,86 @@ class Place:
 
 
 def read_packing(root: Section) -> Packing | None:
-    """The checkpoint's `quantization_config`, or None for plain weights.
+    """How the checkpoint's matrices are stored, for whatever engine, or None for plain weights.
 
     Raises:
         CheckpointError: a field is missing.
         UnsupportedModel: a method, or a number of bits, whose tensors we can't read.
     """
+    section = _settings(root)
+    if section is None:
+        return None
+    match _method(section):
+        case "fp8":
+            return Packing("fp8", 8)
+        case "compressed-tensors":
+            return _compressed_packing(section)
+        case method:
+            return _integers(section.count("bits"), method, section.where)
+
+
+def read_layout(root: Section) -> Fp8Blocks | PackedInt4 | None:
+    """What our own engine makes of the same, or None for plain weights.
+
+    Raises:
+        CheckpointError: a field is missing.
+        UnsupportedModel: a layout that other engines may run, but not ours.
+    """
+    section = _settings(root)
+    if section is None:
+        return None
+    match _method(section):
+        case "fp8":
+            return _blocks(section)
+        case "awq":
+            return _awq(section)
+        case "gptq":
+            return _gptq(section)
+        case _:
+            return _compressed_layout(section)
+
+
+def _settings(root: Section) -> Section | None:
     values = root.values.get("quantization_config") or root.values.get("compression_config")
     if not values:
         return None
-    section = Section(root.get("quantization_config", dict, values), f"{root.where}: quantization_config")
-    method = section.get("quant_method", str)
-    if method == "fp8":
-        return Packing("fp8", method, 8)
-    if method in ("awq", "gptq"):
-        return _integers(section.count("bits"), method, section.where)
-    if method in ("compressed-tensors", "compressed_tensors"):
-        return _compressed(section)
-    raise UnsupportedModel(
-        f"{section.where} is {shown(method)}; fp8, compressed-tensors, awq and gptq can be read from headers"
-    )
+    return Section(root.get("quantization_config", dict, values), f"{root.where}: quantization_config")
+
+
+def _method(section: Section) -> str:
+    """One of `_METHODS`."""
+    method = str(section.get("quant_method", str)).replace("compressed_tensors", "compressed-tensors")
+    if method not in _METHODS:
+        raise UnsupportedModel(
+            f"{section.where} is {shown(method)}; fp8, compressed-tensors, awq and gptq can be read"
+        )
+    return method
 
 
 def _integers(bits: int, method: str, where: str) -> Packing:
     kind = _INTEGERS.get(bits)
     if kind is None:
         raise UnsupportedModel(f"{where} has {bits}-bit integers ({method}); 4 and 8 bits can be read")
-    return Packing(kind, method, bits)
+    return Packing(kind, bits)
 
 
-def _compressed(section: Section) -> Packing:
-    """compressed-tensors: groups of layers, each with its own weights; all must be of one kind."""
+def _schemes(section: Section) -> dict[str, tuple[Section, Section]]:
+    """compressed-tensors' groups of layers: of each what it says, and what it says of the weights."""
     groups = section.get("config_groups", dict)
+    schemes = {
+        name: Section(group if isinstance(group, dict) else {}, f"{section.where}: {name}")
+        for name, group in groups.items()
+    }
+    return {name: (scheme, scheme.section("weights")) for name, scheme in schemes.items()}
+
+
+def _compressed_packing(section: Section) -> Packing:
+    """All groups must be of one kind."""
     found = set()
-    for name, group in groups.items():
-        weights = Section(group if isinstance(group, dict) else {}, f"{section.where}: {name}").section(
-            "weights"
-        )
+    for _, weights in _schemes(section).values():
         bits, number = weights.count("num_bits"), weights.get("type", str, "int")
         if (number, bits) == ("float", 8):
-            found.add(Packing("fp8", "compressed-tensors", 8))
+            found.add(Packing("fp8", 8))
         elif number == "int":
             found.add(_integers(bits, "compressed-tensors", weights.where))
         else:
@@ -93,6 +141,95 @@ def _compressed(section: Section) -> Packing:
         kinds = sorted(packing.kind for packing in found)
         raise UnsupportedModel(f"{section.where} mixes weights of {kinds or 'no kind'}; one kind can be read")
     return found.pop()
+
+
+def _blocks(section: Section) -> Fp8Blocks:
+    """The official FP8 layout."""
+    block = section.values.get("weight_block_size")
+    if not isinstance(block, list) or len(block) != 2 or not all(isinstance(side, int) for side in block):
+        _refuse(section, "fp8", {"weight_block_size": block}, "the official checkpoints, [128, 128]")
+    return Fp8Blocks(rows=block[0], columns=block[1])
+
+
+def _awq(section: Section) -> PackedInt4:
+    """AWQ as AutoAWQ's "gemm" layout stores it, which is what the Hub has."""
+    values = section.values
+    found = {
+        "bits": values.get("bits"),
+        "group_size": values.get("group_size"),
+        "version": str(values.get("version") or values.get("checkpoint_format") or "gemm").lower(),
+    }
+    if found["bits"] != 4 or found["group_size"] not in GROUPS or found["version"] != "gemm":
+        _refuse(section, "awq", found, f"4 bits in groups of {_GROUPS} in version 'gemm'")
+    return PackedInt4("awq", values["group_size"])
+
+
+def _gptq(section: Section) -> PackedInt4:
+    """GPTQ as AutoGPTQ and GPTQModel store it; the older format has its zero points less one."""
+    values = section.values
+    found = {
+        "bits": values.get("bits"),
+        "group_size": values.get("group_size"),
+        "desc_act": bool(values.get("desc_act")),
+        "checkpoint_format": values.get("checkpoint_format") or "gptq",
+        "dynamic": values.get("dynamic") or None,  # other settings for some modules
+    }
+    known = (
+        found["bits"] == 4
+        and found["group_size"] in GROUPS
+        and not found["desc_act"]
+        and found["checkpoint_format"] in ("gptq", "gptq_v2")
+        and found["dynamic"] is None
+    )
+    if not known:
+        _refuse(section, "gptq", found, f"4 bits in groups of {_GROUPS} without desc_act or dynamic")
+    return PackedInt4("gptq", values["group_size"], offset=int(found["checkpoint_format"] == "gptq"))
+
+
+def _compressed_layout(section: Section) -> PackedInt4:
+    """compressed-tensors' "pack-quantized": 4-bit groups, symmetric or not, activations as they are."""
+    for key in ("kv_cache_scheme", "transform_config", "sparsity_config"):
+        if section.values.get(key):
+            _refuse(
+                section,
+                "compressed-tensors",
+                {key: section.values[key]},
+                "neither this nor others of its kind",
+            )
+    schemes = _schemes(section)
+    found = {_packed(section, scheme, weights.values) for scheme, weights in schemes.values()}
+    if len(found) != 1:
+        _refuse(section, "compressed-tensors", {"config_groups": sorted(schemes)}, "one scheme for all")
+    return found.pop()
+
+
+def _packed(section: Section, scheme: Section, weights: Mapping[str, Any]) -> PackedInt4:
+    found = {
+        "format": scheme.values.get("format") or section.values.get("format"),
+        "num_bits": weights.get("num_bits"),
+        "type": weights.get("type", "int"),
+        "strategy": weights.get("strategy"),
+        "group_size": weights.get("group_size"),
+        "actorder": weights.get("actorder"),
+        "input_activations": scheme.values.get("input_activations"),
+        "output_activations": scheme.values.get("output_activations"),
+    }
+    known = (
+        found["format"] == "pack-quantized"
+        and (found["num_bits"], found["type"], found["strategy"]) == (4, "int", "group")
+        and found["group_size"] in GROUPS
+        and found["actorder"] in (None, "static", "weight")  # "group" would mix the columns of groups
+        and not (found["input_activations"] or found["output_activations"])
+    )
+    if not known:
+        wanted = f"pack-quantized weights of 4-bit int in groups of {_GROUPS}, activations left alone"
+        _refuse(scheme, "compressed-tensors", found, wanted)
+    return PackedInt4("compressed-tensors", weights["group_size"], bool(weights.get("symmetric", True)))
+
+
+def _refuse(section: Section, method: str, found: dict[str, Any], known: str) -> NoReturn:
+    has = ", ".join(f"{key} {shown(value)}" for key, value in found.items())
+    raise UnsupportedModel(f"{section.where} is {method!r} with {has}; our engine reads {known}: {INSTEAD}")
 
 
 def place(name: str) -> Place:
@@ -134,9 +271,3 @@ def check_whole(name: str, held: int, shape: tuple[int, ...], wanted: int, where
         raise CheckpointError(
             f"{where}: {name} has {held:,} elements, but config.json asks for {list(shape)} = {wanted:,}"
         )
-
-
-def stored_fp8(values: Mapping[str, Any]) -> tuple[int, int]:
-    """Rows and columns of an FP8 block in a `quantization_config`."""
-    rows, columns = values["weight_block_size"]
-    return int(rows), int(columns)

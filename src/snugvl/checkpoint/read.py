@@ -1,15 +1,97 @@
-"""`facts_of`: what the planner must know of a model, from the nearest place that knows it."""
+"""`facts_of`: what the planner must know of a model, from the nearest place that knows it.
 
+What was read from the Hub is kept by commit, so that a plan works offline afterwards:
+
+    headers/OWNER--NAME/refs.json      branch or tag → [commit, when it was asked, seconds since 1970]
+    headers/OWNER--NAME/COMMIT.json    configuration and tensors
+"""
+
+import json
+import os
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from snugvl.checkpoint.assemble import assemble
-from snugvl.checkpoint.cache import HeaderCache
+from snugvl.checkpoint.assemble import Material, Stored, assemble, folder_material
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.checkpoint.facts import ModelFacts
-from snugvl.checkpoint.folder import folder_material
 from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
+from snugvl.checkpoint.listing import is_commit
 from snugvl.checkpoint.locate import POCKET, complete, is_hub_cached, looks_like_hub_id, near
+from snugvl.checkpoint.store import write_whole
 from snugvl.errors import CheckpointError, CheckpointNotFound
+
+FRESH_SECONDS = 24 * 3600  # a branch may move: after a day the Hub is asked again, if there is a network
+
+
+def default_cache() -> Path:
+    """`$XDG_CACHE_HOME/snugvl/headers`, `%LOCALAPPDATA%` on Windows, else below `~/.cache`."""
+    chosen = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
+    return Path(chosen or "~/.cache").expanduser() / "snugvl" / "headers"
+
+
+class HeaderCache:
+    """What was read of repositories. A broken file counts as none; one that can't be written is left out."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = default_cache() if folder is None else folder
+
+    def get(self, repo: str, revision: str | None, *, stale: bool) -> Material | None:
+        """What is known of `revision`. `stale`: also if its branch was last asked for more than a day ago."""
+        revision = revision or "main"
+        commit: Any = revision
+        if not is_commit(revision):
+            commit, asked = self._refs(repo).get(revision, (None, 0.0))
+            if not stale and not 0 <= time.time() - asked < FRESH_SECONDS:
+                return None
+        if not is_commit(commit):
+            return None
+        return self._load(repo, commit)
+
+    def put(self, repo: str, revision: str | None, material: Material) -> None:
+        """Keep `material` under its commit, and the commit under its branch."""
+        if not is_commit(material.revision):
+            return
+        values = {
+            "config": material.config,
+            "images": material.images,
+            "tensors": material.tensors,
+            "download_bytes": material.download_bytes,
+        }
+        refs = self._refs(repo) | {revision or "main": (material.revision, time.time())}
+        with suppress(OSError):
+            self._place(repo).mkdir(parents=True, exist_ok=True)
+            self._keep(repo, str(material.revision), values)
+            self._keep(repo, "refs", refs)
+
+    def _keep(self, repo: str, name: str, values: object) -> None:
+        text = json.dumps(values)
+        write_whole(self._place(repo) / f"{name}.json", lambda path: path.write_text(text, "utf-8"))
+
+    def _place(self, repo: str) -> Path:
+        return self.folder / repo.replace("/", "--")
+
+    def _refs(self, repo: str) -> dict[str, tuple[Any, float]]:
+        try:
+            values = json.loads((self._place(repo) / "refs.json").read_text(encoding="utf-8"))
+            return {str(name): (commit, float(asked)) for name, (commit, asked) in values.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def _load(self, repo: str, commit: str) -> Material | None:
+        try:
+            values = json.loads((self._place(repo) / f"{commit}.json").read_text(encoding="utf-8"))
+            tensors = tuple(
+                Stored(str(name), str(dtype), tuple(map(int, shape)), int(nbytes))
+                for name, dtype, shape, nbytes in values["tensors"]
+            )
+            size = int(values["download_bytes"])
+            material = Material(repo, "hub", commit, values["config"], values["images"], tensors, size)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        right = isinstance(material.config, dict) and isinstance(material.images, dict | None) and tensors
+        return material if right else None
 
 
 def facts_of(

@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from snugvl.checkpoint.names import shards_of
+from snugvl.checkpoint.listing import INDEX, SINGLE, shards_of
 from snugvl.checkpoint.section import read_json, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
@@ -27,11 +27,9 @@ DTYPE_BYTES = {
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-INDEX = "model.safetensors.index.json"
 MAX_TENSORS = 1_000_000  # of a checkpoint; the largest have a tenth of it
 MAX_DIMENSIONS = 16
 MAX_NUMBER = 2**62  # in shapes and offsets
-SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,8 @@ class Section:
             )
         right = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
         if kind is float:
-            value, right = _finite(value)
+            number = finite(value)
+            value, right = (value, False) if number is None else (number, True)
         if not right:
             raise CheckpointError(f"{self.where} has {key!r} = {shown(value)}, expected {kind.__name__}")
         return value
@@ -61,18 +62,29 @@ class Section:
             )
         return value
 
+    def need(self, *keys: str) -> None:
+        """Refuse a file that leaves one of `keys` out, whatever its default would be."""
+        for key in keys:
+            self.get(key, object)
+
     def section(self, key: str) -> "Section":
         return Section(self.get(key, dict), f"{self.where}: {key}")
 
 
-def _finite(value: Any) -> tuple[Any, bool]:
-    """A number as float, and whether it is one: JSON has whole numbers that no float holds, and NaN."""
+def require(right: bool, where: str, problem: str) -> None:
+    """Refuse contradictions here, with both numbers, instead of as a shape error deep in the network."""
+    if not right:
+        raise CheckpointError(f"{where}: {problem}")
+
+
+def finite(value: object) -> float | None:
+    """A number as float, or None: JSON has whole numbers that no float holds, and NaN."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return value, False
+        return None
     try:
-        return float(value), math.isfinite(value)
+        return float(value) if math.isfinite(value) else None
     except OverflowError:
-        return value, False
+        return None
 
 
 def read_json(path: Path) -> dict[str, Any]:

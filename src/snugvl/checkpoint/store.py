@@ -5,7 +5,7 @@
     models--OWNER--NAME/snapshots/COMMIT/FILE   a relative link to a blob
     models--OWNER--NAME/refs/REVISION           the commit of a branch or tag
 
-Every name in here is checked (`names.py`) or a hash that we worked out ourselves. A content gets its name
+Every name in here is checked (`listing.py`) or a hash that we worked out ourselves. A content gets its name
 when it has been verified. Nothing is deleted that this run did not write, and no link is written through.
 """
 
@@ -95,7 +95,7 @@ class Store:
 
     def keep(self, name: str, data: bytes) -> None:
         """Keep a small content under the hash that it was verified to have."""
-        _put(self.blobs / name, lambda path: path.write_bytes(data))
+        write_whole(self.blobs / name, lambda path: path.write_bytes(data))
 
     def snapshot(self, commit: str) -> Path:
         """The folder of a commit's files.
@@ -127,14 +127,14 @@ class Store:
         except FileExistsError:  # another process was quicker
             return
         except OSError:  # Windows, without the right to make links
-            _put(path, lambda copy: shutil.copyfile(blob, copy))
+            write_whole(path, lambda copy: shutil.copyfile(blob, copy))
 
     def refer(self, revision: str, commit: str) -> None:
         """Remember which commit a branch or tag is."""
         path = self.folder / "refs" / revision
         for folder in reversed(path.relative_to(self.folder).parents[:-1]):
             _make(self.folder / folder)
-        _put(path, lambda copy: copy.write_text(commit, encoding="utf-8"))
+        write_whole(path, lambda copy: copy.write_text(commit, encoding="utf-8"))
 
 
 def sha256_in(file: BinaryIO) -> str:
@@ -153,6 +153,17 @@ def git_blob_id(data: bytes) -> str:
     return digest.hexdigest()
 
 
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """A file whole or not at all; a link that stands at `path` is replaced, not followed."""
+    copy = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        write(copy)
+        copy.replace(path)
+    except BaseException:
+        copy.unlink(missing_ok=True)
+        raise
+
+
 def _stands(path: Path) -> bool:
     """Whether anything is at `path`, a broken link included."""
     return os.path.lexists(path)
@@ -168,14 +179,3 @@ def _make(folder: Path) -> None:
 def _equal(path: Path, blob: Path) -> bool:
     with path.open("rb") as one, blob.open("rb") as other:
         return sha256_in(one) == sha256_in(other)
-
-
-def _put(path: Path, write: Callable[[Path], object]) -> None:
-    """A file whole or not at all; a link that stands at `path` is replaced, not followed."""
-    copy = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
-    try:
-        write(copy)
-        copy.replace(path)
-    except BaseException:
-        copy.unlink(missing_ok=True)
-        raise

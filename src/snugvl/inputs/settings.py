@@ -4,14 +4,12 @@ A value that would change pixels and that isn't implemented is refused by name; 
 the defaults that Hugging Face's own processors have.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
-from snugvl.checkpoint.section import read_json
+from snugvl.checkpoint.section import Section, finite, read_json, shown
 from snugvl.errors import CheckpointError
 
 # Switches of transformers' processors that we have only one way of.
@@ -59,14 +57,11 @@ class PixelSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingSettings:
-    """Which frames of a video are looked at. `cap_pixels` bounds each frame by `max_frame_tokens`."""
+class FrameCap:
+    """Whether, besides the limit of all frames, each frame of a video is bounded: by how many tokens."""
 
-    fps: float
-    min_frames: int
-    max_frames: int
-    cap_pixels: bool
-    max_frame_tokens: int
+    applies: bool
+    max_tokens: int
 
 
 def read_pixel_settings(folder: Path, *, video: bool = False) -> PixelSettings:
@@ -75,28 +70,33 @@ def read_pixel_settings(folder: Path, *, video: bool = False) -> PixelSettings:
     Raises:
         CheckpointError: a file is missing, or a value is missing, nonsense or not implemented.
     """
-    values, where = _section(folder, video)
+    section = _section(folder, video)
+    values, where = section.values, section.where
     for key, wanted in _FIXED.items():
         if values.get(key) not in (None, wanted):
-            raise CheckpointError(f"{where} has {key!r} = {values[key]!r}; only {wanted} is supported")
+            raise CheckpointError(f"{where} has {key!r} = {shown(values[key])}; only {wanted} is supported")
     resample = values.get("resample", _BICUBIC)
     allowed = (_BICUBIC,) if video else tuple(int(r) for r in Image.Resampling)
     if isinstance(resample, bool) or resample not in allowed:
-        raise CheckpointError(f"{where} has 'resample' = {resample!r}, expected one of {allowed}")
-    minimum, maximum = _limits(values, where)
+        raise CheckpointError(f"{where} has 'resample' = {shown(resample)}, expected one of {allowed}")
+    minimum, maximum = _limits(section)
     settings = PixelSettings(
-        patch_size=_count(values, "patch_size", where),
-        temporal_patch_size=_count(values, "temporal_patch_size", where),
-        merge_size=_count(values, "merge_size", where),
+        patch_size=section.count("patch_size"),
+        temporal_patch_size=section.count("temporal_patch_size"),
+        merge_size=section.count("merge_size"),
         min_pixels=minimum,
         max_pixels=maximum,
-        mean=_triple(values, "image_mean", where),
-        std=_triple(values, "image_std", where),
-        rescale_factor=_positive(values, "rescale_factor", where, 1 / 255),
+        mean=_triple(section, "image_mean"),
+        std=_triple(section, "image_std"),
+        rescale_factor=section.get("rescale_factor", float, 1 / 255),
         resample=int(resample),
     )
     if min(settings.std) <= 0:
         raise CheckpointError(f"{where} has 'image_std' = {list(settings.std)}, expected positive numbers")
+    if settings.rescale_factor <= 0:
+        raise CheckpointError(
+            f"{where} has 'rescale_factor' = {settings.rescale_factor:g}, expected a positive number"
+        )
     if maximum < settings.factor**2:
         raise CheckpointError(
             f"{where} allows {maximum} pixels; one token alone has {settings.factor}×{settings.factor}"
@@ -104,8 +104,10 @@ def read_pixel_settings(folder: Path, *, video: bool = False) -> PixelSettings:
     return settings
 
 
-def read_sampling_settings(folder: Path, *, video_tokens: int = 768) -> SamplingSettings:
-    """How a checkpoint's video preprocessor samples frames; defaults are those of `Qwen3VLVideoProcessor`.
+def read_frame_cap(folder: Path, *, video_tokens: int = 768) -> FrameCap:
+    """How a checkpoint's video preprocessor bounds frames; defaults are those of `Qwen3VLVideoProcessor`.
+
+    Which frames of a video are looked at is chosen where it is decoded (`server/intake/frames.py`).
 
     Args:
         video_tokens: what `max_video_tokens` is by default.
@@ -113,14 +115,9 @@ def read_sampling_settings(folder: Path, *, video_tokens: int = 768) -> Sampling
     Raises:
         CheckpointError: a file is missing or a value is nonsense.
     """
-    values, where = _section(folder, video=True)
-    return SamplingSettings(
-        fps=_positive(values, "fps", where, 2.0),
-        min_frames=_count(values, "min_frames", where, 4),
-        max_frames=_count(values, "max_frames", where, 768),
-        cap_pixels=values.get("cap_pixels_per_frame") is True,
-        max_frame_tokens=_count(values, "max_video_tokens", where, video_tokens),
-    )
+    section = _section(folder, video=True)
+    tokens = section.count("max_video_tokens", video_tokens)
+    return FrameCap(section.values.get("cap_pixels_per_frame") is True, tokens)
 
 
 def has_video_settings(folder: Path) -> bool:
@@ -130,7 +127,7 @@ def has_video_settings(folder: Path) -> bool:
     return nested or (folder / "video_preprocessor_config.json").exists()
 
 
-def _section(folder: Path, video: bool) -> tuple[Mapping[str, Any], str]:
+def _section(folder: Path, video: bool) -> Section:
     """The settings and the file they are in. transformers 5 saves both into one processor_config.json.
 
     Qwen2.5-VL's folders have none for videos; transformers reads the images' then.
@@ -144,48 +141,29 @@ def _section(folder: Path, video: bool) -> tuple[Mapping[str, Any], str]:
     if joint.exists():
         nested = read_json(joint).get(key)
         if isinstance(nested, dict):
-            return nested, f"{joint}: {key}"
+            return Section(nested, f"{joint}: {key}")
     if video and not (folder / name).exists():
         return _section(folder, video=False)
-    return read_json(folder / name), str(folder / name)
+    return Section(read_json(folder / name), str(folder / name))
 
 
-def _limits(values: Mapping[str, Any], where: str) -> tuple[int, int]:
+def _limits(section: Section) -> tuple[int, int]:
     """Smallest and largest area: older files name them min_pixels and max_pixels, and those win."""
-    size = values.get("size") or {}
-    if not isinstance(size, dict):
-        raise CheckpointError(f"{where} has 'size' = {size!r}, expected shortest_edge and longest_edge")
+    values, size = section.values, section.get("size", dict, {})
     found = {
         "shortest_edge": values.get("min_pixels") or size.get("shortest_edge") or size.get("min_pixels"),
         "longest_edge": values.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels"),
     }
-    minimum, maximum = (_count(found, key, f"{where}: size") for key in found)
+    limits = Section(found, f"{section.where}: size")
+    minimum, maximum = limits.count("shortest_edge"), limits.count("longest_edge")
     if minimum > maximum:
-        raise CheckpointError(f"{where} allows at least {minimum} and at most {maximum} pixels")
+        raise CheckpointError(f"{section.where} allows at least {minimum} and at most {maximum} pixels")
     return minimum, maximum
 
 
-def _count(values: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    value = values.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"{where} has {key!r} = {value!r}, expected a positive whole number")
-    return value
-
-
-def _positive(values: Mapping[str, Any], key: str, where: str, default: float) -> float:
-    value = values.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise CheckpointError(f"{where} has {key!r} = {value!r}, expected a positive number")
-    return float(value)
-
-
-def _triple(values: Mapping[str, Any], key: str, where: str) -> tuple[float, float, float]:
-    value = values.get(key)
-    numbers = isinstance(value, list) and all(
-        isinstance(v, int | float) and not isinstance(v, bool) for v in value
-    )
-    if not numbers or value is None or len(value) != 3:
-        raise CheckpointError(f"{where} has {key!r} = {value!r}, expected three numbers")
-    return float(value[0]), float(value[1]), float(value[2])
+def _triple(section: Section, key: str) -> tuple[float, float, float]:
+    value = section.get(key, list)
+    numbers = [each for each in map(finite, value) if each is not None]
+    if len(value) != 3 or len(numbers) != 3:
+        raise CheckpointError(f"{section.where} has {key!r} = {shown(value)}, expected three numbers")
+    return numbers[0], numbers[1], numbers[2]

@@ -10,9 +10,7 @@ frames together: frames are scaled down until they fit, as transformers does wit
 """
 
 import math
-from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -30,11 +28,11 @@ from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.image import to_rgb
 from snugvl.inputs.pixels import digest, every_byte, normalise, patches_of
 from snugvl.inputs.settings import (
+    FrameCap,
     PixelSettings,
-    SamplingSettings,
     has_video_settings,
+    read_frame_cap,
     read_pixel_settings,
-    read_sampling_settings,
 )
 from snugvl.models.batch import GridTHW
 
@@ -42,9 +40,9 @@ from snugvl.models.batch import GridTHW
 class VideoPreprocessor:
     """Prepares videos as one checkpoint wants them: a Qwen3-VL, which reads times as text."""
 
-    def __init__(self, settings: PixelSettings, sampling: SamplingSettings) -> None:
+    def __init__(self, settings: PixelSettings, cap: FrameCap) -> None:
         self.settings = settings
-        self.sampling = sampling
+        self.cap = cap
         self.most_patches: int | None = None
 
     @classmethod
@@ -54,7 +52,7 @@ class VideoPreprocessor:
         Raises:
             CheckpointError: the file is missing or holds nonsense.
         """
-        return cls(read_pixel_settings(folder, video=True), read_sampling_settings(folder))
+        return cls(read_pixel_settings(folder, video=True), read_frame_cap(folder))
 
     def limited(self, patches: int) -> Self:
         """The same for videos of at most that many patches, all frames together."""
@@ -179,27 +177,12 @@ class VideoPreprocessor:
             f"<{(times[i] + times[i + depth - 1]) / 2:.1f} seconds>" for i in range(0, len(times), depth)
         )
 
-    def sample_frames(
-        self, frames: Sequence[Image.Image], fps: float, *, target_fps: float | None = None
-    ) -> Video:
-        """Choose frames of a whole video, evenly.
-
-        Args:
-            frames: all frames, `fps` of them a second.
-            target_fps: frames a second to keep; the checkpoint's own (2 for Qwen3-VL) when None.
-        """
-        if not frames or not 0 < fps < float("inf"):
-            raise RequestError(f"{len(frames)} frames at {fps} a second make no video", field="messages")
-        sampling = self.sampling if target_fps is None else replace(self.sampling, fps=target_fps)
-        indices = frame_indices(len(frames), fps, sampling)
-        return Video(tuple(frames[i] for i in indices), tuple(i / fps for i in indices))
-
     def _max_pixels(self, frames: int) -> int:
         """The area of all frames together, or less where the checkpoint also caps each frame."""
         limit = self.settings.max_pixels
-        if self.sampling.cap_pixels:
-            cap = self.sampling.max_frame_tokens * self.settings.factor**2
-            limit = frames * max(min(cap, limit // frames), int(self.settings.min_pixels * 1.05))
+        if self.cap.applies:
+            most = self.cap.max_tokens * self.settings.factor**2
+            limit = frames * max(min(most, limit // frames), int(self.settings.min_pixels * 1.05))
         # The rule counts an odd last frame as half a pair, or not at all; the tower sees a whole one.
         depth = self.settings.temporal_patch_size
         return min(limit, self._frame_room(frames) * (frames // depth * depth))
@@ -215,8 +198,8 @@ class VideoPreprocessor:
 class PositionedVideoPreprocessor(VideoPreprocessor):
     """The same for a Qwen2.5-VL: one run of placeholders, limits for each frame, times as positions."""
 
-    def __init__(self, settings: PixelSettings, sampling: SamplingSettings, tokens_per_second: int) -> None:
-        super().__init__(settings, sampling)
+    def __init__(self, settings: PixelSettings, cap: FrameCap, tokens_per_second: int) -> None:
+        super().__init__(settings, cap)
         self.tokens_per_second = tokens_per_second
 
     def _scaled(self, frames: int, width: int, height: int) -> tuple[int, int]:
@@ -247,10 +230,10 @@ class PositionedVideoPreprocessor(VideoPreprocessor):
 
     def _max_pixels(self, frames: int) -> int:
         """The area of a frame; less where the checkpoint shares out a number of tokens among all of them."""
-        settings, sampling = self.settings, self.sampling
+        settings, cap = self.settings, self.cap
         limit = settings.max_pixels
-        if sampling.cap_pixels:
-            shared = int(sampling.max_frame_tokens * settings.factor**2 * 0.9)
+        if cap.applies:
+            shared = int(cap.max_tokens * settings.factor**2 * 0.9)
             share = shared * settings.temporal_patch_size // frames
             limit = max(min(limit, share), int(settings.min_pixels * 1.05))
         return min(limit, self._frame_room(frames))
@@ -266,16 +249,9 @@ def read_video_preprocessor(folder: Path, vision: VisionConfig) -> VideoPreproce
         return VideoPreprocessor.from_folder(folder) if has_video_settings(folder) else None
     return PositionedVideoPreprocessor(
         read_pixel_settings(folder, video=True),
-        read_sampling_settings(folder, video_tokens=128_000),
+        read_frame_cap(folder, video_tokens=128_000),
         vision.tokens_per_second,
     )
-
-
-def frame_indices(total: int, fps: float, sampling: SamplingSettings) -> list[int]:
-    """Which of `total` frames at `fps` are kept: evenly spaced, first and last among them."""
-    wanted = int(total / fps * sampling.fps)
-    count = min(max(wanted, sampling.min_frames), sampling.max_frames, total)
-    return [int(i) for i in np.linspace(0, total - 1, count).round()]
 
 
 def _resized(frame: Image.Image, size: tuple[int, int]) -> list[npt.NDArray[np.uint8]]:

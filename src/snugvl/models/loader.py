@@ -27,7 +27,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, PackedInt4
-from snugvl.checkpoint.configs import read_config
+from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear

@@ -27,7 +27,7 @@ from typing import Protocol
 import torch
 
 from snugvl.checkpoint.architecture import PackedInt4
-from snugvl.checkpoint.configs.ready_made import INSTEAD
+from snugvl.checkpoint.quantized import INSTEAD
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from snugvl.inputs.tools.values import ALL, Types, referred, value_json
+from snugvl.inputs.tools.grammar import referred
+from snugvl.inputs.tools.qwen_xml import ALL, Types, value_json
 
 DEFS: dict[str, Any] = {
     "a/b": {"type": "boolean"},

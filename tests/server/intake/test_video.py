@@ -4,6 +4,7 @@ import asyncio
 import base64
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,6 @@ from PIL import Image
 
 from snugvl.backends.protocol import Video
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
-from snugvl.inputs.settings import SamplingSettings
-from snugvl.inputs.video import frame_indices as sampled_by_the_processor
 from snugvl.server.intake import frames
 from snugvl.server.intake.frames import decode_video, frame_indices, scaled_size
 from snugvl.server.intake.intake import Intake
@@ -131,9 +130,14 @@ def test_phones_say_how_to_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("total", [1, 2, 3, 7, 50, 64, 65, 1000, 12345])
 @pytest.mark.parametrize("rate", [7.0, 24.0, 30.0])
 def test_frames_are_those_that_the_processor_would_choose(total: int, rate: float) -> None:
-    sampling = SamplingSettings(fps=2.0, min_frames=4, max_frames=64, cap_pixels=False, max_frame_tokens=768)
+    """Without torchvision none of transformers' can be made; choosing frames needs three of its fields."""
+    from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+
+    processor = SimpleNamespace(fps=2, min_frames=4, max_frames=64)
+    video = SimpleNamespace(total_num_frames=total, fps=rate)
+    theirs = Qwen3VLVideoProcessor.sample_frames(processor, video, fps=2)
     ours = frame_indices(total, total / rate, 2.0, replace(LIMITS, max_frames=64))
-    assert ours == sampled_by_the_processor(total, rate, sampling)
+    assert ours == theirs.tolist()
 
 
 def test_scaled_sizes_stay_within() -> None:

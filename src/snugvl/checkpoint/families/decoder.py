@@ -1,12 +1,18 @@
 """The decoder that nearly all families share: attention with grouped keys, a gated MLP, RMS norms."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from snugvl.checkpoint.architecture import LayerKind, Rope, TextConfig
 from snugvl.checkpoint.facts import KVLayer, TextFacts
 from snugvl.checkpoint.families.network import Expected, linear, norm
-from snugvl.checkpoint.section import MAX_LAYERS, Section, shown
-from snugvl.errors import CheckpointError
+from snugvl.checkpoint.section import MAX_COUNT, MAX_LAYERS, Section, require, shown
+from snugvl.errors import CheckpointError, UnsupportedModel
+
+SIZES = {
+    "hidden": "hidden_size", "intermediate": "intermediate_size", "layers": "num_hidden_layers",
+    "heads": "num_attention_heads", "vocab": "vocab_size", "max_positions": "max_position_embeddings",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +26,12 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Sizes of a decoder and its switches. `windows`: of each layer, None for all tokens."""
+    """Sizes of a decoder and its switches.
+
+    Attributes:
+        windows: of each layer, None for all tokens.
+        fused: queries, keys and values are one matrix, gate and up another.
+    """
 
     hidden: int
     intermediate: int
@@ -35,37 +46,8 @@ class Decoder:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    fused: bool = False
     experts: Experts | None = None
-
-    @classmethod
-    def of(
-        cls,
-        sizes: Mapping[str, int],
-        *,
-        windows: tuple[int | None, ...],
-        qkv_bias: bool = False,
-        o_bias: bool = False,
-        mlp_bias: bool = False,
-        qk_norm: bool = False,
-        experts: Experts | None = None,
-    ) -> "Decoder":
-        """From what `read_sizes` returns."""
-        return cls(
-            hidden=sizes["hidden"],
-            intermediate=sizes["intermediate"],
-            layers=sizes["layers"],
-            heads=sizes["heads"],
-            kv_heads=sizes["kv_heads"],
-            head_dim=sizes["head_dim"],
-            vocab=sizes["vocab"],
-            max_positions=sizes["max_positions"],
-            windows=windows,
-            qkv_bias=qkv_bias,
-            o_bias=o_bias,
-            mlp_bias=mlp_bias,
-            qk_norm=qk_norm,
-            experts=experts,
-        )
 
     def facts(self) -> TextFacts:
         """The same as the planner's nouns."""
@@ -74,24 +56,57 @@ class Decoder:
             self.hidden, self.intermediate, self.layers, self.heads, self.vocab, self.max_positions, kv
         )
 
-    def tensors(self, prefix: str) -> Iterator[Expected]:
-        """Embedding, layers and final norm under `prefix`."""
+    def config(self, rope: Rope, epsilon: float, limit: int | None = None) -> TextConfig:
+        """The same as the engine's. `epsilon`: of the norms; `limit`: tokens, where rotary settings say."""
+        limit = limit or self.max_positions
+        # A window that no context outgrows is none.
+        windows = [None if each is None or each >= limit else each for each in self.windows]
+        sliding: LayerKind = "sliding"
+        full: LayerKind = "full"
+        return TextConfig(
+            hidden_size=self.hidden,
+            num_layers=self.layers,
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate,
+            vocab_size=self.vocab,
+            max_position_embeddings=limit,
+            rms_norm_eps=epsilon,
+            rope=rope,
+            kinds=tuple(full if each is None else sliding for each in windows),
+            qkv_bias=self.qkv_bias,
+            o_bias=self.o_bias,
+            qk_norm=self.qk_norm,
+            window=next((each for each in windows if each is not None), None),
+            fused=self.fused,
+        )
+
+    def tensors(
+        self,
+        prefix: str,
+        *,
+        norms: Sequence[str] = ("input", "post_attention"),
+        attention: Callable[[int, str], Iterator[Expected]] | None = None,
+    ) -> Iterator[Expected]:
+        """Embedding, layers and final norm under `prefix`. `attention`: a layer's own, by number and name."""
         yield Expected(f"{prefix}.embed_tokens.weight", (self.vocab, self.hidden), "embedding")
         for index in range(self.layers):
             layer = f"{prefix}.layers.{index}"
-            yield from self.attention(f"{layer}.self_attn")
+            yield from attention(index, layer) if attention else self.attention(f"{layer}.self_attn")
             if self.experts and self.experts.sparse[index]:
                 yield from _mixture(f"{layer}.mlp", self.hidden, self.experts)
             else:
                 yield from self.mlp(f"{layer}.mlp")
-            yield from norm(f"{layer}.input_layernorm", self.hidden)
-            yield from norm(f"{layer}.post_attention_layernorm", self.hidden)
+            for place in norms:
+                yield from norm(f"{layer}.{place}_layernorm", self.hidden)
         yield from norm(f"{prefix}.norm", self.hidden)
 
-    def attention(self, name: str) -> Iterator[Expected]:
-        """Four projections, and the norms of queries and keys where the family has them."""
+    def attention(self, name: str, *, gated: bool = False) -> Iterator[Expected]:
+        """Projections, and the norms of queries and keys. `gated`: queries bring a gate: twice the rows."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        for part, rows in (("q", queries), ("k", keys), ("v", keys)):
+        parts = (("q", 2 * queries if gated else queries), ("k", keys), ("v", keys))
+        for part, rows in (("qkv", queries + 2 * keys),) if self.fused else parts:
             yield from linear(f"{name}.{part}_proj", rows, self.hidden, "linear", bias=self.qkv_bias)
         yield from linear(f"{name}.o_proj", self.hidden, queries, "linear", bias=self.o_bias)
         if self.qk_norm:
@@ -100,11 +115,10 @@ class Decoder:
 
     def mlp(self, name: str) -> Iterator[Expected]:
         """Gate, up and down."""
-        for part in ("gate", "up"):
-            yield from linear(
-                f"{name}.{part}_proj", self.intermediate, self.hidden, "linear", bias=self.mlp_bias
-            )
-        yield from linear(f"{name}.down_proj", self.hidden, self.intermediate, "linear", bias=self.mlp_bias)
+        width, bias = self.intermediate, self.mlp_bias
+        for part, rows in (("gate_up", 2 * width),) if self.fused else (("gate", width), ("up", width)):
+            yield from linear(f"{name}.{part}_proj", rows, self.hidden, "linear", bias=bias)
+        yield from linear(f"{name}.down_proj", self.hidden, width, "linear", bias=bias)
 
 
 def _mixture(name: str, hidden: int, experts: Experts) -> Iterator[Expected]:
@@ -116,47 +130,69 @@ def _mixture(name: str, hidden: int, experts: Experts) -> Iterator[Expected]:
     yield Expected(f"{name}.gate.weight", (experts.count, hidden), "other")
 
 
-def read_sizes(section: Section, defaults: Mapping[str, int]) -> dict[str, int]:
-    """The sizes every decoder has. `defaults`: what transformers' class assumes when a file leaves one out.
+def read_decoder(section: Section, defaults: Mapping[str, int]) -> Decoder:
+    """The sizes every decoder has, its switches off. `defaults`: what transformers' class assumes.
 
     Raises:
         CheckpointError: one is missing, no positive number, or heads can't be grouped.
     """
-    sizes = {
-        "hidden": section.count("hidden_size", defaults.get("hidden")),
-        "intermediate": section.count("intermediate_size", defaults.get("intermediate")),
-        "layers": section.count("num_hidden_layers", defaults.get("layers")),
-        "heads": section.count("num_attention_heads", defaults.get("heads")),
-        "vocab": section.count("vocab_size", defaults.get("vocab")),
-        "max_positions": section.count("max_position_embeddings", defaults.get("max_positions")),
-    }
-    if sizes["layers"] > MAX_LAYERS:
-        raise CheckpointError(f"{section.where} claims {sizes['layers']:,} layers; that is no model")
-    sizes["kv_heads"] = section.count("num_key_value_heads", defaults.get("kv_heads", sizes["heads"]))
-    sizes["head_dim"] = section.count("head_dim", defaults.get("head_dim", sizes["hidden"] // sizes["heads"]))
-    if sizes["heads"] % sizes["kv_heads"]:
-        raise CheckpointError(
-            f"{section.where}: num_attention_heads {sizes['heads']} is no multiple of "
-            f"num_key_value_heads {sizes['kv_heads']}"
-        )
-    return sizes
+
+    def size(name: str, *, most: int = MAX_COUNT) -> int:
+        return section.count(SIZES[name], defaults.get(name), most=most)
+
+    hidden, heads, layers = size("hidden"), size("heads"), size("layers", most=MAX_LAYERS)
+    kv_heads = section.count("num_key_value_heads", defaults.get("kv_heads", heads))
+    require(
+        heads % kv_heads == 0,
+        section.where,
+        f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}",
+    )
+    return Decoder(
+        hidden=hidden,
+        intermediate=size("intermediate"),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=section.count("head_dim", defaults.get("head_dim", hidden // heads)),
+        vocab=size("vocab"),
+        max_positions=size("max_positions"),
+        windows=(None,) * layers,
+    )
 
 
-def windows_by_type(
-    section: Section, layers: int, window: int | None, default: Sequence[str]
-) -> tuple[int | None, ...]:
-    """Windows from `layer_types`, or from `default` where the file has none.
+def need_silu(section: Section) -> None:
+    """Raise UnsupportedModel for an MLP, or a tower's, that our engine's kernels don't have."""
+    act = section.values.get("hidden_act")
+    if act not in (None, "silu"):
+        raise UnsupportedModel(f"{section.where} has hidden_act {shown(act)}; only 'silu' is supported")
+
+
+def layer_types(section: Section, default: Sequence[str], known: Sequence[str]) -> list[str]:
+    """`layer_types`, or `default`, which is as long as the model, where the file has none.
 
     Raises:
         CheckpointError: the list is not as long as the model, or names a kind of layer we don't know.
     """
-    types = section.get("layer_types", list, list(default))
-    if len(types) != layers:
-        raise CheckpointError(f"{section.where} has {len(types)} layer_types for {layers} layers")
-    known = {"full_attention", "sliding_attention"}
-    for kind in types:
-        if not isinstance(kind, str) or kind not in known:
-            raise CheckpointError(
-                f"{section.where} has a layer of type {shown(kind)}; known are {sorted(known)}"
-            )
+    types: list[str] = section.get("layer_types", list, list(default))
+    unknown = [kind for kind in types if kind not in known]
+    if len(types) != len(default) or unknown:
+        raise CheckpointError(
+            f"{section.where} has {len(types)} layer_types for {len(default)} layers"
+            + (f", of an unknown kind {shown(unknown[0])}" if unknown else "")
+        )
+    return types
+
+
+def windows_by_type(section: Section, window: int, default: Sequence[str]) -> tuple[int | None, ...]:
+    """Windows from `layer_types`, or from `default` where the file has none.
+
+    Raises:
+        CheckpointError: as `layer_types`.
+    """
+    types = layer_types(section, default, ("full_attention", "sliding_attention"))
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def sliding(slides: Sequence[bool]) -> list[str]:
+    """The same of layers as `layer_types` calls them."""
+    return ["sliding_attention" if each else "full_attention" for each in slides]

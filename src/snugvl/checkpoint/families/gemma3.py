@@ -1,10 +1,11 @@
 """Gemma 3: five layers with a window to one without, four norms a layer, a SigLIP encoder of fixed size."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from snugvl.checkpoint.families.decoder import Decoder, read_sizes, windows_by_type
-from snugvl.checkpoint.families.network import Expected, Network, edge, head, images_of, norm
-from snugvl.checkpoint.families.siglip import read_siglip
+from snugvl.checkpoint.families.decoder import Decoder, read_decoder, sliding, windows_by_type
+from snugvl.checkpoint.families.network import Expected, Network, head, norm
+from snugvl.checkpoint.families.vision import edge, images_of, read_square, siglip_tensors
 from snugvl.checkpoint.image_rules import FixedSquare
 from snugvl.checkpoint.section import Section
 from snugvl.errors import CheckpointError, UnsupportedModel
@@ -24,6 +25,7 @@ _ALIASES = (
     ("multi_modal_projector.", "model.multi_modal_projector."),
     ("model.vision_tower.vision_model.", "model.vision_tower."),
 )
+_NORMS = ("input", "post_attention", "pre_feedforward", "post_feedforward")
 
 
 def describe(root: Section, architecture: str, images: Section | None) -> Network:
@@ -33,39 +35,38 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         CheckpointError: a field is missing or contradicts another one.
         UnsupportedModel: pan & scan, which makes several images of one, or a pooling head, is switched on.
     """
+    tied = root.get("tie_word_embeddings", bool, True)
     if architecture == TEXT:
         decoder = _decoder(root)
-        tied = root.get("tie_word_embeddings", bool, True)
-        tensors = (*_tensors(decoder, "model"), *head(tied, decoder.vocab, decoder.hidden))
+        tensors = (*decoder.tensors("model", norms=_NORMS), *head(tied, decoder.vocab, decoder.hidden))
         return Network("gemma3_text", architecture, decoder.facts(), None, tied, tensors)
     decoder = _decoder(root.section("text_config"))
-    tied = root.get("tie_word_embeddings", bool, True)
     vision = root.section("vision_config")
     if vision.get("vision_use_head", bool, False):
         raise UnsupportedModel(f"{vision.where} has vision_use_head; Gemma 3 as published has no such head")
-    tower = read_siglip(vision, _SIGLIP)
+    tower = read_square(vision, _SIGLIP)
     settings = images_of(images, root.where)
     if settings.values.get("do_pan_and_scan"):
         raise UnsupportedModel(f"{settings.where} has do_pan_and_scan; only one square per image is known")
     image_tokens = root.count("mm_tokens_per_image", 256)
     side = edge(settings, "size", "height", default=tower.image)
-    grid, tokens_per_side = side // tower.patch, round(image_tokens**0.5)
-    if side != tower.image or tokens_per_side**2 != image_tokens or grid % tokens_per_side:
+    tokens_per_side = round(image_tokens**0.5)
+    if side != tower.image or tokens_per_side**2 != image_tokens or tower.grid % tokens_per_side:
         raise CheckpointError(
             f"{root.where}: {image_tokens} tokens of an image of {side} pixels do not divide the encoder's "
-            f"{grid}×{grid} patches of {tower.image} pixels"
+            f"{tower.grid}×{tower.grid} patches of {tower.image} pixels"
         )
     rule = FixedSquare(side, tower.patch, image_tokens)
     return Network(
         family="gemma3",
         architecture=architecture,
         text=decoder.facts(),
-        vision=tower.facts(rule, merge=grid // tokens_per_side),
+        vision=tower.facts(rule, merge=tower.grid // tokens_per_side),
         tied=tied,
         tensors=(
-            *tower.tensors("model.vision_tower"),
+            *siglip_tensors(tower, "model.vision_tower"),
             *_projector(tower.hidden, decoder.hidden),
-            *_tensors(decoder, "model.language_model"),
+            *decoder.tensors("model.language_model", norms=_NORMS),
             *head(tied, decoder.vocab, decoder.hidden),
         ),
         aliases=_ALIASES,
@@ -73,23 +74,11 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
 
 
 def _decoder(text: Section) -> Decoder:
-    sizes = read_sizes(text, _DEFAULTS)
-    layers, pattern = sizes["layers"], text.count("sliding_window_pattern", 6)
-    types = ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(layers)]
-    windows = windows_by_type(text, layers, text.count("sliding_window", 4096), types)
+    decoder, pattern = read_decoder(text, _DEFAULTS), text.count("sliding_window_pattern", 6)
+    types = sliding([(index + 1) % pattern != 0 for index in range(decoder.layers)])
+    windows = windows_by_type(text, text.count("sliding_window", 4096), types)
     bias = text.get("attention_bias", bool, False)
-    return Decoder.of(sizes, windows=windows, qkv_bias=bias, o_bias=bias, qk_norm=True)
-
-
-def _tensors(decoder: Decoder, prefix: str) -> Iterator[Expected]:
-    yield Expected(f"{prefix}.embed_tokens.weight", (decoder.vocab, decoder.hidden), "embedding")
-    for index in range(decoder.layers):
-        layer = f"{prefix}.layers.{index}"
-        yield from decoder.attention(f"{layer}.self_attn")
-        yield from decoder.mlp(f"{layer}.mlp")
-        for place in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            yield from norm(f"{layer}.{place}_layernorm", decoder.hidden)
-    yield from norm(f"{prefix}.norm", decoder.hidden)
+    return replace(decoder, windows=windows, qkv_bias=bias, o_bias=bias, qk_norm=True)
 
 
 def _projector(vision: int, hidden: int) -> Iterator[Expected]:

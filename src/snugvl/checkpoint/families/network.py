@@ -1,15 +1,17 @@
-"""What a family knows from a configuration alone: the expected tensors and the shapes the planner needs.
+"""The two views of a configuration: `Network` for the plan of any engine, `ModelConfig` for our own.
 
-Names are those of transformers' state_dict; `aliases` turn what older files on the Hub store into them.
+Names of tensors are those of transformers' state_dict; `aliases` turn what older files on the Hub store into
+them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from snugvl.checkpoint.facts import KVLayer, Role, TextFacts, VisionFacts
+from snugvl.checkpoint.architecture import ModelConfig, TextConfig, VisionConfig, VisionTokens
+from snugvl.checkpoint.facts import Role, TextFacts, VisionFacts
+from snugvl.checkpoint.quantized import read_layout
 from snugvl.checkpoint.section import Section
-from snugvl.errors import CheckpointError
 
 
 class Expected(NamedTuple):
@@ -22,13 +24,12 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A configuration, understood.
+    """What the planner needs of a configuration: shapes, image-token rule, and the tensors that follow.
 
     Attributes:
         tied: lm_head is the embedding; a file may store it all the same.
         unloaded: what published files store besides, and no engine loads.
         aliases: (prefix in older files, prefix in transformers' state_dict), the first match counts.
-        native: our own engine has this network (a quantisation may still exclude it).
     """
 
     family: str
@@ -39,7 +40,6 @@ class Network:
     tensors: tuple[Expected, ...]
     unloaded: tuple[Expected, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
-    native: bool = False
 
     def canonical(self, name: str) -> str:
         """transformers' name of a tensor as the file calls it."""
@@ -47,6 +47,42 @@ class Network:
             if name.startswith(old):
                 return new + name.removeprefix(old)
         return name
+
+
+def model_config(
+    root: Section,
+    architecture: str,
+    text: TextConfig,
+    *,
+    tied: bool,
+    inner: Section | None = None,
+    vision: VisionConfig | None = None,
+    tokens: VisionTokens | None = None,
+) -> ModelConfig:
+    """What our engine needs, with what `root`, or the decoder's own `inner` section, says of all weights.
+
+    Raises:
+        CheckpointError: the quantisation lacks a field.
+        UnsupportedModel: a quantisation that this engine doesn't run.
+    """
+    dtypes = (root.values.get("dtype"), (inner or root).values.get("dtype"), root.values.get("torch_dtype"))
+    return ModelConfig(
+        architecture=architecture,
+        text=text,
+        vision=vision,
+        vision_tokens=tokens,
+        tie_word_embeddings=tied,
+        dtype=str(next((value for value in dtypes if value), "bfloat16")),
+        quantization=read_layout(root),
+    )
+
+
+def ties(root: Section, text: Section, *, default: bool = False) -> bool:
+    """Whether lm_head is the embedding. transformers ≥ 5 reads the top level; older files the text's."""
+    key = "tie_word_embeddings"
+    section = text if root.values.get(key) is None else root
+    tied: bool = section.get(key, bool, default)
+    return tied
 
 
 def linear(name: str, rows: int, columns: int, role: Role, *, bias: bool = False) -> Iterator[Expected]:
@@ -67,44 +103,3 @@ def head(tied: bool, vocab: int, hidden: int) -> Iterator[Expected]:
     """The output matrix, unless it is the embedding."""
     if not tied:
         yield Expected("lm_head.weight", (vocab, hidden), "lm_head")
-
-
-def one_side(section: Section, key: str, default: int | None = None) -> int:
-    """A size that some files write as a pair of equal numbers.
-
-    Raises:
-        CheckpointError: it is a pair of different ones, or no size.
-    """
-    value: Any = section.values.get(key)
-    if isinstance(value, list) and value and all(part == value[0] for part in value):
-        return Section({key: value[0]}, section.where).count(key)
-    return section.count(key, default)
-
-
-def check_patch(patch: int, image: int, where: str) -> None:
-    """Refuse a tower whose square has no patch."""
-    if patch > image:
-        raise CheckpointError(f"{where} has patches of {patch} pixels in an image of {image}")
-
-
-def edge(section: Section, key: str, side: str, *, default: int | None = None) -> int:
-    """A side of a size that image processors write as {"longest_edge": n}, {"height": n, "width": n} or n."""
-    value = section.values.get(key)
-    if isinstance(value, Mapping):
-        return Section(value, f"{section.where}: {key}").count(side, default)
-    return section.count(key, default)
-
-
-def images_of(images: Section | None, where: str) -> Section:
-    """The image processor's settings, which a model that sees must have."""
-    if images is None:
-        raise CheckpointError(
-            f"{where} is a model that sees, but there is no preprocessor_config.json beside it; "
-            "without it the tokens of an image are unknown"
-        )
-    return images
-
-
-def full_attention(layers: int, kv_heads: int, head_dim: int) -> tuple[KVLayer, ...]:
-    """Layers that keep keys and values of every token."""
-    return (KVLayer(kv_heads, head_dim),) * layers

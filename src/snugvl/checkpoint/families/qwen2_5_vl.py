@@ -1,120 +1,173 @@
-"""Qwen2.5-VL: a tower of RMS norms and gated MLPs, windowed but for a few blocks, on a Qwen2.5 decoder."""
+"""Qwen2.5-VL: a tower of RMS norms and gated MLPs, windowed but for a few blocks, on a Qwen2.5 decoder.
+
+The defaults are those of transformers' `Qwen2_5_VLConfig`. Files of before transformers 4.52, and so the
+Hub's, have the decoder's fields at the top level.
+"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
-from snugvl.checkpoint.facts import VisionFacts
-from snugvl.checkpoint.families.decoder import Decoder, read_sizes, windows_by_type
-from snugvl.checkpoint.families.network import Expected, Network, head, images_of, linear, norm, one_side
-from snugvl.checkpoint.families.qwen_tower import read_rule
-from snugvl.checkpoint.section import MAX_LAYERS, Section
-from snugvl.errors import CheckpointError
+from snugvl.checkpoint.architecture import ModelConfig, VisionConfig
+from snugvl.checkpoint.families.decoder import (
+    SIZES,
+    Decoder,
+    need_silu,
+    read_decoder,
+    sliding,
+    windows_by_type,
+)
+from snugvl.checkpoint.families.network import Expected, Network, head, linear, model_config, norm
+from snugvl.checkpoint.families.qwen_tower import (
+    check_frame,
+    check_width,
+    patch_shape,
+    read_tokens,
+    tower_facts,
+)
+from snugvl.checkpoint.families.rotary import read_mrope, read_vision_theta
+from snugvl.checkpoint.families.vision import one_side
+from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
+from snugvl.errors import CheckpointError, UnsupportedModel
 
-ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration",)
+ARCHITECTURES = NATIVE = ("Qwen2_5_VLForConditionalGeneration",)
 _DEFAULTS = {
     "hidden": 8192, "intermediate": 29568, "layers": 80, "heads": 64, "kv_heads": 8,
     "vocab": 152064, "max_positions": 32768,
 }  # fmt: skip
-_ALIASES = (
+ALIASES = (
     ("visual.", "model.visual."),
     ("model.visual.", "model.visual."),
     ("model.language_model.", "model.language_model."),
     ("model.", "model.language_model."),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Tower:
-    depth: int
-    hidden: int
-    intermediate: int
-    heads: int
-    channels: int
-    patch: int
-    temporal_patch: int
-    merge: int
-    out_hidden: int
-
-    def tensors(self, name: str) -> Iterator[Expected]:
-        shape = (self.hidden, self.channels, self.temporal_patch, self.patch, self.patch)
-        yield Expected(f"{name}.patch_embed.proj.weight", shape, "vision")
-        for index in range(self.depth):
-            block = f"{name}.blocks.{index}"
-            yield from norm(f"{block}.norm1", self.hidden, "vision")
-            yield from norm(f"{block}.norm2", self.hidden, "vision")
-            for part, rows, columns in (
-                ("attn.qkv", 3 * self.hidden, self.hidden),
-                ("attn.proj", self.hidden, self.hidden),
-                ("mlp.gate_proj", self.intermediate, self.hidden),
-                ("mlp.up_proj", self.intermediate, self.hidden),
-                ("mlp.down_proj", self.hidden, self.intermediate),
-            ):
-                yield from linear(f"{block}.{part}", rows, columns, "vision", bias=True)
-        merged = self.hidden * self.merge**2
-        yield from norm(f"{name}.merger.ln_q", self.hidden, "connector")
-        yield from linear(f"{name}.merger.mlp.0", merged, merged, "connector", bias=True)
-        yield from linear(f"{name}.merger.mlp.2", self.out_hidden, merged, "connector", bias=True)
+_BLOCKS = "fullatt_block_indexes"
 
 
 def describe(root: Section, architecture: str, images: Section | None) -> Network:
-    """Read a Qwen2.5-VL configuration. Files of before transformers 4.52 have the decoder at the top level.
+    """Read a Qwen2.5-VL configuration for the plan.
 
     Raises:
         CheckpointError: a field is missing or contradicts another one.
     """
-    text = root.section("text_config") if root.values.get("text_config") else root
-    decoder = _decoder(text)
-    vision = root.section("vision_config")
-    tower = _Tower(
-        depth=vision.count("depth", 32, most=MAX_LAYERS),
-        hidden=vision.count("hidden_size", 3584),
-        intermediate=vision.count("intermediate_size", 3420),
-        heads=vision.count("num_heads", 16),
-        channels=vision.count("in_channels", 3),
-        patch=one_side(vision, "patch_size", 14),
-        temporal_patch=one_side(vision, "temporal_patch_size", 2),
-        merge=vision.count("spatial_merge_size", 2),
-        out_hidden=vision.count("out_hidden_size", 3584),
-    )
-    if tower.out_hidden != decoder.hidden:
-        raise CheckpointError(
-            f"{vision.where} has out_hidden_size {tower.out_hidden}, the decoder's width is {decoder.hidden}"
-        )
-    rule = read_rule(images_of(images, root.where), tower.patch, tower.merge)
-    tied = root.get("tie_word_embeddings", bool, False) or text.get("tie_word_embeddings", bool, False)
+    text, vision = _text(root), root.section("vision_config")
+    decoder, tower = _decoder(text), _tower(vision)
+    check_width(vision, tower, decoder.hidden)
+    tied = _tied(root, text)
     return Network(
         family="qwen2_5_vl",
         architecture=architecture,
         text=decoder.facts(),
-        vision=VisionFacts(
-            depth=tower.depth,
-            hidden_size=tower.hidden,
-            intermediate_size=tower.intermediate,
-            num_heads=tower.heads,
-            patch_size=tower.patch,
-            merge_size=tower.merge,
-            patch_dim=tower.channels * tower.temporal_patch * tower.patch**2,
-            deepstack_levels=0,
-            rule=rule,
-            windowed=True,
-        ),
+        vision=tower_facts(tower, images, root.where),
         tied=tied,
         tensors=(
-            *tower.tensors("model.visual"),
+            *_tower_tensors(tower, "model.visual"),
             *decoder.tensors("model.language_model"),
             *head(tied, decoder.vocab, decoder.hidden),
         ),
-        aliases=_ALIASES,
-        native=True,
+        aliases=ALIASES,
     )
 
 
-def _decoder(text: Section) -> Decoder:
-    sizes = read_sizes(text, _DEFAULTS)
-    layers = sizes["layers"]
-    windows: tuple[int | None, ...] = (None,) * layers
+def parse(root: Section, architecture: str) -> ModelConfig:
+    """Read the configuration of a Qwen2.5-VL for our engine.
+
+    Raises:
+        CheckpointError: a field is missing or contradicts another one.
+        UnsupportedModel: a quantisation or a variant that this engine doesn't run.
+    """
+    text, vision = _text(root), root.section("vision_config")
+    text.need(*SIZES.values())
+    for section in (text, vision):
+        need_silu(section)
     if text.get("use_sliding_window", bool, False):
-        first = text.get("max_window_layers", int, 80)
-        types = ["sliding_attention" if index >= first else "full_attention" for index in range(layers)]
-        windows = windows_by_type(text, layers, text.count("sliding_window", 4096), types)
-    return Decoder.of(sizes, windows=windows, qkv_bias=True)
+        raise UnsupportedModel(
+            f"{text.where} has use_sliding_window true; only false, as published, is supported"
+        )
+    decoder, tower = _decoder(text), _tower(vision)
+    rope = read_mrope(text, decoder.head_dim, (16, 24, 24), 1e6, interleaved=False)
+    check_frame(vision, tower, decoder.hidden)
+    merged, window = tower.patch_size * tower.spatial_merge_size, vision.count("window_size", 112)
+    require(
+        window % merged == 0,
+        vision.where,
+        f"window_size {window} is no multiple of patch_size {tower.patch_size} x "
+        f"spatial_merge_size {tower.spatial_merge_size}",
+    )
+    require(
+        all(0 <= block < tower.depth for block in tower.full_blocks),
+        vision.where,
+        f"{_BLOCKS} {list(tower.full_blocks)} name blocks beyond {tower.depth - 1}",
+    )
+    return model_config(
+        root,
+        architecture,
+        decoder.config(rope, text.get("rms_norm_eps", float, 1e-5)),
+        tied=_tied(root, text),
+        inner=text,
+        vision=tower,
+        tokens=read_tokens(root, 151652),
+    )
+
+
+def _text(root: Section) -> Section:
+    return root.section("text_config") if root.values.get("text_config") else root
+
+
+def _tied(root: Section, text: Section) -> bool:
+    """Either place counts; in a flat file they are the same one."""
+    return any(part.get("tie_word_embeddings", bool, False) for part in (root, text))
+
+
+def _decoder(text: Section) -> Decoder:
+    decoder = replace(read_decoder(text, _DEFAULTS), qkv_bias=True)
+    if not text.get("use_sliding_window", bool, False):
+        return decoder
+    first = text.get("max_window_layers", int, 80)
+    types = sliding([index >= first for index in range(decoder.layers)])
+    return replace(decoder, windows=windows_by_type(text, text.count("sliding_window", 4096), types))
+
+
+def _tower(section: Section) -> VisionConfig:
+    blocks = section.get(_BLOCKS, list, [7, 15, 23, 31])
+    if not all(isinstance(block, int) for block in blocks):
+        raise CheckpointError(f"{section.where} has {_BLOCKS} {shown(blocks)}, expected block numbers")
+    patch = one_side(section, "patch_size", 14)
+    return VisionConfig(
+        depth=section.count("depth", 32, most=MAX_LAYERS),
+        hidden_size=section.count("hidden_size", 3584),
+        intermediate_size=section.count("intermediate_size", 3420),
+        num_heads=section.count("num_heads", 16),
+        in_channels=section.count("in_channels", 3),
+        patch_size=patch,
+        temporal_patch_size=one_side(section, "temporal_patch_size", 2),
+        spatial_merge_size=section.count("spatial_merge_size", 2),
+        out_hidden_size=section.count("out_hidden_size", 3584),
+        num_position_embeddings=0,
+        deepstack_layers=(),
+        hidden_act=section.get("hidden_act", str, "silu"),
+        rope_theta=read_vision_theta(section),
+        window=section.count("window_size", 112) // patch,
+        full_blocks=tuple(blocks),
+        tokens_per_second=section.count("tokens_per_second", 4),
+    )
+
+
+def _tower_tensors(tower: VisionConfig, name: str) -> Iterator[Expected]:
+    hidden = tower.hidden_size
+    yield Expected(f"{name}.patch_embed.proj.weight", patch_shape(tower), "vision")
+    for index in range(tower.depth):
+        block = f"{name}.blocks.{index}"
+        yield from norm(f"{block}.norm1", hidden, "vision")
+        yield from norm(f"{block}.norm2", hidden, "vision")
+        for part, rows, columns in (
+            ("attn.qkv", 3 * hidden, hidden),
+            ("attn.proj", hidden, hidden),
+            ("mlp.gate_proj", tower.intermediate_size, hidden),
+            ("mlp.up_proj", tower.intermediate_size, hidden),
+            ("mlp.down_proj", hidden, tower.intermediate_size),
+        ):
+            yield from linear(f"{block}.{part}", rows, columns, "vision", bias=True)
+    merged = hidden * tower.spatial_merge_size**2
+    yield from norm(f"{name}.merger.ln_q", hidden, "connector")
+    yield from linear(f"{name}.merger.mlp.0", merged, merged, "connector", bias=True)
+    yield from linear(f"{name}.merger.mlp.2", tower.out_hidden_size, merged, "connector", bias=True)

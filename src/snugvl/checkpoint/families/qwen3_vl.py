@@ -1,16 +1,28 @@
-"""Qwen3-VL, dense (2B, 4B, 8B, 32B) and as a mixture of experts (30B-A3B, 235B-A22B)."""
+"""Qwen3-VL, dense (2B, 4B, 8B, 32B) and, for the plan, as a mixture of experts (30B-A3B, 235B-A22B).
 
-from snugvl.checkpoint.families.decoder import Decoder, Experts, read_sizes
-from snugvl.checkpoint.families.network import Network, head, images_of
-from snugvl.checkpoint.families.qwen_tower import read_rule, read_tower
-from snugvl.checkpoint.section import MAX_LAYERS, Section
-from snugvl.errors import CheckpointError
+The defaults are those of transformers' `Qwen3VLConfig`.
+"""
+
+from dataclasses import replace
+
+from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.checkpoint.families.decoder import SIZES, Decoder, Experts, need_silu, read_decoder
+from snugvl.checkpoint.families.network import Network, head, model_config, ties
+from snugvl.checkpoint.families.qwen_tower import (
+    LEVELS,
+    check_tower,
+    check_width,
+    read_tokens,
+    read_tower,
+    tower_facts,
+    tower_tensors,
+)
+from snugvl.checkpoint.families.rotary import read_mrope
+from snugvl.checkpoint.section import Section
 
 DENSE = "Qwen3VLForConditionalGeneration"
 MIXTURE = "Qwen3VLMoeForConditionalGeneration"
-ARCHITECTURES = (DENSE, MIXTURE)
-
-# What transformers' configuration classes assume for a field that a file leaves out.
+ARCHITECTURES, NATIVE = (DENSE, MIXTURE), (DENSE,)
 _DENSE_DEFAULTS = {
     "hidden": 4096, "intermediate": 22016, "layers": 32, "heads": 32, "kv_heads": 32, "head_dim": 128,
     "vocab": 151936, "max_positions": 128000,
@@ -22,46 +34,61 @@ _MIXTURE_DEFAULTS = {
 
 
 def describe(root: Section, architecture: str, images: Section | None) -> Network:
-    """Read a Qwen3-VL configuration.
+    """Read a Qwen3-VL configuration for the plan.
 
     Raises:
         CheckpointError: a field is missing or contradicts another one.
     """
-    mixture = architecture == MIXTURE
-    text = root.section("text_config")
-    sizes = read_sizes(text, _MIXTURE_DEFAULTS if mixture else _DENSE_DEFAULTS)
-    bias = text.get("attention_bias", bool, False)
-    decoder = Decoder.of(
-        sizes,
-        windows=(None,) * sizes["layers"],
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=True,
-        experts=_experts(text, sizes["layers"]) if mixture else None,
-    )
-    # transformers reads the top level; older files repeat the text model's value there.
-    tied = root.get("tie_word_embeddings", bool, text.values.get("tie_word_embeddings", False))
-    vision = root.section("vision_config")
-    levels = vision.get("deepstack_visual_indexes", list, [8, 16, 24])
-    if len(levels) > MAX_LAYERS:
-        raise CheckpointError(
-            f"{vision.where} has {len(levels):,} deepstack_visual_indexes; that is no model"
-        )
-    tower = read_tower(vision, decoder.hidden, len(levels))
-    rule = read_rule(images_of(images, root.where), tower.patch, tower.merge)
+    text, vision = root.section("text_config"), root.section("vision_config")
+    decoder = _decoder(text, mixture=architecture == MIXTURE)
+    tower = read_tower(vision, vision.get(LEVELS, list, [8, 16, 24]))
+    check_width(vision, tower, decoder.hidden)
+    tied = ties(root, text)
     return Network(
-        family="qwen3_vl_moe" if mixture else "qwen3_vl",
+        family="qwen3_vl_moe" if architecture == MIXTURE else "qwen3_vl",
         architecture=architecture,
         text=decoder.facts(),
-        vision=tower.facts(rule),
+        vision=tower_facts(tower, images, root.where),
         tied=tied,
         tensors=(
-            *tower.tensors("model.visual"),
+            *tower_tensors(tower),
             *decoder.tensors("model.language_model"),
             *head(tied, decoder.vocab, decoder.hidden),
         ),
-        native=not mixture,
     )
+
+
+def parse(root: Section, architecture: str) -> ModelConfig:
+    """Read the configuration of a dense Qwen3-VL for our engine.
+
+    Raises:
+        CheckpointError: a field is missing or contradicts another one.
+        UnsupportedModel: a quantisation or a variant that this engine doesn't run.
+    """
+    text, vision = root.section("text_config"), root.section("vision_config")
+    text.need(*SIZES.values())
+    need_silu(text)
+    decoder = _decoder(text)
+    rope = read_mrope(text, decoder.head_dim, (24, 20, 20), None)
+    config = decoder.config(rope, text.get("rms_norm_eps", float, 1e-6))
+    tower = read_tower(vision, vision.get(LEVELS, list))
+    check_tower(vision, tower, config)
+    return model_config(
+        root,
+        architecture,
+        config,
+        tied=ties(root, text),
+        inner=text,
+        vision=tower,
+        tokens=read_tokens(root, 151652),
+    )
+
+
+def _decoder(text: Section, *, mixture: bool = False) -> Decoder:
+    decoder = read_decoder(text, _MIXTURE_DEFAULTS if mixture else _DENSE_DEFAULTS)
+    bias = text.get("attention_bias", bool, False)
+    experts = _experts(text, decoder.layers) if mixture else None
+    return replace(decoder, qkv_bias=bias, o_bias=bias, qk_norm=True, experts=experts)
 
 
 def _experts(text: Section, layers: int) -> Experts:

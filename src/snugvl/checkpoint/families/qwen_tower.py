@@ -1,117 +1,165 @@
-"""The vision tower of Qwen3-VL and Qwen3.5: full attention, LayerNorms, learned positions, a patch merger."""
+"""The vision tower of Qwen3-VL and Qwen3.5, and what all of Qwen's towers share: limits, tokens, checks."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from snugvl.checkpoint.architecture import TextConfig, VisionConfig, VisionTokens
 from snugvl.checkpoint.facts import VisionFacts
-from snugvl.checkpoint.families.network import Expected, edge, linear, norm, one_side
+from snugvl.checkpoint.families.network import Expected, linear, norm
+from snugvl.checkpoint.families.rotary import read_vision_theta
+from snugvl.checkpoint.families.vision import edge, images_of, one_side
 from snugvl.checkpoint.image_rules import SmartResize
-from snugvl.checkpoint.section import MAX_LAYERS, Section
+from snugvl.checkpoint.section import MAX_LAYERS, Section, require, shown
 from snugvl.errors import CheckpointError
 
-
-@dataclass(frozen=True, slots=True)
-class QwenTower:
-    """Its sizes. `deepstack`: extra mergers, one for each level."""
-
-    depth: int
-    hidden: int
-    intermediate: int
-    heads: int
-    channels: int
-    patch: int
-    temporal_patch: int
-    merge: int
-    out_hidden: int
-    positions: int
-    deepstack: int
-
-    def facts(self, rule: SmartResize) -> VisionFacts:
-        """The same as the planner's nouns."""
-        return VisionFacts(
-            depth=self.depth,
-            hidden_size=self.hidden,
-            intermediate_size=self.intermediate,
-            num_heads=self.heads,
-            patch_size=self.patch,
-            merge_size=self.merge,
-            patch_dim=self.channels * self.temporal_patch * self.patch**2,
-            deepstack_levels=self.deepstack,
-            rule=rule,
-        )
-
-    def tensors(self, name: str) -> Iterator[Expected]:
-        """Every tensor of the tower; all of them carry biases."""
-        shape = (self.hidden, self.channels, self.temporal_patch, self.patch, self.patch)
-        yield Expected(f"{name}.patch_embed.proj.weight", shape, "vision")
-        yield Expected(f"{name}.patch_embed.proj.bias", (self.hidden,), "vision")
-        yield Expected(f"{name}.pos_embed.weight", (self.positions, self.hidden), "vision")
-        for index in range(self.depth):
-            block = f"{name}.blocks.{index}"
-            yield from norm(f"{block}.norm1", self.hidden, "vision", bias=True)
-            yield from norm(f"{block}.norm2", self.hidden, "vision", bias=True)
-            for part, rows, columns in (
-                ("attn.qkv", 3 * self.hidden, self.hidden),
-                ("attn.proj", self.hidden, self.hidden),
-                ("mlp.linear_fc1", self.intermediate, self.hidden),
-                ("mlp.linear_fc2", self.hidden, self.intermediate),
-            ):
-                yield from linear(f"{block}.{part}", rows, columns, "vision", bias=True)
-        yield from self._merger(f"{name}.merger", self.hidden)
-        for level in range(self.deepstack):
-            # The extra mergers normalise after merging, so their norm is merge² wider.
-            yield from self._merger(f"{name}.deepstack_merger_list.{level}", self.hidden * self.merge**2)
-
-    def _merger(self, name: str, norm_width: int) -> Iterator[Expected]:
-        merged = self.hidden * self.merge**2
-        yield from norm(f"{name}.norm", norm_width, "connector", bias=True)
-        yield from linear(f"{name}.linear_fc1", merged, merged, "connector", bias=True)
-        yield from linear(f"{name}.linear_fc2", self.out_hidden, merged, "connector", bias=True)
+LEVELS = "deepstack_visual_indexes"
 
 
-def read_tower(section: Section, out_hidden: int, deepstack: int) -> QwenTower:
-    """A `vision_config`. `out_hidden` is the decoder's width, which the tower must hand over.
+def read_tower(section: Section, levels: list[int]) -> VisionConfig:
+    """A `vision_config`. `levels`: after which blocks a deepstack merger stands.
 
     Raises:
-        CheckpointError: a field is missing, or contradicts the decoder.
+        CheckpointError: a field is missing or nonsense.
     """
-    tower = QwenTower(
+    require(len(levels) <= MAX_LAYERS, section.where, f"{len(levels):,} {LEVELS} are those of no model")
+    return VisionConfig(
         depth=section.count("depth", 27, most=MAX_LAYERS),
-        hidden=section.count("hidden_size", 1152),
-        intermediate=section.count("intermediate_size", 4304),
-        heads=section.count("num_heads", 16),
-        channels=section.count("in_channels", 3),
-        patch=one_side(section, "patch_size", 16),
-        temporal_patch=one_side(section, "temporal_patch_size", 2),
-        merge=section.count("spatial_merge_size", 2),
-        out_hidden=section.count("out_hidden_size", 3584),
-        positions=section.count("num_position_embeddings", 2304),
-        deepstack=deepstack,
+        hidden_size=section.count("hidden_size", 1152),
+        intermediate_size=section.count("intermediate_size", 4304),
+        num_heads=section.count("num_heads", 16),
+        in_channels=section.count("in_channels", 3),
+        patch_size=one_side(section, "patch_size", 16),
+        temporal_patch_size=one_side(section, "temporal_patch_size", 2),
+        spatial_merge_size=section.count("spatial_merge_size", 2),
+        out_hidden_size=section.count("out_hidden_size", 3584),
+        num_position_embeddings=section.count("num_position_embeddings", 2304),
+        deepstack_layers=tuple(levels),
+        hidden_act=section.get("hidden_act", str, "gelu_pytorch_tanh"),
+        rope_theta=read_vision_theta(section),
     )
-    if tower.out_hidden != out_hidden:
-        raise CheckpointError(
-            f"{section.where} has out_hidden_size {tower.out_hidden}, the decoder's width is {out_hidden}"
-        )
-    return tower
 
 
-def read_rule(images: Section, patch: int, merge: int) -> SmartResize:
-    """Limits of Qwen's image processors: min_pixels and max_pixels in older files, size in newer ones.
+def check_tower(section: Section, tower: VisionConfig, text: TextConfig) -> None:
+    """Refuse, for our engine, a tower that leaves out a size or contradicts itself.
+
+    Raises:
+        CheckpointError: names both values.
+    """
+    where = section.where
+    section.need("depth", "hidden_size", "intermediate_size", "num_heads", "out_hidden_size")
+    check_frame(section, tower, text.hidden_size)
+    require(
+        tower.position_grid**2 == tower.num_position_embeddings,
+        where,
+        f"num_position_embeddings {tower.num_position_embeddings} is not a square",
+    )
+    levels = tower.deepstack_layers
+    require(
+        all(isinstance(level, int) for level in levels), where, f"{LEVELS} {shown(levels)} aren't numbers"
+    )
+    require(
+        all(0 <= level < tower.depth for level in levels),
+        where,
+        f"{LEVELS} {list(levels)} name layers beyond {tower.depth - 1}",
+    )
+
+
+def check_frame(section: Section, tower: VisionConfig, hidden: int) -> None:
+    """Refuse, for our engine, any of Qwen's towers whose heads can't be rotated, or of another width."""
+    check_width(section, tower, hidden)
+    require(
+        tower.hidden_size % (4 * tower.num_heads) == 0,
+        section.where,
+        f"hidden_size {tower.hidden_size} is no multiple of 4 x num_heads {tower.num_heads}",
+    )
+
+
+def check_width(section: Section, tower: VisionConfig, hidden: int) -> None:
+    """Refuse a tower that doesn't hand over what the decoder takes."""
+    require(
+        tower.out_hidden_size == hidden,
+        section.where,
+        f"out_hidden_size {tower.out_hidden_size} differs from the text's hidden_size {hidden}",
+    )
+
+
+def tower_facts(tower: VisionConfig, images: Section | None, where: str) -> VisionFacts:
+    """The same as the planner's nouns, with the limits of Qwen's image processors.
+
+    Those are min_pixels and max_pixels in older files, size in newer ones.
 
     Raises:
         CheckpointError: there are no limits, or the patches are not those of the tower.
     """
+    images = images_of(images, where)
+    patch, merge = tower.patch_size, tower.spatial_merge_size
     sizes = images.count("patch_size", patch), images.count("merge_size", merge)
     if sizes != (patch, merge):
         raise CheckpointError(
             f"{images.where} has patches of {sizes[0]} merged by {sizes[1]}, the tower {patch} by {merge}"
         )
-    limits = []
-    for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
-        limits.append(images.count(old) if images.values.get(old) else edge(images, "size", new))
+    least, most = (
+        images.count(old) if images.values.get(old) else edge(images, "size", new)
+        for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+    )
     token = (patch * merge) ** 2
-    if max(limits[0], token) > limits[1]:
-        raise CheckpointError(
-            f"{images.where} has {limits[0]:,} to {limits[1]:,} pixels; one token takes {token:,}"
-        )
-    return SmartResize(patch, merge, min_pixels=limits[0], max_pixels=limits[1])
+    if max(least, token) > most:
+        raise CheckpointError(f"{images.where} has {least:,} to {most:,} pixels; one token takes {token:,}")
+    return VisionFacts(
+        depth=tower.depth,
+        hidden_size=tower.hidden_size,
+        intermediate_size=tower.intermediate_size,
+        num_heads=tower.num_heads,
+        patch_size=patch,
+        merge_size=merge,
+        patch_dim=tower.patch_dim,
+        deepstack_levels=len(tower.deepstack_layers),
+        rule=SmartResize(patch, merge, min_pixels=least, max_pixels=most),
+        windowed=tower.window is not None,
+    )
+
+
+def read_tokens(root: Section, start: int) -> VisionTokens:
+    """The control tokens around and for pictures; `start`: the first one, where the file has none."""
+    return VisionTokens(
+        image=root.get("image_token_id", int, start + 3),
+        video=root.get("video_token_id", int, start + 4),
+        start=root.get("vision_start_token_id", int, start),
+        end=root.get("vision_end_token_id", int, start + 1),
+    )
+
+
+def tower_tensors(tower: VisionConfig, name: str = "model.visual") -> Iterator[Expected]:
+    """Every tensor of Qwen3-VL's tower; all of them carry biases."""
+    hidden = tower.hidden_size
+    yield Expected(f"{name}.patch_embed.proj.weight", patch_shape(tower), "vision")
+    yield Expected(f"{name}.patch_embed.proj.bias", (hidden,), "vision")
+    yield Expected(f"{name}.pos_embed.weight", (tower.num_position_embeddings, hidden), "vision")
+    for index in range(tower.depth):
+        block = f"{name}.blocks.{index}"
+        yield from norm(f"{block}.norm1", hidden, "vision", bias=True)
+        yield from norm(f"{block}.norm2", hidden, "vision", bias=True)
+        for part, rows, columns in (
+            ("attn.qkv", 3 * hidden, hidden),
+            ("attn.proj", hidden, hidden),
+            ("mlp.linear_fc1", tower.intermediate_size, hidden),
+            ("mlp.linear_fc2", hidden, tower.intermediate_size),
+        ):
+            yield from linear(f"{block}.{part}", rows, columns, "vision", bias=True)
+    yield from _merger(tower, f"{name}.merger", hidden)
+    for level in range(len(tower.deepstack_layers)):
+        # The extra mergers normalise after merging, so their norm is merge² wider.
+        width = hidden * tower.spatial_merge_size**2
+        yield from _merger(tower, f"{name}.deepstack_merger_list.{level}", width)
+
+
+def patch_shape(tower: VisionConfig) -> tuple[int, ...]:
+    """Of the convolution that makes a patch one vector."""
+    side = tower.patch_size
+    return tower.hidden_size, tower.in_channels, tower.temporal_patch_size, side, side
+
+
+def _merger(tower: VisionConfig, name: str, norm_width: int) -> Iterator[Expected]:
+    merged = tower.hidden_size * tower.spatial_merge_size**2
+    yield from norm(f"{name}.norm", norm_width, "connector", bias=True)
+    yield from linear(f"{name}.linear_fc1", merged, merged, "connector", bias=True)
+    yield from linear(f"{name}.linear_fc2", tower.out_hidden_size, merged, "connector", bias=True)

@@ -1,13 +1,19 @@
-"""Text-only decoders with one plan: Llama 2 and 3, Mistral, Qwen2 and Qwen2.5, Qwen3."""
+"""Text-only decoders with one plan: Llama 2 and 3, Mistral, Qwen2 and Qwen2.5, Qwen3, Phi-3 and Phi-4-mini.
+
+Phi-3's files have queries, keys and values in one matrix, gate and up in another.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from snugvl.checkpoint.families.decoder import Decoder, read_sizes, windows_by_type
-from snugvl.checkpoint.families.network import Network, head
+from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.checkpoint.families.decoder import Decoder, need_silu, read_decoder, sliding, windows_by_type
+from snugvl.checkpoint.families.network import Network, head, model_config, ties
+from snugvl.checkpoint.families.rotary import read_limit, read_rope
 from snugvl.checkpoint.section import Section
+from snugvl.errors import UnsupportedModel
 
-LLAMA, MISTRAL = "LlamaForCausalLM", "MistralForCausalLM"
+LLAMA, MISTRAL, PHI3 = "LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM"
 QWEN2, QWEN3 = "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 
 
@@ -20,6 +26,8 @@ class Kind:
     qkv_bias: bool = False
     qk_norm: bool = False
     biased_by_config: bool = False
+    fused: bool = False
+    epsilon: float = 1e-6
 
 
 _QWEN = {
@@ -30,23 +38,26 @@ _LLAMA = {
     "hidden": 4096, "intermediate": 11008, "layers": 32, "heads": 32, "vocab": 32000, "max_positions": 2048,
 }  # fmt: skip
 _MISTRAL = _LLAMA | {"intermediate": 14336, "kv_heads": 8, "max_positions": 131072}
+_PHI3 = {
+    "hidden": 3072, "intermediate": 8192, "layers": 32, "heads": 32, "vocab": 32064, "max_positions": 4096,
+}  # fmt: skip
 KINDS: Mapping[str, Kind] = {
     LLAMA: Kind("llama", _LLAMA, biased_by_config=True),
     MISTRAL: Kind("mistral", _MISTRAL),
     QWEN2: Kind("qwen2", _QWEN, qkv_bias=True),
     QWEN3: Kind("qwen3", _QWEN | {"head_dim": 128}, qk_norm=True, biased_by_config=True),
+    PHI3: Kind("phi3", _PHI3, fused=True, epsilon=1e-5),
 }
-ARCHITECTURES = tuple(KINDS)
+ARCHITECTURES = NATIVE = tuple(KINDS)
 
 
 def describe(root: Section, architecture: str, images: Section | None) -> Network:
-    """Read the configuration of a text-only decoder.
+    """Read the configuration of a text-only decoder for the plan.
 
     Raises:
         CheckpointError: a field is missing or contradicts another one.
     """
-    decoder = read_decoder(root, architecture)
-    tied = root.get("tie_word_embeddings", bool, False)
+    decoder, tied = read_text(root, architecture), ties(root, root)
     return Network(
         family=KINDS[architecture].family,
         architecture=architecture,
@@ -54,34 +65,52 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         vision=None,
         tied=tied,
         tensors=(*decoder.tensors("model"), *head(tied, decoder.vocab, decoder.hidden)),
-        native=True,
     )
 
 
-def read_decoder(section: Section, architecture: str) -> Decoder:
+def parse(root: Section, architecture: str) -> ModelConfig:
+    """Read the same for our engine.
+
+    Raises:
+        CheckpointError: a field is missing or contradicts another one.
+        UnsupportedModel: a variant or a quantisation that this engine doesn't run.
+    """
+    kind, decoder = KINDS[architecture], read_text(root, architecture)
+    need_silu(root)
+    if decoder.mlp_bias:
+        raise UnsupportedModel(f"{root.where} has mlp_bias; our own engine runs MLPs without biases")
+    rope = read_rope(root, decoder.head_dim, partial=kind.fused)
+    limit = read_limit(root, rope, decoder.max_positions)
+    config = decoder.config(rope, root.get("rms_norm_eps", float, kind.epsilon), limit)
+    return model_config(root, architecture, config, tied=ties(root, root))
+
+
+def read_text(section: Section, architecture: str) -> Decoder:
     """The decoder of a text model, or of a model that sees and has such a decoder inside."""
     kind = KINDS[architecture]
-    sizes = read_sizes(section, kind.defaults)
+    decoder = read_decoder(section, kind.defaults)
     bias = kind.biased_by_config and section.get("attention_bias", bool, False)
-    return Decoder.of(
-        sizes,
-        windows=_windows(section, architecture, sizes["layers"]),
+    return replace(
+        decoder,
+        windows=_windows(section, architecture, decoder.layers),
         qkv_bias=kind.qkv_bias or bias,
         o_bias=bias,
         mlp_bias=architecture == LLAMA and section.get("mlp_bias", bool, False),
         qk_norm=kind.qk_norm,
+        fused=kind.fused,
     )
 
 
 def _windows(section: Section, architecture: str, layers: int) -> tuple[int | None, ...]:
-    """Mistral slides everywhere unless told null; Qwen above max_window_layers if switched on."""
-    if architecture == LLAMA:
+    """Phi-3 slides everywhere if told so, Mistral unless told null, Qwen above max_window_layers if on."""
+    default = None if architecture == PHI3 else 4096
+    window = section.values.get("sliding_window", default)
+    if architecture == LLAMA or window is None:
         return (None,) * layers
-    window = section.values.get("sliding_window", 4096)
-    if architecture == MISTRAL:
-        return (None if window is None else section.count("sliding_window", 4096),) * layers
-    if not section.get("use_sliding_window", bool, False) or window is None:
+    if architecture in (MISTRAL, PHI3):
+        return (section.count("sliding_window", default),) * layers
+    if not section.get("use_sliding_window", bool, False):
         return (None,) * layers
     first = section.count("max_window_layers", 28) if section.values.get("max_window_layers") != 0 else 0
-    types = ["sliding_attention" if index >= first else "full_attention" for index in range(layers)]
-    return windows_by_type(section, layers, section.count("sliding_window", 4096), types)
+    types = sliding([index >= first for index in range(layers)])
+    return windows_by_type(section, section.count("sliding_window", default), types)

@@ -61,6 +61,17 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     return schema
 
 
+def referred(reference: str, root: Any, otherwise: Any = True) -> Any:
+    """What a reference within `root` ("#/$defs/point") means; `otherwise`, all is valid, where it is none."""
+    value = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(value, Mapping) or part not in value:
+            return otherwise
+        value = value[part]
+    return value
+
+
 def called(use: ToolUse) -> tuple[Tool, ...]:
     """The tools that may be called."""
     if use.choice in ("auto", "required"):

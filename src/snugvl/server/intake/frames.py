@@ -76,7 +76,7 @@ def decode_video(data: bytes, limits: VideoLimits, fps: float | None, name: str)
 
 
 def frame_indices(total: int, duration_s: float, fps: float, limits: VideoLimits) -> list[int]:
-    """Which of `total` frames are kept, evenly spaced: as `inputs.video.frame_indices`, without numpy."""
+    """Which of `total` frames are kept, evenly spaced, as transformers' processors choose them."""
     wanted = int(duration_s * fps)
     count = min(max(wanted, limits.min_frames), limits.max_frames, total)
     step = (total - 1) / (count - 1) if count > 1 else 0.0

@@ -1,4 +1,4 @@
-"""Rotary settings of `config.json`: which scaling, with which numbers. Equal to transformers'.
+"""Rotary settings of `config.json`: which frequencies, which scaling. Equal to transformers'.
 
 What changes with the length of a conversation ("dynamic") is refused: a prefix that is in the cache would
 have been rotated by other frequencies than what follows. LongRoPE is run within its original context.
@@ -17,8 +17,7 @@ from snugvl.checkpoint.architecture import (
     RopeScaling,
     YarnScaling,
 )
-from snugvl.checkpoint.configs.shared import require, rope_values, theta_of
-from snugvl.checkpoint.section import Section, shown
+from snugvl.checkpoint.section import Section, finite, require, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 DEFAULT_THETA = 10000.0
@@ -32,9 +31,8 @@ def read_rope(section: Section, head_dim: int, *, partial: bool = False) -> Rope
         CheckpointError: a number is missing or nonsense.
         UnsupportedModel: a scaling that this engine doesn't run.
     """
-    values = Section(rope_values(section), f"{section.where}: rotary settings")
-    share = values.values.get("partial_rotary_factor", section.values.get("partial_rotary_factor"))
-    share = 1.0 if share is None else _number(share, "partial_rotary_factor", section.where)
+    values = _settings(section)
+    share = _share(section, values, 1.0)
     if not partial and share != 1.0:
         raise UnsupportedModel(
             f"{section.where} has partial_rotary_factor {share:g}; this family rotates whole heads"
@@ -46,8 +44,61 @@ def read_rope(section: Section, head_dim: int, *, partial: bool = False) -> Rope
         f"partial_rotary_factor {share:g} of head_dim {head_dim} rotates {dims} values, which is no "
         "even number of them",
     )
-    theta = theta_of(section, values.values, DEFAULT_THETA)
-    return Rope(theta, dims, scaling=_scaling(section, values, dims))
+    return Rope(_theta(section, values, DEFAULT_THETA), dims, scaling=_scaling(section, values, dims))
+
+
+def read_mrope(
+    section: Section,
+    head_dim: int,
+    sections: tuple[int, int, int],
+    theta: float | None,
+    *,
+    share: float | None = None,
+    interleaved: bool = True,
+) -> Rope:
+    """Positions on three axes (M-RoPE).
+
+    Args:
+        sections, theta: what transformers assumes where the file has none; None: the file must have it.
+        share: of a head that is rotated, likewise; None: this family rotates whole heads.
+        interleaved: whether the family's sections alternate.
+
+    Raises:
+        CheckpointError: the sections are no three counts, or don't sum to half of what is rotated.
+        UnsupportedModel: a scaling, or another order of the sections.
+    """
+    values, where = _settings(section), section.where
+    kind = _kind(values)
+    if kind not in ("default", "mrope"):  # older files of Qwen2.5-VL say "mrope"
+        raise UnsupportedModel(f"{where} asks for {shown(kind)} rotary scaling; only 'default' is supported")
+    if interleaved and values.values.get("mrope_interleaved") is False:
+        raise UnsupportedModel(f"{where} has mrope_interleaved false; only true, as published, is supported")
+    counts: Any = values.values.get("mrope_section", list(sections))
+    if not (
+        isinstance(counts, list)
+        and len(counts) == 3
+        and all(isinstance(count, int) and count >= 0 for count in counts)
+    ):
+        raise CheckpointError(f"{where} has mrope_section {shown(counts)}, expected three counts")
+    dims, whole = head_dim, f"head_dim {head_dim}"
+    if share is not None:
+        share = _share(section, values, share)
+        dims = int(head_dim * share) if 0 < share < head_dim else 0
+        whole = f"the {dims} rotated values"
+        require(
+            0 < dims <= head_dim,
+            where,
+            f"partial_rotary_factor {share} leaves {dims} of {head_dim} values to rotate",
+        )
+    require(2 * sum(counts) == dims, where, f"mrope_section {shown(counts)} does not sum to half of {whole}")
+    first, second, third = counts
+    return Rope(_theta(section, values, theta), dims, (first, second, third), interleaved)
+
+
+def read_vision_theta(section: Section) -> float:
+    """The base of a vision tower's frequencies."""
+    values = Section(section.get("rope_parameters", dict, {}), f"{section.where}: rotary settings")
+    return _theta(Section({}, section.where), values, DEFAULT_THETA)
 
 
 def read_limit(section: Section, rope: Rope, positions: int) -> int:
@@ -57,18 +108,40 @@ def read_limit(section: Section, rope: Rope, positions: int) -> int:
     """
     named = section.values.get("original_max_position_embeddings") is not None
     long = isinstance(rope.scaling, LongRope) or (rope.scaling is None and named)
-    return min(positions, _original(section)) if long else positions
+    return min(positions, _original(section, _settings(section))) if long else positions
 
 
-def kind_of(section: Section) -> str:
+def _settings(section: Section) -> Section:
+    """transformers < 5 writes rope_scaling and rope_theta, later versions rope_parameters."""
+    rope = section.values.get("rope_parameters") or section.values.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise CheckpointError(f"{section.where} has rope settings {shown(rope)}, expected an object")
+    return Section(rope, f"{section.where}: rotary settings")
+
+
+def _theta(section: Section, values: Section, default: float | None) -> float:
+    """The base of the frequencies, from the rotary settings or from beside them."""
+    place = values if values.values.get("rope_theta") else section
+    theta: float = place.get("rope_theta", float, default)
+    require(theta > 0, place.where, f"rope_theta {theta:g} is not a positive number")
+    return theta
+
+
+def _share(section: Section, values: Section, default: float) -> float:
+    key = "partial_rotary_factor"
+    share = values.values.get(key, section.values.get(key))
+    return default if share is None else _number(share, key, section.where)
+
+
+def _kind(values: Section) -> str:
     """The name of the scaling; "su" is what Phi-3's first files call LongRoPE."""
-    values = rope_values(section)
-    kind = str(values.get("rope_type") or values.get("type") or "default")
+    kinds = (values.values.get("rope_type"), values.values.get("type"))
+    kind = str(next((each for each in kinds if each is not None), "default"))
     return "longrope" if kind == "su" else kind
 
 
 def _scaling(section: Section, values: Section, dims: int) -> RopeScaling | None:
-    match kind_of(section):
+    match _kind(values):
         case "default":
             return None
         case "linear":
@@ -78,7 +151,7 @@ def _scaling(section: Section, values: Section, dims: int) -> RopeScaling | None
             require(
                 low < high, values.where, f"low_freq_factor {low:g} is not below high_freq_factor {high:g}"
             )
-            return Llama3Scaling(_positive(values, "factor"), low, high, _original(section))
+            return Llama3Scaling(_positive(values, "factor"), low, high, _original(section, values))
         case "yarn":
             return _yarn(section, values)
         case "longrope":
@@ -93,7 +166,7 @@ def _scaling(section: Section, values: Section, dims: int) -> RopeScaling | None
 def _yarn(section: Section, values: Section) -> YarnScaling:
     if values.values.get("mscale") or values.values.get("mscale_all_dim"):
         raise UnsupportedModel(f"{values.where} has mscale; our own engine runs YaRN without it")
-    original = _original(section)
+    original = _original(section, values)
     factor = _positive(values, "factor", section.count("max_position_embeddings", original) / original)
     magnitude = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
     return YarnScaling(
@@ -115,19 +188,18 @@ def _longrope(section: Section, values: Section, dims: int) -> LongRope:
     )
     divisors = tuple(_number(each, "short_factor", values.where) for each in factors)
     require(all(each > 0 for each in divisors), values.where, "short_factor has numbers that aren't positive")
-    original = _original(section)
+    original = _original(section, values)
     factor = _positive(values, "factor", section.count("max_position_embeddings") / original)
     magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return LongRope(divisors, _positive(values, "attention_factor", magnitude))
 
 
-def _original(section: Section) -> int:
+def _original(section: Section, values: Section) -> int:
     """Tokens of the context before scaling; Phi-3 writes it beside the rotary settings."""
     key = "original_max_position_embeddings"
     if section.values.get(key) is not None:
         return section.count(key)
-    inside = Section(rope_values(section), f"{section.where}: rotary settings")
-    return inside.count(key, section.count("max_position_embeddings"))
+    return values.count(key, section.count("max_position_embeddings"))
 
 
 def _positive(values: Section, key: str, default: float | None = None) -> float:
@@ -137,9 +209,7 @@ def _positive(values: Section, key: str, default: float | None = None) -> float:
 
 
 def _number(value: Any, key: str, where: str) -> float:
-    try:
-        if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
-            return float(value)
-    except OverflowError:  # JSON has whole numbers that no float holds
-        pass
-    raise CheckpointError(f"{where} has {key} {shown(value)}, expected a number")
+    number = finite(value)
+    if number is None:
+        raise CheckpointError(f"{where} has {key} {shown(value)}, expected a number")
+    return number
