@@ -2,9 +2,14 @@
 
 Rules (PyTorch, `c10/cuda/CUDACachingAllocator.cpp`): a request is rounded up to 512 bytes. Requests up to
 1 MiB come from 2 MiB segments, those below 10 MiB from 20 MiB segments, larger ones get a segment of their
-own, rounded up to 2 MiB. A remainder of a large segment is split off for others unless it is 1 MiB or less.
+own, rounded up to 2 MiB. A remainder of a large segment is split off for others unless it is 1 MiB or less:
+then the tensor counts as that much larger. Blocks beyond a limit (`max_split_size_mb`) are never split.
+
+`reserved_bytes` and `together_bytes` bound what tensors take in whatever order they come;
+`CachingAllocator` repeats the allocator's own steps for tensors in the order in which they are made.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import Final
 
@@ -15,6 +20,7 @@ SMALL_SEGMENT_BYTES: Final = 2 * MIB
 MEDIUM_BYTES: Final = 10 * MIB
 MEDIUM_SEGMENT_BYTES: Final = 20 * MIB
 LARGE_ROUND_BYTES: Final = 2 * MIB
+OVERSIZE_SLACK_BYTES: Final = 20 * MIB  # a free block beyond the limit serves requests this much smaller
 
 
 def up(value: int, multiple: int) -> int:
@@ -40,3 +46,58 @@ def reserved_bytes(sizes: Iterable[tuple[int, int]]) -> int:
         else:
             large += up(rounded, LARGE_ROUND_BYTES) * count
     return up(small, SMALL_SEGMENT_BYTES) + up(medium, MEDIUM_SEGMENT_BYTES) + large
+
+
+class CachingAllocator:
+    """The allocator's steps for tensors that stay: best fit among free blocks, else a new segment.
+
+    Attributes:
+        allocated: bytes of the blocks in use, as `torch.cuda.memory_allocated` counts them.
+        reserved: bytes of all segments, as the driver sees them.
+    """
+
+    def __init__(self, max_split_bytes: int | None = None) -> None:
+        self.allocated = 0
+        self.reserved = 0
+        self._max_split = max_split_bytes
+        self._small: list[int] = []  # free blocks, in order of size
+        self._large: list[int] = []
+
+    def allocate(self, nbytes: int) -> None:
+        """Make a tensor of `nbytes` bytes."""
+        size = up(nbytes, ROUND_BYTES)
+        small = size <= SMALL_BYTES
+        free = self._small if small else self._large
+        block = self._taken(free, size)
+        if block is None:
+            block = _segment_bytes(size)
+            self.reserved += block
+        rest = block - size
+        if self._splits(size, rest, small=small):
+            insort(free, rest)
+            block = size
+        self.allocated += block
+
+    def _taken(self, free: list[int], size: int) -> int | None:
+        """The smallest free block that the request may have, out of the list; None where there is none."""
+        place = bisect_left(free, size)
+        if place == len(free):
+            return None
+        limit = self._max_split
+        if limit is not None:
+            oversize = free[place] >= limit
+            if (size < limit and oversize) or (size >= limit and free[place] >= size + OVERSIZE_SLACK_BYTES):
+                return None
+        return free.pop(place)
+
+    def _splits(self, size: int, rest: int, *, small: bool) -> bool:
+        if small:
+            return rest >= ROUND_BYTES
+        return rest > SMALL_BYTES and (self._max_split is None or size < self._max_split)
+
+
+def _segment_bytes(size: int) -> int:
+    """Of a new segment for a rounded request."""
+    if size <= SMALL_BYTES:
+        return SMALL_SEGMENT_BYTES
+    return MEDIUM_SEGMENT_BYTES if size < MEDIUM_BYTES else up(size, LARGE_ROUND_BYTES)
