@@ -98,7 +98,7 @@ def test_rotary_caches_of_every_kind() -> None:
 
 
 def test_pages_hold_a_layers_states() -> None:
-    """Logged of Qwen3.5-4B by 0.22.0: "Setting attention block size to 528 tokens", 11.11 GiB, 141,107 tokens."""
+    """Qwen3.5-4B in 0.22.0: "Setting attention block size to 528 tokens", 11.11 GiB, 141,107 tokens."""
     pool = pages(model_of("Qwen/Qwen3.5-4B"), Settings("vllm"))
     assert (pool.block_tokens, len(pool.groups)) == (528, 4)
     blocks = pool.blocks(1024, 8192, states=1)
