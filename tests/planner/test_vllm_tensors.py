@@ -50,6 +50,7 @@ def test_the_allocators_steps(
         ("Qwen/Qwen2.5-7B-Instruct", 1, 14.25, 14.29),
         ("Qwen/Qwen2.5-VL-7B-Instruct", 1, 15.6271, 15.67),
         ("Qwen/Qwen3.5-9B", 2, 8.91, None),
+        ("google/gemma-3-4b-it", 1, 8.5834, None),
     ],
 )
 def test_the_logs_figure_before_and_since_the_split_limit(
@@ -93,7 +94,8 @@ def test_rotary_caches_of_every_kind() -> None:
     assert rotary_caches(model_of("Qwen/Qwen3-0.6B")) == (40_960 * 128 * 2,)
     # A quarter of a head rotates.
     assert rotary_caches(model_of("Qwen/Qwen3.5-4B")) == (4 * 262_144 * 64 * 2,)
-    assert rotary_caches(model_of("google/gemma-3-4b-it")) == (131_072 * 256 * 2,) * 2
+    assert rotary_caches(model_of("google/gemma-3-1b-it")) == (32_768 * 256 * 2,) * 2
+    assert rotary_caches(model_of("google/gemma-3-4b-it")) == (131_072 * 256 * 2, 8 * 131_072 * 256 * 2)
     assert rotary_caches(model_of("microsoft/Phi-3.5-mini-instruct")) == ((131_072 + 4_096) * 96 * 2,)
 
 

@@ -20,7 +20,6 @@ SMALL_SEGMENT_BYTES: Final = 2 * MIB
 MEDIUM_BYTES: Final = 10 * MIB
 MEDIUM_SEGMENT_BYTES: Final = 20 * MIB
 LARGE_ROUND_BYTES: Final = 2 * MIB
-OVERSIZE_SLACK_BYTES: Final = 20 * MIB  # a free block beyond the limit serves requests this much smaller
 
 
 def up(value: int, multiple: int) -> int:
@@ -65,35 +64,26 @@ class CachingAllocator:
 
     def allocate(self, nbytes: int) -> None:
         """Make a tensor of `nbytes` bytes."""
-        size = up(nbytes, ROUND_BYTES)
+        size = -(-nbytes // ROUND_BYTES) * ROUND_BYTES
         small = size <= SMALL_BYTES
+        if self._max_split is not None and size >= self._max_split:
+            # No block this large is ever split, nor free while all stay: a segment of its own.
+            block = up(size, LARGE_ROUND_BYTES)
+            self.allocated += block
+            self.reserved += block
+            return
         free = self._small if small else self._large
-        block = self._taken(free, size)
-        if block is None:
+        place = bisect_left(free, size)
+        if place < len(free):
+            block = free.pop(place)
+        else:
             block = _segment_bytes(size)
             self.reserved += block
         rest = block - size
-        if self._splits(size, rest, small=small):
+        if rest >= ROUND_BYTES if small else rest > SMALL_BYTES:
             insort(free, rest)
             block = size
         self.allocated += block
-
-    def _taken(self, free: list[int], size: int) -> int | None:
-        """The smallest free block that the request may have, out of the list; None where there is none."""
-        place = bisect_left(free, size)
-        if place == len(free):
-            return None
-        limit = self._max_split
-        if limit is not None:
-            oversize = free[place] >= limit
-            if (size < limit and oversize) or (size >= limit and free[place] >= size + OVERSIZE_SLACK_BYTES):
-                return None
-        return free.pop(place)
-
-    def _splits(self, size: int, rest: int, *, small: bool) -> bool:
-        if small:
-            return rest >= ROUND_BYTES
-        return rest > SMALL_BYTES and (self._max_split is None or size < self._max_split)
 
 
 def _segment_bytes(size: int) -> int:
