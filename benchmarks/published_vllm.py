@@ -159,7 +159,8 @@ def model_of(seen: Mapping[str, Any]) -> Inventory:
         layers = [KVLayer(**layer) for count, layer in change["kv_layers"] for _ in range(count)]
         text = replace(text, kv_layers=tuple(layers))
     facts = replace(facts, text=text, family=change.get("family", facts.family))
-    return inventory(awq(facts) if change.get("awq") else facts)
+    stored = {"awq": awq, "fp8": fp8}.get(change.get("format", ""))
+    return inventory(stored(facts) if stored else facts)
 
 
 def awq(facts: ModelFacts) -> ModelFacts:
@@ -177,6 +178,22 @@ def awq(facts: ModelFacts) -> ModelFacts:
             TensorFact(f"{name}scales", "scale", "F16", (groups, rows), 2 * groups * rows),
         ]
     return replace(facts, tensors=tuple(tensors), quantization="int4")
+
+
+def fp8(facts: ModelFacts) -> ModelFacts:
+    """The same with the decoder's matrices in FP8: values, and a scale for 128 x 128 of them."""
+    tensors: list[TensorFact] = []
+    for tensor in facts.tensors:
+        if tensor.role != "linear":
+            tensors.append(tensor)
+            continue
+        rows, columns = tensor.shape
+        blocks = (rows // GROUP, columns // GROUP)
+        tensors += [
+            TensorFact(tensor.name, "linear", "F8_E4M3", tensor.shape, rows * columns),
+            TensorFact(f"{tensor.name}_scale_inv", "scale", "BF16", blocks, 2 * blocks[0] * blocks[1]),
+        ]
+    return replace(facts, tensors=tuple(tensors), quantization="fp8")
 
 
 def line(row: Row) -> str:

@@ -1,10 +1,12 @@
 """What vLLM makes of a checkpoint, against published logs and against torch's allocator on an H200."""
 
+from dataclasses import replace
+
 import pytest
 
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.planner.footprint.allocator import CachingAllocator
-from snugvl.planner.footprint.vllm import expert_width, experts_workspace
+from snugvl.planner.footprint.vllm import expert_width, experts_workspace, marlin_scales, vllm_components
 from snugvl.planner.footprint.vllm_pages import pages
 from snugvl.planner.footprint.vllm_tensors import MAX_SPLIT_BYTES, loading_bytes, rotary_caches, tensors_of
 from snugvl.planner.inventory import Inventory, inventory
@@ -79,6 +81,16 @@ def test_experts_of_a_layer_are_two_tensors_whether_stored_apart_or_not() -> Non
     # 8,192 tokens, 8 experts each: outputs 2,048 wide beside inputs 2,048 wide
     assert experts_workspace(model, Settings("vllm", chunk=8192)) == 8192 * 8 * (2048 + 2048) * 2
     assert not experts_workspace(model_of("Qwen/Qwen3-0.6B"), Settings("vllm", chunk=8192))
+
+
+def test_fp8_on_a_card_without_it_has_a_scale_a_row() -> None:
+    model = model_of("Qwen/Qwen3-VL-8B-Instruct-FP8")
+    settings = Settings("vllm", "fp8", tensor_parallel=2)
+    values = 6_945_767_424  # of the quantised matrices, by the vendor's count
+    spread = (values // 128 * 2 - values // 128**2 * 4) // 2
+    plain, old = ((vllm_components(model, settings, capability)) for capability in ((8, 9), (7, 5)))
+    assert sum(part.nbytes for part in old) - sum(part.nbytes for part in plain) == spread == 53_415_936
+    assert not marlin_scales(model, replace(settings, weights="bf16"))
 
 
 def test_tensor_parallel_cuts_matrices_but_keeps_norms_and_the_last_heads_of_keys() -> None:

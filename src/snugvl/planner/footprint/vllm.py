@@ -42,6 +42,8 @@ NCCL_TORCH_BYTES: Final = 352 * (1 << 20)
 NCCL_TORCH: Final = "torch's NCCL"
 GRAPH_BASE_BYTES: Final = 64 * (1 << 20)
 GRAPH_BYTES_PER_SEQUENCE: Final = 2 * (1 << 20)
+FP8_BLOCK: Final = 128
+FP8_CAPABILITY: Final = (8, 9)  # GPUs that multiply FP8
 # Of a token, in every mixture of the catalogue (Qwen3: 8 of 128). The configuration's figure isn't among the
 # facts of a model.
 EXPERTS_OF_TOKEN: Final = 8
@@ -109,9 +111,28 @@ def graphs(settings: Settings) -> int:
     return GRAPH_BASE_BYTES + GRAPH_BYTES_PER_SEQUENCE * sequences(settings)
 
 
-def vllm_components(model: Inventory, settings: Settings) -> list[Component]:
-    """All of it."""
+def marlin_scales(model: Inventory, settings: Settings) -> int:
+    """What the scales of FP8 blocks take beyond themselves on cards that don't multiply FP8.
+
+    There Marlin reads FP8 weights, with a 16-bit scale for each row and 128 columns instead of a float32 for
+    128 × 128: 1.5 % of the weights. Source: `marlin_utils_fp8.py` of vLLM 0.32.
+    """
+    if settings.weights != "fp8":
+        return 0
+    values = sum(group.elements * group.count for group in model.groups if group.kind == "fp8")
+    spread = values // FP8_BLOCK * 2 - values // FP8_BLOCK**2 * 4
+    return spread // (settings.tensor_parallel * settings.pipeline_parallel)
+
+
+def vllm_components(
+    model: Inventory, settings: Settings, compute_capability: tuple[int, int] | None = None
+) -> list[Component]:
+    """All of it. `compute_capability`: of the GPU; where it isn't known it multiplies FP8."""
+    spread = 0
+    if compute_capability is not None and compute_capability < FP8_CAPABILITY:
+        spread = marlin_scales(model, settings)
     parts = [
+        Component("scales for Marlin", spread, why="FP8 weights on a GPU that doesn't multiply FP8"),
         Component("vLLM non-torch", NON_TORCH_BYTES, basis="default", why="fitted to vLLM 0.22.1, H200"),
         Component(
             "vLLM rotary cache",
