@@ -56,7 +56,7 @@ def test_every_recording_is_told_in_full(snugvl: Run, path: Path) -> None:
 def test_the_bar_shows_what_is_held(snugvl: Run) -> None:
     out = snugvl("doctor", "--vram", "8GiB", "--held", "2GiB").out
     (bar,) = re.findall("█+░+", out)
-    assert (bar.count("█"), bar.count("░")) == (10, 30)
+    assert (bar.count("█"), bar.count("░")) == (12, 28)  # 2 GiB and what the driver keeps on Linux
 
 
 def test_most_bytes_come_first(snugvl: Run) -> None:

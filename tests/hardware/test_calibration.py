@@ -140,6 +140,17 @@ def test_a_context_is_measured_once_and_recalled(tmp_path: Path) -> None:
         assert context_cost.recall(other, environ) is None
 
 
+def test_cudas_total_is_remembered_with_it(tmp_path: Path) -> None:
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    context_cost.measure(GPU, environ, lambda gpu, environ: QUIET)
+    assert context_cost.recall_total(GPU, environ) is None  # that process told none
+    told = replace(QUIET, total=7803 * MIB)
+    context_cost.measure(GPU, environ, lambda gpu, environ: told)
+    assert context_cost.recall_total(GPU, environ) == 7803 * MIB
+    assert context_cost.recall(GPU, environ) == 430 * MIB
+    assert context_cost.recall_total(replace(GPU, driver="582.00"), environ) is None
+
+
 def test_others_that_do_not_hold_still(tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     moving = replace(QUIET, end=QUIET.before - 100 * MIB)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from snugvl.errors import InputError
 from snugvl.hardware.describe import describe
-from snugvl.hardware.machine import Gpu, Machine, Tenant
+from snugvl.hardware.gpus import reserved_bytes
+from snugvl.hardware.machine import RESERVED, Gpu, Machine, Tenant
 from snugvl.hardware.recording import record, replay
 from snugvl.hardware.sizes import GIB, MIB
 
@@ -31,14 +32,16 @@ def test_what_is_not_said_is_assumed_and_noted() -> None:
     machine = describe("rtx-5060", os="wsl2")
     assert machine.gpus[0].held_bytes == GIB
     assert len(machine.notes) == 2
-    assert describe("rtx-5060").gpus[0].held_bytes == 0
+    assert describe("rtx-5060", os="linux").gpus[0].tenants[0].name == RESERVED  # and nobody else
     assert describe("rtx-5060", held=0, ram="32GiB").notes == ()
 
 
 def test_several_gpus_and_sizes_in_bytes() -> None:
     machine = describe("h100", count=4, held=2 * GIB, ram=512 * GIB, disk="2t", cores=96)
     assert [gpu.index for gpu in machine.gpus] == [0, 1, 2, 3]
-    assert {gpu.held_bytes for gpu in machine.gpus} == {2 * GIB}
+    kept = reserved_bytes(81_559 * MIB)
+    assert {gpu.held_bytes for gpu in machine.gpus} == {2 * GIB + kept}
+    assert machine.gpus[0].tenants == (Tenant("desktop and other apps", 2 * GIB), Tenant(RESERVED, kept))
     assert (machine.ram_total_bytes, machine.cpu_cores) == (512 * GIB, 96)
     assert machine.disk_free_bytes == 2048 * GIB
 
@@ -80,9 +83,15 @@ def test_held_and_free_make_the_whole(total: int, held: int) -> None:
     try:
         (gpu,) = describe(vram=total, held=held).gpus
     except InputError:
-        assert held > total
+        assert held > total - reserved_bytes(total)
     else:
-        assert gpu.free_bytes + held == gpu.total_bytes == total
+        assert gpu.free_bytes + held + reserved_bytes(total) == gpu.total_bytes == total
+        assert gpu.cuda_total_bytes == total - reserved_bytes(total)
+
+
+def test_under_wsl2_cudas_total_is_nvmls() -> None:
+    (gpu,) = describe("rtx-4060", os="wsl2", held=0).gpus
+    assert gpu.cuda_total_bytes == gpu.total_bytes == gpu.free_bytes
 
 
 sizes = st.integers(1, 2**50)

@@ -83,6 +83,27 @@ def test_nonsense_has_no_neighbours(name: str) -> None:
         gpus.lookup(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "published_gib"),
+    [
+        ("rtx 4060", (7.60, 7.66)),
+        ("rtx 3060", (11.57, 11.63)),
+        ("rtx 5060 ti", (15.46, 15.51)),
+        ("rtx 3090", (23.56, 23.56)),
+        ("rtx 4090", (23.52, 23.52)),
+        ("l4", (22.05, 22.05)),
+        ("rtx 5090", (31.36, 31.37)),
+        ("l40s", (44.39, 44.43)),
+        ("h200", (139.80, 139.80)),
+    ],
+)
+def test_cudas_totals_by_the_rule(name: str, published_gib: tuple[float, float]) -> None:
+    model = gpus.lookup(name)
+    low, high = published_gib
+    planned = (model.total_bytes - gpus.reserved_bytes(model.total_bytes)) / GIB
+    assert low - 0.05 <= planned <= high + 0.05
+
+
 def test_suggestions_are_accepted() -> None:
     for wrong in ("rtx-5061", "v10", "gtx 1650s", "l4o", "quadro 5000"):
         for name in gpus.nearest(wrong):

@@ -58,6 +58,7 @@ def test_wsl2_tells_no_bytes_of_processes(probed: Probe) -> None:
     machine = probed(fake, {"dev/dxg": "", "usr/lib/wsl/lib/libcuda.so.1": ""}, version=WSL2)
     assert machine.gpus[0].tenants == (Tenant("desktop and other apps (Xwayland among them)", 951 * MIB),)
     assert (machine.os, machine.spills, machine.notes) == ("wsl2", True, ())
+    assert machine.gpus[0].cuda_total_bytes == machine.gpus[0].total_bytes
     assert machine.pinned_bytes == machine.ram_total_bytes // 2
 
 
@@ -139,6 +140,16 @@ def test_a_measured_context_is_filled_in(probed: Probe, tmp_path: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     context_cost.measure(machine.gpus[0], environ, lambda gpu, environ: stages)
     assert probed(FakeNvml(Card())).gpus[0].context_bytes == 400 * MIB
+
+
+def test_cudas_total_is_what_the_driver_leaves_unless_it_was_measured(probed: Probe, tmp_path: Path) -> None:
+    assert probed(FakeNvml(Card())).gpus[0].cuda_total_bytes is None  # nothing is said to be reserved
+    card = Card(reserved=300 * MIB)
+    (gpu,) = probed(FakeNvml(card)).gpus
+    assert gpu.cuda_total_bytes == gpu.total_bytes - 300 * MIB
+    stages = context_cost.Stages(900, 700, 650, 500, 500, 900, total=gpu.total_bytes - 301 * MIB)
+    context_cost.measure(gpu, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, lambda gpu, environ: stages)
+    assert probed(FakeNvml(card)).gpus[0].cuda_total_bytes == gpu.total_bytes - 301 * MIB
 
 
 def test_a_gpu_that_is_not_in_the_table(probed: Probe) -> None:

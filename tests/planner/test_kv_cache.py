@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import torch
+from transformers.cache_utils import DynamicSlidingWindowLayer
+
 from snugvl.planner.capabilities import Option, kv_formats_on
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.inventory import inventory
@@ -50,3 +53,17 @@ def test_a_wished_cache_and_who_may_have_it() -> None:
     for option, device in ((replace(ours, model=rough), card), (ours, cpu)):
         assert kv_formats_on(option, device) == ("bf16",)
         assert kv_formats_on(option, device, "fp8") == ("fp8",), "who asks may have it"
+
+
+def test_transformers_keeps_a_window_but_at_first_as_a_view_of_the_whole_prompt() -> None:
+    """Why a plan has "keys and values beyond windows" while a prompt is computed, and no longer."""
+    layer = DynamicSlidingWindowLayer(sliding_window=16)
+    token = 2 * 8 * 4  # two heads of eight values, float32
+
+    def held(new: int) -> int:
+        states = torch.zeros(1, 2, new, 8)
+        layer.update(states, states)
+        return layer.keys.untyped_storage().nbytes()
+
+    assert held(64) == 64 * token
+    assert held(1) == 16 * token

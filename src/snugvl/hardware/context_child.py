@@ -1,7 +1,7 @@
 """The throw-away process of `context_cost.py`: `python -m snugvl.hardware.context_child UUID`.
 
-It prints NVML's free bytes at each stage as one JSON object. A process of its own starts this one's work in
-another, so that the last figure is taken when the context is gone.
+It prints NVML's free bytes at each stage, and CUDA's total, as one JSON object. A process of its own starts
+this one's work in another, so that the last figure is taken when the context is gone.
 """
 
 import json
@@ -13,7 +13,10 @@ WORK = "--work"
 
 
 def stages(free: Callable[[], int]) -> dict[str, int]:
-    """Free bytes with a context, after a kernel, after a cuBLAS product, and with nothing left of ours."""
+    """Free bytes with a context, after a kernel, after a cuBLAS product, and with nothing left of ours.
+
+    And CUDA's `total` of the card's memory, which NVML doesn't tell.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -31,6 +34,7 @@ def stages(free: Callable[[], int]) -> dict[str, int]:
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
     found["settled"] = free()
+    found["total"] = torch.cuda.mem_get_info()[1]
     return found
 
 

@@ -4,6 +4,8 @@
 
 so it includes the driver's context, torch's kernels and cuBLAS with its workspace: a plan must not add those
 again. It depends on GPU, driver and torch, so it is kept for exactly these (`calibration.py`).
+
+CUDA's own total of the card is taken along, as only a context tells it (`Gpu.cuda_total_bytes`).
 """
 
 import json
@@ -22,6 +24,7 @@ from snugvl.hardware.machine import Gpu
 from snugvl.hardware.sizes import MIB, format_size
 
 COMPONENT: Final = "context"
+TOTAL: Final = "CUDA's total"
 
 # Published for single processes with lazily loaded kernels: 256 MiB (RTX 3090, torch 2.7+cu128,
 # InvokeAI#9413), 426 MiB (RTX 6000 Ada, torch 2.10+cu130, unsloth-zoo#1053); ours, with a cuBLAS product:
@@ -47,17 +50,29 @@ def estimate_of(compute_capability: tuple[int, int] | None) -> int:
 
 
 def recall(gpu: Gpu, environ: Mapping[str, str] = os.environ) -> int | None:
-    """What was measured for this GPU, driver and torch, or None."""
+    """The context's bytes as measured for this GPU, driver and torch, or None."""
+    return _recall(gpu, COMPONENT, environ)
+
+
+def recall_total(gpu: Gpu, environ: Mapping[str, str] = os.environ) -> int | None:
+    """CUDA's total as measured for this GPU, driver and torch, or None."""
+    return _recall(gpu, TOTAL, environ)
+
+
+def _recall(gpu: Gpu, component: str, environ: Mapping[str, str]) -> int | None:
     file = calibration.calibration_file(environ)
     if gpu.driver is None or not file.exists():
         return None
-    found = calibration.load(file).measured(ANY_ENGINE, COMPONENT, calibration.place_of(gpu))
+    found = calibration.load(file).measured(ANY_ENGINE, component, calibration.place_of(gpu))
     return found.measured_bytes if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """NVML's free bytes in the life of the throw-away process; `end`: after it."""
+    """NVML's free bytes in the life of the throw-away process; `end`: after it.
+
+    `total`: CUDA's total of the card; 0 where it wasn't told.
+    """
 
     before: int
     context: int
@@ -65,6 +80,7 @@ class Stages:
     product: int
     settled: int
     end: int
+    total: int = 0
 
     @property
     def driver_bytes(self) -> int:
@@ -110,19 +126,26 @@ def measure(
 def _remember(gpu: Gpu, stages: Stages, environ: Mapping[str, str]) -> None:
     place = calibration.place_of(gpu, snugvl="")
     assert place is not None  # a probed GPU has a driver
-    measurement = Measurement(
-        gpu=place.gpu,
-        driver=place.driver,
-        torch=place.torch,
-        snugvl=place.snugvl,
-        engine=ANY_ENGINE,
-        component=COMPONENT,
-        subject="",
-        planned_bytes=estimate(gpu),
-        measured_bytes=stages.context_bytes,
-        when=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    calibration.add(calibration.calibration_file(environ), [measurement])
+    figures = [(COMPONENT, estimate(gpu), stages.context_bytes)]
+    if stages.total:
+        figures.append((TOTAL, gpu.cuda_total_bytes or gpu.total_bytes, stages.total))
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    measurements = [
+        Measurement(
+            gpu=place.gpu,
+            driver=place.driver,
+            torch=place.torch,
+            snugvl=place.snugvl,
+            engine=ANY_ENGINE,
+            component=component,
+            subject="",
+            planned_bytes=planned,
+            measured_bytes=measured,
+            when=when,
+        )
+        for component, planned, measured in figures
+    ]
+    calibration.add(calibration.calibration_file(environ), measurements)
 
 
 def _run(gpu: Gpu, environ: Mapping[str, str], command: Sequence[str] = ()) -> Stages:

@@ -4,7 +4,7 @@ from typing import Final, get_args
 
 from snugvl.errors import InputError
 from snugvl.hardware import gpus
-from snugvl.hardware.machine import Gpu, Machine, OperatingSystem, Tenant
+from snugvl.hardware.machine import RESERVED, Gpu, Machine, OperatingSystem, Tenant
 from snugvl.hardware.sizes import GIB, format_size, parse_size
 
 DESKTOP: Final = "desktop and other apps"
@@ -33,7 +33,8 @@ def describe(
 
     Args:
         gpu: a name of the table, however spelled, or "none"; or None with `vram`: any GPU of that memory.
-        held: of each GPU's memory by others, such as "951MiB".
+        held: of each GPU's memory by others, such as "951MiB". On Linux the driver keeps its own part beside
+            that (`gpus.reserved_bytes`), which nvidia-smi shows neither as used nor as free.
         vram: total memory of each GPU; the table's by default.
         ram: system memory (under WSL2 that of the virtual machine), all of it free.
 
@@ -85,21 +86,29 @@ def _gpus(
     if held_bytes is None:
         held_bytes = min(ASSUMED_DESKTOP_BYTES, total // 2) if system in ("wsl2", "windows") else 0
         notes.append(f"What others hold wasn't described; {format_size(held_bytes)} is assumed (see --held).")
-    if held_bytes > total:
-        raise InputError(f"held {format_size(held_bytes)} is more than the GPU has ({format_size(total)})")
-    return tuple(_gpu(index, model, total, held_bytes) for index in range(count))
+    reserved = gpus.reserved_bytes(total) if system == "linux" else 0
+    if held_bytes > total - reserved:
+        kept = f", of which the driver keeps {format_size(reserved)}" if reserved else ""
+        raise InputError(
+            f"held {format_size(held_bytes)} is more than the GPU has ({format_size(total)}{kept})"
+        )
+    return tuple(_gpu(index, model, total, held_bytes, reserved) for index in range(count))
 
 
-def _gpu(index: int, model: gpus.GpuModel | None, total_bytes: int, held_bytes: int) -> Gpu:
+def _gpu(
+    index: int, model: gpus.GpuModel | None, total_bytes: int, held_bytes: int, reserved_bytes: int
+) -> Gpu:
+    holders = (Tenant(DESKTOP, held_bytes), Tenant(RESERVED, reserved_bytes))
     return Gpu(
         index=index,
         name=model.product if model else f"GPU with {format_size(total_bytes)}",
         total_bytes=total_bytes,
-        free_bytes=total_bytes - held_bytes,
+        free_bytes=total_bytes - held_bytes - reserved_bytes,
         compute_capability=model.compute_capability if model else None,
         bandwidth=model.bandwidth if model else None,
         bf16_flops=model.bf16_flops if model else None,
-        tenants=(Tenant(DESKTOP, held_bytes),) if held_bytes else (),
+        tenants=tuple(tenant for tenant in holders if tenant.held_bytes),
+        cuda_total_bytes=total_bytes - reserved_bytes,
     )
 
 

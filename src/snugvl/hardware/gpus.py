@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Final, Literal
 
 from snugvl.errors import InputError
-from snugvl.hardware.sizes import MIB
+from snugvl.hardware.sizes import GIB, MIB
 
 MemorySource = Literal["nvml", "nominal"]
 
@@ -26,6 +26,36 @@ _TENSOR_OPS: Final = 512  # per SM and clock, fp16 in, fp32 accumulated: GeForce
 _PLAIN_OPS: Final = 256  # GTX 16xx has no tensor cores: 128 fp16 multiply-adds
 _IGNORED = re.compile(r"nvidia|geforce|tesla|quadro|graphics|generation|workstationedition|gpu|\((?:r|tm)\)")
 _NOT_WORD = re.compile(r"[^a-z0-9]+")
+
+
+# What the driver keeps of a card on Linux, NVML's "reserved": CUDA's total is that much less than NVML's, to
+# the byte on an H200 (driver 580: 143,771 and 143,156 MiB). Published totals in GiB, with drivers of 2025 and
+# 2026, and MiB that they leave of NVML's:
+#
+#     8 GB     7.60 to 7.66   345 to 406   torch's out-of-memory messages of many; 7.62 in vLLM's message of
+#                                          free memory (kvcached, 2025-11)
+#     12 GB    11.57, 11.63   373 to 440   the same
+#     16 GB    15.46 to 15.51 430 to 494   the same; vLLM 0.29 "(15.28/15.51 GiB)"
+#     24 GB    23.52, 23.56   451 to 480   RTX 4090 with driver 595, RTX 3090
+#     L4       22.05          455          pytorch/pytorch#175666, vllm-project/vllm#33297
+#     32 GB    31.36          494          RTX 5090; nvidia-smi says 32,607 MiB of which 32,110 are free
+#     L40S     44.39          613          DINGYANB/MTVCrafter#21 says 44.43
+#     48 GB                   569          RTX 6000 Ada: "Reserved: 569 MiB" of nvidia-smi -q
+#     H200     139.80         615          ours
+#
+# The line below is at most 50 MiB off them. Drivers before 560 or so reserved 100 to 200 MiB less (RTX 3090
+# with 550: 23.68, vllm-project/vllm#16343). Under WSL2 CUDA's total is NVML's ("total_gpu_memory (8.00GiB)",
+# vllm-project/vllm#13882).
+_RESERVED_BYTES: Final = 360 * MIB
+_RESERVED_PER_GIB: Final = 4.5 * MIB
+_MOST_RESERVED_BYTES: Final = 640 * MIB
+_MOST_RESERVED_SHARE: Final = 10  # no more than a tenth of tiny cards
+
+
+def reserved_bytes(total_bytes: int) -> int:
+    """What the driver keeps for itself of a card with `total_bytes`, on Linux; a rule, not a measurement."""
+    by_size = _RESERVED_BYTES + int(_RESERVED_PER_GIB * total_bytes / GIB)
+    return min(by_size, _MOST_RESERVED_BYTES, total_bytes // _MOST_RESERVED_SHARE)
 
 
 @dataclass(frozen=True, slots=True)

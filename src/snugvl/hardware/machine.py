@@ -1,10 +1,14 @@
 """A machine as the planner sees it. Nothing here probes anything; all sizes are bytes."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 OperatingSystem = Literal["linux", "wsl2", "windows", "other"]
 Source = Literal["probed", "described", "recorded"]
+
+
+# Who holds what the driver keeps of a GPU for itself: nobody gets it.
+RESERVED: Final = "driver (reserved)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,9 @@ class Gpu:
             where described.
         link_bandwidth: bytes per second between main memory and the GPU, as its PCI Express slot allows,
             or None.
+        cuda_total_bytes: what CUDA calls the card's total (`cuMemGetInfo`), of which vLLM's utilisation is a
+            share: `total_bytes`, NVML's, less what the driver reserves, but under WSL2 all of it. None where
+            nobody told.
     """
 
     index: int
@@ -49,6 +56,7 @@ class Gpu:
     uuid: str | None = None
     position: int | None = None
     link_bandwidth: float | None = None
+    cuda_total_bytes: int | None = None
 
     @property
     def held_bytes(self) -> int:

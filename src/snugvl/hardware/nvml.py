@@ -15,13 +15,13 @@ from typing import Any, Final
 from snugvl.hardware import gpus, wsl
 from snugvl.hardware.describe import DESKTOP
 from snugvl.hardware.link import pcie_bandwidth
+from snugvl.hardware.machine import RESERVED as RESERVED
 from snugvl.hardware.machine import Gpu, Tenant
 from snugvl.hardware.sizes import MIB
 from snugvl.hardware.visible import visible
 
 SAMPLES: Final = 6
 SAMPLE_SECONDS: Final = 0.25
-RESERVED: Final = "driver (reserved)"
 OUTSIDE: Final = "processes outside this container"
 UNNAMED: Final = "driver and unnamed processes"
 _DRIVER_BYTES: Final = 32 * MIB
@@ -242,7 +242,15 @@ def _gpu(nvml: Any, index: int, device: _Device, memory: _Memory, driver: str | 
         uuid=device.uuid,
         position=device.position,
         link_bandwidth=_link(nvml, owner.handle),
+        cuda_total_bytes=_cuda_total(memory, around, mig=device.parent is not None),
     )
+
+
+def _cuda_total(memory: _Memory, around: Around, *, mig: bool) -> int | None:
+    """CUDA's total, which NVML doesn't tell: to the byte on an H200, by logs under WSL2; None for slices."""
+    if around.wsl2:
+        return memory.total
+    return memory.total - memory.reserved if memory.reserved and not mig else None
 
 
 def _link(nvml: Any, handle: Any) -> float | None:

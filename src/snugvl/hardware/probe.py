@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from snugvl.hardware import context_cost, host, nvml, wsl
-from snugvl.hardware.machine import Machine, OperatingSystem
+from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 
 
 def probe(
@@ -53,8 +53,13 @@ def probe(
         notes=tuple(notes),
         host_ram_bytes=around.host_ram_bytes,
     )
-    known = tuple(replace(gpu, context_bytes=context_cost.recall(gpu, environ)) for gpu in machine.gpus)
-    return replace(machine, gpus=known)
+    return replace(machine, gpus=tuple(_recalled(gpu, environ) for gpu in machine.gpus))
+
+
+def _recalled(gpu: Gpu, environ: Mapping[str, str]) -> Gpu:
+    """With what only a CUDA context tells, where one was made once."""
+    total = context_cost.recall_total(gpu, environ) or gpu.cuda_total_bytes
+    return replace(gpu, context_bytes=context_cost.recall(gpu, environ), cuda_total_bytes=total)
 
 
 def _system(platform: str, *, wsl2: bool) -> OperatingSystem:

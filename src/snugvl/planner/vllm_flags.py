@@ -1,9 +1,10 @@
 """`vllm serve …` with every flag computed (names and meaning as in vLLM 0.33).
 
-Utilisation counts of the card's TOTAL memory, must be free when vLLM starts, and does not include the CUDA
-context and, with several GPUs, the buffers of vLLM's NCCL communicator, which exist before vLLM looks:
+Utilisation counts of the card's TOTAL memory as CUDA tells it, must be free when vLLM starts, and does not
+include the CUDA context and, with several GPUs, the buffers of vLLM's NCCL communicator, which exist before
+vLLM looks:
 
-    --gpu-memory-utilization = ⌊(usable - context - NCCL) / total⌋ to four digits
+    --gpu-memory-utilization = ⌊(usable - context - NCCL) / CUDA's total⌋ to four digits
 
 What the model doesn't take of it becomes KV cache, so more requests than planned may run at once.
 """
@@ -23,7 +24,8 @@ def utilisation(choice: Choice) -> float:
     """`--gpu-memory-utilization` from free memory."""
     budget = choice.budget
     room = budget.usable_bytes - budget.device.context_bytes - choice.footprint.named(NCCL)
-    return math.floor(room * DIGITS / budget.total_bytes) / DIGITS
+    cuda_total = budget.gpu.cuda_total_bytes if budget.gpu is not None else None
+    return math.floor(room * DIGITS / (cuda_total or budget.total_bytes)) / DIGITS
 
 
 def compact(values: dict[str, int]) -> str:

@@ -18,7 +18,7 @@ from typing import Final
 from snugvl.planner.footprint import hybrid
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import largest_image
-from snugvl.planner.footprint.kv import kv_component
+from snugvl.planner.footprint.kv import kv_component, unwindowed_component
 from snugvl.planner.footprint.vision import features_per_token
 from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import Inventory
@@ -89,11 +89,13 @@ def decoder_components(model: Inventory, settings: Settings, *, fused: bool = Tr
         prefill += native_chunk_attention(model, settings.context, settings.context)
     # A prompt is computed alone, and its row joins the others then (`backends/transformers/batch.py`).
     why = f"{settings.context:,} tokens at once, without chunks"
-    dynamic = prefill + kv_component(model, settings).nbytes
+    beyond = unwindowed_component(model, settings)
+    dynamic = prefill + kv_component(model, settings).nbytes + beyond.nbytes
     holes = dynamic * FRAGMENTATION_PERCENT // 100
     share = f"{FRAGMENTATION_PERCENT} % of KV cache and workspace"
     return [
         Component("fragmentation", holes, "prefill", "predicted", share),
+        beyond,
         Component("prefill workspace", prefill, "prefill", "predicted", why),
         Component("logits", logits(model, 1) * wide, "prefill"),
         Component(

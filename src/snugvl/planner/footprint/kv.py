@@ -7,30 +7,39 @@
 Summed over layers, times concurrency. Image tokens are tokens like any other. Our own engine allocates states
 for all sequences that may run, and one more for rows that only fill up a CUDA graph: a row of their own.
 Source: the attention layers themselves; PagedAttention (https://arxiv.org/abs/2309.06180) for the blocks.
+
+Windows are honoured by vLLM, whose blocks are a chapter of their own (`vllm_pages.py`), and by transformers:
+its cache keeps `window - 1` tokens of such a layer (`DynamicSlidingWindowLayer`), but as a view of the
+prompt's own keys and values, which live until the first new token replaces them. So one prompt's are whole
+meanwhile.
 """
+
+from dataclasses import replace
 
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.vllm_pages import pages, sequence_bytes
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
 
 def kv_bytes(model: Inventory, settings: Settings, tokens: int) -> int:
     """Bytes of one sequence of `tokens` tokens on one GPU, with its states."""
+    if settings.engine == "vllm":
+        return sequence_bytes(model, settings, tokens)
     rounded = up(tokens, BLOCK_TOKENS)
     total = 0
     for layer, count in model.kv_layers:
         kept = rounded
-        if layer.window is not None and settings.engine == "vllm":
-            # A step writes its whole chunk before old blocks are given back.
-            kept = min(rounded, up(layer.window + settings.chunk, BLOCK_TOKENS))
+        if layer.window is not None and settings.engine == "transformers":
+            kept = min(rounded, layer.window)
         heads = -(-layer.kv_heads // settings.tensor_parallel)
         total += 2 * heads * layer.head_dim * settings.kv_itemsize * kept * count
     return -(-total // settings.pipeline_parallel) + state_bytes(model, settings)
 
 
 def block_bytes(model: Inventory, settings: Settings) -> int:
-    """Bytes of one block of keys and values on one GPU."""
+    """Bytes of one block of keys and values of our own engine."""
     return kv_bytes(model, settings, BLOCK_TOKENS) - state_bytes(model, settings)
 
 
@@ -60,11 +69,28 @@ def kv_component(model: Inventory, settings: Settings) -> Component:
         return Component("KV cache", up(nbytes, LARGE_ROUND_BYTES), why=why)
     nbytes = kv_bytes(model, settings, settings.context) * settings.concurrency
     if settings.engine == "vllm":
-        nbytes += kv_bytes(model, settings, BLOCK_TOKENS)
+        nbytes += pages(model, settings).block_bytes
     sequences = f"{settings.concurrency} × " if settings.concurrency > 1 else ""
-    each = block_bytes(model, settings) // BLOCK_TOKENS
+    return Component("KV cache", up(nbytes, LARGE_ROUND_BYTES), why=sequences + _why(model, settings))
+
+
+def unwindowed_component(model: Inventory, settings: Settings) -> Component:
+    """transformers, while a prompt is computed: what layers with windows hold of it beyond their windows."""
+    whole = replace(settings, engine="native")
+    beyond = kv_bytes(model, whole, settings.context) - kv_bytes(model, settings, settings.context)
     return Component(
-        "KV cache",
-        up(nbytes, LARGE_ROUND_BYTES),
-        why=f"{sequences}{settings.context:,} tokens × {each / 1024:,.0f} KiB ({settings.kv_name})",
+        "keys and values beyond windows", beyond, "prefill", why="of one prompt, until its first new token"
     )
+
+
+def _why(model: Inventory, settings: Settings) -> str:
+    """The formula with its numbers."""
+    kept = f"{settings.context:,} tokens"
+    if settings.engine == "vllm":
+        pool = pages(model, settings)
+        blocks = pool.blocks(settings.context, settings.chunk)
+        return f"{kept}, {blocks:,} blocks of {pool.block_bytes / 2**20:,.2f} MiB ({settings.kv_name})"
+    if any(layer.window for layer, _ in model.kv_layers) and settings.engine == "transformers":
+        return f"{kept}, of layers with windows no more than the window ({settings.kv_name})"
+    each = block_bytes(model, settings) // BLOCK_TOKENS
+    return f"{kept} × {each / 1024:,.0f} KiB ({settings.kv_name})"

@@ -1,23 +1,30 @@
-"""What vLLM holds beside weights and KV, and what it profiles at start (read in vLLM 0.33).
+"""What vLLM holds beside weights and KV, and what it profiles at start (read in vLLM 0.22, 0.32 and 0.33).
 
-    M-RoPE cache        4 · max_position · head_dim · 2 bytes: four times the positions
-    deepstack buffers   levels · max_num_batched_tokens · hidden · 2 bytes
+    rotary caches, deepstack buffers    made with the weights (`vllm_tensors.py`)
     encoder cache       max(max_num_batched_tokens, tokens of the largest image) · (1 + levels) · hidden · 2
     encoder profile     one forward of the largest image that `max_pixels` allows, whatever is really sent
     decoder profile     max_num_batched_tokens, as transformers' bytes per token
+    experts' workspace  tokens · experts of a token · (max(i, h) + max(2 · i, h)) · 2, for one layer
+    sampler profile     max_num_seqs · vocabulary · 12 bytes, when the decoder's activations are gone
     non-torch           0.13 GiB beyond the context (published H100 table)
     NCCL                several GPUs: vLLM's own communicator at its start, torch's in the profiling run
+
+The profile runs the encoder, the decoder and the sampler one after the other: the largest of them counts.
+Published: "3.25 GiB for consumed memory (weights + non-torch), 0.5 GiB for peak activation" for Qwen2.5-1.5B
+with 8,192 batched tokens and 256 sequences, where decoder and sampler take 0.50 and 0.43.
 
 All of it but vLLM's own communicator is inside `gpu_memory_utilization` · total, which must be free when
 vLLM starts.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.decoder import LOGIT_BYTES, transformers_prefill
 from snugvl.planner.footprint.images import ImageSize, largest_image
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, vllm_workspace
+from snugvl.planner.footprint.vllm_tensors import deepstack_buffers, rotary_caches
 from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
@@ -35,20 +42,11 @@ NCCL_TORCH_BYTES: Final = 352 * (1 << 20)
 NCCL_TORCH: Final = "torch's NCCL"
 GRAPH_BASE_BYTES: Final = 64 * (1 << 20)
 GRAPH_BYTES_PER_SEQUENCE: Final = 2 * (1 << 20)
-MROPE_FACTOR: Final = 4
-MROPE_FAMILIES: Final = ("qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen2_vl")
-
-
-def position_cache(model: Inventory) -> int:
-    """Cosines and sines of every position the model allows (`--max-model-len` does not shrink it)."""
-    factor = MROPE_FACTOR if model.facts.family in MROPE_FAMILIES else 1
-    return factor * model.facts.text.max_position_embeddings * widths(model).d * 2
-
-
-def deepstack_buffers(model: Inventory, batched_tokens: int) -> int:
-    """Inputs of the first decoder layers, for the largest batch."""
-    vision = model.facts.vision
-    return vision.deepstack_levels * batched_tokens * widths(model).h * 2 if vision else 0
+FP8_BLOCK: Final = 128
+FP8_CAPABILITY: Final = (8, 9)  # GPUs that multiply FP8
+# Of a token, in every mixture of the catalogue (Qwen3: 8 of 128). The configuration's figure isn't among the
+# facts of a model.
+EXPERTS_OF_TOKEN: Final = 8
 
 
 def encoder_cache(model: Inventory, settings: Settings) -> int:
@@ -67,12 +65,38 @@ def profiled(model: Inventory, settings: Settings) -> ImageSize:
 
 
 def decoder_profile(model: Inventory, settings: Settings) -> int:
-    """Activations of the largest batch, and the logits and sampling of every sequence."""
+    """Activations of the largest batch, or the logits and sampling of every sequence if those take more."""
     share = settings.tensor_parallel
     w = widths(model)
     whole = transformers_prefill(model, settings.chunk, 0)
     sharded = whole - settings.chunk * 6 * w.i + settings.chunk * 6 * -(-w.i // share)
-    return sharded + sequences(settings) * model.facts.text.vocab_size * 2 * LOGIT_BYTES
+    sampling = sequences(settings) * model.facts.text.vocab_size * 2 * LOGIT_BYTES
+    return max(sharded + experts_workspace(model, settings), sampling)
+
+
+def experts_workspace(model: Inventory, settings: Settings) -> int:
+    """Inputs and outputs of the experts of one layer, for the largest batch; 0 where there are none.
+
+    Source: `TritonExperts.workspace_shapes` (vLLM 0.32, `model_executor/layers/fused_moe`), whose two
+    buffers live at once.
+    """
+    inner = expert_width(model)
+    if not inner:
+        return 0
+    h, inner = widths(model).h, -(-inner // settings.tensor_parallel)
+    return settings.chunk * EXPERTS_OF_TOKEN * (max(inner, h) + max(2 * inner, h)) * 2
+
+
+@lru_cache(maxsize=256)
+def expert_width(model: Inventory) -> int:
+    """Values between the two products of an expert; 0 where there are no experts.
+
+    A file has the experts of a layer in one tensor [experts, 2 · width, hidden] or each in its own
+    [width, hidden], and beside them [.., hidden, width].
+    """
+    shapes = [tensor.shape for tensor in model.facts.tensors if tensor.role == "expert"]
+    hidden = model.facts.text.hidden_size
+    return min((side for shape in shapes for side in shape[-2:] if side != hidden), default=0)
 
 
 def sequences(settings: Settings) -> int:
@@ -87,12 +111,33 @@ def graphs(settings: Settings) -> int:
     return GRAPH_BASE_BYTES + GRAPH_BYTES_PER_SEQUENCE * sequences(settings)
 
 
-def vllm_components(model: Inventory, settings: Settings) -> list[Component]:
-    """All of it."""
+def marlin_scales(model: Inventory, settings: Settings) -> int:
+    """What the scales of FP8 blocks take beyond themselves on cards that don't multiply FP8.
+
+    There Marlin reads FP8 weights, with a 16-bit scale for each row and 128 columns instead of a float32 for
+    128 × 128: 1.5 % of the weights. Source: `marlin_utils_fp8.py` of vLLM 0.32.
+    """
+    if settings.weights != "fp8":
+        return 0
+    values = sum(group.elements * group.count for group in model.groups if group.kind == "fp8")
+    spread = values // FP8_BLOCK * 2 - values // FP8_BLOCK**2 * 4
+    return spread // (settings.tensor_parallel * settings.pipeline_parallel)
+
+
+def vllm_components(
+    model: Inventory, settings: Settings, compute_capability: tuple[int, int] | None = None
+) -> list[Component]:
+    """All of it. `compute_capability`: of the GPU; where it isn't known it multiplies FP8."""
+    spread = 0
+    if compute_capability is not None and compute_capability < FP8_CAPABILITY:
+        spread = marlin_scales(model, settings)
     parts = [
+        Component("scales for Marlin", spread, why="FP8 weights on a GPU that doesn't multiply FP8"),
         Component("vLLM non-torch", NON_TORCH_BYTES, basis="default", why="fitted to vLLM 0.22.1, H200"),
         Component(
-            "vLLM rotary cache", position_cache(model), why="all positions of the model; no flag shrinks it"
+            "vLLM rotary cache",
+            sum(rotary_caches(model)),
+            why="all positions of the model; no flag shrinks it",
         ),
         Component("CUDA graphs", graphs(settings), basis="predicted"),
     ]
@@ -112,7 +157,7 @@ def vllm_components(model: Inventory, settings: Settings) -> list[Component]:
         workspace = vllm_workspace(model, image)
         cached = encoder_cache(model, settings)
         parts += [
-            Component("vLLM deepstack buffers", deepstack_buffers(model, settings.chunk)),
+            Component("vLLM deepstack buffers", sum(deepstack_buffers(model, settings.chunk))),
             Component("vision workspace", workspace, "vision", "predicted", why),
             Component("encoder cache", cached, why=f"{cached // encoder_bytes_per_token(model):,} tokens"),
         ]

@@ -22,6 +22,7 @@ which reads rows of it there (`models/main_memory.py`).
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -35,6 +36,7 @@ from snugvl.planner.footprint.allocator import (
 )
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.offload import layer_bytes
+from snugvl.planner.footprint.vllm_tensors import loading_bytes, rotary_caches, tensors_of
 from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of
 from snugvl.planner.settings import Settings
@@ -202,8 +204,35 @@ def weight_components(model: Inventory, settings: Settings) -> tuple[Component, 
     return _components(model, needed)
 
 
+def _vllm_components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
+    """What vLLM makes of the tensors on one GPU. The rounding is that of the rotary caches, too.
+
+    "Model loading took" has the rounding in it; what is left over in segments is free for small activations,
+    but no segment with a tensor in it goes back to the driver.
+    """
+    nbytes: dict[Part, int] = defaultdict(int)
+    for tensor in tensors_of(model, settings):
+        nbytes[tensor.part] += tensor.nbytes
+    share = settings.tensor_parallel * settings.pipeline_parallel
+    parts = [
+        Component(LABELS[part], nbytes[part], why=_why(part, settings, share))
+        for part in PARTS
+        if nbytes[part]
+    ]
+    allocator = loading_bytes(model, replace(settings, chunk=0))
+    rounding = allocator.allocated - sum(nbytes.values()) - sum(rotary_caches(model))
+    left_over = allocator.reserved - allocator.allocated
+    return (
+        *parts,
+        Component("allocator rounding", rounding, basis="predicted", why="multiples of 512 bytes and 2 MiB"),
+        Component("left over in segments", left_over, basis="predicted", why="segments of 2 and 20 MiB"),
+    )
+
+
 @lru_cache(maxsize=1024)
 def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
+    if settings.engine == "vllm":
+        return _vllm_components(model, settings)
     parts, resident = [], []
     for part in PARTS:
         entries = [entry for entry in sizes(model, settings, part) if entry[0]]
@@ -230,7 +259,7 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
         parts.append(Component(LABELS[part], nbytes, why=_why(part, settings, share) + streamed))
     exact = sum(size * count for size, count in resident)
     rounding = max(0, _reserved(resident, exact, settings) - exact)
-    why = "segments of 2 and 20 MiB" if settings.engine == "vllm" else "one segment, and small ones"
+    why = "one segment, and small ones"
     parts.append(Component("allocator rounding", rounding, basis="predicted", why=why))
     return tuple(parts)
 
@@ -239,8 +268,6 @@ def _reserved(resident: list[tuple[int, int]], exact: int, settings: Settings) -
     """What holds them. Our engine and transformers take one segment for all before they load them."""
     if settings.engine == "transformers":
         return up(exact, 4 * MIB)  # measured 1.0 to 3.5 MiB beyond
-    if settings.engine == "vllm":
-        return reserved_bytes(resident)
     small = [(size, count) for size, count in resident if up(size, ROUND_BYTES) <= SMALL_BYTES]
     return reserved_bytes(small) + together_bytes(size for size, count in resident for _ in range(count))
 
