@@ -4,8 +4,8 @@
 
 from typing import Final
 
-from snugvl.diagnose.facts import GIB, MIB, Facts, size
-from snugvl.diagnose.flags import removed, suggestion
+from snugvl.diagnose.command import removed, suggestion
+from snugvl.diagnose.facts import GIB, MIB, RunFacts, size
 from snugvl.diagnose.memory import cause, gib
 from snugvl.diagnose.result import Cause, Confidence, Kind
 
@@ -33,7 +33,7 @@ _PLAIN: Final[tuple[tuple[tuple[str, ...], Kind, Confidence, str], ...]] = (
 )  # fmt: skip
 
 
-def plain(facts: Facts) -> list[Cause]:
+def plain(facts: RunFacts) -> list[Cause]:
     """Lines that speak for themselves."""
     found = []
     for keys, kind, confidence, text in _PLAIN:
@@ -48,7 +48,7 @@ def plain(facts: Facts) -> list[Cause]:
     return found
 
 
-def kernels(facts: Facts) -> list[Cause]:
+def kernels(facts: RunFacts) -> list[Cause]:
     """No code for this GPU: of PyTorch, or only of the FP8 products; or a format that it cannot compute in."""
     run = facts.run
     found = []
@@ -76,7 +76,7 @@ def _dotted(capability: str) -> str:
     return f"{capability[:-1]}.{capability[-1]}" if len(capability) > 1 else capability
 
 
-def requests(facts: Facts) -> list[Cause]:
+def requests(facts: RunFacts) -> list[Cause]:
     """A running server refused a request."""
     run = facts.run
     found = []
@@ -100,7 +100,7 @@ def requests(facts: Facts) -> list[Cause]:
     return found
 
 
-def flags(facts: Facts) -> list[Cause]:
+def flags(facts: RunFacts) -> list[Cause]:
     """Flags and variables that this or every vLLM does not know."""
     run = facts.run
     found = []
@@ -130,7 +130,7 @@ def flags(facts: Facts) -> list[Cause]:
     return found
 
 
-def settings(facts: Facts) -> list[Cause]:
+def settings(facts: RunFacts) -> list[Cause]:
     """vLLM's check of its own settings failed; for where no other rule knows why. Its message says it."""
     hit = facts.run.last("refused")
     if hit is None:
@@ -141,7 +141,7 @@ def settings(facts: Facts) -> list[Cause]:
     return [cause(facts, "settings", "certain", f"{said}.", "refused")]
 
 
-def llama(facts: Facts) -> list[Cause]:
+def llama(facts: RunFacts) -> list[Cause]:
     """llama.cpp and Ollama ran out of GPU memory: weights, KV cache, compute buffer or the image's buffer."""
     run = facts.run
     if not run.has("cuda_malloc", "gallocr", "alloc_range", "vk_oom", "oom_bare") or facts.engine not in (

@@ -3,90 +3,71 @@
 # ruff: noqa: E501 - one pattern or one whole sentence a line reads better than a wrapped one
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from snugvl.diagnose import fit, flags
-from snugvl.diagnose.facts import Facts
-from snugvl.diagnose.fit import Fit, describe
+from snugvl.diagnose import command as flags
+from snugvl.diagnose.facts import RunFacts
+from snugvl.diagnose.memory import gib
+from snugvl.diagnose.replan import (
+    max_pixels,
+    memory_changes,
+    over_free_changes,
+    plan_command,
+    plan_of,
+    safe_utilisation,
+)
 from snugvl.diagnose.result import Cause, Change, Kind
+from snugvl.planner.plan import Choice
 
-Fix = Callable[[Facts, Fit], list[Change]]
+Fix = Callable[[RunFacts, Choice | None], list[Change]]
 
 
-def changes(facts: Facts, causes: Sequence[Cause]) -> tuple[Change, ...]:
+def changes(facts: RunFacts, causes: Sequence[Cause]) -> tuple[Change, ...]:
     """What to change, one entry a flag; the first cause that touches a flag decides."""
     if facts.engine not in ("vllm", None) and not facts.command:
         return _once(change for cause in causes for change in _ELSEWHERE.get(cause.kind, ()))
-    solved = fit.solve(facts)
-    if any(cause.kind == "weights" and cause.confidence == "certain" for cause in causes):
-        solved = Fit(None, None, None, None, None)  # no setting makes room for them
-    found = [change for cause in causes for change in _FIXES.get(cause.kind, _nothing)(facts, solved)]
-    found += [change for cause in causes for change in _SETTINGS.get(cause.kind, ())]
+    hopeless = any(cause.kind == "weights" and cause.confidence == "certain" for cause in causes)
+    planned = {"vision_profile", "context", "utilisation_low", "utilisation_over_free"}
+    choice = None
+    if not hopeless and planned & {cause.kind for cause in causes}:
+        choice = plan_of(facts)
+    found: list[Change] = []
+    for cause in causes:
+        if cause.kind in _FIXES and not (hopeless and cause.kind in planned):
+            found += _FIXES[cause.kind](facts, choice)
+        found += _SETTINGS.get(cause.kind, ())
     return _once(_with_old(facts, change) for change in found)
 
 
-def _once(found: object) -> tuple[Change, ...]:
+def _once(found: Iterable[Change]) -> tuple[Change, ...]:
     first: dict[str, Change] = {}
-    for change in found:  # type: ignore[attr-defined]
+    for change in found:
         first.setdefault(change.flag, change)
-    return tuple(change for change in first.values() if change.old is None or change.old != change.new)
+    return tuple(change for change in first.values() if not _same(change.old, change.new))
 
 
-def _with_old(facts: Facts, change: Change) -> Change:
+def _same(old: str | None, new: str | None) -> bool:
+    """Whether two values of a flag mean the same: JSON may have spaces."""
+    if old is None or new is None or old == new:
+        return old is not None and old == new
+    try:
+        return bool(old.startswith("{") and json.loads(old) == json.loads(new))
+    except ValueError:
+        return False
+
+
+def _with_old(facts: RunFacts, change: Change) -> Change:
     old = None
     if facts.command:
         old = facts.command.get(change.flag) or dict(facts.command.env).get(change.flag)
         if old is None and facts.command.has(change.flag):
             old = ""
-    return Change(change.flag, old, change.new, change.why)
+    return replace(change, old=old)
 
 
-def _nothing(facts: Facts, solved: Fit) -> list[Change]:
-    return []
-
-
-def _memory(facts: Facts, solved: Fit) -> list[Change]:
-    """Image budget, context, utilisation and batch, all at once: they share the memory."""
-    found = []
-    if solved.max_pixels:
-        value = json.dumps({"max_pixels": solved.max_pixels}, separators=(",", ":"))
-        why = f"images are scaled to {solved.image_tokens:,} tokens at most, and only that is profiled"
-        found.append(Change("--mm-processor-kwargs", None, value, why))
-        why = "one image a request and no video: their profiles and caches are not reserved"
-        found.append(Change("--limit-mm-per-prompt", None, '{"image":1,"video":0}', why))
-    if solved.context and solved.context != facts.context:
-        why = "what the KV cache holds"
-        if solved.kv_bytes and facts.kv_token:
-            need = solved.context * facts.kv_token.nbytes
-            why = f"{describe(need)} of KV cache of {'about ' if solved.inferred or solved.max_pixels else ''}{describe(solved.kv_bytes)}"
-        found.append(Change("--max-model-len", None, str(solved.context), why))
-    return found + _utilisation(facts, solved)
-
-
-def _utilisation(facts: Facts, solved: Fit) -> list[Change]:
-    if not solved.utilisation or solved.utilisation == facts.utilisation:
-        return []
-    if facts.free and facts.total:
-        why = f"{describe(facts.free.nbytes)} of {describe(facts.total.nbytes)} were free; the rest is margin"
-    else:
-        why = "if nothing else holds memory; look with nvidia-smi first"
-    return [Change("--gpu-memory-utilization", None, f"{solved.utilisation:g}", why)]
-
-
-def _over_free(facts: Facts, solved: Fit) -> list[Change]:
-    found = _utilisation(facts, solved)
-    weights = facts.weights or (facts.known and _stored(facts))
-    if facts.known and facts.known.sees and weights and not facts.explicit_pixels:
-        found += [change for change in _memory(facts, solved) if change.flag != "--gpu-memory-utilization"]
-    return found
-
-
-def _stored(facts: Facts) -> bool:
-    return bool(facts.known and facts.known.weights_bytes)
-
-
-def _graphs(facts: Facts, solved: Fit) -> list[Change]:
+def _graphs(facts: RunFacts, choice: Choice | None) -> list[Change]:
     return [
         Change("--max-num-seqs", None, "8", "graphs are captured up to this batch size"),
         Change(
@@ -98,12 +79,14 @@ def _graphs(facts: Facts, solved: Fit) -> list[Change]:
     ]
 
 
-def _batch(facts: Facts, solved: Fit) -> list[Change]:
+def _batch(facts: RunFacts, choice: Choice | None) -> list[Change]:
     return [Change("--max-num-seqs", None, "8", "the warm-up runs this many sequences at once")]
 
 
-def _encoder_cache(facts: Facts, solved: Fit) -> list[Change]:
-    limit = fit.image_limit(facts)
+def _encoder_cache(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    hit = facts.run.last("encoder_small")
+    per_token = facts.known.pixels_per_token if facts.known else 0
+    limit = int(hit.groups[2]) * per_token if hit and per_token else max_pixels(facts)
     if not limit:
         return []
     value = json.dumps({"max_pixels": limit}, separators=(",", ":"))
@@ -113,7 +96,7 @@ def _encoder_cache(facts: Facts, solved: Fit) -> list[Change]:
     return [Change("--mm-processor-kwargs", None, value, why)]
 
 
-def _prompt(facts: Facts, solved: Fit) -> list[Change]:
+def _prompt(facts: RunFacts, choice: Choice | None) -> list[Change]:
     hit = facts.run.last("prompt_long")
     if not hit:
         return []
@@ -124,13 +107,13 @@ def _prompt(facts: Facts, solved: Fit) -> list[Change]:
     return [Change("--max-model-len", None, str(wanted), "the prompt and 512 tokens of answer")]
 
 
-def _images(facts: Facts, solved: Fit) -> list[Change]:
+def _images(facts: RunFacts, choice: Choice | None) -> list[Change]:
     return [
         Change("--limit-mm-per-prompt", None, '{"image":4,"video":0}', "or send fewer images in a request")
     ]
 
 
-def _gone(facts: Facts, solved: Fit) -> list[Change]:
+def _gone(facts: RunFacts, choice: Choice | None) -> list[Change]:
     names = {name for name, _ in facts.command.flags} if facts.command else set()
     names |= {name for name, _ in facts.command.env} if facts.command else set()
     names |= {hit.groups[0] for key in ("bad_env", "deprecated_flag") for hit in facts.run.all(key)}
@@ -153,7 +136,7 @@ def _gone(facts: Facts, solved: Fit) -> list[Change]:
     return found
 
 
-def _refused(facts: Facts) -> set[str]:
+def _refused(facts: RunFacts) -> set[str]:
     words = hit.groups[0].split() if (hit := facts.run.last("bad_flags")) else []
     names = {word.partition("=")[0] for word in words if word.startswith("-")}
     if hit := facts.run.last("bad_keyword"):
@@ -161,19 +144,19 @@ def _refused(facts: Facts) -> set[str]:
     return names
 
 
-def _port(facts: Facts, solved: Fit) -> list[Change]:
+def _port(facts: RunFacts, choice: Choice | None) -> list[Change]:
     old = facts.command.get("--port") if facts.command else None
     port = int(old) + 1 if old and old.isdigit() and int(old) < 65_535 else 8001
     return [Change("--port", None, str(port), "or end the server that listens there: ss -ltnp names it")]
 
 
-def _dtype(facts: Facts, solved: Fit) -> list[Change]:
+def _dtype(facts: RunFacts, choice: Choice | None) -> list[Change]:
     return [Change("--dtype", None, "half", "this GPU computes in float16")] if facts.run.has("bf16") else []
 
 
 _FIXES: Final[Mapping[Kind, Fix]] = {
-    "vision_profile": _memory, "context": _memory, "utilisation_low": _memory,
-    "utilisation_over_free": _over_free, "cuda_graphs": _graphs, "batch": _batch,
+    "vision_profile": memory_changes, "context": memory_changes, "utilisation_low": memory_changes,
+    "utilisation_over_free": over_free_changes, "cuda_graphs": _graphs, "batch": _batch,
     "encoder_cache": _encoder_cache, "prompt_too_long": _prompt, "too_many_images": _images,
     "unknown_flag": _gone, "removed_switch": _gone, "port": _port, "dtype": _dtype,
 }  # fmt: skip
@@ -199,7 +182,7 @@ _ELSEWHERE: Final[Mapping[Kind, tuple[Change, ...]]] = {
 }  # fmt: skip
 
 
-def advice(facts: Facts, causes: Sequence[Cause]) -> str:
+def advice(facts: RunFacts, causes: Sequence[Cause]) -> str:
     """vLLM's advice, where it gives one, and whether it is right."""
     run = facts.run
     kinds = {cause.kind for cause in causes}
@@ -210,7 +193,7 @@ def advice(facts: Facts, causes: Sequence[Cause]) -> str:
     if not run.has("no_blocks", "kv_short", "kv_short_tokens", "autofit_failed"):
         return ""
     said = "vLLM says to increase gpu_memory_utilization: "
-    safe = fit.safe_utilisation(facts)
+    safe = safe_utilisation(facts) if facts.free else None
     if safe is not None and facts.utilisation and safe <= facts.utilisation:
         return f"{said}wrong here, {facts.utilisation:g} is already all that is free."
     if "utilisation_low" in kinds:
@@ -219,13 +202,13 @@ def advice(facts: Facts, causes: Sequence[Cause]) -> str:
     if gap and facts.total and facts.utilisation:
         gain = round((1 - facts.utilisation) * facts.total.nbytes)
         if gain < gap:
-            return f"{said}wrong here, even the whole card adds {describe(gain)} and {describe(gap)} are missing."
+            return f"{said}wrong here, even the whole card adds {gib(gain)} and {gib(gap)} are missing."
     if kinds & {"vision_profile", "context", "weights"}:
         return f"{said}it treats the symptom; what was reserved is larger than what is used, and raising it past what is free fails at the next start."
     return f"{said}that helps only if more of the card is free than it uses now."
 
 
-def _gap(facts: Facts) -> int | None:
+def _gap(facts: RunFacts) -> int | None:
     if not facts.kv:
         return None
     return (facts.kv_needed.nbytes if facts.kv_needed else 0) - facts.kv.nbytes
@@ -234,7 +217,7 @@ def _gap(facts: Facts) -> int | None:
 _NOTES: Final[Mapping[Kind, str]] = {
     "tenants": "Close what holds GPU memory (browsers, games, other engines; `nvidia-smi` lists them, on Windows the Task Manager does).",
     "profiling_disturbed": "Start again once other programs have settled; nothing in the command is wrong.",
-    "weights": "Take a smaller format or model: `snugvl plan` lists what fits this GPU.",
+    "weights": "Take a smaller format or model: `{plan}` lists what fits this GPU.",
     "fp8_kernels": "Take the bf16 checkpoint if it fits, or a 4-bit one; on Ampere vLLM reads FP8 weights only through Marlin (update vLLM).",
     "driver": "Install a driver for your CUDA version (under WSL2 in Windows, never inside Linux), or PyTorch built for the driver that is there.",
     "architecture": "Update: pip install -U transformers vllm.",
@@ -245,13 +228,13 @@ _NOTES: Final[Mapping[Kind, str]] = {
     "tied_head": "A version that reads tie_word_embeddings does not load the stored head; update the engine.",
     "spill": "Stay below the card's free memory: a shorter context or smaller images; WSL2 ignores the driver's setting against it.",
     "residency": "Lower --gpu-memory-utilization by 0.05 to 0.1 and close programs on the Windows side.",
-    "cpu_offload": "Take a smaller format, or place the model deliberately: `snugvl plan` says what fits and what offloading costs.",
+    "cpu_offload": "Take a smaller format, or place the model deliberately: `{plan}` says what fits and what offloading costs.",
     "image_buffer": "Smaller images need less; nothing else in the command helps.",
     "prompt_too_long": "Send smaller or fewer images, or raise the context if the KV cache allows it.",
 }
 
 
-def notes(facts: Facts, causes: Sequence[Cause], found: Sequence[Change]) -> tuple[str, ...]:
+def notes(facts: RunFacts, causes: Sequence[Cause], found: Sequence[Change]) -> tuple[str, ...]:
     """What to do beside flags, and what to run where a number could not be computed."""
     said = [_NOTES[cause.kind] for cause in causes if cause.kind in _NOTES]
     memory = {
@@ -264,10 +247,11 @@ def notes(facts: Facts, causes: Sequence[Cause], found: Sequence[Change]) -> tup
         "tied_head",
     }
     valued = any(change.flag in ("--max-model-len", "--mm-processor-kwargs") for change in found)
-    hopeless = any(cause.kind == "weights" and cause.confidence == "certain" for cause in causes)
-    if any(cause.kind in memory for cause in causes) and not valued and not hopeless:
-        model = facts.known.name if facts.known else "MODEL"
-        said.append(
-            f"The log has too few numbers for new values; `snugvl plan {model}` computes them for this machine."
-        )
-    return tuple(dict.fromkeys(said))
+    if (
+        any(cause.kind in memory for cause in causes)
+        and not valued
+        and not any("{plan}" in note for note in said)
+    ):
+        said.append("The log has too few numbers for new values; `{plan}` computes them.")
+    plan = plan_command(facts) if any("{plan}" in note for note in said) else ""
+    return tuple(note.replace("{plan}", plan) for note in dict.fromkeys(said))
