@@ -97,7 +97,8 @@ BUDGETS = {
 
 
 def test_every_log_is_in_the_table() -> None:
-    assert {path.stem for path in LOGS.glob("*.log")} == set(EXPECTED) | HEALTHY | {"unknown_engine"}
+    own = {path.stem for path in LOGS.glob("*.log") if not path.stem.startswith("thread_")}  # test_threads.py
+    assert own == set(EXPECTED) | HEALTHY | {"unknown_engine"}
     assert len(EXPECTED) >= 40
 
 

@@ -23,11 +23,11 @@ _RULES: Final[tuple[Callable[[RunFacts], list[Cause]], ...]] = (
     memory.out_of_memory,
     other.kernels,
     other.plain,
+    other.software,
     other.flags,
     other.requests,
 )
 _ORDER: Final = {"certain": 0, "likely": 1, "possible": 2}
-_UP: Final = ("up", "serving", "listening", "kv_tokens")
 
 
 def explain(text: str, card: Card | None = None) -> Diagnosis:
@@ -53,7 +53,7 @@ def explain_stream(source: ByteSource, card: Card | None = None) -> Diagnosis:
     causes = _causes(facts)
     found = remedy.changes(facts, causes)
     budget = reconstruct(facts) if run.hits else RunBudget()
-    healthy = not causes and not run.failures and run.has(*_UP)
+    healthy = not causes and not run.failures and run.has(*other.UP)
     return Diagnosis(
         recognised=bool(facts.engine or causes),
         healthy=healthy,
@@ -81,6 +81,8 @@ def _causes(facts: RunFacts) -> tuple[Cause, ...]:
             first.setdefault(cause.kind, cause)
     if not first:
         first.update({cause.kind: cause for cause in other.settings(facts)})
+    if not first:
+        first.update({cause.kind: cause for cause in other.last_exception(facts)})
     if first or facts.run.failures:
         for cause in memory.tied_head(facts):
             first.setdefault(cause.kind, cause)

@@ -6,6 +6,7 @@ from typing import Final
 
 from snugvl.diagnose.facts import GIB, MIB, RunFacts, size, sized
 from snugvl.diagnose.result import Cause, Confidence, Kind
+from snugvl.diagnose.scan import LoggedRun
 
 SMALL_TOKENS: Final = 1024  # image tokens below which grounding suffers: no plan should go lower by itself
 NOTICEABLE: Final = 300 * MIB  # held by others
@@ -152,7 +153,12 @@ def out_of_memory(facts: RunFacts) -> list[Cause]:
     if not run.has("oom", "oom_bare", "load_failed", "sampler"):
         return []
     found: list[Cause] = [*_spill(facts)]
-    if run.has("sampler"):
+    if _while_serving(run):
+        text = "It had started and was answering: a step, an image or an adapter needed more than the start had tried."
+        found.append(
+            cause(facts, "serving_memory", "certain", text, "served", "stepping", "oom_parts", "oom")
+        )
+    elif run.has("sampler"):
         text = "Everything else fitted; the trial with as many sequences as allowed did not."
         found.append(cause(facts, "batch", "certain", text, "sampler", "oom"))
     elif run.has("capturing") or run.has("oom_pools"):
@@ -178,6 +184,12 @@ def out_of_memory(facts: RunFacts) -> list[Cause]:
     return found
 
 
+def _while_serving(run: LoggedRun) -> bool:
+    """It failed in a step of requests, or after an answer."""
+    answered, failed = run.first("served"), run.last("oom")
+    return run.has("stepping") or bool(answered and failed and answered.line < failed.line)
+
+
 def _while_loading(facts: RunFacts) -> bool:
     """It failed before the weights were in: vLLM says so by order; elsewhere they do not fit the card."""
     run = facts.run
@@ -191,6 +203,11 @@ def _others(facts: RunFacts) -> list[Cause]:
     run = facts.run
     hit, process = run.last("oom_new"), run.last("oom_process")
     named = [(other.groups[0], value) for other in run.all("oom_others") if (value := sized(other, 1))]
+    parts = run.last("oom_parts")
+    ours = sized(parts, 0) if parts else None
+    alone = not process and len(dict(named)) == 1
+    if named and alone and ours and named[-1][1].nbytes >= ours.nbytes:
+        return []  # in a container PyTorch does not know its own process by its number
     if named:
         text = ", ".join(f"process {pid} {gib(value.nbytes)}" for pid, value in dict(named).items())
         return [cause(facts, "tenants", "likely", f"Other processes hold memory: {text}.", "oom_others")]

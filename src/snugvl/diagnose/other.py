@@ -2,12 +2,16 @@
 
 # ruff: noqa: E501 - one pattern or one whole sentence a line reads better than a wrapped one
 
+import re
 from typing import Final
 
 from snugvl.diagnose.command import removed, suggestion
 from snugvl.diagnose.facts import GIB, MIB, RunFacts, size
 from snugvl.diagnose.memory import cause, gib
 from snugvl.diagnose.result import Cause, Confidence, Kind
+from snugvl.diagnose.scan import LoggedRun, excerpt
+
+UP: Final = ("up", "serving", "listening", "kv_tokens")  # lines that a run prints once it is there
 
 # Lines that name their cause by themselves: (kinds of line, cause, how sure, what it means).
 _PLAIN: Final[tuple[tuple[tuple[str, ...], Kind, Confidence, str], ...]] = (
@@ -15,7 +19,7 @@ _PLAIN: Final[tuple[tuple[tuple[str, ...], Kind, Confidence, str], ...]] = (
     (("resident",), "residency", "certain", "dxgkio_make_resident failed: Windows had no room on the GPU although the driver reported some as free."),
     (("fp8e4nv",), "fp8_kernels", "certain", "A Triton FP8 kernel was chosen that needs compute capability 8.9 or later."),
     (("scaled_mm", "fp8_hf"), "fp8_kernels", "certain", "FP8 matrix products need compute capability 8.9 or later."),
-    (("driver_old", "ptx"), "driver", "certain", "The driver is older than the CUDA version that PyTorch was built for."),
+    (("driver_old", "ptx"), "driver", "certain", "The driver is older than the CUDA version that this build needs."),
     (("sm_unsupported",), "driver", "certain", "This build of PyTorch has no code for this GPU's compute capability."),
     (("driver_none", "nvml"), "driver", "certain", "No NVIDIA driver is visible to the process."),
     (("dispatch", "meta_cpu", "ollama_none"), "cpu_offload", "certain", "The device map put part of the model outside the GPU because it did not fit."),
@@ -29,6 +33,14 @@ _PLAIN: Final[tuple[tuple[tuple[str, ...], Kind, Confidence, str], ...]] = (
     (("shm",), "shared_memory", "certain", "Worker processes talk through /dev/shm, which containers limit to 64 MiB by default."),
     (("bus_error",), "shared_memory", "possible", "A bus error while workers start usually means that /dev/shm is full."),
     (("ollama_host",), "host_memory", "certain", "Ollama keeps in system memory what the GPU does not hold."),
+    (("amd_kernel",), "no_kernel", "certain", "The build (of PyTorch, llama.cpp or rocBLAS) has no code for this AMD GPU."),
+    (("xformers",), "no_kernel", "certain", "xFormers has no kernel for these inputs on this GPU, or was built for another PyTorch and could not load its own."),
+    (("damaged",), "checkpoint", "certain", "A file of the model could not be read: it is incomplete, damaged, or no weights at all (a pointer of git-lfs, an error page)."),
+    (("arch_gguf",), "architecture", "certain", "The model's architecture is newer than this build of llama.cpp."),
+    (("symbol",), "packages", "certain", "A compiled library was built for another version of PyTorch or CUDA than the one that is installed."),
+    (("flash_attn",), "packages", "certain", "FlashAttention 2 was asked for, and its package is not installed."),
+    (("bnb",), "packages", "certain", "bitsandbytes found no library of its own for this version of CUDA."),
+    (("forked",), "forked_cuda", "certain", "CUDA cannot be used in a process that was forked from one that used it."),
     (("shared_gpu",), "spill", "likely", "Windows shows shared GPU memory in use: part of the model lies in system memory."),
 )  # fmt: skip
 
@@ -142,33 +154,124 @@ def settings(facts: RunFacts) -> list[Cause]:
 
 
 def llama(facts: RunFacts) -> list[Cause]:
-    """llama.cpp and Ollama ran out of GPU memory: weights, KV cache, compute buffer or the image's buffer."""
+    """llama.cpp and Ollama ran out of memory: weights, KV cache, compute buffer, vision encoder or an image."""
     run = facts.run
-    if not run.has("cuda_malloc", "gallocr", "alloc_range", "vk_oom", "oom_bare") or facts.engine not in (
-        "llama.cpp",
-        "ollama",
-    ):
+    keys = ("cuda_malloc", "cpu_buffer", "gallocr", "alloc_range", "vk_oom", "kv_failed", "compute_failed")
+    if not run.has(*keys, "oom_bare") or facts.engine not in ("llama.cpp", "ollama"):
         return []
     wanted = size(hit.groups[0], "MiB", hit) if (hit := run.last("cuda_malloc")) else None
-    asked = f"A buffer of {gib(wanted.nbytes)} was refused" if wanted else "A buffer was refused"
-    keys = ("cuda_malloc", "gallocr", "alloc_range", "vk_oom")
+    for key in ("gallocr", "alloc_range", "cpu_buffer"):
+        if wanted is None and (hit := run.last(key)):
+            wanted = size(hit.groups[-1], "bytes", hit)
+    where = " of main memory" if run.has("cpu_buffer") and not run.has("cuda_malloc") else ""
+    asked = f"A buffer of {gib(wanted.nbytes)}{where} was refused" if wanted else "A buffer was refused"
+    many = f" for a context of {facts.context:,} tokens" if facts.context and run.has("n_ctx") else ""
+    sure: Confidence
+    if run.has("kv_failed"):  # its buffer is allocated like that of weights, so it is asked first
+        text = f"{asked}: it is the KV cache{many}."
+        return [cause(facts, "context", "certain", text, "n_ctx", *keys)]
+    if run.has("assert_buffer") or _vision_is_last(run):
+        text = f"{asked} for the weights of the vision encoder (mmproj), which are loaded after the model."
+        sure = "certain" if _vision_is_last(run) else "likely"
+        return [cause(facts, "vision_weights", sure, text, "clip_start", *keys, "assert_buffer")]
     if run.has("alloc_range"):
         return [
             cause(facts, "weights", "likely", f"{asked} while the weights were placed on the GPU.", *keys)
         ]
-    if (
-        run.has("clip_encode")
-        or run.has("clip_failed")
-        or (run.has("clip", "clip_compute") and run.has("ggml_assert"))
-    ):
+    if run.has("clip_encode", "clip_failed") or (run.has("clip", "clip_compute") and run.has("ggml_assert")):
         text = f"{asked} for the picture. The start tries one of 1472×1472; a larger one needs more, and nothing reserves it."
-        sure: Confidence = "likely" if run.has("ggml_assert", "clip_encode") else "possible"
+        sure = "likely" if run.has("ggml_assert", "clip_encode") else "possible"
         return [cause(facts, "image_buffer", sure, text, *keys, "ggml_assert", "clip_encode", "clip_failed")]
     if facts.context and wanted and wanted.nbytes > 64 * MIB and run.has("n_ctx"):
         sure = "likely" if facts.context > 16384 or wanted.nbytes > GIB else "possible"
-        return [
-            cause(
-                facts, "context", sure, f"{asked} for a context of {facts.context:,} tokens.", "n_ctx", *keys
-            )
-        ]
+        return [cause(facts, "context", sure, f"{asked}{many}.", "n_ctx", *keys)]
+    if run.has("gallocr", "compute_failed"):
+        text = f"{asked} for the compute buffer, which grows with the batch and the context."
+        return [cause(facts, "batch", "certain", text, *keys)]
     return [cause(facts, "out_of_memory", "certain", f"{asked}.", *keys, "oom_bare")]
+
+
+def _vision_is_last(run: LoggedRun) -> bool:
+    """Weights were being placed when the vision encoder had begun to load, and no image was there yet."""
+    began, refused = run.last("clip_start") or run.last("clip"), run.last("alloc_range")
+    return bool(began and refused and began.line < refused.line and not run.has("clip_encode"))
+
+
+def software(facts: RunFacts) -> list[Cause]:
+    """What failed is no matter of the command: compilers, kernels, packages, files, NCCL. Numbers are said."""
+    run = facts.run
+    found = []
+    compilers = ("no_compiler", "python_h", "cc_failed", "no_nvcc", "nvcc_failed", "ninja", "ptxas")
+    if key := next((key for key in compilers if run.has(key)), None):
+        hit = run.last(key)
+        text = _COMPILERS[key].format(hit.groups[0] if hit and hit.groups else "")
+        found.append(
+            cause(
+                facts, "compiler", "likely" if key in ("cc_failed", "ninja") else "certain", text, *compilers
+            )
+        )
+    if hit := run.last("triton_shared"):
+        text = f"A Triton kernel needs {int(hit.groups[0]):,} bytes of shared memory in a block; this GPU has {int(hit.groups[1]):,}."
+        found.append(cause(facts, "no_kernel", "certain", text, "triton_shared"))
+    if hit := run.last("weight_shape"):
+        shapes = [f"[{group}]" for group in hit.groups]
+        text = f"A stored weight has the shape {shapes[0]}, the model's configuration asks for {shapes[1]}."
+        found.append(cause(facts, "checkpoint", "certain", text, "weight_shape"))
+    if hit := run.last("numba"):
+        text = f"Numba needs NumPy {hit.groups[0]} or older; {hit.groups[1]} is installed."
+        found.append(cause(facts, "packages", "certain", text, "numba"))
+    if hit := run.last("no_module"):
+        text = f"The module {hit.groups[0]} is missing: its package is not installed, or a newer one has dropped it."
+        found.append(cause(facts, "packages", "certain", text, "no_module"))
+    if run.has("nccl", "nccl_memory"):
+        full = run.has("nccl_memory")
+        text = (
+            "NCCL found no GPU memory left for its buffers."
+            if full
+            else "NCCL, through which GPUs talk, reports an error."
+        )
+        kind: Kind = "out_of_memory" if full else "communication"
+        found.append(cause(facts, kind, "certain" if full else "likely", text, "nccl", "nccl_memory"))
+    return found
+
+
+_COMPILERS: Final = {
+    "no_compiler": "Triton compiles the launcher of its kernels, and there is no C compiler.",
+    "python_h": "Triton compiles the launcher of its kernels, and Python's headers are missing.",
+    "cc_failed": "Triton compiles the launcher of its kernels, and the C compiler failed: mostly for want of Python.h or libcuda.so.",
+    "no_nvcc": "FlashInfer compiles its kernels at the start, and nvcc was not found.",
+    "nvcc_failed": "nvcc refused to compile a kernel: {}. It is another version than the kernel was written for.",
+    "ninja": "Kernels are compiled at the start, and that failed; the compiler's own message is above.",
+    "ptxas": "The ptxas that comes with Triton is older than this GPU ({}).",
+}
+# Their message says that something failed elsewhere.
+_WRAPPERS: Final = re.compile(
+    r"Engine core initialization failed|Engine process failed to start|EngineDeadError|EngineCore encountered|WorkerProc initialization failed"
+    r"|Engine loop |Background loop|CancelledError|KeyboardInterrupt|BrokenPipeError|ConnectionResetError|ChildFailedError|CalledProcessError|exiting due to"
+)
+
+
+def last_exception(facts: RunFacts) -> list[Cause]:
+    """The last word of a log that no rule knows: the innermost cause of its last exception, quoted."""
+    run = facts.run
+    up = max((hit.line for key in UP if (hit := run.last(key))), default=0)
+    for key in ("raised", "error_line", "died"):
+        late = [hit for hit in run.all(key) if hit.line > up]
+        hits = [hit for hit in late if not _WRAPPERS.search(hit.groups[0])]
+        if key == "raised" and not hits and any(hit.line > up for hit in run.all("error_line")):
+            continue
+        if not (hits or late):
+            continue
+        hits = hits or late
+        hit = hits[-1]
+        links = [link.line for link in run.all("direct_cause")]
+        for earlier in reversed(hits[:-1]):
+            if not any(earlier.line < link < hit.line for link in links):
+                break
+            hit = earlier
+        said = hit.groups[0].rstrip(" :")
+        kind = run.last("cxx_type")
+        if "what()" in hit.text and kind:
+            said = f"{kind.groups[0]}: {said}"
+        return [Cause("exception", "certain", f"The log says: {excerpt(said)}", (hit.evidence,))]
+    return []

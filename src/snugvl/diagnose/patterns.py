@@ -93,13 +93,21 @@ VLLM_FAILURES: Final = (
     _vllm("core_failed", "Engine core initialization failed", fails=True),
     _vllm("core_died", "EngineDeadError", fails=True),
     _vllm("refused", " [type=", r"^(?:\([^)]{1,80}\) )? {2}(\S.{0,400}?) \[type=\w{1,40}, input_value=", fails=True),
+    _vllm("refused", "must be divisible by tensor parallel size", r"(Total number of attention heads \((?P<heads>\d{1,4})\) must be divisible by tensor parallel size \((?P<ranks>\d{1,4})\))", fails=True),
+    _vllm("refused", "is greater than the derived max_model_len", r"(User-specified max_model_len \(\d{1,12}\) is greater than the derived max_model_len \(\w{1,60}=(?P<derived>\d{1,12})[^)]{0,120}\))", fails=True),
+    _p("served", '" 200', r'"(?:POST|GET) /\S{1,80} HTTP/1\.\d" 200'),
+    _vllm("stepping", "_process_engine_step"),
+    _vllm("stepping", "AsyncLLM output_handler failed"),
+    _vllm("stepping", "Engine loop is not running"),
+    _vllm("sampling_kernels", "topk_topp_sampler.py"),
+    _vllm("sampling_kernels", "_dummy_sampler_run"),
     _vllm("arch_vllm", "are not supported for now", r"Model architectures \[([^\]]{0,200})\] are not supported for now", fails=True),
 )  # fmt: skip
 TORCH: Final = (
     _p("oom", "CUDA out of memory. Tried to allocate", rf"CUDA out of memory\. Tried to allocate {_SIZE}", "pytorch", True),
     _p("oom_new", " has a total capa", rf"GPU (\d{{1,3}}) has a total capac(?:i)?ty of {_SIZE} of which {_SIZE} is free", "pytorch"),
     _p("oom_process", "this process has ", rf"this process has {_SIZE} memory in use", "pytorch"),
-    _p("oom_parts", "is reserved by PyTorch but unallocated", rf"Of the allocated memory {_SIZE} is allocated by PyTorch(?:, with {_SIZE} allocated in private pools[^,]{{0,60}})?,? and {_SIZE} is reserved by PyTorch but unallocated", "pytorch"),
+    _p("oom_parts", "is reserved by PyTorch but unallocated", rf"Of the allocated memory {_SIZE} is allocated by PyTorch(?:, with {_SIZE} allocated in private pools(?: \([^)]{{0,40}}\))?)?,? and {_SIZE} is reserved by PyTorch but unallocated", "pytorch"),
     _p("oom_old", " GiB total capacity; ", rf"\(GPU (\d{{1,3}}); {_SIZE} total capacity; {_SIZE} already allocated; {_SIZE} free; {_SIZE} (?:reserved in total by PyTorch|cached)", "pytorch"),
     _p("oom_others", " memory in use. ", rf"Process (\d{{1,9}}) has {_SIZE} memory in use", "pytorch"),
     _p("oom_pools", "allocated in private pools", "allocated in private pools", "pytorch"),
@@ -120,10 +128,62 @@ TORCH: Final = (
     _p("fp8_dequantised", "default to dequantizing the model to bf16", "", "transformers"),
     _p("dispatch", "modules are dispatched on the CPU or the disk", "", "transformers", True),
     _p("meta_cpu", "on the meta device because they were offloaded to the", r"offloaded to the ([\w ]{1,20})", "transformers"),
-    _p("meta_cpu", "on the meta device because they were offloaded to the", r"offloaded to the ([\w ]{1,20})", "transformers"),
     _p("bnb_cpu", "bitsandbytes was compiled without GPU support", "", "transformers", True),
     _p("arch_hf", "Transformers does not recognize this architecture", r"model type `?([\w.-]{1,60})`? but Transformers does not", "transformers", True),
     _p("from_pretrained", "Loading checkpoint shards", r"Loading checkpoint shards", "transformers"),
+)  # fmt: skip
+SOFTWARE: Final = (
+    _p("no_compiler", "Failed to find C compiler", "", None, True),
+    _p("python_h", "Python.h", r"Python\.h: No such file|include file 'Python\.h' not found", None, True),
+    _p("cc_failed", "returned non-zero exit status", r"Command '\['?[^', ]{0,200}?\b(gcc|g\+\+|cc|clang)'", None, True),
+    _p("no_nvcc", "nvcc", r"Could not find nvcc|nvcc: (?:command )?not found|No such file or directory: '?[^' ]{0,200}nvcc\b", None, True),
+    _p("nvcc_failed", "nvcc fatal", r"nvcc fatal *: (.{1,300})", None, True),
+    _p("ninja", "ninja: build stopped", "", None, True),
+    _p("ninja", "Ninja build failed", "", None, True),
+    _p("ptxas", "ptxas fatal", r"ptxas fatal *: Value '(sm_\w{1,10})' is not defined", None, True),
+    _p("amd_kernel", "rror: invalid device function", r"(HIP|ROCm) error: invalid device function", None, True),
+    _p("amd_kernel", "TensileLibrary.dat", r"Cannot read \S.{0,200}TensileLibrary\.dat(?:.{0,80}GPU arch : (gfx\w{1,10}))?", None, True),
+    _p("xformers", "No operator found for `memory_efficient_attention_forward`", "", None, True),
+    _p("triton_shared", "out of resource: shared memory", r"Required: (\d{1,12}), Hardware limit: (\d{1,12})", None, True),
+    _p("weight_shape", " to load weight", r"(?:Attempted|Tried) to load weights? (?:of size )?\(?torch\.Size\(\[([\d, ]{0,60})\]\).{1,40}torch\.Size\(\[([\d, ]{0,60})\]\)", None, True),
+    _p("weight_shape", "size mismatch for ", r"size mismatch for \S{1,200}: .{0,40}torch\.Size\(\[([\d, ]{0,60})\]\).{1,80}torch\.Size\(\[([\d, ]{0,60})\]\)", None, True),
+    _p("damaged", "Error while deserializing header", r"Error while deserializing header: (\w{1,60})", None, True),
+    _p("damaged", "wrong number of tensors", r"wrong number of tensors; expected (\d{1,9}), got (\d{1,9})", None, True),
+    _p("damaged", "invalid file magic", "", None, True),
+    _p("damaged", "tensor '", r"tensor '\S{1,200}' (?:not found|has wrong shape)", None, True),
+    _p("symbol", "undefined symbol: ", r"(\S{1,300}\.so[\w.]{0,20}): undefined symbol: \S{1,300}", None, True),
+    _p("no_module", "ModuleNotFoundError: No module named", r"No module named '([\w.]{1,120})'", None, True),
+    _p("numba", "Numba needs NumPy", r"Numba needs NumPy ([\d.]{1,10}?) or less\. Got NumPy ([\d.]{1,10}\d)", None, True),
+    _p("flash_attn", "FlashAttention2 has been toggled on", "", "transformers", True),
+    _p("bnb", "CUDA Setup failed despite GPU being available", "", "transformers", True),
+    _p("bnb", "Could not find the bitsandbytes CUDA binary", "", "transformers", True),
+    _p("nccl_memory", "Cuda failure 'out of memory'", "", None, True),
+    _p("nccl", "NCCL error", r"NCCL error", None, True),
+    _p("nccl", "NCCL watchdog thread terminated", "", None, True),
+    _p("forked", "Cannot re-initialize CUDA in forked subprocess", "", None, True),
+)  # fmt: skip
+# Whatever else ends a process: exceptions of Python and C++, errors of compilers and of engines, and, last of
+# all, a word that it is dead. Lines are read without the processes, times and files that loggers put first.
+_LEAD = (
+    r"^(?:\([^)]{1,80}\) ?|\[rank\d{1,4}\]: ?|[\w.-]{1,60} +\| |(?:ERROR|CRITICAL|FATAL):? +|\d\d-\d\d [\d:.]{5,15} "
+    r"|\d{4}-\d\d-\d\d[T ][\d:.,+Z-]{5,30} |\[[\w.]{1,60}:\d{1,6}\] ?|[\w.]{1,60}:\d{1,6}\] ?){0,8}"
+)
+_RAISED = rf"{_LEAD}((?:[A-Za-z_]\w{{0,60}}\.){{0,8}}[A-Z]\w{{0,60}}(?:Error|Exception|OutOfResources)(?:: .{{0,2000}})?:?)$"
+UNKNOWN: Final = (
+    _p("raised", "Error", _RAISED),
+    _p("raised", "Exception", _RAISED),
+    _p("raised", "OutOfResources", _RAISED),
+    _p("cxx_type", "terminate called after throwing", r"an instance of '([^']{1,120})'"),
+    _p("raised", "what():", r"^(?:.{0,120}\s)?what\(\): +(.{1,1000})"),
+    _p("error_line", "rror: ", rf"{_LEAD}((?:\S{{1,200}}: ){{0,4}}(?:\w{{1,20}} ){{0,2}}[Ee]rror: .{{1,1000}})$"),
+    _p("error_line", "rror loading model: ", r"(error loading model: .{1,500})"),
+    _p("error_line", "fatal", rf"{_LEAD}(\w{{1,20}} fatal *: .{{1,500}})"),
+    _p("error_line", "failed with error", rf"{_LEAD}(.{{0,80}}failed with error .{{1,1000}})"),
+    _p("died", "is already dead", rf"{_LEAD}(.{{1,60}} is already dead.{{0,100}})"),
+    _p("died", "core dumped", r"(.{0,60}core dumped.{0,20})"),
+    _p("died", "Segmentation fault", r"(.{0,60}Segmentation fault.{0,60})"),
+    _p("died", "died unexpectedly", rf"{_LEAD}(.{{0,80}}died unexpectedly.{{0,80}})"),
+    _p("direct_cause", "was the direct cause of the following exception"),
 )  # fmt: skip
 HOST: Final = (
     _p("gated", "You are trying to access a gated repo", "", None, True),
@@ -166,6 +226,13 @@ LLAMA: Final = (
     _p("gallocr", "ggml_gallocr_reserve_n", r"failed to allocate (\w{1,30}) buffer of size (\d{1,20})", "llama.cpp", True),
     _p("alloc_range", "alloc_tensor_range: failed to allocate", r"failed to allocate (\w{1,30}) buffer of size (\d{1,20})", "llama.cpp", True),
     _p("vk_oom", "ErrorOutOfDeviceMemory", "", "llama.cpp", True),
+    _p("kv_failed", "failed to allocate buffer for kv cache", "", "llama.cpp", True),
+    _p("compute_failed", "failed to allocate compute buffers", "", "llama.cpp", True),
+    _p("cpu_buffer", "ggml_backend_cpu_buffer_type_alloc_buffer", r"failed to allocate buffer of size (\d{1,20})", "llama.cpp", True),
+    _p("assert_buffer", "GGML_ASSERT(buffer) failed", "", "llama.cpp", True),
+    _p("arch_gguf", "unknown model architecture:", r"unknown model architecture: '([\w.-]{1,60})'", "llama.cpp", True),
+    _p("arch_gguf", "unknown projector type:", r"unknown projector type: ?(\S{0,60})", "llama.cpp", True),
+    _p("clip_start", "CLIP using ", r"CLIP using (\w{1,20}) backend", "llama.cpp"),
     _p("ggml_assert", "GGML_ASSERT(", r"(\S{1,120}): GGML_ASSERT\((.{1,120})\)", "llama.cpp", True),
     _p("clip_failed", "failed to load clip model", r"[Ff]ailed to load (?:clip|CLIP) model", "llama.cpp", True),
     _p("clip_failed", "ailed to load CLIP model", "", "llama.cpp", True),
@@ -193,4 +260,4 @@ LLAMA: Final = (
     _p("ollama_line", "source=server.go", "", "ollama"),
     _p("ollama_version", "Listening on ", r"Listening on \S{1,60} \(version ([\w.-]{1,30})\)", "ollama"),
 )  # fmt: skip
-PATTERNS: Final = VLLM_FACTS + VLLM_FAILURES + TORCH + HOST + LLAMA
+PATTERNS: Final = VLLM_FACTS + VLLM_FAILURES + TORCH + SOFTWARE + HOST + LLAMA + UNKNOWN

@@ -27,7 +27,8 @@ Fix = Callable[[RunFacts, Choice | None], list[Change]]
 def changes(facts: RunFacts, causes: Sequence[Cause]) -> tuple[Change, ...]:
     """What to change, one entry a flag; the first cause that touches a flag decides."""
     if facts.engine not in ("vllm", None) and not facts.command:
-        return _once(change for cause in causes for change in _ELSEWHERE.get(cause.kind, ()))
+        elsewhere = _OLLAMA if facts.engine == "ollama" else _ELSEWHERE
+        return _once(change for cause in causes for change in elsewhere.get(cause.kind, ()))
     hopeless = any(cause.kind == "weights" and cause.confidence == "certain" for cause in causes)
     planned = {"vision_profile", "context", "utilisation_low", "utilisation_over_free"}
     choice = None
@@ -154,11 +155,55 @@ def _dtype(facts: RunFacts, choice: Choice | None) -> list[Change]:
     return [Change("--dtype", None, "half", "this GPU computes in float16")] if facts.run.has("bf16") else []
 
 
+def _tensor_parallel(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    """What vLLM's own message has: GPUs that divide the heads, or the longest context of the model."""
+    said = hit.named if (hit := facts.run.last("refused")) else {}
+    found = []
+    if said.get("heads"):
+        heads, ranks = int(said["heads"]), int(said["ranks"])
+        fewer = next((n for n in range(min(ranks, heads), 0, -1) if heads % n == 0), 1)
+        found.append(
+            Change("--tensor-parallel-size", None, str(fewer), f"{heads} heads are shared equally by {fewer}")
+        )
+    if said.get("derived"):
+        found.append(Change("--max-model-len", None, said["derived"], "the longest context of the model"))
+    return found
+
+
+def _serving(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    """Less for the KV cache, so that a step that is larger than those of the start has room."""
+    used = facts.utilisation or 0.9
+    less = Change(
+        "--gpu-memory-utilization", None, f"{max(used - 0.05, 0.1):.2g}", "leaves room for larger steps"
+    )
+    old = facts.command.get("--max-num-batched-tokens") if facts.command else None
+    if old and old.isdigit() and int(old) <= 2048:
+        return [less]
+    return [less, Change("--max-num-batched-tokens", None, "2048", "smaller steps take less memory")]
+
+
+def _compiler(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    if facts.run.has("ptxas"):
+        why = "the ptxas of an installed CUDA toolkit that knows this GPU"
+        return [Change("TRITON_PTXAS_PATH", None, "/usr/local/cuda/bin/ptxas", why)]
+    if facts.run.has("sampling_kernels"):
+        return [
+            Change(
+                "VLLM_USE_FLASHINFER_SAMPLER",
+                None,
+                "0",
+                "vLLM samples with PyTorch; nothing is compiled for it",
+            )
+        ]
+    return []
+
+
 _FIXES: Final[Mapping[Kind, Fix]] = {
     "vision_profile": memory_changes, "context": memory_changes, "utilisation_low": memory_changes,
     "utilisation_over_free": over_free_changes, "cuda_graphs": _graphs, "batch": _batch,
     "encoder_cache": _encoder_cache, "prompt_too_long": _prompt, "too_many_images": _images,
     "unknown_flag": _gone, "removed_switch": _gone, "port": _port, "dtype": _dtype,
+    "settings": _tensor_parallel, "serving_memory": _serving, "compiler": _compiler,
 }  # fmt: skip
 _EXPANDABLE: Final = Change(
     "PYTORCH_CUDA_ALLOC_CONF",
@@ -171,15 +216,26 @@ _SETTINGS: Final[Mapping[Kind, tuple[Change, ...]]] = {
         Change("VLLM_WSL2_ENABLE_PIN_MEMORY", None, "1", "allows pinned memory (WSL2 kernel 4.19.121 or later); vLLM from 2026-09-14 on falls back by itself"),
     ),
     "fragmentation": (_EXPANDABLE,),
+    "communication": (Change("NCCL_P2P_DISABLE", None, "1", "GPUs that cannot reach each other directly go through main memory"),),
+    "forked_cuda": (Change("VLLM_WORKER_MULTIPROC_METHOD", None, "spawn", "workers start anew instead of as a copy"),),
 }  # fmt: skip
+# For engines whose command is not read: llama.cpp, and with other words Ollama; PyTorch.
 _ELSEWHERE: Final[Mapping[Kind, tuple[Change, ...]]] = {
     "fragmentation": (_EXPANDABLE,),
     "image_buffer": (
         Change("--image-max-tokens", None, "1024", "smaller images, smaller buffer; 1024 tokens still locate objects"),
         Change("--no-mmproj-offload", None, "", "or encode images on the CPU, slowly"),
     ),
+    "vision_weights": (Change("--no-mmproj-offload", None, "", "images are encoded on the CPU, slowly; or fewer layers on the GPU (-ngl)"),),
     "context": (Change("-c", None, "4096", "a shorter context"),),
+    "batch": (Change("-ub", None, "128", "a smaller physical batch"), Change("-c", None, "4096", "a shorter context")),
 }  # fmt: skip
+_OLLAMA: Final[Mapping[Kind, tuple[Change, ...]]] = {
+    "context": (Change("OLLAMA_CONTEXT_LENGTH", None, "4096", "a shorter context"),),
+    "batch": (
+        Change("OLLAMA_CONTEXT_LENGTH", None, "4096", "a shorter context, whose compute buffer is smaller"),
+    ),
+}
 
 
 def advice(facts: RunFacts, causes: Sequence[Cause]) -> str:
@@ -214,13 +270,30 @@ def _gap(facts: RunFacts) -> int | None:
     return (facts.kv_needed.nbytes if facts.kv_needed else 0) - facts.kv.nbytes
 
 
+_MEMORY: Final = (
+    "vision_profile",
+    "context",
+    "weights",
+    "out_of_memory",
+    "utilisation_low",
+    "cuda_graphs",
+    "tied_head",
+)
+_VALUED: Final = (
+    "--max-model-len",
+    "--mm-processor-kwargs",
+    "-c",
+    "OLLAMA_CONTEXT_LENGTH",
+)  # a new value is given
+_BUILD_TOOLS: Final = (
+    "Install a C compiler and Python's headers: `sudo apt install build-essential python3-dev`."
+)
 _NOTES: Final[Mapping[Kind, str]] = {
     "tenants": "Close what holds GPU memory (browsers, games, other engines; `nvidia-smi` lists them, on Windows the Task Manager does).",
     "profiling_disturbed": "Start again once other programs have settled; nothing in the command is wrong.",
     "weights": "Take a smaller format or model: `{plan}` lists what fits this GPU.",
     "fp8_kernels": "Take the bf16 checkpoint if it fits, or a 4-bit one; on Ampere vLLM reads FP8 weights only through Marlin (update vLLM).",
     "driver": "Install a driver for your CUDA version (under WSL2 in Windows, never inside Linux), or PyTorch built for the driver that is there.",
-    "architecture": "Update: pip install -U transformers vllm.",
     "model_access": "Check the name, accept the licence on the model's page, log in with `hf auth login`, or name a local folder.",
     "host_killed": "Give the process more RAM or swap; under WSL2 raise memory= in .wslconfig, in containers the memory limit.",
     "host_memory": "Free RAM or take a smaller model.",
@@ -234,24 +307,39 @@ _NOTES: Final[Mapping[Kind, str]] = {
 }
 
 
+# The same by the line that told the cause: the first that the log has.
+_NOTES_BY_LINE: Final[tuple[tuple[str, str], ...]] = (
+    ("no_compiler", _BUILD_TOOLS), ("python_h", _BUILD_TOOLS), ("cc_failed", _BUILD_TOOLS),
+    ("no_nvcc", "Install the CUDA toolkit of the version that PyTorch was built for, then `export CUDA_HOME=/usr/local/cuda`, one folder without a colon."),
+    ("nvcc_failed", "Install the CUDA toolkit of the version that PyTorch was built for, `export CUDA_HOME=/usr/local/cuda`, and `rm -r ~/.cache/flashinfer`."),
+    ("ninja", "Remove what was half built, `rm -r ~/.cache/flashinfer`, and start again; the compiler's message says what it lacks."),
+    ("amd_kernel", "Choose the GPU that the build has code for (`rocminfo` has the gfx numbers): `export HIP_VISIBLE_DEVICES=0`; or build the engine for this gfx number."),
+    ("xformers", "See what it can do with `python -m xformers.info`, and install the one for this PyTorch: `pip install -U xformers`."),
+    ("triton_shared", "Take another format of the weights: bf16 or AWQ run on this GPU without this kernel."),
+    ("damaged", "Fetch the files again: `hf download MODEL --force-download`, or `ollama pull MODEL`."),
+    ("weight_shape", "Check that config.json belongs to these files, and --quantization: 4-bit files of bitsandbytes need `--quantization bitsandbytes`."),
+    ("arch_gguf", "Update Ollama or llama.cpp, or take a GGUF made for the installed one."),
+    ("arch_hf", "Update: `pip install -U transformers`."), ("arch_vllm", "Update: `pip install -U vllm transformers`."),
+    ("symbol", "Install engine and PyTorch together in a fresh environment: `python3 -m venv ~/engine && ~/engine/bin/pip install vllm`."),
+    ("numba", "Install an older NumPy: `pip install 'numpy<={numpy}.99'`."),
+    ("no_module", "Install what needs it anew, in a fresh environment: `python3 -m venv ~/engine && ~/engine/bin/pip install vllm`."),
+    ("flash_attn", "Load with attn_implementation=\"sdpa\", or `pip install flash-attn --no-build-isolation`."),
+    ("bnb", "`pip install -U bitsandbytes`; `python -m bitsandbytes` says what it looks for."),
+    ("nccl", "`export NCCL_DEBUG=INFO` makes NCCL say what it could not reach."),
+)  # fmt: skip
+
+
 def notes(facts: RunFacts, causes: Sequence[Cause], found: Sequence[Change]) -> tuple[str, ...]:
     """What to do beside flags, and what to run where a number could not be computed."""
+    run = facts.run
     said = [_NOTES[cause.kind] for cause in causes if cause.kind in _NOTES]
-    memory = {
-        "vision_profile",
-        "context",
-        "weights",
-        "out_of_memory",
-        "utilisation_low",
-        "cuda_graphs",
-        "tied_head",
-    }
-    valued = any(change.flag in ("--max-model-len", "--mm-processor-kwargs") for change in found)
-    if (
-        any(cause.kind in memory for cause in causes)
-        and not valued
-        and not any("{plan}" in note for note in said)
-    ):
+    if causes and (line := next((text for key, text in _NOTES_BY_LINE if run.has(key)), "")):
+        hit = run.last("numba")
+        said.append(line.replace("{numpy}", hit.groups[0] if hit else ""))
+    unknown = any(cause.kind in _MEMORY for cause in causes) and not any(
+        change.flag in _VALUED for change in found
+    )
+    if unknown and not any("{plan}" in note for note in said):
         said.append("The log has too few numbers for new values; `{plan}` computes them.")
     plan = plan_command(facts) if any("{plan}" in note for note in said) else ""
     return tuple(note.replace("{plan}", plan) for note in dict.fromkeys(said))

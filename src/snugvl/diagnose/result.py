@@ -13,8 +13,9 @@ Kind = Literal[
     "profiling_disturbed", "cuda_graphs", "batch", "uva", "fp8_kernels", "dtype", "tied_head", "weights",
     "fragmentation", "encoder_cache", "image_buffer", "prompt_too_long", "too_many_images", "spill",
     "residency", "cpu_offload", "unknown_flag", "removed_switch", "port", "model_access", "architecture",
-    "driver", "host_killed", "host_memory", "shared_memory", "out_of_memory",
-    "settings",
+    "driver", "host_killed", "host_memory", "shared_memory", "out_of_memory", "settings", "serving_memory",
+    "vision_weights", "compiler", "no_kernel", "checkpoint", "packages", "communication", "forked_cuda",
+    "exception",
 ]  # fmt: skip
 Confidence = Literal["certain", "likely", "possible"]
 Origin = Literal["measured", "computed", "inferred"]
@@ -53,6 +54,15 @@ TITLES: Mapping[Kind, str] = {
     "shared_memory": "the shared memory of the system is too small",
     "out_of_memory": "the GPU ran out of memory",
     "settings": "vLLM does not accept its settings",
+    "serving_memory": "the GPU ran out of memory while it served requests",
+    "vision_weights": "the vision encoder's weights did not fit beside the model",
+    "compiler": "what compiles kernels at the start is missing or fails (C compiler, Python.h, nvcc, ptxas)",
+    "no_kernel": "this build has no kernel for this GPU, or for these inputs",
+    "checkpoint": "the model's files are damaged, incomplete or not what the engine expects",
+    "packages": "installed packages are missing or do not fit together",
+    "communication": "the GPUs could not talk to each other (NCCL)",
+    "forked_cuda": "a worker process was forked after CUDA had been used",
+    "exception": "the log has an error that snugvl does not know; it is quoted",
 }
 
 

@@ -23,6 +23,8 @@ MAX_CONTINUED: Final = 60  # lines of one command
 _ORDER: Final = {"command": 0, "version": 1, "args": 2, "namespace": 2, "engine": 3}
 # Lines that describe the machine or the user's command, true before a start and after it.
 _LASTING: Final = frozenset({"gpu", "wsl", "smi_row", "version_line", "env_v1"})
+# Lines that may be the only word on a failure. All ranks of a parallel start say the same: each is kept once.
+_ERRORS: Final = frozenset({"raised", "error_line"})
 _PREFIX: Final = re.compile(r"^(?:[\w.-]{1,60} +\| +)?")
 
 
@@ -167,7 +169,8 @@ def _known_lines(block: bytes) -> Iterator[tuple[int, int, int, list[Pattern]]]:
     """Lines with a literal in them: number in the block from 1, start, end, patterns. Costs the hits only."""
     found: dict[int, list[Pattern]] = {}
     for pattern in PATTERNS:
-        for start in _line_starts(block, pattern.needle, 8 * BUSY if pattern.key in _ORDER else BUSY):
+        many = pattern.key in _ORDER or pattern.key in _ERRORS
+        for start in _line_starts(block, pattern.needle, 8 * BUSY if many else BUSY):
             found.setdefault(start, []).append(pattern)
     number, counted = 1, 0
     for start in sorted(found):
@@ -204,6 +207,8 @@ def _take(run: LoggedRun, found: list[Pattern], number: int, text: str) -> None:
         groups = tuple(value or "" for value in match.groups())
         named = {name: value or "" for name, value in match.groupdict().items()}
         hits = run.hits.setdefault(pattern.key, [])
+        if pattern.key in _ERRORS and any(hit.groups == groups for hit in hits):
+            continue
         if len(hits) >= KEPT:
             del hits[KEPT // 2]
         hits.append(Hit(number, text, match.start(), groups, named))
