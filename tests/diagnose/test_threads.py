@@ -4,6 +4,8 @@ The lines are the threads' own, few of many, with users' names taken out; a last
 mostly the title. `benchmarks/failure_logs.py` prints them as a table.
 """
 
+# ruff: noqa: E501 - lines of logs
+
 from pathlib import Path
 
 import pytest
@@ -33,8 +35,8 @@ THREADS = {
     "gcc_cuda_utils": ("compiler", BUILD_TOOLS),
     "heads_tensor_parallel": ("settings", "--tensor-parallel-size 4"),
     "hip_invalid_function": ("no_kernel", "HIP_VISIBLE_DEVICES"),
-    "llamacpp_compute_280g": ("batch", "-ub 128"),
-    "llamacpp_compute_while_serving": ("batch", "-ub 128"),
+    "llamacpp_compute_280g": ("compute_buffer", "-ub 128"),
+    "llamacpp_compute_while_serving": ("compute_buffer", "-ub 128"),
     "llamacpp_hub_500": ("exception", "std::runtime_error: error from HF API, response code: 500"),
     "llamacpp_kv_cpu": (
         "context",
@@ -54,7 +56,7 @@ THREADS = {
     "ollama_driver": ("driver", "Install a driver"),
     "ollama_file_magic": ("checkpoint", "ollama pull MODEL"),
     "ollama_mmproj": ("vision_weights", "--no-mmproj-offload"),
-    "ollama_runner_oom": ("batch", "OLLAMA_CONTEXT_LENGTH=4096"),
+    "ollama_runner_oom": ("compute_buffer", "OLLAMA_CONTEXT_LENGTH=4096"),
     "ollama_tensors": ("checkpoint", FETCH),
     "param_shape_4bit": ("checkpoint", "[3096576, 1], the model's configuration asks for [5376, 1152]"),
     "ptxas_sm121": ("compiler", "TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas"),

@@ -187,7 +187,7 @@ def llama(facts: RunFacts) -> list[Cause]:
         return [cause(facts, "context", sure, f"{asked}{many}.", "n_ctx", *keys)]
     if run.has("gallocr", "compute_failed"):
         text = f"{asked} for the compute buffer, which grows with the batch and the context."
-        return [cause(facts, "batch", "certain", text, *keys)]
+        return [cause(facts, "compute_buffer", "certain", text, *keys)]
     return [cause(facts, "out_of_memory", "certain", f"{asked}.", *keys, "oom_bare")]
 
 

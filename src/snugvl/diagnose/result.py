@@ -15,7 +15,7 @@ Kind = Literal[
     "residency", "cpu_offload", "unknown_flag", "removed_switch", "port", "model_access", "architecture",
     "driver", "host_killed", "host_memory", "shared_memory", "out_of_memory", "settings", "serving_memory",
     "vision_weights", "compiler", "no_kernel", "checkpoint", "packages", "communication", "forked_cuda",
-    "exception",
+    "compute_buffer", "exception",
 ]  # fmt: skip
 Confidence = Literal["certain", "likely", "possible"]
 Origin = Literal["measured", "computed", "inferred"]
@@ -62,6 +62,7 @@ TITLES: Mapping[Kind, str] = {
     "packages": "installed packages are missing or do not fit together",
     "communication": "the GPUs could not talk to each other (NCCL)",
     "forked_cuda": "a worker process was forked after CUDA had been used",
+    "compute_buffer": "the compute buffer of a batch did not fit",
     "exception": "the log has an error that snugvl does not know; it is quoted",
 }
 
