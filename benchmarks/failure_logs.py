@@ -32,7 +32,8 @@ def main() -> None:
         thread = path.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# thread: ")
         found = explain_file(path)
         causes = "; ".join(cause.title for cause in found.causes) or "none found"
-        rows.append(" | ".join(["|", thread, causes, what_to_do(found).replace("|", "\\|"), "|"]).strip())
+        said = what_to_do(found).replace("|", "\\|")
+        rows.append(f"| {thread} | {causes} | {said} |")
     sys.stdout.write("\n".join(rows) + "\n")
 
 

@@ -63,7 +63,8 @@ def doctor(
         _record(found, record)
     build = software.torch_build() if choice.here else None
     low_disk = choice.here and found.disk_free_bytes < LOW_DISK_BYTES
-    advice = advise(found, build, host.downloaded(host.hub_cache()) if low_disk else ())
+    tools = software.build_tools() if choice.here else None
+    advice = advise(found, build, host.downloaded(host.hub_cache()) if low_disk else (), tools)
     if json:
         document = doctor_view.as_document(found, advice, build)
         write(json_module.dumps(document, ensure_ascii=False, indent=2) + "\n")

@@ -3,6 +3,7 @@
 # ruff: noqa: E501 - one pattern or one whole sentence a line reads better than a wrapped one
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -228,12 +229,15 @@ _ELSEWHERE: Final[Mapping[Kind, tuple[Change, ...]]] = {
     ),
     "vision_weights": (Change("--no-mmproj-offload", None, "", "images are encoded on the CPU, slowly; or fewer layers on the GPU (-ngl)"),),
     "context": (Change("-c", None, "4096", "a shorter context"),),
-    "batch": (Change("-ub", None, "128", "a smaller physical batch"), Change("-c", None, "4096", "a shorter context")),
+    "compute_buffer": (Change("-ub", None, "128", "a smaller physical batch"), Change("-c", None, "4096", "a shorter context")),
 }  # fmt: skip
 _OLLAMA: Final[Mapping[Kind, tuple[Change, ...]]] = {
     "context": (Change("OLLAMA_CONTEXT_LENGTH", None, "4096", "a shorter context"),),
-    "batch": (
+    "compute_buffer": (
         Change("OLLAMA_CONTEXT_LENGTH", None, "4096", "a shorter context, whose compute buffer is smaller"),
+    ),
+    "vision_weights": (
+        Change("OLLAMA_CONTEXT_LENGTH", None, "4096", "a shorter context leaves room for the encoder"),
     ),
 }
 
@@ -316,7 +320,7 @@ _NOTES_BY_LINE: Final[tuple[tuple[str, str], ...]] = (
     ("amd_kernel", "Choose the GPU that the build has code for (`rocminfo` has the gfx numbers): `export HIP_VISIBLE_DEVICES=0`; or build the engine for this gfx number."),
     ("xformers", "See what it can do with `python -m xformers.info`, and install the one for this PyTorch: `pip install -U xformers`."),
     ("triton_shared", "Take another format of the weights: bf16 or AWQ run on this GPU without this kernel."),
-    ("damaged", "Fetch the files again: `hf download MODEL --force-download`, or `ollama pull MODEL`."),
+    ("damaged", "Fetch the files again: `hf download {model} --force-download`, or `ollama pull {model}`."),
     ("weight_shape", "Check that config.json belongs to these files, and --quantization: 4-bit files of bitsandbytes need `--quantization bitsandbytes`."),
     ("arch_gguf", "Update Ollama or llama.cpp, or take a GGUF made for the installed one."),
     ("arch_hf", "Update: `pip install -U transformers`."), ("arch_vllm", "Update: `pip install -U vllm transformers`."),
@@ -325,6 +329,7 @@ _NOTES_BY_LINE: Final[tuple[tuple[str, str], ...]] = (
     ("no_module", "Install what needs it anew, in a fresh environment: `python3 -m venv ~/engine && ~/engine/bin/pip install vllm`."),
     ("flash_attn", "Load with attn_implementation=\"sdpa\", or `pip install flash-attn --no-build-isolation`."),
     ("bnb", "`pip install -U bitsandbytes`; `python -m bitsandbytes` says what it looks for."),
+    ("nccl_memory", "NCCL's buffers lie beside vLLM's share of the card: lower `--gpu-memory-utilization` by 0.05."),
     ("nccl", "`export NCCL_DEBUG=INFO` makes NCCL say what it could not reach."),
 )  # fmt: skip
 
@@ -335,7 +340,10 @@ def notes(facts: RunFacts, causes: Sequence[Cause], found: Sequence[Change]) -> 
     said = [_NOTES[cause.kind] for cause in causes if cause.kind in _NOTES]
     if causes and (line := next((text for key, text in _NOTES_BY_LINE if run.has(key)), "")):
         hit = run.last("numba")
-        said.append(line.replace("{numpy}", hit.groups[0] if hit else ""))
+        model = facts.model if re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", facts.model or "") else "MODEL"
+        said.append(
+            line.replace("{numpy}", hit.groups[0] if hit else "").replace("{model}", model or "MODEL")
+        )
     unknown = any(cause.kind in _MEMORY for cause in causes) and not any(
         change.flag in _VALUED for change in found
     )
