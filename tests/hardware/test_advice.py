@@ -113,6 +113,7 @@ def test_torch_that_matches_or_has_no_gpu_to_match(build: TorchBuild) -> None:
         ("580.00", CU130, True, None),
         ("527.41", CU126, True, "528.33"),
         ("525.60.13", CU126, False, None),
+        ("418.197", TorchBuild("2.5.1+cu118", (11, 8), cpu_only=False), False, "450.80"),
         (None, CU130, False, None),
         ("535.1", CPU, False, None),
         ("unknown", CU130, False, None),

@@ -23,6 +23,7 @@ _PLAIN: Final[tuple[tuple[tuple[str, ...], Kind, Confidence, str], ...]] = (
     (("sm_unsupported",), "driver", "certain", "This build of PyTorch has no code for this GPU's compute capability."),
     (("driver_none", "nvml"), "driver", "certain", "No NVIDIA driver is visible to the process."),
     (("dispatch", "meta_cpu", "ollama_none"), "cpu_offload", "certain", "The device map put part of the model outside the GPU because it did not fit."),
+    (("driver_mismatch",), "driver", "certain", "The driver's kernel module and its libraries are of different versions; a reboot after an update mends that."),
     (("bnb_cpu",), "driver", "certain", "bitsandbytes was installed without GPU support."),
     (("arch_hf", "arch_vllm"), "architecture", "certain", "The model's architecture is newer than the installed library."),
     (("gated",), "model_access", "certain", "The model's licence has to be accepted first, and a token has to be set."),
@@ -34,6 +35,7 @@ _PLAIN: Final[tuple[tuple[tuple[str, ...], Kind, Confidence, str], ...]] = (
     (("bus_error",), "shared_memory", "possible", "A bus error while workers start usually means that /dev/shm is full."),
     (("ollama_host",), "host_memory", "certain", "Ollama keeps in system memory what the GPU does not hold."),
     (("amd_kernel",), "no_kernel", "certain", "The build (of PyTorch, llama.cpp or rocBLAS) has no code for this AMD GPU."),
+    (("device_function",), "no_kernel", "likely", "The build has no code for this GPU's architecture."),
     (("xformers",), "no_kernel", "certain", "xFormers has no kernel for these inputs on this GPU, or was built for another PyTorch and could not load its own."),
     (("damaged",), "checkpoint", "certain", "A file of the model could not be read: it is incomplete, damaged, or no weights at all (a pointer of git-lfs, an error page)."),
     (("arch_gguf",), "architecture", "certain", "The model's architecture is newer than this build of llama.cpp."),
@@ -255,7 +257,7 @@ def last_exception(facts: RunFacts) -> list[Cause]:
     """The last word of a log that no rule knows: the innermost cause of its last exception, quoted."""
     run = facts.run
     up = max((hit.line for key in UP if (hit := run.last(key))), default=0)
-    for key in ("raised", "error_line", "died"):
+    for key in ("raised", "error_line", "died", "trouble"):
         late = [hit for hit in run.all(key) if hit.line > up]
         hits = [hit for hit in late if not _WRAPPERS.search(hit.groups[0])]
         if key == "raised" and not hits and any(hit.line > up for hit in run.all("error_line")):
@@ -274,4 +276,10 @@ def last_exception(facts: RunFacts) -> list[Cause]:
         if "what()" in hit.text and kind:
             said = f"{kind.groups[0]}: {said}"
         return [Cause("exception", "certain", f"The log says: {excerpt(said)}", (hit.evidence,))]
+    known = [hit for key in run.failures for hit in run.all(key) if hit.line > up]
+    if known:  # a line that says that something failed, of which no rule could tell why
+        hit = max(known, key=lambda hit: hit.line)
+        return [
+            Cause("exception", "certain", f"The log says: {excerpt(hit.text, hit.start)}", (hit.evidence,))
+        ]
     return []

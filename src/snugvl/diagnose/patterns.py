@@ -97,6 +97,8 @@ VLLM_FAILURES: Final = (
     _vllm("refused", "is greater than the derived max_model_len", r"(User-specified max_model_len \(\d{1,12}\) is greater than the derived max_model_len \(\w{1,60}=(?P<derived>\d{1,12})[^)]{0,120}\))", fails=True),
     _p("served", '" 200', r'"(?:POST|GET) /\S{1,80} HTTP/1\.\d" 200'),
     _vllm("stepping", "_process_engine_step"),
+    _vllm("stepping", "Dumping scheduler output for model execution"),
+    _vllm("stepping", "EngineCore encountered a fatal error"),
     _vllm("stepping", "AsyncLLM output_handler failed"),
     _vllm("stepping", "Engine loop is not running"),
     _vllm("sampling_kernels", "topk_topp_sampler.py"),
@@ -116,6 +118,8 @@ TORCH: Final = (
     _p("sm_unsupported", "is not compatible with the current PyTorch installation", r"(?:^|\s)(.{0,80}?) with CUDA capability (sm_\d{1,4}) is not compatible", "pytorch", True),
     _p("driver_old", "The NVIDIA driver on your system is too old", r"too old \(found version (\d{1,8})\)", "pytorch", True),
     _p("driver_old", "CUDA driver version is insufficient for CUDA runtime version", "", None, True),
+    _p("driver_mismatch", "unsupported display driver / cuda driver combination", "", None, True),
+    _p("driver_mismatch", "Driver/library version mismatch", "", None, True),
     _p("driver_none", "Found no NVIDIA driver on your system", "", "pytorch", True),
     _p("driver_none", "Failed to infer device type", "", "vllm", True),
     _p("driver_none", "libcuda.so.1: cannot open shared object file", "", None, True),
@@ -143,6 +147,7 @@ SOFTWARE: Final = (
     _p("ptxas", "ptxas fatal", r"ptxas fatal *: Value '(sm_\w{1,10})' is not defined", None, True),
     _p("amd_kernel", "rror: invalid device function", r"(HIP|ROCm) error: invalid device function", None, True),
     _p("amd_kernel", "TensileLibrary.dat", r"Cannot read \S.{0,200}TensileLibrary\.dat(?:.{0,80}GPU arch : (gfx\w{1,10}))?", None, True),
+    _p("device_function", "CUDA error: invalid device function", "", None, True),
     _p("xformers", "No operator found for `memory_efficient_attention_forward`", "", None, True),
     _p("triton_shared", "out of resource: shared memory", r"Required: (\d{1,12}), Hardware limit: (\d{1,12})", None, True),
     _p("weight_shape", " to load weight", r"(?:Attempted|Tried) to load weights? (?:of size )?\(?torch\.Size\(\[([\d, ]{0,60})\]\).{1,40}torch\.Size\(\[([\d, ]{0,60})\]\)", None, True),
@@ -150,6 +155,7 @@ SOFTWARE: Final = (
     _p("damaged", "Error while deserializing header", r"Error while deserializing header: (\w{1,60})", None, True),
     _p("damaged", "wrong number of tensors", r"wrong number of tensors; expected (\d{1,9}), got (\d{1,9})", None, True),
     _p("damaged", "invalid file magic", "", None, True),
+    _p("damaged", "unable to find tensor ", "", None, True),
     _p("damaged", "tensor '", r"tensor '\S{1,200}' (?:not found|has wrong shape)", None, True),
     _p("symbol", "undefined symbol: ", r"(\S{1,300}\.so[\w.]{0,20}): undefined symbol: \S{1,300}", None, True),
     _p("no_module", "ModuleNotFoundError: No module named", r"No module named '([\w.]{1,120})'", None, True),
@@ -165,7 +171,7 @@ SOFTWARE: Final = (
 # Whatever else ends a process: exceptions of Python and C++, errors of compilers and of engines, and, last of
 # all, a word that it is dead. Lines are read without the processes, times and files that loggers put first.
 _LEAD = (
-    r"^(?:\([^)]{1,80}\) ?|\[rank\d{1,4}\]: ?|[\w.-]{1,60} +\| |(?:ERROR|CRITICAL|FATAL):? +|\d\d-\d\d [\d:.]{5,15} "
+    r"^(?:\([^)]{1,80}\) ?|\[rank\d{1,4}\]: ?|[\w.-]{1,60} +\| |[|│>] ?|(?:ERROR|CRITICAL|FATAL):? +|\d\d-\d\d [\d:.]{5,15} "
     r"|\d{4}-\d\d-\d\d[T ][\d:.,+Z-]{5,30} |\[[\w.]{1,60}:\d{1,6}\] ?|[\w.]{1,60}:\d{1,6}\] ?){0,8}"
 )
 _RAISED = rf"{_LEAD}((?:[A-Za-z_]\w{{0,60}}\.){{0,8}}[A-Z]\w{{0,60}}(?:Error|Exception|OutOfResources)(?:: .{{0,2000}})?:?)$"
@@ -183,6 +189,9 @@ UNKNOWN: Final = (
     _p("died", "core dumped", r"(.{0,60}core dumped.{0,20})"),
     _p("died", "Segmentation fault", r"(.{0,60}Segmentation fault.{0,60})"),
     _p("died", "died unexpectedly", rf"{_LEAD}(.{{0,80}}died unexpectedly.{{0,80}})"),
+    _p("trouble", "CUDA error", rf"{_LEAD}(CUDA error .{{1,300}})"),
+    _p("trouble", "failed to ", rf"{_LEAD}((?:\S{{1,200}}: ){{0,4}}failed to .{{1,500}})"),
+    _p("trouble", "t allocate", r"(.{0,120}can't allocate .{1,200})"),
     _p("direct_cause", "was the direct cause of the following exception"),
 )  # fmt: skip
 HOST: Final = (
