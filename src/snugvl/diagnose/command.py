@@ -230,3 +230,21 @@ def suggestion(flag: str) -> str:
     if flag in KNOWN:
         return "unknown to this version though newer ones have it; update vLLM or leave it out."
     return "unknown; leave it out, or see vllm serve --help=all."
+
+
+def refused_flags(run: LoggedRun) -> list[str]:
+    """The flags that vLLM's parser, or its arguments' class, did not take."""
+    words = hit.groups[0].split()[:40] if (hit := run.last("bad_flags")) else []
+    found = [word.partition("=")[0] for word in words if word.startswith("-")]
+    return found + (["--" + hit.groups[0].replace("_", "-")] if (hit := run.last("bad_keyword")) else [])
+
+
+def removed_switches(command: LoggedCommand | None, run: LoggedRun) -> list[str]:
+    """The flags and variables of a start that no vLLM has any more."""
+    used = {name for name, _ in command.flags} if command else set()
+    used |= (
+        {name for name, value in command.env if name != "VLLM_USE_V1" or value == "0"} if command else set()
+    )
+    used |= {hit.groups[0] for key in ("bad_env", "deprecated_flag") for hit in run.all(key)}
+    used |= {"VLLM_USE_V1"} if run.has("env_v1") else set()
+    return sorted(name for name in used if removed(name))

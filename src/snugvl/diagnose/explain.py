@@ -53,10 +53,9 @@ def explain_stream(source: ByteSource, card: Card | None = None) -> Diagnosis:
     causes = _causes(facts)
     found = remedy.changes(facts, causes)
     budget = reconstruct(facts) if run.hits else RunBudget()
-    healthy = not causes and not run.failures and run.has(*other.UP)
     return Diagnosis(
         recognised=bool(facts.engine or causes),
-        healthy=healthy,
+        healthy=not causes and run.has(*other.UP),
         engine=facts.engine,
         version=facts.version,
         model=facts.model,

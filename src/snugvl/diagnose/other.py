@@ -5,7 +5,7 @@
 import re
 from typing import Final
 
-from snugvl.diagnose.command import removed, suggestion
+from snugvl.diagnose.command import refused_flags, removed, removed_switches, suggestion
 from snugvl.diagnose.facts import GIB, MIB, RunFacts, size
 from snugvl.diagnose.memory import cause, gib
 from snugvl.diagnose.result import Cause, Confidence, Kind
@@ -116,27 +116,12 @@ def requests(facts: RunFacts) -> list[Cause]:
 
 def flags(facts: RunFacts) -> list[Cause]:
     """Flags and variables that this or every vLLM does not know."""
-    run = facts.run
     found = []
-    unknown: list[str] = []
-    if hit := run.last("bad_flags"):
-        unknown += [word.partition("=")[0] for word in hit.groups[0].split() if word.startswith("-")][:20]
-    if hit := run.last("bad_keyword"):
-        unknown.append("--" + hit.groups[0].replace("_", "-"))
-    if unknown:
-        said = " ".join(f"{flag}: {suggestion(flag)}" for flag in unknown)
+    refused = refused_flags(facts.run)[:20]
+    if refused:
+        said = " ".join(f"{flag}: {suggestion(flag)}" for flag in refused)
         found.append(cause(facts, "unknown_flag", "certain", said, "bad_flags", "bad_keyword"))
-    used = {name for name, _ in facts.command.flags} if facts.command else set()
-    used |= (
-        {name for name, value in facts.command.env if name != "VLLM_USE_V1" or value == "0"}
-        if facts.command
-        else set()
-    )
-    for key in ("bad_env", "deprecated_flag"):
-        used |= {hit.groups[0] for hit in run.all(key)}
-    if run.has("env_v1"):
-        used.add("VLLM_USE_V1")
-    gone = [name for name in sorted(used) if removed(name) and name not in unknown]
+    gone = [name for name in removed_switches(facts.command, facts.run) if name not in refused]
     if gone:
         said = " ".join(f"{name}: {removed(name)}" for name in gone)
         keys = ("bad_env", "deprecated_flag", "env_v1", "command")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from snugvl.diagnose import command as flags
+from snugvl.diagnose.command import meant, refused_flags, removed_switches, suggestion
 from snugvl.diagnose.facts import RunFacts
 from snugvl.diagnose.memory import gib
 from snugvl.diagnose.replan import (
@@ -69,22 +69,6 @@ def _with_old(facts: RunFacts, change: Change) -> Change:
     return replace(change, old=old)
 
 
-def _graphs(facts: RunFacts, choice: Choice | None) -> list[Change]:
-    return [
-        Change("--max-num-seqs", None, "8", "graphs are captured up to this batch size"),
-        Change(
-            "--cudagraph-capture-sizes",
-            None,
-            "1 2 4 8",
-            "four graphs instead of dozens; --enforce-eager needs none but decodes slower",
-        ),
-    ]
-
-
-def _batch(facts: RunFacts, choice: Choice | None) -> list[Change]:
-    return [Change("--max-num-seqs", None, "8", "the warm-up runs this many sequences at once")]
-
-
 def _encoder_cache(facts: RunFacts, choice: Choice | None) -> list[Change]:
     hit = facts.run.last("encoder_small")
     per_token = facts.known.pixels_per_token if facts.known else 0
@@ -109,41 +93,14 @@ def _prompt(facts: RunFacts, choice: Choice | None) -> list[Change]:
     return [Change("--max-model-len", None, str(wanted), "the prompt and 512 tokens of answer")]
 
 
-def _images(facts: RunFacts, choice: Choice | None) -> list[Change]:
-    return [
-        Change("--limit-mm-per-prompt", None, '{"image":4,"video":0}', "or send fewer images in a request")
-    ]
-
-
 def _gone(facts: RunFacts, choice: Choice | None) -> list[Change]:
-    names = {name for name, _ in facts.command.flags} if facts.command else set()
-    names |= {name for name, _ in facts.command.env} if facts.command else set()
-    names |= {hit.groups[0] for key in ("bad_env", "deprecated_flag") for hit in facts.run.all(key)}
-    if facts.run.has("env_v1"):
-        names.add("VLLM_USE_V1")
-    if hit := facts.run.last("bad_flags"):
-        names |= {word.partition("=")[0] for word in hit.groups[0].split()[:40] if word.startswith("-")}
-    if hit := facts.run.last("bad_keyword"):
-        names.add("--" + hit.groups[0].replace("_", "-"))
-    refused = facts.run.has("bad_flags", "bad_keyword")
     found = []
-    for name in sorted(names):
-        if flags.removed(name):
-            found.append(Change(name, None, None, flags.removed(name)))
-        elif refused and name in _refused(facts):
-            found.append(Change(name, None, None, flags.suggestion(name)))
-            meant = flags.meant(name)
-            if meant and facts.command and not facts.command.has(meant):
-                found.append(Change(meant, None, facts.command.get(name) or "", f"for {name}"))
+    for name in sorted({*removed_switches(facts.command, facts.run), *refused_flags(facts.run)}):
+        found.append(Change(name, None, None, suggestion(name)))
+        near = meant(name)
+        if near and facts.command and not facts.command.has(near):
+            found.append(Change(near, None, facts.command.get(name) or "", f"for {name}"))
     return found
-
-
-def _refused(facts: RunFacts) -> set[str]:
-    words = hit.groups[0].split() if (hit := facts.run.last("bad_flags")) else []
-    names = {word.partition("=")[0] for word in words if word.startswith("-")}
-    if hit := facts.run.last("bad_keyword"):
-        names.add("--" + hit.groups[0].replace("_", "-"))
-    return names
 
 
 def _port(facts: RunFacts, choice: Choice | None) -> list[Change]:
@@ -201,8 +158,8 @@ def _compiler(facts: RunFacts, choice: Choice | None) -> list[Change]:
 
 _FIXES: Final[Mapping[Kind, Fix]] = {
     "vision_profile": memory_changes, "context": memory_changes, "utilisation_low": memory_changes,
-    "utilisation_over_free": over_free_changes, "cuda_graphs": _graphs, "batch": _batch,
-    "encoder_cache": _encoder_cache, "prompt_too_long": _prompt, "too_many_images": _images,
+    "utilisation_over_free": over_free_changes,
+    "encoder_cache": _encoder_cache, "prompt_too_long": _prompt,
     "unknown_flag": _gone, "removed_switch": _gone, "port": _port, "dtype": _dtype,
     "settings": _tensor_parallel, "serving_memory": _serving, "compiler": _compiler,
 }  # fmt: skip
@@ -213,6 +170,12 @@ _EXPANDABLE: Final = Change(
     "joins freed pieces; some WSL2 drivers refuse it, then leave it out",
 )
 _SETTINGS: Final[Mapping[Kind, tuple[Change, ...]]] = {
+    "cuda_graphs": (
+        Change("--max-num-seqs", None, "8", "graphs are captured up to this batch size"),
+        Change("--cudagraph-capture-sizes", None, "1 2 4 8", "four graphs instead of dozens; --enforce-eager needs none but decodes slower"),
+    ),
+    "batch": (Change("--max-num-seqs", None, "8", "the warm-up runs this many sequences at once"),),
+    "too_many_images": (Change("--limit-mm-per-prompt", None, '{"image":4,"video":0}', "or send fewer images in a request"),),
     "uva": (
         Change("VLLM_WSL2_ENABLE_PIN_MEMORY", None, "1", "allows pinned memory (WSL2 kernel 4.19.121 or later); vLLM from 2026-09-14 on falls back by itself"),
     ),
