@@ -23,9 +23,7 @@ _RULES: Final[tuple[Callable[[RunFacts], list[Cause]], ...]] = (
     memory.out_of_memory,
     other.kernels,
     other.plain,
-    other.software,
     other.flags,
-    other.requests,
 )
 _ORDER: Final = {"certain": 0, "likely": 1, "possible": 2}
 

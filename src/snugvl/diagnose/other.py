@@ -43,23 +43,45 @@ _PLAIN: Final[tuple[tuple[tuple[str, ...], Kind, Confidence, str], ...]] = (
     (("flash_attn",), "packages", "certain", "FlashAttention 2 was asked for, and its package is not installed."),
     (("bnb",), "packages", "certain", "bitsandbytes found no library of its own for this version of CUDA."),
     (("forked",), "forked_cuda", "certain", "CUDA cannot be used in a process that was forked from one that used it."),
+    (("killed_bare",), "host_killed", "likely", "The shell reports the process as killed; loading weights needs system memory too."),
+    (("smi_missing",), "driver", "likely", "nvidia-smi was not found; under WSL2 it lies in /usr/lib/wsl/lib."),
+    (("bf16",), "dtype", "certain", "bfloat16 needs compute capability {0}; {1} has {2}."),
+    (("no_compiler",), "compiler", "certain", "Triton compiles the launcher of its kernels, and there is no C compiler."),
+    (("python_h",), "compiler", "certain", "Triton compiles the launcher of its kernels, and Python's headers are missing."),
+    (("no_nvcc",), "compiler", "certain", "FlashInfer compiles its kernels at the start, and nvcc was not found."),
+    (("nvcc_failed",), "compiler", "certain", "nvcc refused to compile a kernel: {0}. It is another version than the kernel was written for."),
+    (("ptxas",), "compiler", "certain", "The ptxas that comes with Triton is older than this GPU ({0})."),
+    (("cc_failed",), "compiler", "likely", "Triton compiles the launcher of its kernels, and the C compiler failed: mostly for want of Python.h or libcuda.so."),
+    (("ninja",), "compiler", "likely", "Kernels are compiled at the start, and that failed; the compiler's own message is above."),
+    (("triton_shared",), "no_kernel", "certain", "A Triton kernel needs {0} bytes of shared memory in a block; this GPU has {1}."),
+    (("weight_shape",), "checkpoint", "certain", "A stored weight has the shape {0}, the model's configuration asks for {1}."),
+    (("numba",), "packages", "certain", "Numba needs NumPy {0} or older; {1} is installed."),
+    (("no_module",), "packages", "certain", "The module {0} is missing: its package is not installed, or a newer one has dropped it."),
+    (("nccl_memory",), "out_of_memory", "certain", "NCCL found no GPU memory left for its buffers."),
+    (("nccl",), "communication", "likely", "NCCL, through which GPUs talk, reports an error."),
+    (("encoder_small",), "encoder_cache", "certain", "The {0} has {1} tokens; the encoder cache was built for {2}."),
+    (("prompt_long", "ctx_exceeded"), "prompt_too_long", "certain", "The prompt has {length} tokens, image tokens included; the context is {limit}."),
+    (("ollama_cut",), "prompt_too_long", "certain", "The prompt has {length} tokens, image tokens included; the context is {limit}. Ollama silently cut its beginning."),
+    (("images",), "too_many_images", "certain", "{0} {1}(s) are allowed in a request."),
     (("shared_gpu",), "spill", "likely", "Windows shows shared GPU memory in use: part of the model lies in system memory."),
 )  # fmt: skip
 
 
 def plain(facts: RunFacts) -> list[Cause]:
-    """Lines that speak for themselves."""
+    """Lines that speak for themselves, with their own numbers."""
     found = []
     for keys, kind, confidence, text in _PLAIN:
-        if facts.run.has(*keys):
-            found.append(cause(facts, kind, confidence, text, *keys))
-    if facts.run.has("killed_bare") and not facts.run.has("killed"):
-        text = "The shell reports the process as killed; loading weights needs system memory too."
-        found.append(cause(facts, "host_killed", "likely", text, "killed_bare"))
-    if facts.run.has("smi_missing"):
-        where = "; under WSL2 it lies in /usr/lib/wsl/lib" if facts.wsl2 else ""
-        found.append(cause(facts, "driver", "likely", f"nvidia-smi was not found{where}.", "smi_missing"))
+        if not facts.run.has(*keys) or (keys == ("nccl",) and facts.run.has("nccl_memory")):
+            continue
+        hit = max((hit for key in keys if (hit := facts.run.last(key))), key=lambda hit: hit.line)
+        said = [_grouped(group) for group in hit.groups]
+        named = {name: _grouped(group) for name, group in hit.named.items()}
+        found.append(cause(facts, kind, confidence, text.format(*said, **named), *keys))
     return found
+
+
+def _grouped(number: str) -> str:
+    return f"{int(number):,}" if number.isdecimal() and len(number) < 16 else number
 
 
 def kernels(facts: RunFacts) -> list[Cause]:
@@ -80,38 +102,11 @@ def kernels(facts: RunFacts) -> list[Cause]:
         found.append(
             cause(facts, "fp8_kernels" if "fp8" in hit.groups[0] else "dtype", "certain", text, "method")
         )
-    if hit := run.last("bf16"):
-        text = f"bfloat16 needs compute capability {hit.groups[0]}; {hit.groups[1]} has {hit.groups[2]}."
-        found.append(cause(facts, "dtype", "certain", text, "bf16"))
     return found
 
 
 def _dotted(capability: str) -> str:
     return f"{capability[:-1]}.{capability[-1]}" if len(capability) > 1 else capability
-
-
-def requests(facts: RunFacts) -> list[Cause]:
-    """A running server refused a request."""
-    run = facts.run
-    found = []
-    if hit := run.last("encoder_small"):
-        text = f"The {hit.groups[0]} has {int(hit.groups[1]):,} tokens; the encoder cache was built for {int(hit.groups[2]):,}."
-        found.append(cause(facts, "encoder_cache", "certain", text, "encoder_small"))
-    if hit := run.last("prompt_long"):
-        length = hit.named.get("length") or hit.groups[0]
-        limit = hit.named.get("limit") or hit.groups[1]
-        text = f"The prompt has {int(length):,} tokens, image tokens included; the context is {int(limit):,}."
-        found.append(cause(facts, "prompt_too_long", "certain", text, "prompt_long"))
-    for key in ("ctx_exceeded", "ollama_cut"):
-        if hit := run.last(key):
-            length, limit = hit.groups if key == "ctx_exceeded" else (hit.groups[1], hit.groups[0])
-            cut = " Ollama silently cut its beginning." if key == "ollama_cut" else ""
-            text = f"The prompt has {int(length):,} tokens, image tokens included; the context is {int(limit):,}.{cut}"
-            found.append(cause(facts, "prompt_too_long", "certain", text, key))
-    if hit := run.last("images"):
-        text = f"{hit.groups[0]} {hit.groups[1]}(s) are allowed in a request."
-        found.append(cause(facts, "too_many_images", "certain", text, "images"))
-    return found
 
 
 def flags(facts: RunFacts) -> list[Cause]:
@@ -184,53 +179,6 @@ def _vision_is_last(run: LoggedRun) -> bool:
     return bool(began and refused and began.line < refused.line and not run.has("clip_encode"))
 
 
-def software(facts: RunFacts) -> list[Cause]:
-    """What failed is no matter of the command: compilers, kernels, packages, files, NCCL. Numbers are said."""
-    run = facts.run
-    found = []
-    compilers = ("no_compiler", "python_h", "cc_failed", "no_nvcc", "nvcc_failed", "ninja", "ptxas")
-    if key := next((key for key in compilers if run.has(key)), None):
-        hit = run.last(key)
-        text = _COMPILERS[key].format(hit.groups[0] if hit and hit.groups else "")
-        found.append(
-            cause(
-                facts, "compiler", "likely" if key in ("cc_failed", "ninja") else "certain", text, *compilers
-            )
-        )
-    if hit := run.last("triton_shared"):
-        text = f"A Triton kernel needs {int(hit.groups[0]):,} bytes of shared memory in a block; this GPU has {int(hit.groups[1]):,}."
-        found.append(cause(facts, "no_kernel", "certain", text, "triton_shared"))
-    if hit := run.last("weight_shape"):
-        shapes = [f"[{group}]" for group in hit.groups]
-        text = f"A stored weight has the shape {shapes[0]}, the model's configuration asks for {shapes[1]}."
-        found.append(cause(facts, "checkpoint", "certain", text, "weight_shape"))
-    if hit := run.last("numba"):
-        text = f"Numba needs NumPy {hit.groups[0]} or older; {hit.groups[1]} is installed."
-        found.append(cause(facts, "packages", "certain", text, "numba"))
-    if hit := run.last("no_module"):
-        text = f"The module {hit.groups[0]} is missing: its package is not installed, or a newer one has dropped it."
-        found.append(cause(facts, "packages", "certain", text, "no_module"))
-    if run.has("nccl", "nccl_memory"):
-        full = run.has("nccl_memory")
-        text = (
-            "NCCL found no GPU memory left for its buffers."
-            if full
-            else "NCCL, through which GPUs talk, reports an error."
-        )
-        kind: Kind = "out_of_memory" if full else "communication"
-        found.append(cause(facts, kind, "certain" if full else "likely", text, "nccl", "nccl_memory"))
-    return found
-
-
-_COMPILERS: Final = {
-    "no_compiler": "Triton compiles the launcher of its kernels, and there is no C compiler.",
-    "python_h": "Triton compiles the launcher of its kernels, and Python's headers are missing.",
-    "cc_failed": "Triton compiles the launcher of its kernels, and the C compiler failed: mostly for want of Python.h or libcuda.so.",
-    "no_nvcc": "FlashInfer compiles its kernels at the start, and nvcc was not found.",
-    "nvcc_failed": "nvcc refused to compile a kernel: {}. It is another version than the kernel was written for.",
-    "ninja": "Kernels are compiled at the start, and that failed; the compiler's own message is above.",
-    "ptxas": "The ptxas that comes with Triton is older than this GPU ({}).",
-}
 # Their message says that something failed elsewhere.
 _WRAPPERS: Final = re.compile(
     r"Engine core initialization failed|Engine process failed to start|EngineDeadError|EngineCore encountered|WorkerProc initialization failed"

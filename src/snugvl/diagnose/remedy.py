@@ -86,8 +86,7 @@ def _prompt(facts: RunFacts, choice: Choice | None) -> list[Change]:
     hit = facts.run.last("prompt_long")
     if not hit:
         return []
-    length = int(hit.named.get("length") or hit.groups[0])
-    wanted = -(-(length + 512) // 1024) * 1024
+    wanted = -(-(int(hit.named["length"]) + 512) // 1024) * 1024
     if facts.kv and facts.kv_token and wanted * facts.kv_token.nbytes > facts.kv.nbytes:
         return []
     return [Change("--max-model-len", None, str(wanted), "the prompt and 512 tokens of answer")]
