@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snugvl.cli import doctor_log
+from snugvl.cli.doctor import doctor
 from snugvl.errors import InputError
 
 LOG = Path(__file__).parent / "logs" / "vllm033_q4bfp8_5060_wsl2.log"
@@ -17,16 +17,16 @@ LOG = Path(__file__).parent / "logs" / "vllm033_q4bfp8_5060_wsl2.log"
 def test_a_file_and_a_pipe_say_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert doctor_log.run(str(LOG), json=False) == 0
+    doctor(log=str(LOG))
     printed = capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LOG.read_bytes())))
-    assert doctor_log.run("-", json=False) == 0
+    doctor(log="-")
     assert capsys.readouterr().out == printed
     assert "Changed command" in printed
 
 
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    doctor_log.run(str(LOG), json=True)
+    doctor(log=str(LOG), json=True)
     data = json.loads(capsys.readouterr().out)
     assert data["causes"][0]["kind"] == "vision_profile"
     assert data["causes"][0]["title"]
@@ -35,12 +35,12 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name a log file"):
-        doctor_log.run(str(tmp_path / "none.log"), json=False)
+        doctor(log=str(tmp_path / "none.log"))
     with pytest.raises(InputError, match="name a log file"):
-        doctor_log.run(str(tmp_path), json=False)
+        doctor(log=str(tmp_path))
 
 
 def test_nothing_slow_is_imported() -> None:
-    code = "import sys, snugvl.cli.doctor_log; print('\\n'.join(sys.modules))"
+    code = "import sys, snugvl.diagnose.explain; print('\\n'.join(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "numpy", "PIL", "pydantic"} & set(run.stdout.split())

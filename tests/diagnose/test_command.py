@@ -2,9 +2,8 @@
 
 import shlex
 
-from snugvl.diagnose.command import arguments, parse
+from snugvl.diagnose.command import KNOWN, REMOVED, arguments, parse, suggestion
 from snugvl.diagnose.explain import explain
-from snugvl.diagnose.flags import KNOWN, REMOVED, suggestion
 from snugvl.diagnose.result import Change
 
 

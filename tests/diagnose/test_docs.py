@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from snugvl.diagnose.result import TITLES, Budget, Cause, Change, Diagnosis, Part
+from snugvl.diagnose.result import TITLES, Cause, Change, Diagnosis, MemoryPart, RunBudget
 
 PAGE = Path(__file__).parents[2] / "docs" / "diagnose.md"
 BEGIN, END = "<!-- causes -->\n", "<!-- /causes -->"
@@ -25,7 +25,7 @@ def test_the_page_lists_the_causes() -> None:
 
 def test_the_page_names_every_field() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    for kind in (Diagnosis, Cause, Budget, Part, Change):
+    for kind in (Diagnosis, Cause, RunBudget, MemoryPart, Change):
         for field in dataclasses.fields(kind):
             assert f"`{field.name}`" in page
 

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from snugvl.diagnose.explain import explain_file
-from snugvl.diagnose.report import to_json, to_text
+from snugvl.diagnose.result import to_json, to_text
 
 LOGS = Path(__file__).parent / "logs"
 GIB = 1 << 30
 ROUNDING = 40 << 20  # logs print two decimals of a GiB, some of them one
+
+PLANNED = "as planned"  # the value is the planner's; `test_replan.py` compares it
 
 # log: (causes, the surest first; changed flags and their values, None: removed)
 EXPECTED: dict[str, tuple[str, dict[str, str | None]]] = {
@@ -35,9 +37,9 @@ EXPECTED: dict[str, tuple[str, dict[str, str | None]]] = {
     "torch_other_process_named": ("tenants", {}),
     "torch_sm120_5070ti": ("driver", {}),
     "torch_spill_8g_windows": ("spill", {}),
-    "two_starts_last_counts": ("vision_profile", {"--max-model-len": "4096"}),
-    "vllm010_llama31_context_3090": ("context", {"--max-model-len": "32768"}),
-    "vllm0110_overfree_laptop": ("utilisation_over_free tenants", {"--gpu-memory-utilization": "0.78"}),
+    "two_starts_last_counts": ("vision_profile", {"--max-model-len": PLANNED}),
+    "vllm010_llama31_context_3090": ("context", {"--max-model-len": "42496"}),
+    "vllm0110_overfree_laptop": ("utilisation_over_free tenants", {"--gpu-memory-utilization": PLANNED}),
     "vllm012_bf16_t4": ("dtype", {"--dtype": "half"}),
     "vllm012_fp8_method_t4": ("fp8_kernels", {}),
     "vllm017_encoder_cache": ("encoder_cache", {"--mm-processor-kwargs": '{"max_pixels":2097152}'}),
@@ -50,14 +52,14 @@ EXPECTED: dict[str, tuple[str, dict[str, str | None]]] = {
     "vllm033_ansi_tied_head": ("vision_profile tied_head", {"--limit-mm-per-prompt": '{"image":1,"video":0}'}),  # noqa: E501
     "vllm033_port": ("port", {"--port": "8001"}),
     "vllm033_prompt_long": ("prompt_too_long", {"--max-model-len": "13312"}),
-    "vllm033_q2b_context_4060": ("context", {"--max-model-len": "20480"}),
+    "vllm033_q2b_context_4060": ("context", {"--max-model-len": PLANNED}),
     "vllm033_q4bfp8_5060_wsl2": (
         "vision_profile",
-        {"--mm-processor-kwargs": '{"max_pixels":1572864}', "--max-model-len": "4096"},
+        {"--mm-processor-kwargs": PLANNED, "--max-model-len": PLANNED, "--gpu-memory-utilization": PLANNED},
     ),
     "vllm033_q4bfp8_overfree_5060_wsl2": (
         "utilisation_over_free tenants",
-        {"--gpu-memory-utilization": "0.78", "--mm-processor-kwargs": '{"max_pixels":2097152}'},
+        {"--gpu-memory-utilization": PLANNED, "--mm-processor-kwargs": PLANNED},
     ),
     "vllm033_q8b_vision_negative": ("weights vision_profile", {}),
     "vllm033_q8b_weights_oom_5060": ("weights tenants", {}),
@@ -71,11 +73,14 @@ EXPECTED: dict[str, tuple[str, dict[str, str | None]]] = {
     "vllm03_qwen15_tokens_3090": ("context", {"--max-model-len": "6912"}),
     "vllm064_block_manager": ("removed_switch", {"--use-v2-block-manager": None}),
     "vllm06_disturbed_bytes": ("profiling_disturbed", {}),
-    "vllm07_v0_qwen25_4060_wsl2": ("weights utilisation_low", {"--gpu-memory-utilization": "0.9"}),
+    "vllm07_v0_qwen25_4060_wsl2": ("weights utilisation_low", {"--gpu-memory-utilization": PLANNED}),
     "vllm085_fp8e4nv_3090": ("fp8_kernels removed_switch", {"--enable-reasoning": None}),
     "vllm08_sampler_warmup_3060": ("batch", {"--max-num-seqs": "8"}),
     "vllm090_fp8_kernel_image_5090": ("fp8_kernels", {}),
-    "vllm091_overfree_shared_server": ("utilisation_over_free tenants", {"--gpu-memory-utilization": "0.64"}),
+    "vllm091_overfree_shared_server": (
+        "utilisation_over_free tenants",
+        {"--gpu-memory-utilization": PLANNED},
+    ),
     "vllm09_context_length_http": ("prompt_too_long", {"--max-model-len": "6144"}),
     "wsl2_make_resident": ("residency", {}),
 }  # fmt: skip
@@ -92,7 +97,8 @@ BUDGETS = {
 
 
 def test_every_log_is_in_the_table() -> None:
-    assert {path.stem for path in LOGS.glob("*.log")} == set(EXPECTED) | HEALTHY | {"unknown_engine"}
+    own = {path.stem for path in LOGS.glob("*.log") if not path.stem.startswith("thread_")}  # test_threads.py
+    assert own == set(EXPECTED) | HEALTHY | {"unknown_engine"}
     assert len(EXPECTED) >= 40
 
 
@@ -103,6 +109,7 @@ def test_the_cause_and_the_changed_flags(name: str) -> None:
     assert [cause.kind for cause in found.causes] == causes.split()
     assert all(cause.evidence for cause in found.causes)
     changed = {change.flag: change.new for change in found.changes}
+    flags = {flag: changed.get(flag) if value is PLANNED else value for flag, value in flags.items()}
     assert flags.items() <= changed.items()
     if not flags and "fragmentation" not in causes:
         assert not changed or name == "vllm033_too_many_images"

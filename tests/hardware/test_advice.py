@@ -14,7 +14,14 @@ from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Machine, Tenant
 from snugvl.hardware.recording import replay
 from snugvl.hardware.sizes import GIB, MIB
-from snugvl.hardware.software import TorchBuild, driver_too_old, lacks_kernels, torch_build
+from snugvl.hardware.software import (
+    BuildTools,
+    TorchBuild,
+    build_tools,
+    driver_too_old,
+    lacks_kernels,
+    torch_build,
+)
 
 RECORDINGS = Path(__file__).parent / "recordings"
 
@@ -106,6 +113,7 @@ def test_torch_that_matches_or_has_no_gpu_to_match(build: TorchBuild) -> None:
         ("580.00", CU130, True, None),
         ("527.41", CU126, True, "528.33"),
         ("525.60.13", CU126, False, None),
+        ("418.197", TorchBuild("2.5.1+cu118", (11, 8), cpu_only=False), False, "450.80"),
         (None, CU130, False, None),
         ("535.1", CPU, False, None),
         ("unknown", CU130, False, None),
@@ -150,3 +158,56 @@ def installed(**packages: str) -> Callable[[str], str]:
 )
 def test_which_torch_is_installed(packages: dict[str, str], build: TorchBuild | None) -> None:
     assert torch_build(installed(**packages)) == build
+
+
+FRESH = BuildTools(None, headers=False, venv=False, apt=True, python="3.12")
+
+
+def test_a_fresh_ubuntu_under_wsl2_lacks_what_triton_compiles_with() -> None:
+    odd = advise(recorded("rtx5060-wsl2"), tools=FRESH).odd
+    line = "sudo apt install build-essential python3.12-dev python3.12-venv"
+    (compiles,) = [sentence for sentence in odd if "Triton" in sentence]
+    (installs,) = [sentence for sentence in odd if "environments" in sentence]
+    assert "no C compiler and no Python.h" in compiles
+    assert compiles.endswith(line)
+    assert installs.endswith(line)
+
+
+def test_only_what_is_missing_is_named() -> None:
+    tools = replace(FRESH, compiler="/usr/bin/gcc", venv=True)
+    (said,) = [
+        sentence for sentence in advise(recorded("rtx5060-wsl2"), tools=tools).odd if "Triton" in sentence
+    ]
+    assert said.endswith("there is no Python.h: sudo apt install python3.12-dev")
+    assert "apt" not in " ".join(advise(recorded("rtx5060-wsl2"), tools=replace(tools, apt=False)).odd)
+    whole = replace(tools, headers=True)
+    assert advise(recorded("rtx5060-wsl2"), tools=whole) == advise(recorded("rtx5060-wsl2"))
+
+
+def test_without_a_gpu_nothing_is_compiled() -> None:
+    assert advise(recorded("laptop-no-gpu"), tools=FRESH) == advise(recorded("laptop-no-gpu"))
+
+
+def test_compilers_are_looked_for_as_triton_does(tmp_path: Path) -> None:
+    def which(*names: str) -> Callable[[str], str | None]:
+        return lambda name: f"/usr/bin/{name}" if name in names else None
+
+    def found(name: str) -> None:
+        return None
+
+    bare = build_tools({}, which("apt"), tmp_path, found)
+    assert (bare.compiler, bare.headers, bare.venv, bare.apt) == (None, False, False, True)
+    assert len(bare.packages) == 3
+    (tmp_path / "Python.h").touch()
+    clang = build_tools({}, which("clang"), tmp_path, lambda name: name)
+    assert (clang.compiler, clang.headers, clang.venv, clang.apt) == ("/usr/bin/clang", True, True, False)
+    assert clang.packages == ()
+    assert build_tools({"CC": "gcc-13 -m64"}, which("gcc-13", "gcc"), tmp_path).compiler == "/usr/bin/gcc-13"
+    # Triton believes $CC: where it names nothing, no other compiler is tried.
+    assert build_tools({"CC": "nowhere"}, which("gcc"), tmp_path).compiler is None
+
+
+def test_the_running_python_is_asked() -> None:
+    tools = build_tools()
+    assert tools.python.count(".") == 1
+    assert all(name.startswith(("build-", f"python{tools.python}")) for name in tools.packages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,9 +48,7 @@ def doctor(
     if log is not None:
         if not choice.here or measure_context or record is not None:
             raise typer.BadParameter("--log reads an engine's log; it goes with no other option but --json")
-        from snugvl.cli import doctor_log
-
-        doctor_log.run(log, json=json)
+        _explain(log, json=json)
         return
     if measure_context and not choice.here:
         raise typer.BadParameter("--measure-context measures this machine, not one that is described")
@@ -64,7 +63,8 @@ def doctor(
         _record(found, record)
     build = software.torch_build() if choice.here else None
     low_disk = choice.here and found.disk_free_bytes < LOW_DISK_BYTES
-    advice = advise(found, build, host.downloaded(host.hub_cache()) if low_disk else ())
+    tools = software.build_tools() if choice.here else None
+    advice = advise(found, build, host.downloaded(host.hub_cache()) if low_disk else (), tools)
     if json:
         document = doctor_view.as_document(found, advice, build)
         write(json_module.dumps(document, ensure_ascii=False, indent=2) + "\n")
@@ -84,6 +84,15 @@ def _measured(machine: Machine) -> Machine:
         if gpu.name not in costs:
             costs[gpu.name] = context_cost.measure(gpu).context_bytes
     return replace(machine, gpus=tuple(replace(gpu, context_bytes=costs[gpu.name]) for gpu in machine.gpus))
+
+
+def _explain(log: str, *, json: bool) -> None:
+    """Print why an engine failed, from a file or, for "-", a pipe; the exit code is 0 whatever it says."""
+    from snugvl.diagnose.explain import explain_file, explain_stream
+    from snugvl.diagnose.result import to_json, to_text
+
+    diagnosis = explain_stream(sys.stdin.buffer) if log == "-" else explain_file(Path(log))
+    write(to_json(diagnosis) + "\n" if json else to_text(diagnosis))
 
 
 def _record(machine: Machine, path: Path) -> None:

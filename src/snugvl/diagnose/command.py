@@ -1,4 +1,4 @@
-"""The user's command: found in the log, taken apart, changed, and put together safely quoted.
+"""The user's command: found in the log, taken apart, changed, and put together safely quoted; vLLM's flags.
 
 Nothing here runs anything. What a log holds is data: every word is quoted for the shell on its way out, and a
 command that can't be taken apart, or holds more than one command, is not given back.
@@ -7,6 +7,7 @@ command that can't be taken apart, or holds more than one command, is not given 
 # ruff: noqa: E501 - one pattern or one whole sentence a line reads better than a wrapped one
 
 import ast
+import difflib
 import json
 import re
 import shlex
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from snugvl.diagnose.result import Change
-from snugvl.diagnose.scan import Run
+from snugvl.diagnose.scan import LoggedRun
 
 # Flags without a value, so that the word after them is not taken for one.
 _SWITCHES: Final = frozenset({
@@ -25,13 +26,46 @@ _SWITCHES: Final = frozenset({
     "--disable-log-requests", "--disable-log-stats", "--disable-custom-all-reduce", "--headless",
     "--worker-use-ray", "--disable-frontend-multiprocessing", "--engine-use-ray", "--async-scheduling",
 })  # fmt: skip
+KNOWN: Final = frozenset({
+    "--gpu-memory-utilization", "--device-memory-utilization", "--kv-cache-memory-bytes", "--max-model-len",
+    "--max-num-seqs", "--max-num-batched-tokens", "--enforce-eager", "--cudagraph-capture-sizes",
+    "--max-cudagraph-capture-size", "--performance-mode", "--block-size", "--num-gpu-blocks-override",
+    "--enable-prefix-caching", "--kv-cache-dtype", "--kv-cache-dtype-skip-layers", "--limit-mm-per-prompt",
+    "--language-model-only", "--skip-mm-profiling", "--mm-processor-kwargs", "--mm-processor-cache-gb",
+    "--mm-encoder-attn-backend", "--mm-encoder-attn-dtype", "--video-pruning-rate", "--media-io-kwargs",
+    "--disable-chunked-mm-input", "--cpu-offload-gb", "--cpu-offload-params", "--offload-backend",
+    "--offload-group-size", "--kv-offloading-size", "--kv-offloading-backend", "--quantization",
+    "--quantization-config", "--load-format", "--enable-sleep-mode", "--tensor-parallel-size",
+    "--pipeline-parallel-size", "--data-parallel-size", "--trust-remote-code", "--served-model-name", "--port",
+    "--host", "--dtype", "--api-key", "--hf-overrides", "--reasoning-parser", "--tool-call-parser",
+    "--enable-auto-tool-choice", "--allowed-local-media-path", "--allowed-media-domains", "--revision",
+})  # fmt: skip
+REMOVED: Final[Mapping[str, str]] = {
+    "--disable-v1-engine": "never existed; there is one engine (V1) since 0.11 and nothing to disable.",
+    "--disable-v1": "never existed; there is one engine (V1) since 0.11 and nothing to disable.",
+    "VLLM_USE_V1": "the V0 engine is gone, so it has no effect; leave it out. VLLM_USE_V2_MODEL_RUNNER=0 chooses the older model runner, which is another matter.",
+    "--swap-space": "gone since 0.18; V1 never swapped KV to the host. For a KV tier in RAM use --kv-offloading-size.",
+    "--use-v2-block-manager": "without effect since 0.6.4 and gone since; leave it out.",
+    "--num-scheduler-steps": "V0 only, gone; leave it out.",
+    "--enable-reasoning": "gone since 0.10; --reasoning-parser alone is enough.",
+    "--preemption-mode": "V0 only, gone; V1 always recomputes.",
+    "--worker-use-ray": "gone; use --distributed-executor-backend ray.",
+    "--engine-use-ray": "V0 only, gone; leave it out.",
+    "--device": "gone; vLLM is built for one kind of device.",
+    "--max-seq-len-to-capture": "V0 only; V1 captures batch sizes: --max-cudagraph-capture-size.",
+    "--guided-decoding-backend": "gone; it is part of --structured-outputs-config.",
+    "--speculative-model": "V0 only; use --speculative-config.",
+    "--num-lookahead-slots": "V0 only, gone; leave it out.",
+    "--scheduler-delay-factor": "V0 only, gone; leave it out.",
+    "--disable-mm-preprocessor-cache": "gone; use --mm-processor-cache-gb 0.",
+}
 _NAMES: Final = {"--device-memory-utilization": "--gpu-memory-utilization", "-tp": "--tensor-parallel-size"}
 _OPERATOR: Final = re.compile(r"[;&|<>`]|\$\(")
 _SKIPPED: Final = frozenset({"model_tag", "model", "subparser", "config", "served_model_name_list"})
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class LoggedCommand:
     """A command line. `start`: its words up to and with the model; `flags`: in order, None for a switch."""
 
     env: tuple[tuple[str, str], ...]
@@ -74,7 +108,7 @@ class Command:
         return " ".join(words)
 
 
-def find(run: Run) -> Command | None:
+def find(run: LoggedRun) -> LoggedCommand | None:
     """The command of the log: as typed, or put together from vLLM's own list of arguments."""
     for hit in reversed(run.all("command")):
         if parsed := parse(hit.groups[0], hit.line):
@@ -89,7 +123,7 @@ def find(run: Run) -> Command | None:
     return None
 
 
-def parse(text: str, line: int = 0) -> Command | None:
+def parse(text: str, line: int = 0) -> LoggedCommand | None:
     """A typed `vllm serve …`, `python -m vllm.entrypoints.openai.api_server …` or `docker run …` line."""
     text = re.split(r"\s(?:2>|&>|>|\||&&|;|&)", text.rstrip("\\").rstrip("`"), maxsplit=1)[0]
     try:
@@ -106,7 +140,7 @@ def parse(text: str, line: int = 0) -> Command | None:
     start, rest = words[: split + 1], words[split + 1 :]
     if rest and start[-1] == "serve" and not rest[0].startswith("-"):
         start.append(rest.pop(0))
-    return Command(tuple(env), tuple(start), _flags(rest), line)
+    return LoggedCommand(tuple(env), tuple(start), _flags(rest), line)
 
 
 def _opens(word: str) -> bool:
@@ -156,7 +190,7 @@ def arguments(text: str) -> dict[str, object]:
     return found
 
 
-def _rebuild(values: Mapping[str, object], line: int) -> Command | None:
+def _rebuild(values: Mapping[str, object], line: int) -> LoggedCommand | None:
     model = values.get("model_tag") or values.get("model")
     if not isinstance(model, str) or not model:
         return None
@@ -173,4 +207,44 @@ def _rebuild(values: Mapping[str, object], line: int) -> Command | None:
             flags.append((flag, " ".join(str(item) for item in value)))
         elif value is not False:
             flags.append((flag, str(value)))
-    return Command((), ("vllm", "serve", model), tuple(flags), line, rebuilt=True)
+    return LoggedCommand((), ("vllm", "serve", model), tuple(flags), line, rebuilt=True)
+
+
+def removed(name: str) -> str:
+    """What became of a flag or variable, or "" if nothing is known of it."""
+    return REMOVED.get(name, "")
+
+
+def meant(flag: str) -> str:
+    """The flag that a misspelt one is close to, or ""."""
+    near = [] if flag in KNOWN else difflib.get_close_matches(flag[:60], sorted(KNOWN), n=1, cutoff=0.85)
+    return near[0] if near else ""
+
+
+def suggestion(flag: str) -> str:
+    """What to use instead of a flag that vLLM refused."""
+    if gone := removed(flag):
+        return gone
+    if near := meant(flag):
+        return f"unknown; {near} is meant, perhaps."
+    if flag in KNOWN:
+        return "unknown to this version though newer ones have it; update vLLM or leave it out."
+    return "unknown; leave it out, or see vllm serve --help=all."
+
+
+def refused_flags(run: LoggedRun) -> list[str]:
+    """The flags that vLLM's parser, or its arguments' class, did not take."""
+    words = hit.groups[0].split()[:40] if (hit := run.last("bad_flags")) else []
+    found = [word.partition("=")[0] for word in words if word.startswith("-")]
+    return found + (["--" + hit.groups[0].replace("_", "-")] if (hit := run.last("bad_keyword")) else [])
+
+
+def removed_switches(command: LoggedCommand | None, run: LoggedRun) -> list[str]:
+    """The flags and variables of a start that no vLLM has any more."""
+    used = {name for name, _ in command.flags} if command else set()
+    used |= (
+        {name for name, value in command.env if name != "VLLM_USE_V1" or value == "0"} if command else set()
+    )
+    used |= {hit.groups[0] for key in ("bad_env", "deprecated_flag") for hit in run.all(key)}
+    used |= {"VLLM_USE_V1"} if run.has("env_v1") else set()
+    return sorted(name for name in used if removed(name))

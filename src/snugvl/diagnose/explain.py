@@ -1,4 +1,7 @@
-"""`explain`: a log in, a diagnosis out. Never raises on what a log holds."""
+"""`explain`: a log in, a diagnosis out, with the run's budget put together from its own lines.
+
+It never raises on what a log holds.
+"""
 
 from collections.abc import Callable
 from io import BytesIO
@@ -6,14 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from snugvl.diagnose import memory, other, remedy
-from snugvl.diagnose.budget import reconstruct
-from snugvl.diagnose.facts import Card, Facts, gather
-from snugvl.diagnose.result import Budget, Cause, Diagnosis
-from snugvl.diagnose.scan import Run, scan
-from snugvl.diagnose.stream import Source, blocks
+from snugvl.diagnose.facts import MIB, Card, RunFacts, Value, gather, size, sized
+from snugvl.diagnose.result import Cause, Diagnosis, MemoryPart, RunBudget
+from snugvl.diagnose.scan import ByteSource, LoggedRun, blocks, scan
 from snugvl.errors import InputError
 
-_RULES: Final[tuple[Callable[[Facts], list[Cause]], ...]] = (
+ROUNDING: Final = 32 * MIB  # vLLM prints two decimals of a GiB; a few of them rounded
+_RULES: Final[tuple[Callable[[RunFacts], list[Cause]], ...]] = (
     memory.over_free,
     memory.disturbed,
     memory.no_room_for_cache,
@@ -22,10 +24,8 @@ _RULES: Final[tuple[Callable[[Facts], list[Cause]], ...]] = (
     other.kernels,
     other.plain,
     other.flags,
-    other.requests,
 )
 _ORDER: Final = {"certain": 0, "likely": 1, "possible": 2}
-_UP: Final = ("up", "serving", "listening", "kv_tokens")
 
 
 def explain(text: str, card: Card | None = None) -> Diagnosis:
@@ -44,17 +44,16 @@ def explain_file(path: Path) -> Diagnosis:
         ) from None
 
 
-def explain_stream(source: Source, card: Card | None = None) -> Diagnosis:
+def explain_stream(source: ByteSource, card: Card | None = None) -> Diagnosis:
     """Diagnose a stream of bytes: a file, a pipe."""
     run = scan(blocks(source))
     facts = gather(run, card)
     causes = _causes(facts)
     found = remedy.changes(facts, causes)
-    budget = reconstruct(facts) if run.hits else Budget()
-    healthy = not causes and not run.failures and run.has(*_UP)
+    budget = reconstruct(facts) if run.hits else RunBudget()
     return Diagnosis(
         recognised=bool(facts.engine or causes),
-        healthy=healthy,
+        healthy=not causes and run.has(*other.UP),
         engine=facts.engine,
         version=facts.version,
         model=facts.model,
@@ -71,7 +70,7 @@ def explain_stream(source: Source, card: Card | None = None) -> Diagnosis:
     )
 
 
-def _causes(facts: Facts) -> tuple[Cause, ...]:
+def _causes(facts: RunFacts) -> tuple[Cause, ...]:
     """Every cause once: the surest first, and otherwise in the order of the rules."""
     first: dict[str, Cause] = {}
     for rule in _RULES:
@@ -79,13 +78,15 @@ def _causes(facts: Facts) -> tuple[Cause, ...]:
             first.setdefault(cause.kind, cause)
     if not first:
         first.update({cause.kind: cause for cause in other.settings(facts)})
+    if not first:
+        first.update({cause.kind: cause for cause in other.last_exception(facts)})
     if first or facts.run.failures:
         for cause in memory.tied_head(facts):
             first.setdefault(cause.kind, cause)
     return tuple(sorted(first.values(), key=lambda cause: _ORDER[cause.confidence]))
 
 
-def _asides(facts: Facts, run: Run) -> tuple[str, ...]:
+def _asides(facts: RunFacts, run: LoggedRun) -> tuple[str, ...]:
     said = []
     if run.starts > 1:
         said.append(f"The log holds {run.starts} starts; only the last one is diagnosed.")
@@ -100,3 +101,118 @@ def _asides(facts: Facts, run: Run) -> tuple[str, ...]:
     if facts.command and facts.command.rebuilt:
         said.append("The command is put together from vLLM's list of arguments; defaults are left out.")
     return tuple(said)
+
+
+def reconstruct(facts: RunFacts) -> RunBudget:
+    """The budget, from the engine's own lines."""
+    if facts.engine in ("llama.cpp", "ollama"):
+        return _llama(facts)
+    if facts.engine in ("pytorch", "transformers") or (facts.run.has("oom_new", "oom_old") and not facts.kv):
+        return _torch(facts)
+    return _vllm(facts)
+
+
+def _parts(*named: tuple[str, Value | None]) -> tuple[MemoryPart, ...]:
+    return tuple(MemoryPart(name, value.nbytes, value.origin, value.line) for name, value in named if value)
+
+
+def _vllm(facts: RunFacts) -> RunBudget:
+    frame = _parts(
+        ("total", facts.total),
+        ("free before the start", facts.free),
+        ("ceiling (total × utilisation)", facts.ceiling),
+    )
+    split = facts.non_torch and facts.activation
+    uses = _parts(
+        ("weights", facts.weights),
+        ("CUDA context and libraries", facts.non_torch),
+        ("peak of the profiling run", facts.activation if split else None),
+        ("profiling run, encoder, context, libraries", None if split else facts.overhead),
+        ("KV cache", facts.kv),
+    )
+    needed = facts.kv_needed.nbytes if facts.kv_needed else None
+    if facts.ceiling and facts.weights and facts.kv:
+        spent = sum(part.nbytes for part in uses)
+        rest = facts.ceiling.nbytes - spent
+        note = "" if abs(rest) <= ROUNDING else "The parts do not add up to the ceiling; lines are missing."
+        if facts.graphs and facts.graphs.nbytes > 0:
+            note += " CUDA graphs come on top of the ceiling, or are estimated inside it since vLLM 0.21."
+        if facts.ceiling.origin == "inferred":
+            note += " The log does not name the utilisation; the version's default is assumed."
+        uses += _parts(("CUDA graphs", facts.graphs))
+        return RunBudget(frame, uses, rest, needed, note.strip())
+    missing = [
+        name
+        for name, value in (("total", facts.total), ("weights", facts.weights), ("KV cache", facts.kv))
+        if value is None
+    ]
+    uses += _parts(("CUDA graphs", facts.graphs))
+    if not (frame or uses):
+        return RunBudget(needed_bytes=None)
+    return RunBudget(frame, uses, None, needed, f"The log does not say: {', '.join(missing)}.")
+
+
+def _torch(facts: RunFacts) -> RunBudget:
+    """From PyTorch's message: total = free + this process + others; this process = its parts."""
+    run = facts.run
+    if hit := run.last("oom_new"):
+        free = sized(hit, 3)
+        mine = sized(process, 0) if (process := run.last("oom_process")) else None
+        parts = run.last("oom_parts")
+        allocated = sized(parts, 0) if parts else None
+        unallocated = sized(parts, 4) if parts else None
+        wanted = sized(oom, 0) if (oom := run.last("oom")) else None
+        outside = None
+        if mine and allocated and unallocated:
+            context = mine.nbytes - allocated.nbytes - unallocated.nbytes
+            outside = Value(context, "computed") if context >= 0 else None
+        others = None
+        if facts.total and free and mine:
+            others = Value(max(facts.total.nbytes - free.nbytes - mine.nbytes, 0), "computed")
+        uses = _parts(
+            ("tensors of this process", allocated),
+            ("reserved by PyTorch but unused", unallocated),
+            ("CUDA context and libraries", outside),
+            ("other processes", others),
+        )
+        rest = None
+        if facts.total and outside and others:
+            rest = facts.total.nbytes - sum(part.nbytes for part in uses)
+        note = "" if rest is not None else "The message does not say what this process holds in all."
+        frame = _parts(("total", facts.total), ("free at the failure", free))
+        return RunBudget(frame, uses, rest, wanted.nbytes if wanted else None, note)
+    if hit := run.last("oom_old"):
+        allocated, free = sized(hit, 3), sized(hit, 5)
+        reserved = sized(hit, 7)
+        rest = None
+        if facts.total and free and reserved:
+            rest = facts.total.nbytes - free.nbytes - reserved.nbytes
+        unused = Value(reserved.nbytes - allocated.nbytes, "computed") if reserved and allocated else None
+        return RunBudget(
+            _parts(("total", facts.total), ("free at the failure", free)),
+            _parts(("tensors of this process", allocated), ("reserved by PyTorch but unused", unused)),
+            rest,
+            wanted.nbytes if (oom := run.last("oom")) and (wanted := sized(oom, 0)) else None,
+            "What remains is the CUDA context and others' memory; this old message does not tell them apart.",
+        )
+    return RunBudget(frame=_parts(("total", facts.total), ("free", facts.free)))
+
+
+def _llama(facts: RunFacts) -> RunBudget:
+    run = facts.run
+    uses: list[tuple[str, Value | None]] = []
+    names = {"gguf_weights": "weights", "gguf_kv": "KV cache", "gguf_compute": "compute buffer",
+             "clip_compute": "vision compute buffer"}  # fmt: skip
+    for key, name in names.items():
+        for hit in run.all(key):
+            if key == "clip_compute" and not hit.groups[0].startswith(("CUDA", "Vulkan", "ROCm")):
+                continue
+            uses.append((f"{name} ({hit.groups[0]})", size(hit.groups[1], "MiB", hit)))
+    if clip := run.last("clip"):
+        uses.append(("vision weights", size(clip.groups[0], "MiB", clip)))
+    wanted = size(refused.groups[0], "MiB", refused) if (refused := run.last("cuda_malloc")) else None
+    parts = _parts(*uses)
+    rest = facts.free.nbytes - sum(part.nbytes for part in parts) if facts.free and parts else None
+    note = "The CUDA context and other processes are not in these lines." if parts else ""
+    frame = _parts(("total", facts.total), ("free before the start", facts.free))
+    return RunBudget(frame, parts, rest, wanted.nbytes if wanted else None, note)

@@ -1,18 +1,24 @@
 """The numbers of one run, gathered from its lines. Sizes are bytes; None: the log does not say."""
 
-import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
+from snugvl.checkpoint.catalogue import catalogue_facts, entries
+from snugvl.checkpoint.locate import POCKET
 from snugvl.diagnose import command as commands
-from snugvl.diagnose import models
-from snugvl.diagnose.command import Command
-from snugvl.diagnose.models import Known
+from snugvl.diagnose.command import LoggedCommand
+from snugvl.diagnose.result import GIB as GIB
 from snugvl.diagnose.result import Engine, Origin
-from snugvl.diagnose.scan import Hit, Run
+from snugvl.diagnose.scan import Hit, LoggedRun
+from snugvl.planner.footprint.images import largest_image, scales
+from snugvl.planner.footprint.kv import block_bytes
+from snugvl.planner.footprint.vision import encoder_bytes_per_token, vllm_workspace
+from snugvl.planner.footprint.weights import weight_bytes
+from snugvl.planner.inventory import Inventory, inventory
+from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
-GIB: Final = 1 << 30
 MIB: Final = 1 << 20
 _UNITS: Final = {"bytes": 1, "B": 1} | {
     prefix + unit: 1 << power
@@ -40,16 +46,93 @@ class Card:
     free_bytes: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownModel:
+    """A model of the catalogue that a log names, with the planner's figures for it under vLLM.
+
+    Attributes:
+        repo: its Hub id in the catalogue.
+        as_published: False for an edition of other weights (AWQ, GGUF …): its cache and images are the same.
+        untied_bytes: what a stored head adds that the model ties, or 0.
+    """
+
+    repo: str
+    as_published: bool
+    model: Inventory
+    untied_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of one token in bf16."""
+        return block_bytes(self.model, Settings("vllm")) // BLOCK_TOKENS
+
+    @property
+    def weights_bytes(self) -> int | None:
+        """Its weights as vLLM loads them; None for another edition."""
+        if not self.as_published:
+            return None
+        fp8 = self.model.facts.quantization == "fp8"
+        return weight_bytes(self.model, Settings("vllm", "fp8" if fp8 else "bf16"))
+
+    @property
+    def max_image_tokens(self) -> int:
+        """Of the largest image that the checkpoint allows; 0 for a text model."""
+        return largest_image(self.model, None).tokens
+
+    @property
+    def profile_bytes(self) -> int:
+        """vLLM's encoder profile and its output, per image token; 0 where pixels do not decide it."""
+        image = largest_image(self.model, None)
+        if not image.tokens or not self.pixels_per_token:
+            return 0
+        return vllm_workspace(self.model, image) // image.tokens + encoder_bytes_per_token(self.model)
+
+    @property
+    def pixels_per_token(self) -> int:
+        """Pixels behind one image token, or 0 where pixels do not decide."""
+        vision = self.model.facts.vision
+        return (vision.patch_size * vision.merge_size) ** 2 if vision and scales(self.model) else 0
+
+
+_OTHER_EDITION: Final = re.compile(r"awq|gptq|int[48]|[48]bit|bnb|nvfp4|w[48]a\d|gguf|\bq\d_", re.IGNORECASE)
+_NAME_ENDS: Final = re.compile(r"(-(instruct|chat|hf|it|fp8|2507))+$")
+
+
+@cache
+def known_model(name: str | None) -> KnownModel | None:
+    """The model of the catalogue that a Hub id, a path or a GGUF's name means, or None."""
+    plain = _letters(name or "").replace("metallama", "llama")
+    found, longest = None, ""
+    for entry in entries():
+        key = _letters(_NAME_ENDS.sub("", entry.name.rpartition("/")[2].lower()))
+        if entry.name != POCKET and key in plain and len(key) > len(longest):
+            found, longest = entry, key
+    if found is None or name is None:
+        return None
+    fp8 = [form for form in found.forms if form.quantization == "fp8"] if "fp8" in plain else []
+    form = (fp8 or found.forms)[0]
+    facts = catalogue_facts(form.repo)
+    if facts is None:
+        return None
+    published = not _OTHER_EDITION.search(name) and ("fp8" not in plain or bool(fp8))
+    head = facts.text.vocab_size * facts.text.hidden_size * 2 if form.stores_head and facts.tied else 0
+    return KnownModel(form.repo, published, inventory(facts), head)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """A run in numbers. `overhead`: ceiling − weights − KV, so activations, encoder, context, libraries."""
 
-    run: Run
+    run: LoggedRun
     engine: Engine | None
     version: str | None
     model: str | None
-    known: Known | None
-    command: Command | None
+    known: KnownModel | None
+    command: LoggedCommand | None
     gpu: str | None
     wsl2: bool
     total: Value | None
@@ -104,12 +187,12 @@ def whole(text: str) -> int | None:
     return int(digits) if digits.isdigit() and len(digits) <= 15 else None
 
 
-def gather(run: Run, card: Card | None = None) -> Facts:
+def gather(run: LoggedRun, card: Card | None = None) -> RunFacts:
     """Everything that the lines of a run say. `card`: what is known of the GPU where they say nothing."""
     command = commands.find(run)
     engine = next((name for name in _ENGINES if name in run.engines), "vllm" if command else None)
     model = _model(run, command)
-    known = models.find(model)
+    known = known_model(model)
     utilisation, given = _utilisation(run, command, engine)
     total, free = _card(run)
     if total is None and card is not None:
@@ -117,7 +200,7 @@ def gather(run: Run, card: Card | None = None) -> Facts:
     ceiling = _ceiling(run, total, utilisation, given)
     kv, needed, token, context = _cache(run, command, known)
     weights = _first_size(run, (("v0_parts", 0), ("weights", 0)))
-    return Facts(
+    return RunFacts(
         run=run,
         engine=engine,
         version=_version(run),
@@ -139,26 +222,26 @@ def gather(run: Run, card: Card | None = None) -> Facts:
         kv_needed=needed,
         kv_token=token,
         context=context,
-        image_tokens=_image_tokens(run, known),
+        image_tokens=whole(hit.groups[0]) if (hit := run.last("encoder")) else None,
         card=card,
     )
 
 
-def _first_size(run: Run, places: tuple[tuple[str, int], ...]) -> Value | None:
+def _first_size(run: LoggedRun, places: tuple[tuple[str, int], ...]) -> Value | None:
     for key, group in places:
         if (hit := run.last(key)) and group < len(hit.groups) and hit.groups[group]:
             return size(hit.groups[group], "GiB", hit)
     return None
 
 
-def _version(run: Run) -> str | None:
+def _version(run: LoggedRun) -> str | None:
     for key in ("version", "engine", "version_line", "ollama_version", "gguf_build"):
         if hit := run.last(key):
             return hit.groups[0][:40]
     return None
 
 
-def _gpu(run: Run) -> str | None:
+def _gpu(run: LoggedRun) -> str | None:
     for key in ("gpu", "ollama"):
         if hit := run.last(key):
             return hit.groups[0].strip()
@@ -167,7 +250,7 @@ def _gpu(run: Run) -> str | None:
     return None
 
 
-def _model(run: Run, command: Command | None) -> str | None:
+def _model(run: LoggedRun, command: LoggedCommand | None) -> str | None:
     if command and command.model:
         return command.model
     if hit := run.last("engine"):
@@ -180,7 +263,9 @@ def _model(run: Run, command: Command | None) -> str | None:
     return None
 
 
-def _utilisation(run: Run, command: Command | None, engine: Engine | None) -> tuple[float | None, bool]:
+def _utilisation(
+    run: LoggedRun, command: LoggedCommand | None, engine: Engine | None
+) -> tuple[float | None, bool]:
     """The fraction of the card, and whether the log says it (otherwise: the version's default)."""
     for key, group in (("over_free", 2), ("v0_ceiling", 1), ("summary", 2), ("utilisation", 0)):
         if (hit := run.last(key)) and (value := _fraction(hit.groups[group])):
@@ -203,7 +288,7 @@ def _fraction(text: str) -> float | None:
     return value if 0 < value <= 1 else None
 
 
-def _card(run: Run) -> tuple[Value | None, Value | None]:
+def _card(run: LoggedRun) -> tuple[Value | None, Value | None]:
     """Total and free memory of the (first) GPU."""
     for key, total, free in (("over_free", 1, 0), ("summary", 1, 0), ("ollama", 1, 2)):
         if hit := run.last(key):
@@ -223,7 +308,7 @@ def _card(run: Run) -> tuple[Value | None, Value | None]:
     return None, None
 
 
-def _ceiling(run: Run, total: Value | None, utilisation: float | None, given: bool) -> Value | None:
+def _ceiling(run: LoggedRun, total: Value | None, utilisation: float | None, given: bool) -> Value | None:
     for key, group in (("over_free", 3), ("v0_ceiling", 2), ("summary", 3)):
         if hit := run.last(key):
             return size(hit.groups[group], "GiB", hit)
@@ -233,7 +318,7 @@ def _ceiling(run: Run, total: Value | None, utilisation: float | None, given: bo
 
 
 def _cache(
-    run: Run, command: Command | None, known: Known | None
+    run: LoggedRun, command: LoggedCommand | None, known: KnownModel | None
 ) -> tuple[Value | None, Value | None, Value | None, int | None]:
     """KV available, KV needed, KV of one token, tokens of context asked for."""
     available = _first_size(run, (("kv", 0), ("kv_short", 2), ("v0_parts", 3)))
@@ -253,7 +338,7 @@ def _cache(
     return available, needed, token, context
 
 
-def _context(run: Run, command: Command | None) -> int | None:
+def _context(run: LoggedRun, command: LoggedCommand | None) -> int | None:
     for key in ("kv_short", "kv_short_tokens", "concurrency", "n_ctx"):
         if hit := run.last(key):
             return whole(hit.groups[0])
@@ -265,21 +350,3 @@ def _context(run: Run, command: Command | None) -> int | None:
         value = commands.arguments(hit.groups[1]).get("max_seq_len")
         return value if isinstance(value, int) else None
     return None
-
-
-def _image_tokens(run: Run, known: Known | None) -> int | None:
-    """Tokens of the image that the encoder was profiled with; a video counts as what the budget says."""
-    if hit := run.last("encoder"):
-        return whole(hit.groups[0])
-    return None
-
-
-def pixels(command: Command | None) -> int | None:
-    """`max_pixels` of the command's --mm-processor-kwargs."""
-    given = command.get("--mm-processor-kwargs") if command else None
-    try:
-        value = json.loads(given) if given else None
-    except ValueError:
-        return None
-    found = value.get("max_pixels") if isinstance(value, dict) else None
-    return found if isinstance(found, int) else None

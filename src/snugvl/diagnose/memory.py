@@ -4,9 +4,9 @@
 
 from typing import Final
 
-from snugvl.diagnose.facts import GIB, MIB, Facts, size, sized
-from snugvl.diagnose.models import stored_format
+from snugvl.diagnose.facts import GIB, MIB, RunFacts, size, sized
 from snugvl.diagnose.result import Cause, Confidence, Kind
+from snugvl.diagnose.scan import LoggedRun
 
 SMALL_TOKENS: Final = 1024  # image tokens below which grounding suffers: no plan should go lower by itself
 NOTICEABLE: Final = 300 * MIB  # held by others
@@ -17,12 +17,12 @@ def gib(nbytes: int) -> str:
     return f"{nbytes / GIB:.2f} GiB"
 
 
-def cause(facts: Facts, kind: Kind, confidence: Confidence, text: str, *keys: str) -> Cause:
+def cause(facts: RunFacts, kind: Kind, confidence: Confidence, text: str, *keys: str) -> Cause:
     """A cause with the lines of those kinds as evidence."""
     return Cause(kind, confidence, text, facts.run.evidence(*keys))
 
 
-def profile_saving(facts: Facts) -> int | None:
+def profile_saving(facts: RunFacts) -> int | None:
     """Bytes that an encoder profile of SMALL_TOKENS instead of this run's would give back, about."""
     if not facts.known or not facts.known.profile_bytes:
         return None
@@ -30,7 +30,7 @@ def profile_saving(facts: Facts) -> int | None:
     return max(tokens - SMALL_TOKENS, 0) * facts.known.profile_bytes
 
 
-def no_room_for_cache(facts: Facts) -> list[Cause]:
+def no_room_for_cache(facts: RunFacts) -> list[Cause]:
     """vLLM found no, or too little, memory for the KV cache: vision profile, weights, utilisation or context."""
     run = facts.run
     keys = ("no_blocks", "kv_short", "kv_short_tokens", "autofit_failed")
@@ -61,7 +61,7 @@ def no_room_for_cache(facts: Facts) -> list[Cause]:
     return found
 
 
-def _context(facts: Facts) -> Cause:
+def _context(facts: RunFacts) -> Cause:
     run = facts.run
     if hit := run.last("kv_short_tokens"):
         text = f"{hit.groups[0]} tokens were asked for; the KV cache holds {hit.groups[1]}."
@@ -72,7 +72,7 @@ def _context(facts: Facts) -> Cause:
     return cause(facts, "context", "certain", text, "kv", "kv_short", "kv_short_tokens")
 
 
-def _weights_dominate(facts: Facts, saving: int) -> Cause | None:
+def _weights_dominate(facts: RunFacts, saving: int) -> Cause | None:
     if not facts.weights or not facts.ceiling:
         return None
     share = facts.weights.nbytes / facts.ceiling.nbytes
@@ -86,7 +86,7 @@ def _weights_dominate(facts: Facts, saving: int) -> Cause | None:
     )
 
 
-def _ceiling_spent(facts: Facts) -> str:
+def _ceiling_spent(facts: RunFacts) -> str:
     """What took the memory that was allowed, in a sentence, or ""."""
     if not (facts.ceiling and facts.weights and facts.overhead and facts.kv):
         return ""
@@ -96,7 +96,7 @@ def _ceiling_spent(facts: Facts) -> str:
     )
 
 
-def _utilisation_low(facts: Facts) -> Cause | None:
+def _utilisation_low(facts: RunFacts) -> Cause | None:
     if facts.utilisation is None or not facts.utilisation_given or facts.utilisation > 0.85:
         return None
     if facts.card is not None:
@@ -109,7 +109,7 @@ def _utilisation_low(facts: Facts) -> Cause | None:
     )
 
 
-def over_free(facts: Facts) -> list[Cause]:
+def over_free(facts: RunFacts) -> list[Cause]:
     """The utilisation is a fraction of the card's total, and less than that is free."""
     if not (hit := facts.run.last("over_free")) or not (facts.free and facts.total and facts.ceiling):
         return []
@@ -127,7 +127,7 @@ def over_free(facts: Facts) -> list[Cause]:
     return found
 
 
-def disturbed(facts: Facts) -> list[Cause]:
+def disturbed(facts: RunFacts) -> list[Cause]:
     """Free memory grew during profiling."""
     hit = facts.run.last("disturbed")
     if not hit:
@@ -147,22 +147,27 @@ def float_or_zero(text: str) -> float:
         return 0.0
 
 
-def out_of_memory(facts: Facts) -> list[Cause]:
+def out_of_memory(facts: RunFacts) -> list[Cause]:
     """PyTorch's allocator failed: by when it failed and what its message says."""
     run = facts.run
     if not run.has("oom", "oom_bare", "load_failed", "sampler"):
         return []
     found: list[Cause] = [*_spill(facts)]
-    if run.has("sampler"):
+    if _while_serving(run):
+        text = "It had started and was answering: a step, an image or an adapter needed more than the start had tried."
+        found.append(
+            cause(facts, "serving_memory", "certain", text, "served", "stepping", "oom_parts", "oom")
+        )
+    elif run.has("sampler"):
         text = "Everything else fitted; the trial with as many sequences as allowed did not."
         found.append(cause(facts, "batch", "certain", text, "sampler", "oom"))
     elif run.has("capturing") or run.has("oom_pools"):
         text = "Weights and KV cache were in place; the graphs for many batch sizes no longer fitted."
         found.append(cause(facts, "cuda_graphs", "likely", text, "capturing", "oom_parts", "oom"))
     elif run.has("load_failed") or _while_loading(facts):
-        expected = _expected_weights(facts)
+        expected = facts.known.weights_bytes if facts.known else None
         text = "The memory ran out while the weights were loaded"
-        text += f"; {facts.known.name} needs {gib(expected)} for them." if facts.known and expected else "."
+        text += f"; {facts.known.repo} needs {gib(expected)} for them." if facts.known and expected else "."
         found.append(
             cause(facts, "weights", "certain", text, "loading", "from_pretrained", "load_failed", "oom")
         )
@@ -179,24 +184,30 @@ def out_of_memory(facts: Facts) -> list[Cause]:
     return found
 
 
-def _while_loading(facts: Facts) -> bool:
+def _while_serving(run: LoggedRun) -> bool:
+    """It failed in a step of requests, or after an answer."""
+    answered, failed = run.first("served"), run.last("oom")
+    return run.has("stepping") or bool(answered and failed and answered.line < failed.line)
+
+
+def _while_loading(facts: RunFacts) -> bool:
     """It failed before the weights were in: vLLM says so by order; elsewhere they do not fit the card."""
     run = facts.run
     if run.has("loading"):
         return not run.has("weights", "v0_parts")
-    expected = _expected_weights(facts)
+    expected = facts.known.weights_bytes if facts.known else None
     return bool(expected and facts.total and expected > facts.total.nbytes)
 
 
-def _expected_weights(facts: Facts) -> int | None:
-    stored = stored_format(facts.model)
-    return facts.known.weights_bytes.get(stored) if facts.known and stored else None
-
-
-def _others(facts: Facts) -> list[Cause]:
+def _others(facts: RunFacts) -> list[Cause]:
     run = facts.run
     hit, process = run.last("oom_new"), run.last("oom_process")
     named = [(other.groups[0], value) for other in run.all("oom_others") if (value := sized(other, 1))]
+    parts = run.last("oom_parts")
+    ours = sized(parts, 0) if parts else None
+    alone = not process and len(dict(named)) == 1
+    if named and alone and ours and named[-1][1].nbytes >= ours.nbytes:
+        return []  # in a container PyTorch does not know its own process by its number
     if named:
         text = ", ".join(f"process {pid} {gib(value.nbytes)}" for pid, value in dict(named).items())
         return [cause(facts, "tenants", "likely", f"Other processes hold memory: {text}.", "oom_others")]
@@ -219,7 +230,7 @@ def _others(facts: Facts) -> list[Cause]:
     return [cause(facts, "tenants", "likely", text, "oom_new", "oom_process")]
 
 
-def _fragmented(facts: Facts) -> Cause | None:
+def _fragmented(facts: RunFacts) -> Cause | None:
     run = facts.run
     wanted = sized(hit, 0) if (hit := run.last("oom")) else None
     unused = None
@@ -235,7 +246,7 @@ def _fragmented(facts: Facts) -> Cause | None:
     return cause(facts, "fragmentation", "likely", text, "oom", "oom_parts", "oom_old")
 
 
-def _spill(facts: Facts) -> list[Cause]:
+def _spill(facts: RunFacts) -> list[Cause]:
     """More in use than the card has: the rest is system memory (Windows and WSL2 do that silently)."""
     run = facts.run
     if not facts.total:
@@ -247,14 +258,15 @@ def _spill(facts: Facts) -> list[Cause]:
     return []
 
 
-def tied_head(facts: Facts) -> list[Cause]:
+def tied_head(facts: RunFacts) -> list[Cause]:
     """FP8 checkpoints that store a head although the model ties it: loaded, it costs its bytes again."""
     known, weights = facts.known, facts.weights
-    if not known or not weights or not known.untied_bytes or stored_format(facts.model) != "fp8":
+    expected = known.weights_bytes if known else None
+    if not known or not weights or not expected or not known.untied_bytes:
         return []
-    extra = weights.nbytes - known.weights_bytes["fp8"]
+    extra = weights.nbytes - expected
     # vLLM itself adds about 0.3 GiB (position table, input buffers).
     if not known.untied_bytes - 100 * MIB <= extra <= known.untied_bytes + 600 * MIB or extra < 500 * MIB:
         return []
-    text = f"{gib(weights.nbytes)} were loaded, {gib(known.weights_bytes['fp8'])} are needed; the stored head has {gib(known.untied_bytes)}."
+    text = f"{gib(weights.nbytes)} were loaded, {gib(expected)} are needed; the stored head has {gib(known.untied_bytes)}."
     return [cause(facts, "tied_head", "possible", text, "weights")]

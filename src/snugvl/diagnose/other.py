@@ -2,12 +2,16 @@
 
 # ruff: noqa: E501 - one pattern or one whole sentence a line reads better than a wrapped one
 
+import re
 from typing import Final
 
-from snugvl.diagnose.facts import GIB, MIB, Facts, size
-from snugvl.diagnose.flags import removed, suggestion
+from snugvl.diagnose.command import refused_flags, removed, removed_switches, suggestion
+from snugvl.diagnose.facts import GIB, MIB, RunFacts, size
 from snugvl.diagnose.memory import cause, gib
 from snugvl.diagnose.result import Cause, Confidence, Kind
+from snugvl.diagnose.scan import LoggedRun, excerpt
+
+UP: Final = ("up", "serving", "listening", "kv_tokens")  # lines that a run prints once it is there
 
 # Lines that name their cause by themselves: (kinds of line, cause, how sure, what it means).
 _PLAIN: Final[tuple[tuple[tuple[str, ...], Kind, Confidence, str], ...]] = (
@@ -15,10 +19,11 @@ _PLAIN: Final[tuple[tuple[tuple[str, ...], Kind, Confidence, str], ...]] = (
     (("resident",), "residency", "certain", "dxgkio_make_resident failed: Windows had no room on the GPU although the driver reported some as free."),
     (("fp8e4nv",), "fp8_kernels", "certain", "A Triton FP8 kernel was chosen that needs compute capability 8.9 or later."),
     (("scaled_mm", "fp8_hf"), "fp8_kernels", "certain", "FP8 matrix products need compute capability 8.9 or later."),
-    (("driver_old", "ptx"), "driver", "certain", "The driver is older than the CUDA version that PyTorch was built for."),
+    (("driver_old", "ptx"), "driver", "certain", "The driver is older than the CUDA version that this build needs."),
     (("sm_unsupported",), "driver", "certain", "This build of PyTorch has no code for this GPU's compute capability."),
     (("driver_none", "nvml"), "driver", "certain", "No NVIDIA driver is visible to the process."),
     (("dispatch", "meta_cpu", "ollama_none"), "cpu_offload", "certain", "The device map put part of the model outside the GPU because it did not fit."),
+    (("driver_mismatch",), "driver", "certain", "The driver's kernel module and its libraries are of different versions; a reboot after an update mends that."),
     (("bnb_cpu",), "driver", "certain", "bitsandbytes was installed without GPU support."),
     (("arch_hf", "arch_vllm"), "architecture", "certain", "The model's architecture is newer than the installed library."),
     (("gated",), "model_access", "certain", "The model's licence has to be accepted first, and a token has to be set."),
@@ -29,26 +34,57 @@ _PLAIN: Final[tuple[tuple[tuple[str, ...], Kind, Confidence, str], ...]] = (
     (("shm",), "shared_memory", "certain", "Worker processes talk through /dev/shm, which containers limit to 64 MiB by default."),
     (("bus_error",), "shared_memory", "possible", "A bus error while workers start usually means that /dev/shm is full."),
     (("ollama_host",), "host_memory", "certain", "Ollama keeps in system memory what the GPU does not hold."),
+    (("amd_kernel",), "no_kernel", "certain", "The build (of PyTorch, llama.cpp or rocBLAS) has no code for this AMD GPU."),
+    (("device_function",), "no_kernel", "likely", "The build has no code for this GPU's architecture."),
+    (("xformers",), "no_kernel", "certain", "xFormers has no kernel for these inputs on this GPU, or was built for another PyTorch and could not load its own."),
+    (("damaged",), "checkpoint", "certain", "A file of the model could not be read: it is incomplete, damaged, or no weights at all (a pointer of git-lfs, an error page)."),
+    (("arch_gguf",), "architecture", "certain", "The model's architecture is newer than this build of llama.cpp."),
+    (("symbol",), "packages", "certain", "A compiled library was built for another version of PyTorch or CUDA than the one that is installed."),
+    (("flash_attn",), "packages", "certain", "FlashAttention 2 was asked for, and its package is not installed."),
+    (("bnb",), "packages", "certain", "bitsandbytes found no library of its own for this version of CUDA."),
+    (("forked",), "forked_cuda", "certain", "CUDA cannot be used in a process that was forked from one that used it."),
+    (("killed_bare",), "host_killed", "likely", "The shell reports the process as killed; loading weights needs system memory too."),
+    (("smi_missing",), "driver", "likely", "nvidia-smi was not found; under WSL2 it lies in /usr/lib/wsl/lib."),
+    (("bf16",), "dtype", "certain", "bfloat16 needs compute capability {0}; {1} has {2}."),
+    (("no_compiler",), "compiler", "certain", "Triton compiles the launcher of its kernels, and there is no C compiler."),
+    (("python_h",), "compiler", "certain", "Triton compiles the launcher of its kernels, and Python's headers are missing."),
+    (("no_nvcc",), "compiler", "certain", "FlashInfer compiles its kernels at the start, and nvcc was not found."),
+    (("nvcc_failed",), "compiler", "certain", "nvcc refused to compile a kernel: {0}. It is another version than the kernel was written for."),
+    (("ptxas",), "compiler", "certain", "The ptxas that comes with Triton is older than this GPU ({0})."),
+    (("cc_failed",), "compiler", "likely", "Triton compiles the launcher of its kernels, and the C compiler failed: mostly for want of Python.h or libcuda.so."),
+    (("ninja",), "compiler", "likely", "Kernels are compiled at the start, and that failed; the compiler's own message is above."),
+    (("triton_shared",), "no_kernel", "certain", "A Triton kernel needs {0} bytes of shared memory in a block; this GPU has {1}."),
+    (("weight_shape",), "checkpoint", "certain", "A stored weight has the shape {0}, the model's configuration asks for {1}."),
+    (("numba",), "packages", "certain", "Numba needs NumPy {0} or older; {1} is installed."),
+    (("no_module",), "packages", "certain", "The module {0} is missing: its package is not installed, or a newer one has dropped it."),
+    (("nccl_memory",), "out_of_memory", "certain", "NCCL found no GPU memory left for its buffers."),
+    (("nccl",), "communication", "likely", "NCCL, through which GPUs talk, reports an error."),
+    (("encoder_small",), "encoder_cache", "certain", "The {0} has {1} tokens; the encoder cache was built for {2}."),
+    (("prompt_long", "ctx_exceeded"), "prompt_too_long", "certain", "The prompt has {length} tokens, image tokens included; the context is {limit}."),
+    (("ollama_cut",), "prompt_too_long", "certain", "The prompt has {length} tokens, image tokens included; the context is {limit}. Ollama silently cut its beginning."),
+    (("images",), "too_many_images", "certain", "{0} {1}(s) are allowed in a request."),
     (("shared_gpu",), "spill", "likely", "Windows shows shared GPU memory in use: part of the model lies in system memory."),
 )  # fmt: skip
 
 
-def plain(facts: Facts) -> list[Cause]:
-    """Lines that speak for themselves."""
+def plain(facts: RunFacts) -> list[Cause]:
+    """Lines that speak for themselves, with their own numbers."""
     found = []
     for keys, kind, confidence, text in _PLAIN:
-        if facts.run.has(*keys):
-            found.append(cause(facts, kind, confidence, text, *keys))
-    if facts.run.has("killed_bare") and not facts.run.has("killed"):
-        text = "The shell reports the process as killed; loading weights needs system memory too."
-        found.append(cause(facts, "host_killed", "likely", text, "killed_bare"))
-    if facts.run.has("smi_missing"):
-        where = "; under WSL2 it lies in /usr/lib/wsl/lib" if facts.wsl2 else ""
-        found.append(cause(facts, "driver", "likely", f"nvidia-smi was not found{where}.", "smi_missing"))
+        if not facts.run.has(*keys) or (keys == ("nccl",) and facts.run.has("nccl_memory")):
+            continue
+        hit = max((hit for key in keys if (hit := facts.run.last(key))), key=lambda hit: hit.line)
+        said = [_grouped(group) for group in hit.groups]
+        named = {name: _grouped(group) for name, group in hit.named.items()}
+        found.append(cause(facts, kind, confidence, text.format(*said, **named), *keys))
     return found
 
 
-def kernels(facts: Facts) -> list[Cause]:
+def _grouped(number: str) -> str:
+    return f"{int(number):,}" if number.isdecimal() and len(number) < 16 else number
+
+
+def kernels(facts: RunFacts) -> list[Cause]:
     """No code for this GPU: of PyTorch, or only of the FP8 products; or a format that it cannot compute in."""
     run = facts.run
     found = []
@@ -66,9 +102,6 @@ def kernels(facts: Facts) -> list[Cause]:
         found.append(
             cause(facts, "fp8_kernels" if "fp8" in hit.groups[0] else "dtype", "certain", text, "method")
         )
-    if hit := run.last("bf16"):
-        text = f"bfloat16 needs compute capability {hit.groups[0]}; {hit.groups[1]} has {hit.groups[2]}."
-        found.append(cause(facts, "dtype", "certain", text, "bf16"))
     return found
 
 
@@ -76,53 +109,14 @@ def _dotted(capability: str) -> str:
     return f"{capability[:-1]}.{capability[-1]}" if len(capability) > 1 else capability
 
 
-def requests(facts: Facts) -> list[Cause]:
-    """A running server refused a request."""
-    run = facts.run
-    found = []
-    if hit := run.last("encoder_small"):
-        text = f"The {hit.groups[0]} has {int(hit.groups[1]):,} tokens; the encoder cache was built for {int(hit.groups[2]):,}."
-        found.append(cause(facts, "encoder_cache", "certain", text, "encoder_small"))
-    if hit := run.last("prompt_long"):
-        length = hit.named.get("length") or hit.groups[0]
-        limit = hit.named.get("limit") or hit.groups[1]
-        text = f"The prompt has {int(length):,} tokens, image tokens included; the context is {int(limit):,}."
-        found.append(cause(facts, "prompt_too_long", "certain", text, "prompt_long"))
-    for key in ("ctx_exceeded", "ollama_cut"):
-        if hit := run.last(key):
-            length, limit = hit.groups if key == "ctx_exceeded" else (hit.groups[1], hit.groups[0])
-            cut = " Ollama silently cut its beginning." if key == "ollama_cut" else ""
-            text = f"The prompt has {int(length):,} tokens, image tokens included; the context is {int(limit):,}.{cut}"
-            found.append(cause(facts, "prompt_too_long", "certain", text, key))
-    if hit := run.last("images"):
-        text = f"{hit.groups[0]} {hit.groups[1]}(s) are allowed in a request."
-        found.append(cause(facts, "too_many_images", "certain", text, "images"))
-    return found
-
-
-def flags(facts: Facts) -> list[Cause]:
+def flags(facts: RunFacts) -> list[Cause]:
     """Flags and variables that this or every vLLM does not know."""
-    run = facts.run
     found = []
-    unknown: list[str] = []
-    if hit := run.last("bad_flags"):
-        unknown += [word.partition("=")[0] for word in hit.groups[0].split() if word.startswith("-")][:20]
-    if hit := run.last("bad_keyword"):
-        unknown.append("--" + hit.groups[0].replace("_", "-"))
-    if unknown:
-        said = " ".join(f"{flag}: {suggestion(flag)}" for flag in unknown)
+    refused = refused_flags(facts.run)[:20]
+    if refused:
+        said = " ".join(f"{flag}: {suggestion(flag)}" for flag in refused)
         found.append(cause(facts, "unknown_flag", "certain", said, "bad_flags", "bad_keyword"))
-    used = {name for name, _ in facts.command.flags} if facts.command else set()
-    used |= (
-        {name for name, value in facts.command.env if name != "VLLM_USE_V1" or value == "0"}
-        if facts.command
-        else set()
-    )
-    for key in ("bad_env", "deprecated_flag"):
-        used |= {hit.groups[0] for hit in run.all(key)}
-    if run.has("env_v1"):
-        used.add("VLLM_USE_V1")
-    gone = [name for name in sorted(used) if removed(name) and name not in unknown]
+    gone = [name for name in removed_switches(facts.command, facts.run) if name not in refused]
     if gone:
         said = " ".join(f"{name}: {removed(name)}" for name in gone)
         keys = ("bad_env", "deprecated_flag", "env_v1", "command")
@@ -130,7 +124,7 @@ def flags(facts: Facts) -> list[Cause]:
     return found
 
 
-def settings(facts: Facts) -> list[Cause]:
+def settings(facts: RunFacts) -> list[Cause]:
     """vLLM's check of its own settings failed; for where no other rule knows why. Its message says it."""
     hit = facts.run.last("refused")
     if hit is None:
@@ -141,34 +135,84 @@ def settings(facts: Facts) -> list[Cause]:
     return [cause(facts, "settings", "certain", f"{said}.", "refused")]
 
 
-def llama(facts: Facts) -> list[Cause]:
-    """llama.cpp and Ollama ran out of GPU memory: weights, KV cache, compute buffer or the image's buffer."""
+def llama(facts: RunFacts) -> list[Cause]:
+    """llama.cpp and Ollama ran out of memory: weights, KV cache, compute buffer, vision encoder or an image."""
     run = facts.run
-    if not run.has("cuda_malloc", "gallocr", "alloc_range", "vk_oom", "oom_bare") or facts.engine not in (
-        "llama.cpp",
-        "ollama",
-    ):
+    keys = ("cuda_malloc", "cpu_buffer", "gallocr", "alloc_range", "vk_oom", "kv_failed", "compute_failed")
+    if not run.has(*keys, "oom_bare") or facts.engine not in ("llama.cpp", "ollama"):
         return []
     wanted = size(hit.groups[0], "MiB", hit) if (hit := run.last("cuda_malloc")) else None
-    asked = f"A buffer of {gib(wanted.nbytes)} was refused" if wanted else "A buffer was refused"
-    keys = ("cuda_malloc", "gallocr", "alloc_range", "vk_oom")
+    for key in ("gallocr", "alloc_range", "cpu_buffer"):
+        if wanted is None and (hit := run.last(key)):
+            wanted = size(hit.groups[-1], "bytes", hit)
+    where = " of main memory" if run.has("cpu_buffer") and not run.has("cuda_malloc") else ""
+    asked = f"A buffer of {gib(wanted.nbytes)}{where} was refused" if wanted else "A buffer was refused"
+    many = f" for a context of {facts.context:,} tokens" if facts.context and run.has("n_ctx") else ""
+    sure: Confidence
+    if run.has("kv_failed"):  # its buffer is allocated like that of weights, so it is asked first
+        text = f"{asked}: it is the KV cache{many}."
+        return [cause(facts, "context", "certain", text, "n_ctx", *keys)]
+    if run.has("assert_buffer") or _vision_is_last(run):
+        text = f"{asked} for the weights of the vision encoder (mmproj), which are loaded after the model."
+        sure = "certain" if _vision_is_last(run) else "likely"
+        return [cause(facts, "vision_weights", sure, text, "clip_start", *keys, "assert_buffer")]
     if run.has("alloc_range"):
         return [
             cause(facts, "weights", "likely", f"{asked} while the weights were placed on the GPU.", *keys)
         ]
-    if (
-        run.has("clip_encode")
-        or run.has("clip_failed")
-        or (run.has("clip", "clip_compute") and run.has("ggml_assert"))
-    ):
+    if run.has("clip_encode", "clip_failed") or (run.has("clip", "clip_compute") and run.has("ggml_assert")):
         text = f"{asked} for the picture. The start tries one of 1472×1472; a larger one needs more, and nothing reserves it."
-        sure: Confidence = "likely" if run.has("ggml_assert", "clip_encode") else "possible"
+        sure = "likely" if run.has("ggml_assert", "clip_encode") else "possible"
         return [cause(facts, "image_buffer", sure, text, *keys, "ggml_assert", "clip_encode", "clip_failed")]
     if facts.context and wanted and wanted.nbytes > 64 * MIB and run.has("n_ctx"):
         sure = "likely" if facts.context > 16384 or wanted.nbytes > GIB else "possible"
-        return [
-            cause(
-                facts, "context", sure, f"{asked} for a context of {facts.context:,} tokens.", "n_ctx", *keys
-            )
-        ]
+        return [cause(facts, "context", sure, f"{asked}{many}.", "n_ctx", *keys)]
+    if run.has("gallocr", "compute_failed"):
+        text = f"{asked} for the compute buffer, which grows with the batch and the context."
+        return [cause(facts, "compute_buffer", "certain", text, *keys)]
     return [cause(facts, "out_of_memory", "certain", f"{asked}.", *keys, "oom_bare")]
+
+
+def _vision_is_last(run: LoggedRun) -> bool:
+    """Weights were being placed when the vision encoder had begun to load, and no image was there yet."""
+    began, refused = run.last("clip_start") or run.last("clip"), run.last("alloc_range")
+    return bool(began and refused and began.line < refused.line and not run.has("clip_encode"))
+
+
+# Their message says that something failed elsewhere.
+_WRAPPERS: Final = re.compile(
+    r"Engine core initialization failed|Engine process failed to start|EngineDeadError|EngineCore encountered|WorkerProc initialization failed"
+    r"|Engine loop |Background loop|CancelledError|KeyboardInterrupt|BrokenPipeError|ConnectionResetError|ChildFailedError|CalledProcessError|exiting due to"
+)
+
+
+def last_exception(facts: RunFacts) -> list[Cause]:
+    """The last word of a log that no rule knows: the innermost cause of its last exception, quoted."""
+    run = facts.run
+    up = max((hit.line for key in UP if (hit := run.last(key))), default=0)
+    for key in ("raised", "error_line", "died", "trouble"):
+        late = [hit for hit in run.all(key) if hit.line > up]
+        hits = [hit for hit in late if not _WRAPPERS.search(hit.groups[0])]
+        if key == "raised" and not hits and any(hit.line > up for hit in run.all("error_line")):
+            continue
+        if not (hits or late):
+            continue
+        hits = hits or late
+        hit = hits[-1]
+        links = [link.line for link in run.all("direct_cause")]
+        for earlier in reversed(hits[:-1]):
+            if not any(earlier.line < link < hit.line for link in links):
+                break
+            hit = earlier
+        said = hit.groups[0].rstrip(" :")
+        kind = run.last("cxx_type")
+        if "what()" in hit.text and kind:
+            said = f"{kind.groups[0]}: {said}"
+        return [Cause("exception", "certain", f"The log says: {excerpt(said)}", (hit.evidence,))]
+    known = [hit for key in run.failures for hit in run.all(key) if hit.line > up]
+    if known:  # a line that says that something failed, of which no rule could tell why
+        hit = max(known, key=lambda hit: hit.line)
+        return [
+            Cause("exception", "certain", f"The log says: {excerpt(hit.text, hit.start)}", (hit.evidence,))
+        ]
+    return []

@@ -3,107 +3,76 @@
 # ruff: noqa: E501 - one pattern or one whole sentence a line reads better than a wrapped one
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from snugvl.diagnose import fit, flags
-from snugvl.diagnose.facts import Facts
-from snugvl.diagnose.fit import Fit, describe
+from snugvl.diagnose.command import meant, refused_flags, removed_switches, suggestion
+from snugvl.diagnose.facts import RunFacts
+from snugvl.diagnose.memory import gib
+from snugvl.diagnose.replan import (
+    max_pixels,
+    memory_changes,
+    over_free_changes,
+    plan_command,
+    plan_of,
+    safe_utilisation,
+)
 from snugvl.diagnose.result import Cause, Change, Kind
+from snugvl.planner.plan import Choice
 
-Fix = Callable[[Facts, Fit], list[Change]]
+Fix = Callable[[RunFacts, Choice | None], list[Change]]
 
 
-def changes(facts: Facts, causes: Sequence[Cause]) -> tuple[Change, ...]:
+def changes(facts: RunFacts, causes: Sequence[Cause]) -> tuple[Change, ...]:
     """What to change, one entry a flag; the first cause that touches a flag decides."""
     if facts.engine not in ("vllm", None) and not facts.command:
-        return _once(change for cause in causes for change in _ELSEWHERE.get(cause.kind, ()))
-    solved = fit.solve(facts)
-    if any(cause.kind == "weights" and cause.confidence == "certain" for cause in causes):
-        solved = Fit(None, None, None, None, None)  # no setting makes room for them
-    found = [change for cause in causes for change in _FIXES.get(cause.kind, _nothing)(facts, solved)]
-    found += [change for cause in causes for change in _SETTINGS.get(cause.kind, ())]
+        elsewhere = _OLLAMA if facts.engine == "ollama" else _ELSEWHERE
+        return _once(change for cause in causes for change in elsewhere.get(cause.kind, ()))
+    hopeless = any(cause.kind == "weights" and cause.confidence == "certain" for cause in causes)
+    planned = {"vision_profile", "context", "utilisation_low", "utilisation_over_free"}
+    choice = None
+    if not hopeless and planned & {cause.kind for cause in causes}:
+        choice = plan_of(facts)
+    found: list[Change] = []
+    for cause in causes:
+        if cause.kind in _FIXES and not (hopeless and cause.kind in planned):
+            found += _FIXES[cause.kind](facts, choice)
+        found += _SETTINGS.get(cause.kind, ())
     return _once(_with_old(facts, change) for change in found)
 
 
-def _once(found: object) -> tuple[Change, ...]:
+def _once(found: Iterable[Change]) -> tuple[Change, ...]:
     first: dict[str, Change] = {}
-    for change in found:  # type: ignore[attr-defined]
+    for change in found:
         first.setdefault(change.flag, change)
-    return tuple(change for change in first.values() if change.old is None or change.old != change.new)
+    return tuple(change for change in first.values() if not _same(change.old, change.new))
 
 
-def _with_old(facts: Facts, change: Change) -> Change:
+def _same(old: str | None, new: str | None) -> bool:
+    """Whether two values of a flag mean the same: JSON may have spaces."""
+    if old is None or new is None or old == new:
+        return old is not None and old == new
+    try:
+        return bool(old.startswith("{") and json.loads(old) == json.loads(new))
+    except ValueError:
+        return False
+
+
+def _with_old(facts: RunFacts, change: Change) -> Change:
     old = None
     if facts.command:
         old = facts.command.get(change.flag) or dict(facts.command.env).get(change.flag)
         if old is None and facts.command.has(change.flag):
             old = ""
-    return Change(change.flag, old, change.new, change.why)
+    return replace(change, old=old)
 
 
-def _nothing(facts: Facts, solved: Fit) -> list[Change]:
-    return []
-
-
-def _memory(facts: Facts, solved: Fit) -> list[Change]:
-    """Image budget, context, utilisation and batch, all at once: they share the memory."""
-    found = []
-    if solved.max_pixels:
-        value = json.dumps({"max_pixels": solved.max_pixels}, separators=(",", ":"))
-        why = f"images are scaled to {solved.image_tokens:,} tokens at most, and only that is profiled"
-        found.append(Change("--mm-processor-kwargs", None, value, why))
-        why = "one image a request and no video: their profiles and caches are not reserved"
-        found.append(Change("--limit-mm-per-prompt", None, '{"image":1,"video":0}', why))
-    if solved.context and solved.context != facts.context:
-        why = "what the KV cache holds"
-        if solved.kv_bytes and facts.kv_token:
-            need = solved.context * facts.kv_token.nbytes
-            why = f"{describe(need)} of KV cache of {'about ' if solved.inferred or solved.max_pixels else ''}{describe(solved.kv_bytes)}"
-        found.append(Change("--max-model-len", None, str(solved.context), why))
-    return found + _utilisation(facts, solved)
-
-
-def _utilisation(facts: Facts, solved: Fit) -> list[Change]:
-    if not solved.utilisation or solved.utilisation == facts.utilisation:
-        return []
-    if facts.free and facts.total:
-        why = f"{describe(facts.free.nbytes)} of {describe(facts.total.nbytes)} were free; the rest is margin"
-    else:
-        why = "if nothing else holds memory; look with nvidia-smi first"
-    return [Change("--gpu-memory-utilization", None, f"{solved.utilisation:g}", why)]
-
-
-def _over_free(facts: Facts, solved: Fit) -> list[Change]:
-    found = _utilisation(facts, solved)
-    weights = facts.weights or (facts.known and _stored(facts))
-    if facts.known and facts.known.sees and weights and not facts.explicit_pixels:
-        found += [change for change in _memory(facts, solved) if change.flag != "--gpu-memory-utilization"]
-    return found
-
-
-def _stored(facts: Facts) -> bool:
-    return bool(facts.known and facts.known.weights_bytes)
-
-
-def _graphs(facts: Facts, solved: Fit) -> list[Change]:
-    return [
-        Change("--max-num-seqs", None, "8", "graphs are captured up to this batch size"),
-        Change(
-            "--cudagraph-capture-sizes",
-            None,
-            "1 2 4 8",
-            "four graphs instead of dozens; --enforce-eager needs none but decodes slower",
-        ),
-    ]
-
-
-def _batch(facts: Facts, solved: Fit) -> list[Change]:
-    return [Change("--max-num-seqs", None, "8", "the warm-up runs this many sequences at once")]
-
-
-def _encoder_cache(facts: Facts, solved: Fit) -> list[Change]:
-    limit = fit.image_limit(facts)
+def _encoder_cache(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    hit = facts.run.last("encoder_small")
+    per_token = facts.known.pixels_per_token if facts.known else 0
+    limit = int(hit.groups[2]) * per_token if hit and per_token else max_pixels(facts)
     if not limit:
         return []
     value = json.dumps({"max_pixels": limit}, separators=(",", ":"))
@@ -113,69 +82,85 @@ def _encoder_cache(facts: Facts, solved: Fit) -> list[Change]:
     return [Change("--mm-processor-kwargs", None, value, why)]
 
 
-def _prompt(facts: Facts, solved: Fit) -> list[Change]:
+def _prompt(facts: RunFacts, choice: Choice | None) -> list[Change]:
     hit = facts.run.last("prompt_long")
     if not hit:
         return []
-    length = int(hit.named.get("length") or hit.groups[0])
-    wanted = -(-(length + 512) // 1024) * 1024
+    wanted = -(-(int(hit.named["length"]) + 512) // 1024) * 1024
     if facts.kv and facts.kv_token and wanted * facts.kv_token.nbytes > facts.kv.nbytes:
         return []
     return [Change("--max-model-len", None, str(wanted), "the prompt and 512 tokens of answer")]
 
 
-def _images(facts: Facts, solved: Fit) -> list[Change]:
-    return [
-        Change("--limit-mm-per-prompt", None, '{"image":4,"video":0}', "or send fewer images in a request")
-    ]
-
-
-def _gone(facts: Facts, solved: Fit) -> list[Change]:
-    names = {name for name, _ in facts.command.flags} if facts.command else set()
-    names |= {name for name, _ in facts.command.env} if facts.command else set()
-    names |= {hit.groups[0] for key in ("bad_env", "deprecated_flag") for hit in facts.run.all(key)}
-    if facts.run.has("env_v1"):
-        names.add("VLLM_USE_V1")
-    if hit := facts.run.last("bad_flags"):
-        names |= {word.partition("=")[0] for word in hit.groups[0].split()[:40] if word.startswith("-")}
-    if hit := facts.run.last("bad_keyword"):
-        names.add("--" + hit.groups[0].replace("_", "-"))
-    refused = facts.run.has("bad_flags", "bad_keyword")
+def _gone(facts: RunFacts, choice: Choice | None) -> list[Change]:
     found = []
-    for name in sorted(names):
-        if flags.removed(name):
-            found.append(Change(name, None, None, flags.removed(name)))
-        elif refused and name in _refused(facts):
-            found.append(Change(name, None, None, flags.suggestion(name)))
-            meant = flags.meant(name)
-            if meant and facts.command and not facts.command.has(meant):
-                found.append(Change(meant, None, facts.command.get(name) or "", f"for {name}"))
+    for name in sorted({*removed_switches(facts.command, facts.run), *refused_flags(facts.run)}):
+        found.append(Change(name, None, None, suggestion(name)))
+        near = meant(name)
+        if near and facts.command and not facts.command.has(near):
+            found.append(Change(near, None, facts.command.get(name) or "", f"for {name}"))
     return found
 
 
-def _refused(facts: Facts) -> set[str]:
-    words = hit.groups[0].split() if (hit := facts.run.last("bad_flags")) else []
-    names = {word.partition("=")[0] for word in words if word.startswith("-")}
-    if hit := facts.run.last("bad_keyword"):
-        names.add("--" + hit.groups[0].replace("_", "-"))
-    return names
-
-
-def _port(facts: Facts, solved: Fit) -> list[Change]:
+def _port(facts: RunFacts, choice: Choice | None) -> list[Change]:
     old = facts.command.get("--port") if facts.command else None
     port = int(old) + 1 if old and old.isdigit() and int(old) < 65_535 else 8001
     return [Change("--port", None, str(port), "or end the server that listens there: ss -ltnp names it")]
 
 
-def _dtype(facts: Facts, solved: Fit) -> list[Change]:
+def _dtype(facts: RunFacts, choice: Choice | None) -> list[Change]:
     return [Change("--dtype", None, "half", "this GPU computes in float16")] if facts.run.has("bf16") else []
 
 
+def _tensor_parallel(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    """What vLLM's own message has: GPUs that divide the heads, or the longest context of the model."""
+    said = hit.named if (hit := facts.run.last("refused")) else {}
+    found = []
+    if said.get("heads"):
+        heads, ranks = int(said["heads"]), int(said["ranks"])
+        fewer = next((n for n in range(min(ranks, heads), 0, -1) if heads % n == 0), 1)
+        found.append(
+            Change("--tensor-parallel-size", None, str(fewer), f"{heads} heads are shared equally by {fewer}")
+        )
+    if said.get("derived"):
+        found.append(Change("--max-model-len", None, said["derived"], "the longest context of the model"))
+    return found
+
+
+def _serving(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    """Less for the KV cache, so that a step that is larger than those of the start has room."""
+    used = facts.utilisation or 0.9
+    less = Change(
+        "--gpu-memory-utilization", None, f"{max(used - 0.05, 0.1):.2g}", "leaves room for larger steps"
+    )
+    old = facts.command.get("--max-num-batched-tokens") if facts.command else None
+    if old and old.isdigit() and int(old) <= 2048:
+        return [less]
+    return [less, Change("--max-num-batched-tokens", None, "2048", "smaller steps take less memory")]
+
+
+def _compiler(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    if facts.run.has("ptxas"):
+        why = "the ptxas of an installed CUDA toolkit that knows this GPU"
+        return [Change("TRITON_PTXAS_PATH", None, "/usr/local/cuda/bin/ptxas", why)]
+    if facts.run.has("sampling_kernels"):
+        return [
+            Change(
+                "VLLM_USE_FLASHINFER_SAMPLER",
+                None,
+                "0",
+                "vLLM samples with PyTorch; nothing is compiled for it",
+            )
+        ]
+    return []
+
+
 _FIXES: Final[Mapping[Kind, Fix]] = {
-    "vision_profile": _memory, "context": _memory, "utilisation_low": _memory,
-    "utilisation_over_free": _over_free, "cuda_graphs": _graphs, "batch": _batch,
-    "encoder_cache": _encoder_cache, "prompt_too_long": _prompt, "too_many_images": _images,
+    "vision_profile": memory_changes, "context": memory_changes, "utilisation_low": memory_changes,
+    "utilisation_over_free": over_free_changes,
+    "encoder_cache": _encoder_cache, "prompt_too_long": _prompt,
     "unknown_flag": _gone, "removed_switch": _gone, "port": _port, "dtype": _dtype,
+    "settings": _tensor_parallel, "serving_memory": _serving, "compiler": _compiler,
 }  # fmt: skip
 _EXPANDABLE: Final = Change(
     "PYTORCH_CUDA_ALLOC_CONF",
@@ -184,22 +169,42 @@ _EXPANDABLE: Final = Change(
     "joins freed pieces; some WSL2 drivers refuse it, then leave it out",
 )
 _SETTINGS: Final[Mapping[Kind, tuple[Change, ...]]] = {
+    "cuda_graphs": (
+        Change("--max-num-seqs", None, "8", "graphs are captured up to this batch size"),
+        Change("--cudagraph-capture-sizes", None, "1 2 4 8", "four graphs instead of dozens; --enforce-eager needs none but decodes slower"),
+    ),
+    "batch": (Change("--max-num-seqs", None, "8", "the warm-up runs this many sequences at once"),),
+    "too_many_images": (Change("--limit-mm-per-prompt", None, '{"image":4,"video":0}', "or send fewer images in a request"),),
     "uva": (
         Change("VLLM_WSL2_ENABLE_PIN_MEMORY", None, "1", "allows pinned memory (WSL2 kernel 4.19.121 or later); vLLM from 2026-09-14 on falls back by itself"),
     ),
     "fragmentation": (_EXPANDABLE,),
+    "communication": (Change("NCCL_P2P_DISABLE", None, "1", "GPUs that cannot reach each other directly go through main memory"),),
+    "forked_cuda": (Change("VLLM_WORKER_MULTIPROC_METHOD", None, "spawn", "workers start anew instead of as a copy"),),
 }  # fmt: skip
+# For engines whose command is not read: llama.cpp, and with other words Ollama; PyTorch.
 _ELSEWHERE: Final[Mapping[Kind, tuple[Change, ...]]] = {
     "fragmentation": (_EXPANDABLE,),
     "image_buffer": (
         Change("--image-max-tokens", None, "1024", "smaller images, smaller buffer; 1024 tokens still locate objects"),
         Change("--no-mmproj-offload", None, "", "or encode images on the CPU, slowly"),
     ),
+    "vision_weights": (Change("--no-mmproj-offload", None, "", "images are encoded on the CPU, slowly; or fewer layers on the GPU (-ngl)"),),
     "context": (Change("-c", None, "4096", "a shorter context"),),
+    "compute_buffer": (Change("-ub", None, "128", "a smaller physical batch"), Change("-c", None, "4096", "a shorter context")),
 }  # fmt: skip
+_OLLAMA: Final[Mapping[Kind, tuple[Change, ...]]] = {
+    "context": (Change("OLLAMA_CONTEXT_LENGTH", None, "4096", "a shorter context"),),
+    "compute_buffer": (
+        Change("OLLAMA_CONTEXT_LENGTH", None, "4096", "a shorter context, whose compute buffer is smaller"),
+    ),
+    "vision_weights": (
+        Change("OLLAMA_CONTEXT_LENGTH", None, "4096", "a shorter context leaves room for the encoder"),
+    ),
+}
 
 
-def advice(facts: Facts, causes: Sequence[Cause]) -> str:
+def advice(facts: RunFacts, causes: Sequence[Cause]) -> str:
     """vLLM's advice, where it gives one, and whether it is right."""
     run = facts.run
     kinds = {cause.kind for cause in causes}
@@ -210,7 +215,7 @@ def advice(facts: Facts, causes: Sequence[Cause]) -> str:
     if not run.has("no_blocks", "kv_short", "kv_short_tokens", "autofit_failed"):
         return ""
     said = "vLLM says to increase gpu_memory_utilization: "
-    safe = fit.safe_utilisation(facts)
+    safe = safe_utilisation(facts) if facts.free else None
     if safe is not None and facts.utilisation and safe <= facts.utilisation:
         return f"{said}wrong here, {facts.utilisation:g} is already all that is free."
     if "utilisation_low" in kinds:
@@ -219,25 +224,42 @@ def advice(facts: Facts, causes: Sequence[Cause]) -> str:
     if gap and facts.total and facts.utilisation:
         gain = round((1 - facts.utilisation) * facts.total.nbytes)
         if gain < gap:
-            return f"{said}wrong here, even the whole card adds {describe(gain)} and {describe(gap)} are missing."
+            return f"{said}wrong here, even the whole card adds {gib(gain)} and {gib(gap)} are missing."
     if kinds & {"vision_profile", "context", "weights"}:
         return f"{said}it treats the symptom; what was reserved is larger than what is used, and raising it past what is free fails at the next start."
     return f"{said}that helps only if more of the card is free than it uses now."
 
 
-def _gap(facts: Facts) -> int | None:
+def _gap(facts: RunFacts) -> int | None:
     if not facts.kv:
         return None
     return (facts.kv_needed.nbytes if facts.kv_needed else 0) - facts.kv.nbytes
 
 
+_MEMORY: Final = (
+    "vision_profile",
+    "context",
+    "weights",
+    "out_of_memory",
+    "utilisation_low",
+    "cuda_graphs",
+    "tied_head",
+)
+_VALUED: Final = (
+    "--max-model-len",
+    "--mm-processor-kwargs",
+    "-c",
+    "OLLAMA_CONTEXT_LENGTH",
+)  # a new value is given
+_BUILD_TOOLS: Final = (
+    "Install a C compiler and Python's headers: `sudo apt install build-essential python3-dev`."
+)
 _NOTES: Final[Mapping[Kind, str]] = {
     "tenants": "Close what holds GPU memory (browsers, games, other engines; `nvidia-smi` lists them, on Windows the Task Manager does).",
     "profiling_disturbed": "Start again once other programs have settled; nothing in the command is wrong.",
-    "weights": "Take a smaller format or model: `snugvl plan` lists what fits this GPU.",
+    "weights": "Take a smaller format or model: `{plan}` lists what fits this GPU.",
     "fp8_kernels": "Take the bf16 checkpoint if it fits, or a 4-bit one; on Ampere vLLM reads FP8 weights only through Marlin (update vLLM).",
     "driver": "Install a driver for your CUDA version (under WSL2 in Windows, never inside Linux), or PyTorch built for the driver that is there.",
-    "architecture": "Update: pip install -U transformers vllm.",
     "model_access": "Check the name, accept the licence on the model's page, log in with `hf auth login`, or name a local folder.",
     "host_killed": "Give the process more RAM or swap; under WSL2 raise memory= in .wslconfig, in containers the memory limit.",
     "host_memory": "Free RAM or take a smaller model.",
@@ -245,29 +267,50 @@ _NOTES: Final[Mapping[Kind, str]] = {
     "tied_head": "A version that reads tie_word_embeddings does not load the stored head; update the engine.",
     "spill": "Stay below the card's free memory: a shorter context or smaller images; WSL2 ignores the driver's setting against it.",
     "residency": "Lower --gpu-memory-utilization by 0.05 to 0.1 and close programs on the Windows side.",
-    "cpu_offload": "Take a smaller format, or place the model deliberately: `snugvl plan` says what fits and what offloading costs.",
+    "cpu_offload": "Take a smaller format, or place the model deliberately: `{plan}` says what fits and what offloading costs.",
     "image_buffer": "Smaller images need less; nothing else in the command helps.",
     "prompt_too_long": "Send smaller or fewer images, or raise the context if the KV cache allows it.",
 }
 
 
-def notes(facts: Facts, causes: Sequence[Cause], found: Sequence[Change]) -> tuple[str, ...]:
+# The same by the line that told the cause: the first that the log has.
+_NOTES_BY_LINE: Final[tuple[tuple[str, str], ...]] = (
+    ("no_compiler", _BUILD_TOOLS), ("python_h", _BUILD_TOOLS), ("cc_failed", _BUILD_TOOLS),
+    ("no_nvcc", "Install the CUDA toolkit of the version that PyTorch was built for, then `export CUDA_HOME=/usr/local/cuda`, one folder without a colon."),
+    ("nvcc_failed", "Install the CUDA toolkit of the version that PyTorch was built for, `export CUDA_HOME=/usr/local/cuda`, and `rm -r ~/.cache/flashinfer`."),
+    ("ninja", "Remove what was half built, `rm -r ~/.cache/flashinfer`, and start again; the compiler's message says what it lacks."),
+    ("amd_kernel", "Choose the GPU that the build has code for (`rocminfo` has the gfx numbers): `export HIP_VISIBLE_DEVICES=0`; or build the engine for this gfx number."),
+    ("device_function", "Build the engine for this GPU's architecture, or take a newer release of it."),
+    ("xformers", "See what it can do with `python -m xformers.info`, and install the one for this PyTorch: `pip install -U xformers`."),
+    ("triton_shared", "Take another format of the weights: bf16 or AWQ run on this GPU without this kernel."),
+    ("damaged", "Fetch the files again: `hf download {model} --force-download`, or `ollama pull {model}`. If nothing changes, update the engine: an older one expects other tensors."),
+    ("weight_shape", "Check that config.json belongs to these files, and --quantization: 4-bit files of bitsandbytes need `--quantization bitsandbytes`."),
+    ("arch_gguf", "Update Ollama or llama.cpp, or take a GGUF made for the installed one."),
+    ("arch_hf", "Update: `pip install -U transformers`."), ("arch_vllm", "Update: `pip install -U vllm transformers`."),
+    ("symbol", "Install engine and PyTorch together in a fresh environment: `python3 -m venv ~/engine && ~/engine/bin/pip install vllm`."),
+    ("numba", "Install an older NumPy: `pip install 'numpy<={numpy}.99'`."),
+    ("no_module", "Install what needs it anew, in a fresh environment: `python3 -m venv ~/engine && ~/engine/bin/pip install vllm`."),
+    ("flash_attn", "Load with attn_implementation=\"sdpa\", or `pip install flash-attn --no-build-isolation`."),
+    ("bnb", "`pip install -U bitsandbytes`; `python -m bitsandbytes` says what it looks for."),
+    ("nccl_memory", "NCCL's buffers lie beside vLLM's share of the card: lower `--gpu-memory-utilization` by 0.05."),
+    ("nccl", "`export NCCL_DEBUG=INFO` makes NCCL say what it could not reach."),
+)  # fmt: skip
+
+
+def notes(facts: RunFacts, causes: Sequence[Cause], found: Sequence[Change]) -> tuple[str, ...]:
     """What to do beside flags, and what to run where a number could not be computed."""
+    run = facts.run
     said = [_NOTES[cause.kind] for cause in causes if cause.kind in _NOTES]
-    memory = {
-        "vision_profile",
-        "context",
-        "weights",
-        "out_of_memory",
-        "utilisation_low",
-        "cuda_graphs",
-        "tied_head",
-    }
-    valued = any(change.flag in ("--max-model-len", "--mm-processor-kwargs") for change in found)
-    hopeless = any(cause.kind == "weights" and cause.confidence == "certain" for cause in causes)
-    if any(cause.kind in memory for cause in causes) and not valued and not hopeless:
-        model = facts.known.name if facts.known else "MODEL"
+    if causes and (line := next((text for key, text in _NOTES_BY_LINE if run.has(key)), "")):
+        hit = run.last("numba")
+        model = facts.model if re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", facts.model or "") else "MODEL"
         said.append(
-            f"The log has too few numbers for new values; `snugvl plan {model}` computes them for this machine."
+            line.replace("{numpy}", hit.groups[0] if hit else "").replace("{model}", model or "MODEL")
         )
-    return tuple(dict.fromkeys(said))
+    unknown = any(cause.kind in _MEMORY for cause in causes) and not any(
+        change.flag in _VALUED for change in found
+    )
+    if unknown and not any("{plan}" in note for note in said):
+        said.append("The log has too few numbers for new values; `{plan}` computes them.")
+    plan = plan_command(facts) if any("{plan}" in note for note in said) else ""
+    return tuple(note.replace("{plan}", plan) for note in dict.fromkeys(said))

@@ -1,16 +1,21 @@
 """What a diagnosis says: causes with their evidence, the run's budget, the changed command. Sizes: bytes."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Final, Literal
+
+GIB: Final = 1 << 30
+NAME_WIDTH: Final = 46  # characters of a row of the budget
 
 Kind = Literal[
     "vision_profile", "context", "utilisation_over_free", "utilisation_low", "tenants",
     "profiling_disturbed", "cuda_graphs", "batch", "uva", "fp8_kernels", "dtype", "tied_head", "weights",
     "fragmentation", "encoder_cache", "image_buffer", "prompt_too_long", "too_many_images", "spill",
     "residency", "cpu_offload", "unknown_flag", "removed_switch", "port", "model_access", "architecture",
-    "driver", "host_killed", "host_memory", "shared_memory", "out_of_memory",
-    "settings",
+    "driver", "host_killed", "host_memory", "shared_memory", "out_of_memory", "settings", "serving_memory",
+    "vision_weights", "compiler", "no_kernel", "checkpoint", "packages", "communication", "forked_cuda",
+    "compute_buffer", "exception",
 ]  # fmt: skip
 Confidence = Literal["certain", "likely", "possible"]
 Origin = Literal["measured", "computed", "inferred"]
@@ -49,6 +54,16 @@ TITLES: Mapping[Kind, str] = {
     "shared_memory": "the shared memory of the system is too small",
     "out_of_memory": "the GPU ran out of memory",
     "settings": "vLLM does not accept its settings",
+    "serving_memory": "the GPU ran out of memory while it served requests",
+    "vision_weights": "the vision encoder's weights did not fit beside the model",
+    "compiler": "what compiles kernels at the start is missing or fails (C compiler, Python.h, nvcc, ptxas)",
+    "no_kernel": "this build has no kernel for this GPU, or for these inputs",
+    "checkpoint": "the model's files are damaged, incomplete or not what the engine expects",
+    "packages": "installed packages are missing or do not fit together",
+    "communication": "the GPUs could not talk to each other (NCCL)",
+    "forked_cuda": "a worker process was forked after CUDA had been used",
+    "compute_buffer": "the compute buffer of a batch did not fit",
+    "exception": "the log has an error that snugvl does not know; it is quoted",
 }
 
 
@@ -76,7 +91,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """A line of the budget. Measured: the log says so; computed: a formula on it; inferred: assumed."""
 
     name: str
@@ -86,7 +101,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class RunBudget:
     """Where the memory of the run went.
 
     Attributes:
@@ -97,8 +112,8 @@ class Budget:
         note: what is unknown, in a sentence, or "".
     """
 
-    frame: tuple[Part, ...] = ()
-    uses: tuple[Part, ...] = ()
+    frame: tuple[MemoryPart, ...] = ()
+    uses: tuple[MemoryPart, ...] = ()
     remainder_bytes: int | None = None
     needed_bytes: int | None = None
     note: str = ""
@@ -141,8 +156,100 @@ class Diagnosis:
     starts: int
     lines: int
     causes: tuple[Cause, ...] = ()
-    budget: Budget = field(default_factory=Budget)
+    budget: RunBudget = field(default_factory=RunBudget)
     command: str | None = None
     changes: tuple[Change, ...] = ()
     advice: str = ""
     notes: tuple[str, ...] = ()
+
+
+def clean(text: str) -> str:
+    """Without anything that moves a cursor, rings, hides or reorders text on a terminal."""
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " if char in "\t\r\n" else "" for char in text)
+    return text.strip()
+
+
+def to_json(diagnosis: Diagnosis) -> str:
+    """One object; the schema is in docs/diagnose.md."""
+    data = asdict(diagnosis)
+    for cause, shown in zip(diagnosis.causes, data["causes"], strict=True):
+        shown["title"] = cause.title
+    return json.dumps(data, indent=2, ensure_ascii=True)
+
+
+def to_text(diagnosis: Diagnosis) -> str:
+    """For people: what ran, causes, budget, command."""
+    sections = [_head(diagnosis), *_causes(diagnosis), _budget(diagnosis.budget), _command(diagnosis)]
+    if diagnosis.advice:
+        sections.append(diagnosis.advice)
+    sections += diagnosis.notes
+    return "\n\n".join(_safe(section) for section in sections if section) + "\n"
+
+
+def _safe(section: str) -> str:
+    return "\n".join(clean_line(line) for line in section.split("\n"))
+
+
+def clean_line(line: str) -> str:
+    """The line without control characters, its indentation kept."""
+    return " " * (len(line) - len(line.lstrip(" "))) + clean(line)
+
+
+def _head(diagnosis: Diagnosis) -> str:
+    ran = " ".join(part for part in (diagnosis.engine, diagnosis.version) if part)
+    facts = (ran, diagnosis.model, diagnosis.gpu, "WSL2" if diagnosis.wsl2 else None)
+    understood = " · ".join(fact for fact in facts if fact)
+    if diagnosis.causes:
+        return understood or "engine unknown"
+    if diagnosis.healthy:
+        return f"{understood}\nNo failure found: the engine came up."
+    if diagnosis.recognised:
+        return f"{understood}\nNo failure found, and no sign that the engine came up; the log may be cut off."
+    known = f" Understood: {understood}." if understood else ""
+    return f"Not recognised: none of the {diagnosis.lines:,} lines is known to snugvl.{known}"
+
+
+def _causes(diagnosis: Diagnosis) -> list[str]:
+    sections = []
+    for number, cause in enumerate(diagnosis.causes, 1):
+        lines = [f"Cause {number} ({cause.confidence}): {cause.title}", f"  {cause.explanation}"]
+        lines += [f"  line {evidence.line}: {evidence.text}" for evidence in cause.evidence]
+        sections.append("\n".join(lines))
+    return sections
+
+
+def _budget(budget: RunBudget) -> str:
+    if not budget:
+        return ""
+    lines = ["Memory of this run, GiB"]
+    for part in (*budget.frame, *budget.uses):
+        where = f"{part.origin}, line {part.line}" if part.line else part.origin
+        lines.append(_row(part.name, part.nbytes, where))
+    if budget.needed_bytes is not None:
+        lines.append(_row("asked for", budget.needed_bytes, ""))
+    if budget.remainder_bytes is not None:
+        lines.append(_row("remains", budget.remainder_bytes, "computed"))
+    if budget.note:
+        lines.append(f"  {budget.note}")
+    return "\n".join(lines)
+
+
+def _row(name: str, nbytes: int, where: str) -> str:
+    return f"  {name:<{NAME_WIDTH}}{nbytes / GIB:8.2f}  {where}".rstrip()
+
+
+def _command(diagnosis: Diagnosis) -> str:
+    if not diagnosis.changes:
+        return ""
+    lines = ["Changed command", f"  {diagnosis.command}"] if diagnosis.command else ["Flags to change"]
+    lines += [f"  {_change(change)}" for change in diagnosis.changes]
+    return "\n".join(lines)
+
+
+def _change(change: Change) -> str:
+    joint = " " if change.flag.startswith("-") else "="
+    if change.new is None:
+        return f"remove {change.flag}: {change.why}"
+    text = f"{change.flag}{joint}{change.new}" if change.new else change.flag
+    return f"{text}: {change.why}" + (f" (was {change.old})" if change.old else "")

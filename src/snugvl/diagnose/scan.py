@@ -1,21 +1,94 @@
-"""One pass over a log: which known lines it has, with their numbers, for its last start."""
+"""One pass over a log in bounded memory: which known lines its last start has, with their numbers.
 
+Any size, any bytes, lines of any length: nothing is decoded before a line holds a known literal. UTF-16,
+which PowerShell writes, is turned into UTF-8.
+"""
+
+import codecs
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from snugvl.diagnose.patterns import PATTERNS, Pattern
-from snugvl.diagnose.result import Engine, Evidence
-from snugvl.diagnose.stream import LINE_BYTES, decode, excerpt
+from snugvl.diagnose.result import Engine, Evidence, clean
 
+BLOCK_BYTES: Final = 1 << 18
+LINE_BYTES: Final = 1 << 15  # the longest real line, vLLM's configuration, has about 8 KiB
+EXCERPT: Final = 220
+_ANSI: Final = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]|\x1b\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)")
 BUSY: Final = 8  # lines of one kind read at each end of a block: a log may repeat one error for days
 KEPT: Final = 12  # hits kept of a pattern: the first half and the last half
 MAX_CONTINUED: Final = 60  # lines of one command
 _ORDER: Final = {"command": 0, "version": 1, "args": 2, "namespace": 2, "engine": 3}
 # Lines that describe the machine or the user's command, true before a start and after it.
 _LASTING: Final = frozenset({"gpu", "wsl", "smi_row", "version_line", "env_v1"})
+# Lines that may be the only word on a failure. All ranks of a parallel start say the same: each is kept once.
+_ERRORS: Final = frozenset({"raised", "error_line"})
 _PREFIX: Final = re.compile(r"^(?:[\w.-]{1,60} +\| +)?")
+
+
+class ByteSource(Protocol):
+    """What can be read: an open binary file, standard input, BytesIO."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+def blocks(source: ByteSource) -> Iterator[bytes]:
+    """Whole lines in blocks of about BLOCK_BYTES. Of a line beyond LINE_BYTES only the beginning is kept."""
+    pending = b""
+    skipping = False  # inside the rest of a line that was too long
+    for chunk in _utf8(source):
+        if skipping:
+            end = chunk.find(b"\n")
+            if end < 0:
+                continue
+            chunk, skipping = chunk[end:], False
+        pending += chunk
+        end = pending.rfind(b"\n")
+        while end > 0 and pending[end - 1 : end] == b"\\":  # a command that goes on stays in one piece
+            end = pending.rfind(b"\n", 0, end)
+        if end >= 0:
+            yield _without_escapes(pending[: end + 1])
+            pending = pending[end + 1 :]
+        if len(pending) > LINE_BYTES:
+            pending, skipping = pending[:LINE_BYTES], True
+    if pending:
+        yield _without_escapes(pending)
+
+
+def _utf8(source: ByteSource) -> Iterator[bytes]:
+    first = source.read(BLOCK_BYTES)
+    for mark, name in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
+        if first.startswith(mark):
+            decoder = codecs.getincrementaldecoder(name)(errors="replace")
+            chunk = first[len(mark) :]
+            while chunk:
+                yield decoder.decode(chunk).encode("utf-8", "replace")
+                chunk = source.read(BLOCK_BYTES)
+            return
+    chunk = first.removeprefix(codecs.BOM_UTF8)
+    while chunk:
+        yield chunk
+        chunk = source.read(BLOCK_BYTES)
+
+
+def _without_escapes(block: bytes) -> bytes:
+    return _ANSI.sub(b"", block) if b"\x1b" in block else block
+
+
+def decode(raw: bytes) -> str:
+    """A line as clean text."""
+    return clean(raw[:LINE_BYTES].decode("utf-8", "replace"))
+
+
+def excerpt(text: str, start: int = 0) -> str:
+    """At most EXCERPT characters of a line, from a little before `start` if it is long."""
+    if len(text) <= EXCERPT:
+        return text
+    begin = max(0, min(start - 40, len(text) - EXCERPT))
+    head, tail = "…" if begin else "", "…" if begin + EXCERPT < len(text) else ""
+    return f"{head}{text[begin : begin + EXCERPT].strip()}{tail}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +108,7 @@ class Hit:
 
 
 @dataclass(slots=True)
-class Run:
+class LoggedRun:
     """What one start left in the log."""
 
     hits: dict[str, list[Hit]] = field(default_factory=dict)
@@ -69,9 +142,9 @@ class Run:
         return tuple(found[line] for line in sorted(found))
 
 
-def scan(log: Iterable[bytes]) -> Run:
-    """Read blocks of whole lines (`stream.blocks`)."""
-    run = Run()
+def scan(log: Iterable[bytes]) -> LoggedRun:
+    """Read blocks of whole lines (`blocks`)."""
+    run = LoggedRun()
     line = 0
     for block in log:
         joined = 0  # lines up to this one belong to a command that was read already
@@ -96,7 +169,8 @@ def _known_lines(block: bytes) -> Iterator[tuple[int, int, int, list[Pattern]]]:
     """Lines with a literal in them: number in the block from 1, start, end, patterns. Costs the hits only."""
     found: dict[int, list[Pattern]] = {}
     for pattern in PATTERNS:
-        for start in _line_starts(block, pattern.needle, 8 * BUSY if pattern.key in _ORDER else BUSY):
+        many = pattern.key in _ORDER or pattern.key in _ERRORS
+        for start in _line_starts(block, pattern.needle, 8 * BUSY if many else BUSY):
             found.setdefault(start, []).append(pattern)
     number, counted = 1, 0
     for start in sorted(found):
@@ -123,7 +197,7 @@ def _line_starts(block: bytes, needle: bytes, most: int) -> list[int]:
     return starts + late[::-1]
 
 
-def _take(run: Run, found: list[Pattern], number: int, text: str) -> None:
+def _take(run: LoggedRun, found: list[Pattern], number: int, text: str) -> None:
     for pattern in found:
         match = pattern.regex.search(text)
         if match is None:
@@ -133,6 +207,8 @@ def _take(run: Run, found: list[Pattern], number: int, text: str) -> None:
         groups = tuple(value or "" for value in match.groups())
         named = {name: value or "" for name, value in match.groupdict().items()}
         hits = run.hits.setdefault(pattern.key, [])
+        if pattern.key in _ERRORS and any(hit.groups == groups for hit in hits):
+            continue
         if len(hits) >= KEPT:
             del hits[KEPT // 2]
         hits.append(Hit(number, text, match.start(), groups, named))
@@ -142,7 +218,7 @@ def _take(run: Run, found: list[Pattern], number: int, text: str) -> None:
             run.failures.add(pattern.key)
 
 
-def _begin(run: Run, key: str) -> None:
+def _begin(run: LoggedRun, key: str) -> None:
     """A line that opens a start: forget the start before, unless this one belongs to it."""
     reached = max((rank for name, rank in _ORDER.items() if run.has(name)), default=-1)
     rank = _ORDER[key]
@@ -159,7 +235,7 @@ def _begin(run: Run, key: str) -> None:
     run.starts = max(run.starts, 1)
 
 
-def _join(run: Run, rest: bytes) -> int:
+def _join(run: LoggedRun, rest: bytes) -> int:
     """Put a command that goes on over several lines in place of its first line; how many lines it took."""
     hit = run.hits["command"].pop()
     words = hit.groups[0]

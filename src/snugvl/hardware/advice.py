@@ -8,7 +8,7 @@ from typing import Final, Literal
 from snugvl.hardware.machine import Gpu, Machine, Tenant
 from snugvl.hardware.nvml import OUTSIDE, RESERVED, UNNAMED
 from snugvl.hardware.sizes import GIB, MIB, format_size
-from snugvl.hardware.software import TorchBuild, driver_too_old, lacks_kernels
+from snugvl.hardware.software import BuildTools, TorchBuild, driver_too_old, lacks_kernels
 
 Resource = Literal["gpu", "ram", "disk"]
 
@@ -56,12 +56,14 @@ def advise(
     machine: Machine,
     build: TorchBuild | None = None,
     downloads: Sequence[tuple[str, int]] = (),
+    tools: BuildTools | None = None,
 ) -> Advice:
-    """Advice for `machine`. Give torch's `build` and the Hub cache's `downloads` if it is this machine."""
+    """Advice for `machine`. Of this one, give torch's `build`, the Hub cache's `downloads` and `tools`."""
     steps = [step for gpu in machine.gpus for step in _gpu_steps(gpu, machine)]
     steps += [*_ram_steps(machine), *_disk_steps(machine, downloads)]
     steps = [step for step in steps if step.frees_bytes >= _WORTH_BYTES]
-    return Advice(tuple(_odd(machine, build)), tuple(sorted(steps, key=lambda step: -step.frees_bytes)))
+    odd = (*_odd(machine, build), *(_missing_tools(tools) if tools and _compiles(machine) else ()))
+    return Advice(odd, tuple(sorted(steps, key=lambda step: -step.frees_bytes)))
 
 
 def _odd(machine: Machine, build: TorchBuild | None) -> Sequence[str]:
@@ -115,6 +117,23 @@ def _odd_torch(machine: Machine, build: TorchBuild) -> Sequence[str]:
                 f"torch {build.version} (CUDA {cuda}) has no code for {gpu.name}; install one built with "
                 f"CUDA {needed}."
             )
+    return found
+
+
+def _compiles(machine: Machine) -> bool:
+    """Whether kernels are compiled here: Triton's are, on a GPU under Linux."""
+    return bool(machine.gpus) and machine.os in ("linux", "wsl2")
+
+
+def _missing_tools(tools: BuildTools) -> Sequence[str]:
+    """What a fresh Ubuntu lacks, with the line that installs it."""
+    packages = " ".join(tools.packages)
+    how = f"sudo apt install {packages}" if tools.apt else "install it with the system's package manager"
+    lacking = {"C compiler": tools.compiler is None, "Python.h": not tools.headers}
+    names = " and no ".join(name for name, missing in lacking.items() if missing)
+    found = [f"Triton compiles a launcher for its kernels, and there is no {names}: {how}"] if names else []
+    if not tools.venv:
+        found.append(f"Python can't make environments (no ensurepip), and vLLM needs one of its own: {how}")
     return found
 
 

@@ -1,15 +1,21 @@
-"""Which torch is installed, and what it needs of driver and GPU: from package metadata, without an import."""
+"""Which torch is installed and what it needs of driver, GPU and compilers: looked up, without an import."""
 
+import importlib.util
+import os
 import re
-from collections.abc import Callable
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Final
 
 # Lowest driver of each CUDA major version (NVIDIA's CUDA toolkit release notes: minor version compatibility).
 # Under WSL2 NVML tells the Windows driver's version, whose lowest is 528.33 and 580 likewise.
-MIN_DRIVER: Final = {12: (525, 60), 13: (580, 65)}
-MIN_DRIVER_WINDOWS: Final = {12: (528, 33), 13: (580, 0)}
+MIN_DRIVER: Final = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+MIN_DRIVER_WINDOWS: Final = {11: (452, 39), 12: (528, 33), 13: (580, 0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,55 @@ class TorchBuild:
     version: str
     cuda: tuple[int, int] | None
     cpu_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTools:
+    """What compiles and installs beside this Python, and is missing on a fresh Ubuntu.
+
+    Attributes:
+        compiler: the C compiler that Triton would take, or None.
+        headers: Python.h is there; Triton's launcher includes it.
+        venv: this Python can make environments (Debian has that in a package of its own).
+        apt: packages are installed by apt.
+        python: "3.12", as the packages of Debian and Ubuntu are named.
+    """
+
+    compiler: str | None
+    headers: bool
+    venv: bool
+    apt: bool
+    python: str
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Debian's packages that bring what is missing."""
+        wanted = (
+            ("build-essential", self.compiler is None),
+            (f"python{self.python}-dev", not self.headers),
+            (f"python{self.python}-venv", not self.venv),
+        )
+        return tuple(name for name, missing in wanted if missing)
+
+
+def build_tools(
+    environ: Mapping[str, str] = os.environ,
+    which: Callable[[str], str | None] = shutil.which,
+    include: Path | None = None,
+    spec_of: Callable[[str], object] = importlib.util.find_spec,
+) -> BuildTools:
+    """The compilers as Triton looks for them: $CC, gcc, clang; the headers of the Python that runs."""
+    scheme = sysconfig.get_default_scheme()
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme  # Debian's own, which has no headers
+    folder = include or Path(sysconfig.get_paths(scheme=scheme)["include"])
+    named = environ.get("CC", "").split()
+    return BuildTools(
+        compiler=which(named[0]) if named else which("gcc") or which("clang"),
+        headers=(folder / "Python.h").is_file(),
+        venv=spec_of("ensurepip") is not None,
+        apt=which("apt") is not None,
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+    )
 
 
 def torch_build(version_of: Callable[[str], str] = metadata.version) -> TorchBuild | None:

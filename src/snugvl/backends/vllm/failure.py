@@ -20,7 +20,7 @@ _MEMORY: Final = (
 )  # fmt: skip
 _FULL: Final = ("weights", "context")
 # Lines that say where it stopped, and nothing of why.
-_NO_CAUSE: Final = ("tied_head",)
+_NO_CAUSE: Final = ("tied_head", "exception")
 _LESS: Final = (
     "A shorter --context, smaller pictures (--max-pixels) or a smaller model needs less: "
     "`snugvl plan` says what fits."

@@ -13,8 +13,7 @@ from textwrap import shorten
 from typing import Final
 
 from snugvl.diagnose.facts import Value, gather
-from snugvl.diagnose.scan import scan
-from snugvl.diagnose.stream import blocks
+from snugvl.diagnose.scan import blocks, scan
 
 HEAD_LINES: Final = 300  # the command, the version, the arguments
 TAIL_LINES: Final = 600

@@ -1,0 +1,227 @@
+"""The planner's answer for the machine of a log: new values for vLLM's memory, and a command that plans.
+
+There is one solver. Here the GPU is described as the log tells it, and the model as the catalogue has it; where
+the planner does not know the model, vLLM's own message has the longest context.
+"""
+
+# ruff: noqa: E501 - one whole sentence a line reads better than a wrapped one
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from snugvl.diagnose.facts import MIB, RunFacts
+from snugvl.diagnose.memory import gib
+from snugvl.diagnose.result import Change
+from snugvl.errors import SnugvlError
+from snugvl.hardware import gpus
+from snugvl.hardware.describe import describe
+from snugvl.hardware.machine import Machine
+from snugvl.planner.budget import budgets
+from snugvl.planner.plan import Choice
+from snugvl.planner.recommend import catalogue_candidates
+from snugvl.planner.solve import Candidate, solve
+from snugvl.planner.vllm_flags import utilisation, vllm_flags
+from snugvl.planner.wishes import Wishes
+
+# What vLLM has in "Model loading took": the weights, and the buffers that are made with them.
+LOADED: Final = ("weights", "vLLM rotary cache", "vLLM deepstack buffers")
+# Flags of which a smaller value than the plan's is kept: it takes less.
+_AT_MOST: Final = ("--max-num-seqs", "--max-num-batched-tokens")
+
+
+def machine_of(facts: RunFacts) -> Machine | None:
+    """The GPU of the log as a machine to plan for, before vLLM started; None where its memory is not known."""
+    if not facts.total or facts.total.nbytes <= 0:
+        return None
+    total = facts.total.nbytes
+    try:
+        machine = describe(
+            _gpu_name(facts), vram=total, held=0, ram="16GiB", os="wsl2" if facts.wsl2 else "linux"
+        )
+    except SnugvlError:
+        return None
+    free = facts.free.nbytes if facts.free else total
+    if facts.run.has("over_free", "summary"):  # vLLM looks when its CUDA context is there already
+        free += budgets(machine)[0].device.context_bytes
+    (gpu,) = machine.gpus
+    return replace(machine, gpus=(replace(gpu, free_bytes=max(0, min(free, total))),))
+
+
+def _gpu_name(facts: RunFacts) -> str | None:
+    """The GPU's name, if the table of GPUs has it with this much memory."""
+    try:
+        return gpus.lookup(facts.gpu, facts.total.nbytes if facts.total else None).name if facts.gpu else None
+    except SnugvlError:
+        return None
+
+
+def plan_of(facts: RunFacts) -> Choice | None:
+    """The planner's way to run the model of the log with vLLM on its GPU, or None."""
+    machine, known = machine_of(facts), facts.known
+    alone = not facts.command or facts.command.get("--tensor-parallel-size") in (None, "1")
+    if machine is None or known is None or not known.as_published or not alone:
+        return None
+    limit = None
+    if facts.free is None and facts.ceiling:  # nothing says that more than this is free
+        limit = facts.ceiling.nbytes + budgets(machine)[0].device.context_bytes
+    for wishes in _wishes(facts, limit):
+        choice = _solved(facts, machine, wishes)
+        surplus = _surplus(facts, choice) if choice else 0
+        if choice and surplus > 0:
+            (gpu,) = machine.gpus
+            less = replace(machine, gpus=(replace(gpu, free_bytes=max(0, gpu.free_bytes - surplus)),))
+            choice = _solved(facts, less, wishes)
+            # What vLLM loads beyond the plan is inside its share of the card, not beside it.
+            choice = replace(choice, budget=budgets(machine, limit)[0]) if choice else None
+        if choice:
+            return choice
+    return None
+
+
+def _solved(facts: RunFacts, machine: Machine, wishes: Wishes) -> Choice | None:
+    assert facts.known is not None
+    try:
+        return solve([Candidate(facts.known.model.facts)], machine, wishes).choice
+    except SnugvlError:
+        return None
+
+
+def _surplus(facts: RunFacts, choice: Choice) -> int:
+    """Bytes that the run loaded beyond what the plan counts, such as a head that is loaded twice."""
+    planned = sum(choice.footprint.named(part) for part in LOADED)
+    return facts.weights.nbytes - planned if facts.weights else 0
+
+
+def _wishes(facts: RunFacts, limit: int | None) -> Iterator[Wishes]:
+    """What the command asks for; then without its context, then without its pixels either."""
+    command = facts.command
+    sees = bool(facts.known and facts.known.model.facts.vision)
+    without = bool(command and command.has("--language-model-only"))
+    images = _images_wished(facts) if sees and not without else 0
+    kv = "fp8" if command and (command.get("--kv-cache-dtype") or "").startswith("fp8") else None
+    given = command.get("--max-model-len") if command else None
+    context = int(given) if given and given.isdigit() and len(given) < 10 else None
+    for asked, pixels in dict.fromkeys(
+        ((context, max_pixels(facts)), (None, max_pixels(facts)), (None, None))
+    ):
+        try:
+            yield Wishes(
+                context=asked or None, images=images, max_pixels=pixels, backend="vllm", memory_bytes=limit,
+                language_only=without and sees, kv_cache="fp8" if kv else None,
+            )  # fmt: skip
+        except SnugvlError:
+            continue
+
+
+def _images_wished(facts: RunFacts) -> int:
+    given = facts.command.get("--limit-mm-per-prompt") if facts.command else None
+    match = re.search(r"image\W{1,4}(\d{1,3})", given or "")
+    return min(int(match[1]), 16) if match else 1
+
+
+def max_pixels(facts: RunFacts) -> int | None:
+    """`max_pixels` of the command's --mm-processor-kwargs."""
+    given = facts.command.get("--mm-processor-kwargs") if facts.command else None
+    try:
+        value = json.loads(given) if given else None
+    except ValueError:
+        return None
+    found = value.get("max_pixels") if isinstance(value, dict) else None
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def safe_utilisation(facts: RunFacts) -> float | None:
+    """The largest utilisation that the planner's budget allows; None where the log has no total."""
+    machine = machine_of(facts)
+    if machine is None:
+        return None
+    budget = budgets(machine)[0]
+    room = budget.usable_bytes - budget.device.context_bytes
+    return room * 10_000 // budget.total_bytes / 10_000 if room > 0 else None
+
+
+def memory_changes(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    """The plan's flags, all at once: they share the memory. Without a plan: what vLLM says of the context."""
+    if choice is None:
+        longest = _by_message(facts)
+        found = [Change("--max-model-len", None, str(longest), "what the KV cache holds")] if longest else []
+        return found + utilisation_change(facts, choice)
+    words, found = vllm_flags(choice), []
+    for flag, value in zip(words, [*words[1:], ""], strict=True):
+        if not flag.startswith("--"):
+            continue
+        old = facts.command.get(flag) if facts.command else None
+        if flag == "--gpu-memory-utilization":
+            found += utilisation_change(facts, choice)
+        elif flag not in _AT_MOST or not (old and old.isdigit() and int(old) <= int(value)):
+            found.append(Change(flag, None, "" if value.startswith("--") else value, _why(choice, flag)))
+    return found
+
+
+def over_free_changes(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    """The utilisation alone where the plan has room to spare; otherwise all of the plan."""
+    if choice is None or not choice.settings.eager:
+        return utilisation_change(facts, choice)
+    return memory_changes(facts, choice)
+
+
+def _why(choice: Choice, flag: str) -> str:
+    settings = choice.settings
+    return {
+        "--max-model-len": f"{settings.context:,} tokens take {gib(choice.footprint.named('KV cache'))} of KV cache",
+        "--mm-processor-kwargs": f"images are scaled to {choice.tokens:,} tokens at most, and only that is profiled",
+        "--limit-mm-per-prompt": "one image a request and no video: their profiles and caches are not reserved"
+        if settings.images == 1
+        else "no video: its profile and cache are not reserved",
+        "--kv-cache-dtype": "a token takes half the bytes",
+        "--enforce-eager": "there is no room for CUDA graphs",
+    }.get(flag, "the plan counts the bytes of a step for this many")
+
+
+def utilisation_change(facts: RunFacts, choice: Choice | None) -> list[Change]:
+    """--gpu-memory-utilization as planned, or as the planner's budget allows; none where nothing says more."""
+    value = utilisation(choice) if choice else safe_utilisation(facts)
+    if facts.free and facts.total:
+        why = f"{gib(facts.free.nbytes)} of {gib(facts.total.nbytes)} were free; the rest is margin"
+    elif facts.utilisation_given and (facts.utilisation or 1) <= 0.85:
+        value, why = safe_utilisation(facts), "if nothing else holds memory; look with nvidia-smi first"
+    else:
+        return []
+    if not value or value == facts.utilisation:
+        return []
+    return [Change("--gpu-memory-utilization", None, f"{value:g}", why)]
+
+
+def _by_message(facts: RunFacts) -> int | None:
+    """vLLM's own estimate of the longest context, or its count of KV tokens, a little rounded down."""
+    for key, group in (("kv_short", 3), ("kv_short_tokens", 1)):
+        if (hit := facts.run.last(key)) and hit.groups[group].isdigit() and len(hit.groups[group]) < 12:
+            tokens = int(int(hit.groups[group]) * 0.97) // 256 * 256
+            return tokens or None
+    return None
+
+
+def plan_command(facts: RunFacts) -> str:
+    """`snugvl plan …` for the GPU of the log: what is printed has been solved, so it finds a plan."""
+    if not facts.total:
+        return "snugvl plan"
+    system, name = "wsl2" if facts.wsl2 else "linux", _gpu_name(facts)
+    vram = f"{facts.total.nbytes // MIB}MiB"
+    held = f"{max(facts.total.nbytes - facts.free.nbytes, 0) // MIB}MiB" if facts.free else None
+    words = ["--gpu", name.lower().replace(" ", "-")] if name else []
+    words += ["--vram", vram, *(("--held", held) if held else ()), "--os", system]
+    known = facts.known
+    try:
+        machine = describe(name, vram=vram, held=held, os=system)
+        wishes = Wishes(images=1 if known is None or known.model.facts.vision else 0)
+        if known and solve([Candidate(known.model.facts)], machine, wishes).choice:
+            return shlex.join(["snugvl", "plan", known.repo, *words])
+        if solve(catalogue_candidates(), machine, Wishes()).choice:
+            return shlex.join(["snugvl", "plan", *words])
+    except SnugvlError:
+        pass
+    return "snugvl plan"

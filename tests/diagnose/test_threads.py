@@ -1,0 +1,172 @@
+"""Failures from public threads: each log names its thread, and gets its cause and a command, or its last word.
+
+The lines are the threads' own, few of many, with users' names taken out; a last line without a logger's prefix is
+mostly the title. `benchmarks/failure_logs.py` prints them as a table.
+"""
+
+# ruff: noqa: E501 - lines of logs
+
+from pathlib import Path
+
+import pytest
+
+from snugvl.diagnose.explain import explain, explain_file
+from snugvl.diagnose.result import to_text
+
+LOGS = Path(__file__).parent / "logs"
+BUILD_TOOLS = "sudo apt install build-essential python3-dev"
+CUDA_HOME = "export CUDA_HOME=/usr/local/cuda"
+FETCH = "hf download MODEL --force-download"
+FRESH = "python3 -m venv ~/engine"
+
+# log: (causes, what the diagnosis says: a command, a number of the log, or the last exception)
+THREADS = {
+    "bnb_binary": ("packages", "pip install -U bitsandbytes"),
+    "bnb_cuda_setup": ("packages", "python -m bitsandbytes"),
+    "context_beyond_model": ("settings", "--max-model-len 512"),
+    "cublas_internal": ("exception", "CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasCreate(handle)`"),
+    "engine_dead_only": ("exception", "MQLLMEngine is already dead"),
+    "flash_attn_missing": ("packages", "pip install flash-attn"),
+    "flashinfer_ninja_cuda_home": ("compiler", CUDA_HOME),
+    "flashinfer_no_nvcc": ("compiler", CUDA_HOME),
+    "flashinfer_nvcc_option": ("compiler", "VLLM_USE_FLASHINFER_SAMPLER=0"),
+    "flashinfer_sampler_nvcc": ("compiler", "VLLM_USE_FLASHINFER_SAMPLER=0"),
+    "forked_cuda": ("forked_cuda", "VLLM_WORKER_MULTIPROC_METHOD=spawn"),
+    "gcc_cuda_utils": ("compiler", BUILD_TOOLS),
+    "heads_tensor_parallel": ("settings", "--tensor-parallel-size 4"),
+    "hip_invalid_function": ("no_kernel", "HIP_VISIBLE_DEVICES"),
+    "llamacpp_compute_280g": ("compute_buffer", "-ub 128"),
+    "llamacpp_compute_while_serving": ("compute_buffer", "-ub 128"),
+    "llamacpp_hub_500": ("exception", "std::runtime_error: error from HF API, response code: 500"),
+    "llamacpp_kv_cpu": (
+        "context",
+        "128.00 GiB of main memory was refused: it is the KV cache for a context of 1,048,576",
+    ),
+    "llamacpp_kv_gpu": ("context", "-c 4096"),
+    "llamacpp_projector": ("architecture", "Update Ollama or llama.cpp"),
+    "llamacpp_rocm_second_gpu": ("no_kernel", "HIP_VISIBLE_DEVICES=0"),
+    "llamacpp_weights_145g": ("weights", "snugvl plan"),
+    "lora_oom_v0": ("serving_memory", "--gpu-memory-utilization 0.85"),
+    "nccl_out_of_memory": ("out_of_memory", "snugvl plan"),
+    "nccl_watchdog": ("communication", "NCCL_P2P_DISABLE=1"),
+    "no_c_compiler": ("compiler", BUILD_TOOLS),
+    "numba_numpy": ("packages", "pip install 'numpy<=2.2.99'"),
+    "numpy_module": ("packages", FRESH),
+    "ollama_architecture": ("architecture", "Update Ollama or llama.cpp"),
+    "ollama_driver": ("driver", "Install a driver"),
+    "ollama_file_magic": ("checkpoint", "ollama pull MODEL"),
+    "ollama_mmproj": ("vision_weights", "--no-mmproj-offload"),
+    "ollama_runner_oom": ("compute_buffer", "OLLAMA_CONTEXT_LENGTH=4096"),
+    "ollama_tensors": ("checkpoint", FETCH),
+    "param_shape_4bit": ("checkpoint", "[3096576, 1], the model's configuration asks for [5376, 1152]"),
+    "ptxas_sm121": ("compiler", "TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas"),
+    "ptxas_thor": (
+        "compiler",
+        "TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas vllm serve nvidia/Qwen3-30B-A3B-FP4",
+    ),
+    "python_h_tp4": ("compiler", BUILD_TOOLS),
+    "rocblas_tensile": ("no_kernel", "rocminfo"),
+    "safetensors_header": ("checkpoint", FETCH),
+    "safetensors_incomplete": ("checkpoint", FETCH),
+    "served_then_illegal_access": (
+        "exception",
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    ),
+    "served_then_oom": ("serving_memory", "--gpu-memory-utilization 0.85"),
+    "served_then_oom_graphs": ("serving_memory fragmentation", "--gpu-memory-utilization 0.85"),
+    "size_mismatch_torch": ("checkpoint", "[4096, 4096], the model's configuration asks for [128, 4096]"),
+    "triton_shared_memory": ("no_kernel", "66,560 bytes of shared memory in a block; this GPU has 65,536"),
+    "undefined_symbol": ("packages", FRESH),
+    "vllm_nvcc_not_found": ("compiler", CUDA_HOME),
+    "weight_shape": ("checkpoint", "[3600], the model's configuration asks for [3584]"),
+    "xformers_no_operator": ("no_kernel", "python -m xformers.info"),
+}
+
+
+def test_every_thread_is_in_the_table_and_named() -> None:
+    assert {path.stem.removeprefix("thread_") for path in LOGS.glob("thread_*.log")} == set(THREADS)
+    assert len(THREADS) >= 30
+    named = [(LOGS / f"thread_{name}.log").read_text(encoding="utf-8").split("\n", 1)[0] for name in THREADS]
+    assert all(line.startswith("# thread: github.com/") for line in named)
+    assert len(set(named)) == len(named)
+
+
+@pytest.mark.parametrize("name", sorted(THREADS))
+def test_the_cause_and_what_to_do(name: str) -> None:
+    found = explain_file(LOGS / f"thread_{name}.log")
+    causes, said = THREADS[name]
+    assert [cause.kind for cause in found.causes] == causes.split()
+    assert all(cause.evidence for cause in found.causes)
+    text = to_text(found)
+    assert said in text
+    assert "No failure found" not in text
+
+
+KV_LIKE_WEIGHTS = """\
+llama_context: n_ctx         = 65536
+ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9216.00 MiB on device 0: cudaMalloc failed: out of memory
+alloc_tensor_range: failed to allocate CUDA0 buffer of size 9663676416
+llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache
+"""
+VISION_LIKE_WEIGHTS = """\
+load_tensors: offloaded 29/29 layers to GPU
+clip_ctx: CLIP using CUDA0 backend
+ggml_backend_cuda_buffer_type_alloc_buffer: allocating 1289.95 MiB on device 0: cudaMalloc failed: out of memory
+alloc_tensor_range: failed to allocate CUDA0 buffer of size 1352605696
+"""
+
+
+def test_the_kv_cache_and_the_vision_encoder_are_no_weights_of_the_model() -> None:
+    """llama.cpp refuses all three in the same words; what it was about to load tells them apart."""
+    assert [cause.kind for cause in explain(KV_LIKE_WEIGHTS).causes] == ["context"]
+    assert [cause.kind for cause in explain(VISION_LIKE_WEIGHTS).causes] == ["vision_weights"]
+
+
+ANSWERED = """\
+INFO:     Application startup complete.
+(EngineCore pid=1) Capturing CUDA graphs (decode, FULL): 100%
+INFO:     127.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK
+(EngineCore pid=1) ERROR 05-05 12:36:59 [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.
+"""
+
+
+def test_graphs_are_not_to_blame_once_a_request_was_answered() -> None:
+    assert [cause.kind for cause in explain(ANSWERED).causes] == ["serving_memory"]
+    before = ANSWERED.replace(" 200 OK", " 503")
+    assert [cause.kind for cause in explain(before).causes] == ["cuda_graphs"]
+
+
+CHAINED = """\
+(EngineCore pid=9) Traceback (most recent call last):
+(EngineCore pid=9) frobnicate.LatticeError: the third pole is missing
+(EngineCore pid=9)
+(EngineCore pid=9) The above exception was the direct cause of the following exception:
+(EngineCore pid=9)
+(EngineCore pid=9) Traceback (most recent call last):
+(EngineCore pid=9) ValueError: could not set up the lattice
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+def test_the_innermost_cause_is_quoted() -> None:
+    (cause,) = explain(CHAINED).causes
+    assert (cause.kind, cause.explanation) == (
+        "exception",
+        "The log says: frobnicate.LatticeError: the third pole is missing",
+    )
+    assert [evidence.line for evidence in cause.evidence] == [2]
+    apart = CHAINED.replace("was the direct cause of", "and")
+    assert "could not set up the lattice" in explain(apart).causes[0].explanation
+
+
+def test_an_exception_that_a_start_survived_is_no_failure() -> None:
+    log = "ImportError: cannot import name 'x'\nINFO:     Application startup complete.\n"
+    assert explain(log).healthy
+    after = explain(log + "ValueError: the lattice broke\n")
+    assert not after.healthy
+    assert "the lattice broke" in after.causes[0].explanation
+
+
+def test_only_what_says_nothing_itself_is_quoted_as_such() -> None:
+    log = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
+    assert "Engine core initialization failed" in explain(log).causes[0].explanation
