@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from snugvl.config import EngineConfig
 from snugvl.engine.admission import check_prompt
 from snugvl.engine.engine import Engine
-from snugvl.engine.memory.prefix import ROOT, block_key
+from snugvl.engine.prefix import ROOT, block_key
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.engine.sequence import Prompt, VisionSlice
 from snugvl.errors import RequestTooLarge

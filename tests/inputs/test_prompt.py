@@ -119,8 +119,8 @@ def test_real_tokenizer_and_template(tmp_path: Path, config: ModelConfig) -> Non
     assert processor.template.render(messages) == text
     assert list(processor.prepare(messages).prompt_ids) == theirs(text)["input_ids"]
     assert processor.tokenizer.eos_ids == {151645, 151643}
-    assert processor.image_size_tokens(1920, 1080) == 2040  # 60 × 34
-    assert processor.image_size_tokens(4032, 3024) == 11844
+    assert processor.pictures.images.tokens(1920, 1080) == 2040  # 60 × 34
+    assert processor.pictures.images.tokens(4032, 3024) == 11844
 
 
 def test_max_pixels_lowers_the_cost(processor: Processor) -> None:
@@ -128,7 +128,7 @@ def test_max_pixels_lowers_the_cost(processor: Processor) -> None:
     whole = processor.prepare([user(image)])
     small = processor.prepare([user(Picture(image, max_pixels=128 * 128))])
     assert (whole.image_tokens, small.image_tokens) == (400, 16)
-    assert small.image_tokens == processor.image_size_tokens(640, 640, 128 * 128)
+    assert small.image_tokens == processor.pictures.images.tokens(640, 640, 128 * 128)
 
 
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|image_pad|>", "<|im_start|>"])

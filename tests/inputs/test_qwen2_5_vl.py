@@ -19,7 +19,7 @@ from snugvl.errors import ImageError, RequestError
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.video import read_video_preprocessor
-from snugvl.models.mrope import mrope_positions
+from snugvl.models.rope import mrope_positions
 from tests import qwen2_5_vl
 from tests.inputs.test_prompt import ANSWER, SYSTEM, ask_oracle, clip, noise
 
@@ -85,7 +85,7 @@ def test_patches_equal_transformers(images: ImagePreprocessor, theirs: Any, size
 def test_token_counts_equal_transformers(ours: Processor, theirs: Any) -> None:
     for width, height in np.random.default_rng(0).integers(40, 5000, (100, 2)).tolist():
         patches = theirs.image_processor.get_number_of_image_patches(height, width)
-        assert ours.image_size_tokens(width, height) == patches // 4
+        assert ours.pictures.images.tokens(width, height) == patches // 4
         high, wide = smart_resize(height, width, factor=28, min_pixels=3136, max_pixels=12845056)
         assert high * wide // 784 == patches // 4
 

@@ -20,7 +20,7 @@ from snugvl.config import EngineConfig
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.engine.sequence import Prompt
 from snugvl.errors import OutOfMemory, RequestError, RequestTooLarge
-from snugvl.models.mrope import mrope_positions
+from snugvl.models.rope import mrope_positions
 
 
 def check_prompt(request: EngineRequest, model: ModelConfig) -> Prompt:

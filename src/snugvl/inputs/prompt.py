@@ -70,11 +70,6 @@ class Processor:
             PictureInputs.from_folder(folder, config, tokenizer, max_pixels),
         )
 
-    def image_size_tokens(self, width: int, height: int, max_pixels: int | None = None) -> int:
-        """Prompt tokens that an image of that size costs, for planning."""
-        assert self.pictures is not None, "asked of a model that sees"
-        return self.pictures.images.tokens(width, height, max_pixels)
-
     def prepare(
         self,
         messages: Sequence[Message],

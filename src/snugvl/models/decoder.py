@@ -16,9 +16,8 @@ from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.rotary import CosSin, rotate
 from snugvl.models.linear_attention import GatedDeltaNet
-from snugvl.models.rope import rotation_of
+from snugvl.models.rope import CosSin, rotate, rotation_of
 
 Packed = dict[str, tuple[tuple[str, int], ...]]
 """By parameter of a module: the checkpoint's tensors that are its rows, with how many, in order."""

@@ -33,11 +33,10 @@ from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import GROUP, Format
 from snugvl.models import ready_made
-from snugvl.models.main_memory import to_main_memory
+from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.ready_made import PackedMatrix
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, Piece, TensorFiles, dequantise
-from snugvl.models.weight_stream import CopyStream, WeightStream, room_bytes, to_host
 
 GPU_READERS = 4
 
@@ -52,7 +51,7 @@ class Storage:
         head: embedding and head ("bf16" or "int8").
         group: columns that share a scale in int4.
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
-        streamed: the tower's blocks and mergers stay in main memory (`models/weight_stream.py`), "pinned"
+        streamed: the tower's blocks and mergers stay in main memory (`models/main_memory.py`), "pinned"
             where that can be had or "plain"; None keeps them on the device.
         embedding: "cpu": it stays in main memory, where a GPU reads it (`models/main_memory.py`).
     """

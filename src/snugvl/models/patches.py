@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from snugvl.layers.rotary import inverse_frequencies
 from snugvl.models.batch import GridTHW
+from snugvl.models.rope import inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
 from snugvl.models.batch import GridTHW, PatchReader
+from snugvl.models.main_memory import Resident, WeightStream
 from snugvl.models.patches import Rotation, Run, chunks, groups, patch_places, window_chunks, window_order
 from snugvl.models.vision_blocks import Block, Seen, advance_frames
-from snugvl.models.weight_stream import Resident, WeightStream
 
 EPS = 1e-6  # of the norms; no configuration says it
 ROWS: Final = 2048  # patches of a chunk: enough to keep a GPU busy

@@ -37,9 +37,9 @@ from torch.nn.functional import gelu
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.layers.linear import Linear
 from snugvl.models.batch import GridTHW, PatchReader
+from snugvl.models.main_memory import Resident, WeightStream
 from snugvl.models.patches import Rotation, chunks, groups, patch_places, taps
 from snugvl.models.vision_blocks import Block, advance_frames
-from snugvl.models.weight_stream import Resident, WeightStream
 
 # Patches of a chunk. A 1024 × 1024 image is one: a large GPU is done with half of one before the host has
 # started what comes next.

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.configs import parse_config
 from snugvl.config import EngineConfig
-from snugvl.engine.memory.caches import allocate
+from snugvl.engine.memory import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from snugvl.checkpoint.facts import KVLayer, Role, TextFacts, VisionFacts
+from snugvl.checkpoint.facts import Role, TextFacts, VisionFacts
 from snugvl.checkpoint.section import Section
 from snugvl.errors import CheckpointError
 
@@ -103,8 +103,3 @@ def images_of(images: Section | None, where: str) -> Section:
             "without it the tokens of an image are unknown"
         )
     return images
-
-
-def full_attention(layers: int, kv_heads: int, head_dim: int) -> tuple[KVLayer, ...]:
-    """Layers that keep keys and values of every token."""
-    return (KVLayer(kv_heads, head_dim),) * layers

@@ -16,7 +16,7 @@ from snugvl.layers.kernels.device import hardware_of, native_fp8, tensor_cores
 from snugvl.layers.kernels.early import early
 
 MANY, MANY_TOKENS = 64, 8  # tokens from which a program writes several, and how many
-SEATS = 256  # sequences that attention of chunks is compiled for; more are another variant
+MAX_SEQUENCES = 256  # sequences that attention of chunks is compiled for; more are another variant
 
 
 def _narrow(query: torch.Tensor) -> bool:
@@ -136,7 +136,7 @@ def chunk(
         DIM=dim,
         WIDE=triton.next_power_of_2(dim),
         BLOCK=block_size,
-        SEATS=max(SEATS, triton.next_power_of_2(sequences)),
+        MAX_SEQUENCES=max(MAX_SEQUENCES, triton.next_power_of_2(sequences)),
         ROWS=rows,
         STEP=tiles.step,
         STAGES=tiles.stages,

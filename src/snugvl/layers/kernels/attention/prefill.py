@@ -200,7 +200,7 @@ def attend_chunk(
     DIM: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
-    SEATS: tl.constexpr,
+    MAX_SEQUENCES: tl.constexpr,
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
     STAGES: tl.constexpr,
@@ -220,7 +220,7 @@ def attend_chunk(
         starts: `[sequences + 1]` int32, first token of each chunk in the batch.
         lengths: `[sequences]` int32, tokens in the cache, the chunk's own included.
         WIDE: a power of two that holds DIM.
-        SEATS: a power of two that holds the sequences.
+        MAX_SEQUENCES: a power of two that holds the sequences.
         ROWS, STEP, STAGES: rows of a program, `SHARED` of them or more, tokens read at a time, and Triton's
             stages: 3 load a step while another is computed.
         FEW, FEW_STEP, FEW_STAGES: the same for a sequence with one new token; FEW holds SHARED.
@@ -232,7 +232,7 @@ def attend_chunk(
     place = tl.program_id(1)
     place = tl.where(place % 2 == 0, tl.num_programs(1) - 1 - place // 2, place // 2)
     each: tl.constexpr = ROWS // SHARED
-    line = tl.arange(0, SEATS)
+    line = tl.arange(0, MAX_SEQUENCES)
     there = line < sequences
     before = tl.load(starts + line, mask=there, other=0) // each + line
     sequence = tl.sum((there & (before <= place)).to(tl.int32), 0) - 1
