@@ -32,7 +32,7 @@ from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.models.batch import Batch, encoded
+from snugvl.models.batch import ForwardBatch, encoded
 from snugvl.models.loader import load_model
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.rope import mrope_positions
@@ -164,7 +164,7 @@ def our_logits(model: LoadableNetwork, prompt: PreparedPrompt, kv: KVFormat = "b
             model.encode_in_steps(item.reader(device, model.dtype), item.grid_thw) for item in prompt.vision
         )
         embeds = torch.cat([encoded(steps) for steps in pictures])
-    batch = Batch(
+    batch = ForwardBatch(
         input_ids=torch.tensor(ids, device=device),
         positions=positions.to(device),
         attention=AttentionMetadata(

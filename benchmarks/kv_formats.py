@@ -20,7 +20,7 @@ from snugvl.engine.engine import Engine
 from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.models.batch import Batch
+from snugvl.models.batch import ForwardBatch
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
 from snugvl.sampling import SamplingParams
@@ -45,7 +45,9 @@ def logits(model: LoadableNetwork, kv: KVFormat, ids: list[int]) -> torch.Tensor
         (len(ids),), (len(ids),), everything, table, BLOCK, state_slots=everything[:1] * 0
     )
     positions = everything.expand(3, -1)
-    return model.forward(Batch(torch.tensor(ids, device=device), positions, where, everything), cache).float()
+    return model.forward(
+        ForwardBatch(torch.tensor(ids, device=device), positions, where, everything), cache
+    ).float()
 
 
 def run(model: LoadableNetwork, kv: KVFormat, context: int, new: int) -> dict[str, float]:

@@ -36,8 +36,7 @@ from snugvl.checkpoint.catalogue import entries
 from snugvl.checkpoint.configs import parse_config
 from snugvl.config import EngineConfig
 from snugvl.engine.precompile import network_from, outline_of, rehearse
-from snugvl.layers.kernels.compiler.compiling import compile_all, compiled
-from snugvl.layers.kernels.compiler.dry_run import Launch, dry_run
+from snugvl.layers.kernels.compiler.ahead_of_time import Launch, compile_all, compiled, dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.models.loader import Storage, choose_formats, without_memory
 from snugvl.models.networks import LoadableNetwork

@@ -18,7 +18,7 @@ from snugvl.checkpoint.configs import SUPPORTED, parse_config
 from snugvl.config import EngineConfig
 from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import _batch, _encode, network_from, outline_of
-from snugvl.layers.kernels.compiler.dry_run import dry_run
+from snugvl.layers.kernels.compiler.ahead_of_time import dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.models.loader import Storage, choose_formats, without_memory
 from snugvl.models.networks import LoadableNetwork

@@ -25,10 +25,10 @@ from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import network_from, outline_of, rehearse
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.layers.kernels.compiler.dry_run import Launch, dry_run
+from snugvl.layers.kernels.compiler.ahead_of_time import Launch, dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, GridTHW, PatchReader
+from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from snugvl.models.loader import Storage, choose_formats, without_memory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.sampling import SamplingParams
@@ -138,7 +138,7 @@ class Stage:
         made = yield from self._network.encode_in_steps(shape_only, grid)
         return torch.zeros(made.shape, dtype=made.dtype)
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         assert batch.logit_rows is not None
         if batch.attention.decodes and len(batch.input_ids) <= SIZES[-1]:
             logits = self._as_in_a_graph(next(size for size in SIZES if size >= len(batch.input_ids)), batch)
@@ -146,7 +146,7 @@ class Stage:
             logits = self._network.forward(as_on_a_gpu(batch), self._cache)
         return torch.zeros(len(batch.logit_rows), logits.shape[1])
 
-    def _as_in_a_graph(self, size: int, batch: Batch) -> torch.Tensor:
+    def _as_in_a_graph(self, size: int, batch: ForwardBatch) -> torch.Tensor:
         """Filled up, with tables as wide as a sequence may be long, and what a graph does around it."""
 
         def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -164,7 +164,7 @@ class Stage:
             lengths=lengths,
             state_slots=numbers(size) if batch.attention.state_slots is not None else None,
         )
-        logits = self._network.forward(Batch(numbers(size), positions, attention, None), self._cache)
+        logits = self._network.forward(ForwardBatch(numbers(size), positions, attention, None), self._cache)
         choose(logits, numbers(size), numbers(size), lengths)
         return logits
 
@@ -189,15 +189,15 @@ def without_values(tensor: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def as_on_a_gpu(batch: Batch) -> Batch:
+def as_on_a_gpu(batch: ForwardBatch) -> ForwardBatch:
     def moved(value: Any) -> Any:
         return without_values(value) if isinstance(value, torch.Tensor) else value
 
     attention = batch.attention.on_device()
     names = AttentionMetadata.__dataclass_fields__
     attention = replace(attention, **{name: moved(getattr(attention, name)) for name in names})
-    numbers = {name: moved(getattr(batch, name)) for name in Batch.__dataclass_fields__}
-    return Batch(**numbers | {"attention": attention})
+    numbers = {name: moved(getattr(batch, name)) for name in ForwardBatch.__dataclass_fields__}
+    return ForwardBatch(**numbers | {"attention": attention})
 
 
 def request(name: str, words: int, answer: int, grid: GridTHW | None) -> EngineRequest:

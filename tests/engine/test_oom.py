@@ -15,7 +15,7 @@ from snugvl.engine.request import EngineRequest
 from snugvl.engine.scheduler import Ready, Schedule
 from snugvl.errors import OutOfMemory
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, GridTHW, PatchReader
+from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from tests.engine.test_overlap import engine_with
 from tests.engine.toy import BOMB, HybridToy, Toy, engine, oracle, picture, request, run, tokens
 
@@ -25,12 +25,12 @@ FULL = "CUDA out of memory. Tried to allocate 26.00 MiB. GPU 0 has a total capac
 class Short:
     """Makes a toy run out of memory in steps for which `too_much` says so."""
 
-    def __init__(self, model: Toy, too_much: Callable[[Batch], bool]) -> None:
+    def __init__(self, model: Toy, too_much: Callable[[ForwardBatch], bool]) -> None:
         self.failed: list[int] = []  # tokens of each step that failed
         self._forward, self._too_much = model.forward, too_much
         model.forward = self.forward  # type: ignore[method-assign]
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         if self._too_much(batch):
             for layer in range(cache.storage.shape[0]):  # what a step that breaks off leaves behind
                 cache.storage[layer, :, batch.attention.slot_mapping] = torch.nan

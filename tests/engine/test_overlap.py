@@ -14,7 +14,7 @@ from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch
+from snugvl.models.batch import ForwardBatch
 from snugvl.sampling import SamplingParams
 from tests.engine.toy import BOMB, POISON, HybridToy, Toy
 
@@ -72,7 +72,7 @@ class EagerGraphs(DecodeGraphs):
             state_slots=self.state_slots,
         )
         positions = torch.tensor([p + d for p, d in zip(places, self.deltas, strict=True)]).expand(3, -1)
-        batch = Batch(self.ids, positions, metadata, torch.arange(len(places)))
+        batch = ForwardBatch(self.ids, positions, metadata, torch.arange(len(places)))
         logits = self._model.forward(batch, self._cache)
         self.ids = logits.argmax(-1)
         self.lengths = [length + 1 for length in self.lengths]
@@ -272,9 +272,9 @@ class Seen:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[ForwardBatch] = []
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         self.batches.append(batch)
         return torch.zeros(len(batch.input_ids), 5)
 

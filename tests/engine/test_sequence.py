@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snugvl.engine.admission import check_prompt
-from snugvl.engine.sequence import Prompt
+from snugvl.engine.sequence import CheckedPrompt
 from tests.engine.toy import CONFIG, IMAGE, picture, request
 
 ITEMS = (picture(1), picture(2, 2, 2), picture(3, 2, 4, t=2), picture(4, 4, 4))
 PARTS = (9, ITEMS[0], ITEMS[1], 8, 8, ITEMS[2], ITEMS[3])
 
 
-def prompt() -> Prompt:
+def prompt() -> CheckedPrompt:
     return check_prompt(request("a", *PARTS), CONFIG)
 
 

@@ -26,7 +26,7 @@ from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.delta_rule import Rule, recur_at, scan_at
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, GridTHW, PatchReader
+from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from snugvl.models.linear_attention import runs
 from snugvl.models.rope import mrope_positions
 from snugvl.sampling import SamplingParams
@@ -104,7 +104,7 @@ class Toy(nn.Module):
             yield 1000
         return self.encode_vision(torch.cat(rows), [grid])
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         if (batch.input_ids == BOMB).any():
             raise RuntimeError("the bomb went off")
         x = self.embed[batch.input_ids]
@@ -238,7 +238,7 @@ def oracle(model: Toy, item: EngineRequest, count: int) -> list[int]:
         size = len(ids)
         more = torch.arange(len(item.prompt_ids), size) + delta
         cache = allocate(model, EngineConfig(num_blocks=1, block_size=size, max_num_seqs=1))
-        batch = Batch(
+        batch = ForwardBatch(
             torch.tensor(ids),
             torch.cat([positions, more.expand(3, -1)], dim=1),
             AttentionMetadata(

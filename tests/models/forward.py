@@ -10,7 +10,7 @@ from snugvl.config import EngineConfig
 from snugvl.engine.memory import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, GridTHW, encoded, patch_reader
+from snugvl.models.batch import ForwardBatch, GridTHW, encoded, patch_reader
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.rope import mrope_positions
 from tests.checkpoints import IMAGE, VIDEO
@@ -65,7 +65,7 @@ def logits(model: LoadableNetwork, prompt: Prompt, chunks: Sequence[int] | None 
             end = start + size
             slots = (table[0][torch.arange(start, end) // 4]) * 4 + torch.arange(start, end) % 4
             inside = (rows >= start) & (rows < end)
-            batch = Batch(
+            batch = ForwardBatch(
                 input_ids=torch.tensor(prompt.ids[start:end]),
                 positions=positions[:, start:end],
                 attention=AttentionMetadata((size,), (end,), slots, table, 4, state_slots=state_slots),

@@ -249,6 +249,7 @@ def test_loading_fits_into_the_place_of_the_cache() -> None:
 def test_slices_of_a_long_step_as_the_kernels_make_them(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a kernel or two more in every recording, of which the driver keeps some memory."""
     from snugvl.layers.kernels.products import linear
+    from snugvl.layers.kernels.products.epilogue import Epilogue
 
     shape, made = SHAPES[size], list[int]()
     monkeypatch.setattr(linear, "_widen", lambda _weights, first, *_: made.append(first))
@@ -261,7 +262,7 @@ def test_slices_of_a_long_step_as_the_kernels_make_them(size: str, monkeypatch: 
         out = torch.empty(200, rows, dtype=torch.bfloat16, device="meta")
         weights = replace(Linear(columns, 1, bias=False).weights, rows=rows * (1 + swiglu))
         made.clear()
-        linear._wide(x, weights, None, None, out, swiglu=swiglu)
+        linear._wide(x, weights, Epilogue(swiglu=swiglu), out)
         assert len(made) == native.slices(rows, columns * (1 + swiglu), 2)
 
 

@@ -14,7 +14,7 @@ from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.models import loader, qwen2_5_vision
-from snugvl.models.batch import Batch
+from snugvl.models.batch import ForwardBatch
 from snugvl.models.networks import Qwen3VL
 from snugvl.models.vision import ROWS
 from snugvl.planner.footprint import decoder, vision
@@ -157,7 +157,7 @@ def step(model: Qwen3VL, config: ModelConfig, new: tuple[int, ...], contexts: tu
         return torch.zeros(*shape, dtype=torch.int64, device="meta")
 
     metadata = AttentionMetadata(new, contexts, zeros(total), zeros(len(new), blocks), 16)
-    batch = Batch(zeros(total), zeros(3, total), metadata, zeros(len(new)), None, None)
+    batch = ForwardBatch(zeros(total), zeros(3, total), metadata, zeros(len(new)), None, None)
     kept = (cache.storage, batch.input_ids, batch.positions, metadata.slot_mapping, metadata.block_tables)
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(batch, cache)  # makes the tables of the rotation, once and for all

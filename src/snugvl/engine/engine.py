@@ -27,7 +27,7 @@ from snugvl.engine.overlap import PendingStep, choice_of, launch_next
 from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
 from snugvl.engine.request import EngineRequest, EngineStats, TokenOutput
 from snugvl.engine.runner import Runner
-from snugvl.engine.sampling.grammar import Mask, MaskThreads, Pace, mask_threads, settle
+from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads, mask_threads, settle
 from snugvl.engine.sampling.sampler import Sampled, begin, results_of
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler, prefill_beside_decodes
 from snugvl.engine.sequence import Sequence, State, no_token, random_stream
@@ -117,7 +117,7 @@ class Engine:
             for i in range(request.sampling.n)
         ]
         if request.grammar is not None:
-            pace = Pace()
+            pace = MaskPace()
             for sequence in choices:
                 sequence.grammar = Mask(request.grammar.start(), self._masks, pace)
         choices[0].siblings = choices[1:]

@@ -13,7 +13,7 @@ blocks that are rewritten, in the order of the stream, before anybody reads them
 from dataclasses import dataclass
 
 from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
-from snugvl.engine.sampling.sampler import Choice, Sampled, Sampler, Sampling
+from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampler
 from snugvl.engine.scheduler import Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, slot_of
 
@@ -31,7 +31,7 @@ class PendingStep:
     sequences: list[Sequence]
     run: Replay
     sampler: Sampler | None = None
-    sampling: Sampling | None = None
+    sampling: PendingSample | None = None
 
     def results(self) -> list[Sampled]:
         """A token for each sequence, waiting for them."""

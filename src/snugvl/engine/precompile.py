@@ -27,7 +27,7 @@ from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import Format
-from snugvl.models.batch import Batch, GridTHW, encoded
+from snugvl.models.batch import ForwardBatch, GridTHW, encoded
 from snugvl.models.loader import without_memory
 from snugvl.models.networks import LoadableNetwork
 from snugvl.sampling import SamplingParams
@@ -129,8 +129,10 @@ class CompileReport:
 
 def compile_kernels(job: CompileJob) -> CompileReport:
     """Find out what kernels the engine's steps need, and compile them into Triton's folder."""
-    from snugvl.layers.kernels.compiler.compiling import compile_all  # needs triton, which only GPUs bring
-    from snugvl.layers.kernels.compiler.dry_run import dry_run
+    from snugvl.layers.kernels.compiler.ahead_of_time import (
+        compile_all,  # needs triton, which only GPUs bring
+        dry_run,
+    )
 
     with torch.inference_mode(), dry_run(job.hardware) as launches:
         rehearse(network_from(job.outline), job.engine)
@@ -183,7 +185,7 @@ def edges(most: int) -> list[int]:
     return sorted(count for count in found if count <= most)
 
 
-def _batch(lengths: tuple[int, ...], cache: KVCache) -> Batch:
+def _batch(lengths: tuple[int, ...], cache: KVCache) -> ForwardBatch:
     """Chunks of so many tokens, each the beginning and all of its sequence, as the runner makes them."""
     device, tokens, sequences = cache.storage.device, sum(lengths), len(lengths)
 
@@ -191,7 +193,7 @@ def _batch(lengths: tuple[int, ...], cache: KVCache) -> Batch:
         return torch.empty(shape, dtype=dtype, device=device)
 
     width = -(-max(lengths) // cache.block_size)
-    return Batch(
+    return ForwardBatch(
         input_ids=numbers(tokens),
         positions=numbers(3, tokens),
         attention=AttentionMetadata(

@@ -22,7 +22,7 @@ from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import to_device
-from snugvl.models.batch import Batch, Network
+from snugvl.models.batch import ForwardBatch, Network
 
 
 class Runner:
@@ -126,11 +126,11 @@ class Runner:
             and self.graphs.ensure(len(step.chunks))
         )
 
-    def _batch(self, chunks: list[Chunk], embeds: list[torch.Tensor]) -> Batch:
+    def _batch(self, chunks: list[Chunk], embeds: list[torch.Tensor]) -> ForwardBatch:
         model, shape = self.model, shape_of(chunks)
         numbers = numbers_of(to_device(pack(chunks, shape, self.cache.block_size), model.device), shape)
         kernels = model.device.type == "cuda"
-        return Batch(
+        return ForwardBatch(
             input_ids=numbers.ids,
             positions=numbers.positions,
             attention=AttentionMetadata(

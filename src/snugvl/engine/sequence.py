@@ -44,7 +44,7 @@ class VisionSlice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
+class CheckedPrompt:
     """A checked prompt, shared by all choices of its request.
 
     Attributes:
@@ -106,7 +106,7 @@ class Sequence:
     """
 
     request: EngineRequest
-    prompt: Prompt
+    prompt: CheckedPrompt
     order: tuple[int, int]
     max_tokens: int
     random: random.Random

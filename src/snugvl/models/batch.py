@@ -29,7 +29,7 @@ def encoded(steps: Generator[int, None, torch.Tensor]) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ForwardBatch:
     """One step over several sequences, flattened token by token.
 
     Attributes:
@@ -78,7 +78,7 @@ class Network(Protocol):
         """
         ...
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """Run one step, writing keys and values into the cache. Logits `[n, vocab]` in float32."""
         ...
 

@@ -152,7 +152,7 @@ class Decoder(nn.Module):
         """Hidden states `[tokens, hidden]`, before the last norm.
 
         `vision_levels[0]` `[k, hidden]` replaces the embeddings of `vision_rows` `[k]`; level `i > 0` is
-        added to them after layer `i - 1`. `vision_rows` may be `[tokens]` bool: see `Batch`.
+        added to them after layer `i - 1`. `vision_rows` may be `[tokens]` bool: see `ForwardBatch`.
         """
         x = self.embed_tokens.lookup(input_ids, self.norm.weight.dtype)
         if vision_rows is not None:

@@ -32,7 +32,7 @@ from snugvl.layers.norm import RMSNorm
 PIECE: Final = 256  # tokens of a chunk that are in float32 at a time
 
 
-class Run(NamedTuple):
+class TokenRun(NamedTuple):
     """Rows of the batch that are worked on together, and whose they are."""
 
     rows: slice
@@ -40,7 +40,7 @@ class Run(NamedTuple):
     single: bool  # one token of each sequence; else tokens of one sequence
 
 
-def runs(query_lens: Sequence[int]) -> Iterator[Run]:
+def runs(query_lens: Sequence[int]) -> Iterator[TokenRun]:
     """Cut a batch of sequences with so many new tokens each."""
     row = first = 0
     for index, count in enumerate(query_lens):
@@ -48,12 +48,12 @@ def runs(query_lens: Sequence[int]) -> Iterator[Run]:
             continue  # the run goes on
         if count == 1:
             end = row + index + 1 - first
-            yield Run(slice(row, end), slice(first, index + 1), single=True)
+            yield TokenRun(slice(row, end), slice(first, index + 1), single=True)
             row = end
         else:
             end = row + count
             for start in range(row, end, PIECE):
-                yield Run(slice(start, min(start + PIECE, end)), slice(index, index + 1), single=False)
+                yield TokenRun(slice(start, min(start + PIECE, end)), slice(index, index + 1), single=False)
             row = end
         first = index + 1
 

@@ -8,7 +8,7 @@ from torch import nn
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
-from snugvl.models.batch import Batch, GridTHW, PatchReader
+from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from snugvl.models.decoder import Decoder
 from snugvl.models.main_memory import Resident
 from snugvl.models.qwen2_5_vision import Qwen25Tower
@@ -67,7 +67,7 @@ class LoadableNetwork(nn.Module):
         assert self.tower is not None, "`engine/admission.py` refuses pictures without a tower"
         return self.tower.encode_in_steps(read, grid)
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """One step of the decoder. Logits `[n, vocab]` in float32, of the rows that are wanted."""
         levels: tuple[torch.Tensor, ...] = ()
         if batch.vision_embeds is not None:

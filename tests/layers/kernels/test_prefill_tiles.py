@@ -8,7 +8,7 @@ import torch
 
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kernels.attention import paged
-from snugvl.layers.kernels.attention.prefill_tiles import PrefillTiles, prefill_tiles
+from snugvl.layers.kernels.attention.paged import PrefillTiles, prefill_tiles
 from snugvl.layers.kernels.device import Hardware
 from tests.layers.kernels.test_attention import BLOCK, cache, poison, tables, tolerance
 

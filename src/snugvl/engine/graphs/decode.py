@@ -26,7 +26,7 @@ from snugvl.engine.graphs.capture import capture
 from snugvl.engine.oom import out_of_memory, release
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, Network
+from snugvl.models.batch import ForwardBatch, Network
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class _DecodeGraph:
         size, states = len(self._ids), self._cache.states
         positions, slots = places(self._lengths, self._deltas, self._tables, self._cache.block_size)
         state_slots = None if states is None else torch.where(slots >= 0, self._state_slots, states.scratch)
-        batch = Batch(
+        batch = ForwardBatch(
             input_ids=self._ids,
             positions=positions,
             attention=AttentionMetadata(

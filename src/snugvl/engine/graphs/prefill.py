@@ -32,7 +32,7 @@ from snugvl.engine.scheduler import Chunk
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import copy_to
-from snugvl.models.batch import Batch, GridTHW, Network, encoded
+from snugvl.models.batch import ForwardBatch, GridTHW, Network, encoded
 
 FINE, FINE_MOST = 64, 512  # tokens: sizes are multiples of this, up to so many
 TOKENS = 128  # and of this beyond: a ninth of a step in vain at most, and few enough sizes to meet again
@@ -134,7 +134,7 @@ class StepGraphs:
     def _step(self, buffers: _StepBuffers, numbers: Numbers[torch.Tensor], shape: Shape) -> None:
         """What is captured."""
         tokens, sequences = shape.tokens, shape.sequences
-        batch = Batch(
+        batch = ForwardBatch(
             input_ids=numbers.ids,
             positions=numbers.positions,
             attention=AttentionMetadata(

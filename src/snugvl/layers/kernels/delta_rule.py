@@ -19,28 +19,10 @@ BLOCK = 32  # values of a program: S takes 128 · 32 registers of a block's
 @launched
 @triton.jit(do_not_specialize=["slots"])
 def correct(
-    query,
-    key,
-    value,
-    decay,
-    beta,
-    slots,
-    states,
-    out,
-    query_stride,
-    key_stride,
-    value_stride,
-    decay_stride,
-    beta_stride,
-    scale,
-    eps,
-    HEADS: tl.constexpr,
-    SHARED: tl.constexpr,
-    KEY: tl.constexpr,
-    VALUE: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    query, key, value, decay, beta, slots, states, out, query_stride, key_stride, value_stride, decay_stride,
+    beta_stride, scale, eps, HEADS: tl.constexpr, SHARED: tl.constexpr, KEY: tl.constexpr,
+    VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Strides are those from one sequence to the next; `out` `[sequences, HEADS, VALUE]` float32.
 
     `states` `[slots, HEADS, KEY, VALUE]`; `SHARED`: value heads that a key head serves; `WIDE`: a power of
