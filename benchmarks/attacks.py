@@ -92,7 +92,7 @@ ISSUE = [
            shots(lambda: Shot(body=chat(stop=["a" * 8_000_000], n=4, max_tokens=8)))),
     Attack("const of 100,000", "5", "n = 64: masks of the engine's thread",
            shots(lambda: Shot(body=schema({"const": "x" * 100_000}, n=64, max_tokens=60)))),
-    Attack("const of 100,000, n = 12", "5", "the same within the 16 seats: beside the stream, not after it",
+    Attack("const of 100,000, n = 12", "5", "the same within the 16 slots: beside the stream, not after it",
            shots(lambda: Shot(body=schema({"const": "x" * 100_000}, n=12, max_tokens=60)))),
     Attack("forty leave, four let in", "6", "--max-concurrent 4, forty texts of 300 kB, left after 0.4 s",
            shots(lambda: Shot(body=chat("lorem ipsum " * 25_000), leave_s=(0.4, 0.4), times=10), 4),

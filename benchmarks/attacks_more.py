@@ -153,9 +153,9 @@ def png(width: int, height: int, *chunks: tuple[bytes, bytes]) -> bytes:
 
 LEAVE_5_S = (5.0, 5.0)
 SAMPLING = [
-    Attack("n = 128", "own", "60 tokens of each, which wait for seats; clients leave after 5 s", shots(
+    Attack("n = 128", "own", "60 tokens of each, which wait for slots; clients leave after 5 s", shots(
         lambda: Shot(body=chat(n=128, ignore_eos=True, max_tokens=60), leave_s=LEAVE_5_S))),
-    Attack("n = 15 with logprobs 20", "own", "all seats, streamed", shots(
+    Attack("n = 15 with logprobs 20", "own", "all slots, streamed", shots(
         lambda: Shot(body=chat(n=15, ignore_eos=True, max_tokens=300, logprobs=True, top_logprobs=20,
                                stream=True), leave_s=LEAVE_5_S))),
     Attack("n = 15 with 1,024 biases", "own", "15,360 biases in every step", shots(

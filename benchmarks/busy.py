@@ -15,7 +15,7 @@ import torch
 
 from snugvl.engine import engine as engine_module
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs.decode import Run
+from snugvl.engine.graphs.decode import Replay
 
 TOP_KERNELS = 24
 
@@ -34,7 +34,7 @@ class Phases:
         self._wrap(engine._runner.graphs, "again", "decode")
         self._wrap(engine_module, "begin", "sample")
         self._wrap(engine_module, "results_of", "host: wait for tokens")
-        self._wrap(Run, "tokens", "host: wait for tokens")
+        self._wrap(Replay, "tokens", "host: wait for tokens")
 
     def _wrap(self, owner: Any, name: str, phase: str) -> None:
         inner = getattr(owner, name)

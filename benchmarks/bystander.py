@@ -242,7 +242,7 @@ def line(row: Row) -> str:
         f"{row.gap_s:.2f}", f"{row.health_s:.2f}", f"{row.engine_mib:.0f}", f"{row.server_mib:.0f}", next_s,
         f"{row.afterwards_s:.1f}", f"{row.most}",
     )  # fmt: skip
-    good = "ok, but attackers only waited for seats" if row.waited else "ok"
+    good = "ok, but attackers only waited for slots" if row.waited else "ok"
     verdict = f"FAILED: {', '.join(row.failed)}" if row.failed else good
     return f"{row.finding:<8}{row.name:<36}" + "".join(f"{cell:>12}" for cell in cells) + f"  {verdict}"
 

@@ -8,7 +8,7 @@ and gets 128 tokens, greedy. Medians of six for one client; 32 and 96 requests f
 run of two. `--profile` shows where the time of one more run goes; `--sampled` draws the tokens with a
 temperature, top_k and top_p instead.
 
-Steps with prompts and small pictures are CUDA graphs (`engine/graphs/steps.py`), as in `snugvl serve` where
+Steps with prompts and small pictures are CUDA graphs (`engine/graphs/prefill.py`), as in `snugvl serve` where
 memory is plenty. `--step-graphs` measures all of it twice on the same network, launch by launch and with
 them, and says whether the same pictures get the same greedy tokens, alone and in company, and what the
 graphs' memory is beside the plan. On a CPU, where there are no graphs, a recording does its work again: that
@@ -38,7 +38,7 @@ from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.read import facts_of
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs.recordings import Recordings
+from snugvl.engine.graphs.capture import GraphPool
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model
 from snugvl.planner.footprint.step_graphs import recorded
@@ -84,7 +84,7 @@ class Loaded:
         sizes = replace(SIZES, step_graph_bytes=self.graph_bytes if step_graphs else 0)
         engine = Engine(self.network, sizes)
         if step_graphs and self.network.device.type == "cpu":
-            engine._runner.record(Recordings(Again(), self.network, self.graph_bytes))
+            engine._runner.use_graph_pool(GraphPool(Again(), self.network, self.graph_bytes))
         capabilities = Capabilities("m", 4096, True, True, 2048 * 2048, 65536)
         return NativeBackend(engine, self.processor, capabilities)
 
@@ -92,14 +92,14 @@ class Loaded:
 class Again:
     """A recorder for a CPU."""
 
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """The work itself."""
         return work
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Nothing runs behind the host's back."""
 
-    def forget(self) -> None:
+    def drop_pool(self) -> None:
         """There is no pool."""
 
 
@@ -248,11 +248,11 @@ def both(loaded: Loaded, shape: Shape, levels: str, *, profile: bool) -> dict[st
             greedy(backend, images[8:], shape.tokens, together=True),
         ]
         found[name]["pool_bytes"] = pooled(device)
-        recordings = backend._engine._runner.recordings
-        if recordings is not None:
-            found["recorded"] = {"on": recordings.on, "made": recordings.made, "used": recordings.replayed}
+        graph_pool = backend._engine._runner.graph_pool
+        if graph_pool is not None:
+            found["recorded"] = {"on": graph_pool.on, "made": graph_pool.captures, "used": graph_pool.replays}
         backend.close()
-        del backend, recordings
+        del backend, graph_pool
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -28,15 +28,14 @@ from snugvl.backends.protocol import user
 from snugvl.checkpoint.families import read_config
 from snugvl.config import EngineConfig, KVFormat
 from snugvl.engine.engine import Engine
-from snugvl.engine.memory.caches import allocate
+from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.models.batch import Batch
+from snugvl.models.batch import ForwardBatch, encoded
 from snugvl.models.loader import load_model
-from snugvl.models.mrope import mrope_positions
 from snugvl.models.networks import LoadableNetwork
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.rope import mrope_positions
 from snugvl.sampling import SamplingParams
 
 NEW_TOKENS = 64
@@ -161,12 +160,16 @@ def our_logits(model: LoadableNetwork, prompt: PreparedPrompt, kv: KVFormat = "b
     rows = torch.tensor([i for i, token in enumerate(ids) if token in pads], device=device)
     embeds = None
     if grids:
-        assert isinstance(model, Qwen3VL)
-        embeds = model.encode_vision(torch.cat([item.values() for item in prompt.vision]), grids)
-    batch = Batch(
+        pictures = (
+            model.encode_in_steps(item.reader(device, model.dtype), item.grid_thw) for item in prompt.vision
+        )
+        embeds = torch.cat([encoded(steps) for steps in pictures])
+    batch = ForwardBatch(
         input_ids=torch.tensor(ids, device=device),
         positions=positions.to(device),
-        attention=AttentionMetadata((total,), (total,), everything, table, 16, seats=everything[:1] * 0),
+        attention=AttentionMetadata(
+            (total,), (total,), everything, table, 16, state_slots=everything[:1] * 0
+        ),
         logit_rows=everything,
         vision_rows=rows if grids else None,
         vision_embeds=embeds,

@@ -17,10 +17,10 @@ import torch
 import machine
 from snugvl.config import EngineConfig, KVFormat
 from snugvl.engine.engine import Engine
-from snugvl.engine.memory.caches import allocate
+from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.models.batch import Batch
+from snugvl.models.batch import ForwardBatch
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
 from snugvl.sampling import SamplingParams
@@ -41,9 +41,13 @@ def logits(model: LoadableNetwork, kv: KVFormat, ids: list[int]) -> torch.Tensor
     cache = allocate(model, EngineConfig(num_blocks=blocks, max_num_seqs=1, kv_cache=kv))
     everything = torch.arange(len(ids), device=device)
     table = torch.arange(blocks, device=device)[None]
-    where = AttentionMetadata((len(ids),), (len(ids),), everything, table, BLOCK, seats=everything[:1] * 0)
+    where = AttentionMetadata(
+        (len(ids),), (len(ids),), everything, table, BLOCK, state_slots=everything[:1] * 0
+    )
     positions = everything.expand(3, -1)
-    return model.forward(Batch(torch.tensor(ids, device=device), positions, where, everything), cache).float()
+    return model.forward(
+        ForwardBatch(torch.tensor(ids, device=device), positions, where, everything), cache
+    ).float()
 
 
 def run(model: LoadableNetwork, kv: KVFormat, context: int, new: int) -> dict[str, float]:

@@ -35,13 +35,11 @@ from snugvl.checkpoint.architecture import Fp8Blocks
 from snugvl.checkpoint.catalogue import entries
 from snugvl.checkpoint.families import parse_config
 from snugvl.config import EngineConfig
-from snugvl.engine.rehearsal import rehearse
-from snugvl.layers.kernels.compiler.compiling import compile_all, compiled
-from snugvl.layers.kernels.compiler.dry_run import Launch, dry_run
+from snugvl.engine.precompile import network_from, outline_of, rehearse
+from snugvl.layers.kernels.compiler.ahead_of_time import Launch, compile_all, compiled, dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.models.loader import Storage, choose_formats, without_memory
 from snugvl.models.networks import LoadableNetwork
-from snugvl.models.outline import drawn, outline_of
 
 KIB = 1024
 CARDS = {
@@ -98,7 +96,7 @@ def network_of(case: Case) -> LoadableNetwork:
     network.to(torch.bfloat16 if CARDS[case.card].capability >= (8, 0) else torch.float16)
     storage = STORAGES[case.format]
     choose_formats(network, storage, Fp8Blocks(128, 128) if storage.layers == "fp8" else None)
-    return drawn(outline_of(network, network.config))
+    return network_from(outline_of(network, network.config))
 
 
 def kernels_of(case: Case, only: tuple[str, ...]) -> list[Kernel]:

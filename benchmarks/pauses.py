@@ -35,7 +35,7 @@ QUIET_S = 5.0  # without a line in the log: nothing is left to do ahead
 SETTLED_S = 180.0
 SNAPSHOT_S = 1.0  # until /memory knows of the last request
 COUNTERS = ("kernel_compilations", "graph_captures")
-LINES = ("compiled", "recorded the CUDA graph")
+LINES = ("compiled", "captured the CUDA graph")
 
 
 def mix(count: int, seed: int) -> list[bytes]:

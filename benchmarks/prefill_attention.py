@@ -32,9 +32,8 @@ from torch.nn.functional import scaled_dot_product_attention
 import machine
 from kernel_tiles import replay_us
 from snugvl.layers.kernels.attention import paged
-from snugvl.layers.kernels.attention.prefill_tiles import PrefillTiles, prefill_tiles
-from snugvl.layers.kernels.compiler.compiling import compile_all
-from snugvl.layers.kernels.compiler.dry_run import dry_run
+from snugvl.layers.kernels.attention.paged import PrefillTiles, prefill_tiles
+from snugvl.layers.kernels.compiler.ahead_of_time import compile_all, dry_run
 from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import E4M3, KVCache
 

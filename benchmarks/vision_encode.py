@@ -4,7 +4,7 @@ Peaks are what torch allocates beyond the weights, output included: those are th
 (`models/vision.py`). The second table has a greedy stream running while a 4096 × 4096 image is encoded and
 prefilled: the times between its tokens, with the image encoded in slices and in one go.
 
-With a streamed tower (`models/weight_stream.py`) the resident one runs first: encodings are compared bit by
+With a streamed tower (`models/main_memory.py`) the resident one runs first: encodings are compared bit by
 bit, and what the GPU holds less is held to the plan. `crossing_ms` is all of its copies with nothing beside.
 
     python benchmarks/vision_encode.py CHECKPOINT [--tower int8] [--profile] [--out FILE]
@@ -30,9 +30,9 @@ from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.models.loader import Storage, load_model
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.main_memory import WeightStream
+from snugvl.models.networks import Qwen3VL
 from snugvl.models.vision import ROWS
-from snugvl.models.weight_stream import WeightStream
 from snugvl.planner.footprint.weights import crossing_bytes, streaming_sizes, tower_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings

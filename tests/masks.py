@@ -2,12 +2,12 @@
 
 import torch
 
-from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskThreads, Pace, fill_allowed
+from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskPace, MaskThreads, fill_allowed
 
 
 def mask_of(state: GrammarState, vocab: int) -> Mask:
     """As the engine makes it."""
-    return Mask(state, MaskThreads(1, vocab), Pace())
+    return Mask(state, MaskThreads(1, vocab), MaskPace())
 
 
 def allowed_by(state: GrammarState, vocab: int) -> torch.Tensor:

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from snugvl import kernel_process
-from snugvl.engine import ahead
-from snugvl.engine.ahead import Report
+from snugvl.engine import precompile
+from snugvl.engine.precompile import CompileReport
 from tests.patience import until
 
 
@@ -25,7 +25,8 @@ def test_it_does_what_it_is_told_at_the_lowest_priority_and_reports(
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(pickle.dumps("the order"))))
     monkeypatch.setattr(sys, "argv", ["", str(os.getppid())])
     monkeypatch.setattr(os, "nice", told.append, raising=False)
-    monkeypatch.setattr(ahead, "compile_ahead", lambda order: told.append(order) or Report(3, ("gemm: no",)))
+    report = CompileReport(3, ("gemm: no",))
+    monkeypatch.setattr(precompile, "compile_kernels", lambda order: told.append(order) or report)
     kernel_process.main()
     assert told == [19, "the order"]
     assert json.loads(capsys.readouterr().out) == {"kernels": 3, "failed": ["gemm: no"]}

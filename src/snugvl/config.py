@@ -1,4 +1,4 @@
-"""Frozen configuration of an engine. "auto" is resolved once, into a new value, by `backends.native`."""
+"""Frozen configuration of an engine. "auto" is resolved once, into a new value, by `loading.py`."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -22,13 +22,13 @@ class EngineConfig:
         max_batched_tokens: tokens of one step; longer prompts are prefilled in chunks of this.
         max_waiting: requests that may queue before `QueueFull`.
         prefix_cache: whether a prompt starts from blocks that earlier requests left (see
-            `engine.memory.prefix`); a model with recurrent states goes without.
+            `engine.prefix`); a model with recurrent states goes without.
         kv_cache: format of keys and values; "bf16" stands for that of the activations, "fp8" takes a byte
             a value (see `layers.kv_cache`).
         encoder_cache_bytes: encodings of images that are kept beyond their request, for the next question.
         step_graph_bytes: memory of the CUDA graphs of steps with prompts and of small pictures
-            (`engine.graphs.steps`); 0 for none. They only save time: `allocation.py` gives what is left over,
-            and `benchmarks/engine_speed.py --step-graphs` says what they bring.
+            (`engine.graphs.prefill`); 0 for none. They only save time: `allocation.py` gives what is left
+            over, and `benchmarks/engine_speed.py --step-graphs` says what they bring.
     """
 
     num_blocks: int

@@ -1,7 +1,8 @@
 """The process that compiles kernels ahead: `python -m snugvl.kernel_process PID`, started by PID.
 
-It is told on standard input what runs (`engine/ahead.py`), and compiles what that needs beside the engine
-that serves already: at the lowest priority, without the GPU, and only as long as the engine's process lives.
+It is told on standard input what runs (`engine/precompile.py`), and compiles what that needs beside the
+engine that serves already: at the lowest priority, without the GPU, and only as long as the engine's process
+lives.
 """
 
 import os
@@ -29,9 +30,9 @@ def main() -> None:
     import json
     from dataclasses import asdict
 
-    from snugvl.engine.ahead import compile_ahead
+    from snugvl.engine.precompile import compile_kernels
 
-    sys.stdout.write(json.dumps(asdict(compile_ahead(wanted))) + "\n")
+    sys.stdout.write(json.dumps(asdict(compile_kernels(wanted))) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from functools import partial
 
 from snugvl.backends.measure import CONTEXT, GRAPHS, INTERPRETER, process_reader
 from snugvl.backends.neighbours import Neighbours
-from snugvl.engine.memory.pressure import Planned, Watch, reader
+from snugvl.engine.pressure import PlannedBytes, PressureMonitor, memory_reader
 from snugvl.place import Place, hold
 from snugvl.planner.footprint.kv import block_bytes
 from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS, LATE
@@ -46,7 +46,9 @@ def planned_rows(allocation: Allocation, model: Inventory) -> dict[str, int]:
     return rows
 
 
-def watch_on(place: Place, planned: Mapping[str, int], cap_bytes: int | None = None) -> Watch | None:
+def watch_on(
+    place: Place, planned: Mapping[str, int], cap_bytes: int | None = None
+) -> PressureMonitor | None:
     """A watch on other programs that take a GPU's memory while the engine runs; None on a CPU.
 
     `cap_bytes`: what this process never takes more of. It is watched where all that the process holds was
@@ -56,6 +58,6 @@ def watch_on(place: Place, planned: Mapping[str, int], cap_bytes: int | None = N
         return None
     held = sum(planned.values()) - planned[CONTEXT] - planned.get(LATE, 0)
     told = None if place.gpu is None else Neighbours(place.gpu, os.getpid())
-    wanted = Planned(held, planned[GRAPHS], cap_bytes if place.context_bytes else None)
-    read = reader(place.device, process_reader(place.device))
-    return Watch(read, wanted, told, hold=partial(hold, place.device))
+    wanted = PlannedBytes(held, planned[GRAPHS], cap_bytes if place.context_bytes else None)
+    read = memory_reader(place.device, process_reader(place.device))
+    return PressureMonitor(read, wanted, told, on_cap=partial(hold, place.device))

@@ -16,7 +16,7 @@ from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import load_model
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.networks import Qwen3VL
 from tests import checkpoints
 from tests.inputs.conftest import SPECIAL, small_tokenizer, write_checkpoint
 

@@ -8,7 +8,7 @@ import pytest
 
 from snugvl.backends import ahead
 from snugvl.backends.ahead import KernelsAhead, ahead_of
-from snugvl.engine.ahead import Wanted, wanted_of
+from snugvl.engine.precompile import CompileJob, compile_job_of
 from snugvl.errors import RequestError
 from snugvl.hardware import host
 from snugvl.layers.kernels.device import Hardware
@@ -20,8 +20,8 @@ SAYS = 'print(\'a remark\'); print(\'{"kernels": 3, "failed": ["gemm: too large"
 
 
 @pytest.fixture
-def wanted() -> Wanted:
-    return wanted_of(engine(), threads=2)
+def wanted() -> CompileJob:
+    return compile_job_of(engine(), threads=2)
 
 
 def attempt(code: str) -> KernelsAhead:
@@ -29,11 +29,11 @@ def attempt(code: str) -> KernelsAhead:
 
 
 def test_what_is_compiled_once_is_not_asked_for_again(
-    wanted: Wanted, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "snugvl")
     ran = tmp_path / "ran"
-    code = f"open({str(ran)!r}, 'a').write('.'); assert b'Wanted' in order; " + SAYS
+    code = f"open({str(ran)!r}, 'a').write('.'); assert b'CompileJob' in order; " + SAYS
     folder = tmp_path / "not there yet"
     for version in ("3.6.0", "3.6.0", "3.7.0"):
         attempt(code).compile(wanted, folder, version)
@@ -43,11 +43,11 @@ def test_what_is_compiled_once_is_not_asked_for_again(
     assert any(message.startswith("3 kernels are compiled, in ") for message in caplog.messages)
 
 
-def test_another_model_or_gpu_is_compiled_anew(wanted: Wanted) -> None:
-    other = Wanted(wanted.outline, wanted.engine, Hardware((8, 9), 76), wanted.threads)
+def test_another_model_or_gpu_is_compiled_anew(wanted: CompileJob) -> None:
+    other = CompileJob(wanted.outline, wanted.engine, Hardware((8, 9), 76), wanted.threads)
     names = {ahead._name_of(each, "3.6.0") for each in (wanted, wanted, other)}
     assert len(names) == 2
-    larger = wanted_of(engine(num_blocks=99), threads=2)
+    larger = compile_job_of(engine(num_blocks=99), threads=2)
     assert larger == wanted, "how much memory is free today makes no difference"
 
 
@@ -59,7 +59,7 @@ def test_another_model_or_gpu_is_compiled_anew(wanted: Wanted) -> None:
     ],
 )
 def test_a_failure_is_said_and_tried_again_at_the_next_start(
-    code: str, why: str, wanted: Wanted, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    code: str, why: str, wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "snugvl")
     attempt(code).compile(wanted, tmp_path, "3.6.0")
@@ -68,7 +68,7 @@ def test_a_failure_is_said_and_tried_again_at_the_next_start(
 
 
 def test_little_main_memory_is_left_alone(
-    wanted: Wanted, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "snugvl")
     monkeypatch.setattr(host, "memory", lambda: host.Memory(2 << 30, 1 << 30))
@@ -77,7 +77,7 @@ def test_little_main_memory_is_left_alone(
 
 
 def test_stopping_ends_the_process_and_says_nothing(
-    wanted: Wanted, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "snugvl")
     kernels = attempt("import time; time.sleep(1000)")

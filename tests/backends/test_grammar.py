@@ -16,7 +16,7 @@ from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.networks import Qwen3VL
 from snugvl.sampling import SamplingParams
 from snugvl.tasks import detect, scene
 from snugvl.tasks.request import collect

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from snugvl.backends.inprocess import InProcessEngine
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Request, user
 from snugvl.errors import EngineUnavailable
 from snugvl.sampling import SamplingParams
+from tests.backends.inprocess import InProcessEngine
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

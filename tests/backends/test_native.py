@@ -17,7 +17,7 @@ from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Delta, Request, user
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, RequestTooLarge
 from snugvl.inputs.prompt import Processor
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.networks import Qwen3VL
 from snugvl.sampling import SamplingParams
 from tests.backends.conftest import make_backend
 from tests.patience import PATIENCE_S, until
@@ -268,7 +268,7 @@ def test_what_can_be_done_ahead_is_done_piece_by_piece(
     begun: list[object] = []
     left = [True, True, False]
     monkeypatch.setattr(backend._kernels, "begin", begun.append)
-    monkeypatch.setattr(backend._engine, "record_ahead", lambda: left.pop(0))
+    monkeypatch.setattr(backend._engine, "capture_next", lambda: left.pop(0))
     backend.settle(ahead)
     assert begun == ([] if ahead == "none" else [backend._engine])
     assert backend.warm_up() is (ahead == "graphs")
@@ -284,7 +284,7 @@ def test_a_graph_that_fails_ahead_ends_nothing(
     def fails() -> bool:
         raise RuntimeError("no graph today")
 
-    monkeypatch.setattr(backend._engine, "record_ahead", fails)
+    monkeypatch.setattr(backend._engine, "capture_next", fails)
     monkeypatch.setattr(backend._kernels, "begin", lambda _: backend._kernels.finished.set())
     backend.settle("graphs")
     assert backend.warm_up() is False

@@ -16,7 +16,7 @@ from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.inputs.prompt import PreparedPrompt, Processor
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.networks import Qwen3VL
 from snugvl.sampling import SamplingParams
 
 NEW_TOKENS = 64

@@ -1,6 +1,6 @@
 """Qwen3.5 against transformers' generate(), in every company that Qwen3-VL is (`test_oracle.py`), and beyond.
 
-Its states pass from chunk to chunk, from seat to seat, and to the choices of a request.
+Its states pass from chunk to chunk, from slot to slot, and to the choices of a request.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.loading import load_engine
 from snugvl.models.loader import load_model
-from snugvl.models.qwen3_5 import Qwen35
+from snugvl.models.networks import Qwen35
 from snugvl.sampling import SamplingParams
 from snugvl.tasks.parse import answer_text
 from tests import hybrid
@@ -117,10 +117,10 @@ def test_three_choices_draw_what_they_draw_in_any_company(
         assert {key: tokens for key, tokens in company.items() if key[0] == "asked"} == alone
 
 
-def test_a_seat_is_empty_for_whoever_comes_next(
+def test_a_slot_is_empty_for_whoever_comes_next(
     network: Qwen35, prompts: dict[str, PreparedPrompt], expected: dict[str, list[int]]
 ) -> None:
-    """One seat: the next request sits where one was aborted in its prompt, and then in its answer."""
+    """One slot: the next request sits where one was aborted in its prompt, and then in its answer."""
     shared = engine(network, max_num_seqs=1, max_batched_tokens=32)
     for steps in (1, 9):
         shared.add(sampled("gone", prompts["one image"]))
@@ -136,9 +136,9 @@ def test_what_is_planned_for_the_states_is_what_they_take(folder: Path) -> None:
     try:
         backend = loaded.backend
         memory = backend.memory()
-        seats = backend._engine.config.max_num_seqs + 1
+        slots = backend._engine.config.max_num_seqs + 1
         # 3 layers of 4 heads of 16 · 8, and 3 inputs of 2 · 2 · 16 + 4 · 8 channels, in float32
-        assert memory["recurrent_state"] == seats * 3 * (4 * 16 * 8 + 3 * 96) * 4
+        assert memory["recurrent_state"] == slots * 3 * (4 * 16 * 8 + 3 * 96) * 4
         held = memory["kv_cache"] + memory["recurrent_state"]
         meter = Meter(loaded.place.device, loaded.planned, loaded.weights, held)
         ledger = meter.read(memory, backend.stats())

@@ -12,7 +12,7 @@ from snugvl.backends.protocol import Message, Text, Video, user
 from snugvl.checkpoint.families import read_config
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.models.loader import load_model
-from snugvl.models.qwen2_5_vl import Qwen25VL
+from snugvl.models.networks import Qwen25VL
 from tests import qwen2_5_vl
 from tests.backends.test_oracle import NEW_TOKENS, SAMPLING, engine, picture, requests_of, run
 

@@ -16,13 +16,12 @@ from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, TextConfig
 from snugvl.checkpoint.catalogue import entries
 from snugvl.checkpoint.families import SUPPORTED, parse_config
 from snugvl.config import EngineConfig
-from snugvl.engine.memory.caches import allocate
-from snugvl.engine.rehearsal import _batch, _encode
-from snugvl.layers.kernels.compiler.dry_run import dry_run
+from snugvl.engine.memory import allocate
+from snugvl.engine.precompile import _batch, _encode, network_from, outline_of
+from snugvl.layers.kernels.compiler.ahead_of_time import dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.models.loader import Storage, choose_formats, without_memory
 from snugvl.models.networks import LoadableNetwork
-from snugvl.models.outline import drawn, outline_of
 
 ALONE = ((1,),)
 STEPS = (*ALONE, (1,) * 5, (300,))
@@ -50,7 +49,7 @@ def network_in(config: ModelConfig, storage: Storage) -> LoadableNetwork:
     network = without_memory(replace(config, text=_short(config)))
     network.to(torch.bfloat16)
     choose_formats(network, storage, Fp8Blocks(128, 128) if storage.layers == "fp8" else None)
-    return drawn(outline_of(network, network.config))
+    return network_from(outline_of(network, network.config))
 
 
 def _short(config: ModelConfig) -> TextConfig:

@@ -1,8 +1,8 @@
-"""Run by `test_rehearsal.py` in a process of its own, where kernels are not interpreted.
+"""Run by `test_precompile.py` in a process of its own, where kernels are not interpreted.
 
 Engines serve a mix of requests on networks without memory, in the shapes of real ones; what they would
-launch on an H200 is compared with what a rehearsal finds. So are recorded steps, which are filled up. Prints
-one line of JSON, by network: the kernels of the rehearsal, and those that were launched besides.
+launch on an H200 is compared with what a rehearsal finds. So are steps by CUDA graphs, which are filled up.
+Prints one line of JSON, by network: the kernels of the rehearsal, and those that were launched besides.
 """
 
 import json
@@ -19,19 +19,18 @@ from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families import parse_config
 from snugvl.config import EngineConfig, KVFormat
 from snugvl.engine.engine import Engine
+from snugvl.engine.graphs.capture import GraphPool, Work
 from snugvl.engine.graphs.decode import SIZES, choose, places
-from snugvl.engine.graphs.recordings import Recordings, Work
-from snugvl.engine.memory.caches import allocate
-from snugvl.engine.rehearsal import rehearse
+from snugvl.engine.memory import allocate
+from snugvl.engine.precompile import network_from, outline_of, rehearse
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.layers.kernels.compiler.dry_run import Launch, dry_run
+from snugvl.layers.kernels.compiler.ahead_of_time import Launch, dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, GridTHW, PatchReader
+from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from snugvl.models.loader import Storage, choose_formats, without_memory
 from snugvl.models.networks import LoadableNetwork
-from snugvl.models.outline import drawn, outline_of
 from snugvl.sampling import SamplingParams
 
 H200 = Hardware((9, 0), 132)
@@ -128,6 +127,10 @@ class Stage:
         self._network = network
         self._cache = allocate(network, replace(config, num_blocks=1))
 
+    @property
+    def tower_is_capturable(self) -> bool:
+        return self._network.tower_is_capturable
+
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
         def shape_only(start: int, end: int) -> torch.Tensor:
             return without_values(read(start, end))
@@ -135,7 +138,7 @@ class Stage:
         made = yield from self._network.encode_in_steps(shape_only, grid)
         return torch.zeros(made.shape, dtype=made.dtype)
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         assert batch.logit_rows is not None
         if batch.attention.decodes and len(batch.input_ids) <= SIZES[-1]:
             logits = self._as_in_a_graph(next(size for size in SIZES if size >= len(batch.input_ids)), batch)
@@ -143,7 +146,7 @@ class Stage:
             logits = self._network.forward(as_on_a_gpu(batch), self._cache)
         return torch.zeros(len(batch.logit_rows), logits.shape[1])
 
-    def _as_in_a_graph(self, size: int, batch: Batch) -> torch.Tensor:
+    def _as_in_a_graph(self, size: int, batch: ForwardBatch) -> torch.Tensor:
         """Filled up, with tables as wide as a sequence may be long, and what a graph does around it."""
 
         def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -159,23 +162,23 @@ class Stage:
             block_tables=tables,
             starts=None,
             lengths=lengths,
-            seats=numbers(size) if batch.attention.seats is not None else None,
+            state_slots=numbers(size) if batch.attention.state_slots is not None else None,
         )
-        logits = self._network.forward(Batch(numbers(size), positions, attention, None), self._cache)
+        logits = self._network.forward(ForwardBatch(numbers(size), positions, attention, None), self._cache)
         choose(logits, numbers(size), numbers(size), lengths)
         return logits
 
 
 class Again:
-    """A recorder whose recordings do the work again."""
+    """A capturer whose graphs do the work again."""
 
-    def record(self, work: Work) -> Work:
+    def capture(self, work: Work) -> Work:
         return work
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         pass
 
-    def forget(self) -> None:
+    def drop_pool(self) -> None:
         pass
 
 
@@ -186,15 +189,15 @@ def without_values(tensor: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def as_on_a_gpu(batch: Batch) -> Batch:
+def as_on_a_gpu(batch: ForwardBatch) -> ForwardBatch:
     def moved(value: Any) -> Any:
         return without_values(value) if isinstance(value, torch.Tensor) else value
 
     attention = batch.attention.on_device()
     names = AttentionMetadata.__dataclass_fields__
     attention = replace(attention, **{name: moved(getattr(attention, name)) for name in names})
-    numbers = {name: moved(getattr(batch, name)) for name in Batch.__dataclass_fields__}
-    return Batch(**numbers | {"attention": attention})
+    numbers = {name: moved(getattr(batch, name)) for name in ForwardBatch.__dataclass_fields__}
+    return ForwardBatch(**numbers | {"attention": attention})
 
 
 def request(name: str, words: int, answer: int, grid: GridTHW | None) -> EngineRequest:
@@ -221,13 +224,13 @@ def serve(engine: Engine, requests: Sequence[EngineRequest]) -> int:
     return most
 
 
-def serve_recorded(stage: Stage, sizes: EngineConfig) -> None:
-    """Another mix, by recordings of what comes again."""
-    engine, recordings = Engine(stage, sizes), Recordings(Again(), stage, 1 << 20)
-    engine._runner.record(recordings)
+def serve_captured(stage: Stage, sizes: EngineConfig) -> None:
+    """Another mix, by CUDA graphs of what comes again."""
+    engine, graph_pool = Engine(stage, sizes), GraphPool(Again(), stage, 1 << 20)
+    engine._runner.use_graph_pool(graph_pool)
     serve(engine, mix())
-    assert recordings.on
-    assert recordings.replayed > 0
+    assert graph_pool.on
+    assert graph_pool.replays > 0
 
 
 def mix() -> list[EngineRequest]:
@@ -248,7 +251,7 @@ def rehearsed(
     network = without_memory(config)
     network.to(torch.bfloat16)
     choose_formats(network, storage, config.quantization)
-    network = drawn(outline_of(network, config))
+    network = network_from(outline_of(network, config))
     sizes = EngineConfig(num_blocks=8192, max_num_seqs=33, kv_cache=kv, prefix_cache=False)
     with torch.inference_mode(), dry_run(H200) as launches:
         rehearse(network, sizes)
@@ -256,7 +259,7 @@ def rehearsed(
         stage = Stage(network, sizes)
         most = serve(Engine(stage, sizes), mix())
         if config.text.linear is None:
-            serve_recorded(stage, sizes)
+            serve_captured(stage, sizes)
     return launches[:known], launches[known:], most
 
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from snugvl.engine.memory.blocks import BlockCopy, BlockPool
+from snugvl.engine.blocks import BlockCopy, BlockPool
 
 
 def test_counts() -> None:
@@ -13,7 +13,8 @@ def test_counts() -> None:
     table: list[int] = []
     assert pool.missing(table, 0, 9) == 3
     assert pool.extend(table, 0, 9) == []
-    assert (pool.num_free, pool.num_used, pool.num_shared) == (5, 3, 0)
+    assert (pool.num_free, pool.num_used) == (5, 3)
+    assert [pool.owners(block) for block in table] == [1] * 3
     assert len(table) == len(set(table)) == 3
     pool.release(table)
     assert table == []
@@ -25,7 +26,7 @@ def test_a_shared_last_block_is_copied_and_full_blocks_are_not() -> None:
     first: list[int] = []
     pool.extend(first, 0, 6)
     second = pool.fork(first)
-    assert pool.num_shared == 2
+    assert [pool.owners(block) for block in first] == [2, 2]
     assert pool.missing(second, 6, 7) == 1
     assert pool.extend(second, 6, 7) == [BlockCopy(first[1], second[1])]
     assert first[0] == second[0]

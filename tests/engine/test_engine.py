@@ -194,8 +194,8 @@ def test_a_fault_while_encoding_and_one_while_sampling(monkeypatch: pytest.Monke
 
 def test_logits_that_are_not_numbers_end_their_request_only() -> None:
     right = tokens(run(engine(), request("x", 1, 2, 3, 4, 5))["x"])
-    for seats in (2, 8):
-        here = engine(max_num_seqs=seats)
+    for slots in (2, 8):
+        here = engine(max_num_seqs=slots)
         outputs = run(here, request("poison", POISON, 2, n=2), request("x", 1, 2, 3, 4, 5))
         assert [o.finish for o in outputs["poison"]] == ["error", "error"]
         assert isinstance(outputs["poison"][0].error, EngineError)

@@ -186,18 +186,18 @@ def alone(which: int, constrained: bool, sampling: int) -> list[list[int]]:
         max_size=6,
     ),
     blocks=st.integers(12, 18),
-    seats=st.integers(2, 5),
+    slots=st.integers(2, 5),
     budget=st.integers(0, 9),
     aborts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=3),
 )
 def test_strangers_chunks_preemption_and_aborts_change_no_token(
     wanted: list[tuple[int, bool, int]],
     blocks: int,
-    seats: int,
+    slots: int,
     budget: int,
     aborts: list[tuple[int, int]],
 ) -> None:
-    here = engine(MODEL, num_blocks=blocks, max_num_seqs=seats, max_batched_tokens=seats + budget)
+    here = engine(MODEL, num_blocks=blocks, max_num_seqs=slots, max_batched_tokens=slots + budget)
     rules = [Rule(turns) if constrained else None for _, constrained, _ in wanted]
     for number, (which, _, sampling) in enumerate(wanted):
         here.add(request(str(number), which, rules[number], **SAMPLINGS[sampling]))

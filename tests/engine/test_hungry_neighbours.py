@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugvl.config import EngineConfig
-from snugvl.engine.memory.pressure import (
+from snugvl.engine.pressure import (
     BACK_BYTES,
     KEPT_BYTES,
     LOW_BYTES,
     DeviceMemory,
-    Planned,
-    Watch,
+    PlannedBytes,
+    PressureMonitor,
 )
 from snugvl.planner.footprint.native import LATE_BYTES
 
@@ -37,7 +37,7 @@ class Card:
     others: int = 6000 * MIB  # weights and workspace
     driver: int = 760 * MIB
     spare: int = 0  # what the plan left of the cap
-    seat: int = 0  # bytes of one sequence's recurrent state
+    slot: int = 0  # bytes of one sequence's recurrent state
     neighbour: int = 0
     now: float = 0.0
     blocks: int = 0
@@ -48,17 +48,17 @@ class Card:
 
     def __post_init__(self) -> None:
         self.blocks = self.full
-        self.seats = 8
-        torch = self.others + self.full * self.block + self.seats * self.seat
+        self.slots = 8
+        torch = self.others + self.full * self.block + self.slots * self.slot
         self.cap = torch + self.driver + LATE_BYTES + self.spare
         config = EngineConfig(self.full, max_model_len=self.context_blocks * 16, max_num_seqs=8)
-        planned = Planned(torch, cap_bytes=self.cap)
-        self.watch = Watch(self.read, planned, clock=lambda: self.now, hold=self.hold)
-        self.watch.begin(config, self.block, self.seat)
+        planned = PlannedBytes(torch, cap_bytes=self.cap)
+        self.watch = PressureMonitor(self.read, planned, clock=lambda: self.now, on_cap=self.hold)
+        self.watch.begin(config, self.block, self.slot)
 
     @property
     def process(self) -> int:
-        return self.others + self.blocks * self.block + self.seats * self.seat + self.driver
+        return self.others + self.blocks * self.block + self.slots * self.slot + self.driver
 
     @property
     def free(self) -> int:
@@ -77,10 +77,10 @@ class Card:
 
     def look(self, seconds: float = 0.2) -> None:
         self.now += seconds
-        blocks = self.watch.look(self.blocks, self.needed)
-        if blocks is not None and (blocks, self.watch.seats) != (self.blocks, self.seats):
+        blocks = self.watch.update(self.blocks, self.needed)
+        if blocks is not None and (blocks, self.watch.slots) != (self.blocks, self.slots):
             before = self.process
-            self.blocks, self.seats = blocks, self.watch.seats
+            self.blocks, self.slots = blocks, self.watch.slots
             self.refits.append(self.process - before)
         self.peak = max(self.peak, self.process)
 
@@ -92,11 +92,11 @@ CARDS = st.builds(
     context_blocks=st.sampled_from([32, 128, 256, 512]),
     margin=st.integers(128, 1024).map(lambda mib: mib * MIB),
     spare=st.integers(0, 300).map(lambda mib: mib * MIB),
-    seat=st.sampled_from([0, 0, 1, 50]).map(lambda mib: mib * MIB),
+    slot=st.sampled_from([0, 0, 1, 50]).map(lambda mib: mib * MIB),
 )
 EIGHT_B = Card(2359296, 270, 256, 216 * MIB)  # 8B-int4 in 7,200 MiB, and 4B-FP8
 FOUR_B = Card(2359296, 317, 256, 216 * MIB)
-HYBRID = Card(512 << 10, 256, 256, 216 * MIB, seat=50 * MIB)  # Qwen3.5-4B in int8, there too
+HYBRID = Card(512 << 10, 256, 256, 216 * MIB, slot=50 * MIB)  # Qwen3.5-4B in int8, there too
 
 
 def feed(card: Card, piece: int, every_s: float) -> float | None:
@@ -123,7 +123,7 @@ def test_a_neighbour_has_its_500_mib_in_time_or_all_that_there_is(
     card: Card, mib: int, every_s: float
 ) -> None:
     given_up = (card.full - card.watch.least) * card.block
-    given_up += (8 - card.watch._seats_of(card.watch.least)) * card.seat
+    given_up += (8 - card.watch._slots_for(card.watch.least)) * card.slot
     enough = card.free + given_up >= WANTED + mib * MIB
     when = feed(card, mib * MIB, every_s)
     if enough:
@@ -147,7 +147,7 @@ def test_a_neighbour_has_its_500_mib_in_time_or_all_that_there_is(
 @pytest.mark.parametrize("card", [EIGHT_B, FOUR_B, HYBRID], ids=["8B-int4", "4B-FP8", "Qwen3.5-4B"])
 def test_the_cards_that_were_measured_have_enough_to_give(card: Card) -> None:
     """With all of a conversation kept, 8B-int4 gave 31 MiB of its cache: the neighbour got 250 of 500 MiB."""
-    fresh = Card(card.block, card.full, card.context_blocks, card.margin, seat=card.seat)
+    fresh = Card(card.block, card.full, card.context_blocks, card.margin, slot=card.slot)
     when = feed(fresh, 50 * MIB, 0.05)
     assert when is not None
     assert when < 3.0

@@ -69,15 +69,15 @@ def test_choices_share_the_prompt_and_go_their_own_way() -> None:
     assert here.stats.free_blocks == 64
 
 
-@pytest.mark.parametrize("seats", [1, 2, 3, 8])
+@pytest.mark.parametrize("slots", [1, 2, 3, 8])
 @pytest.mark.parametrize("blocks", [17, 64])
-def test_more_choices_than_seats_take_turns(seats: int, blocks: int) -> None:
+def test_more_choices_than_slots_take_turns(slots: int, blocks: int) -> None:
     def answer(**config: int) -> list[list[int]]:
         here = engine(MODEL, **config)
         outputs = run(here, request("a", 5, picture(1), 6, n=5, temperature=1.0, seed=3, max_tokens=7))
         return [tokens(outputs["a"], choice) for choice in range(5)]
 
-    assert answer(max_num_seqs=seats, num_blocks=blocks) == answer()
+    assert answer(max_num_seqs=slots, num_blocks=blocks) == answer()
 
 
 def test_greedy_choices_are_equal_and_equal_to_the_oracle() -> None:
@@ -117,7 +117,7 @@ def alone(
 WORLDS = {
     "actions": st.lists(ACTIONS, min_size=2, max_size=25),
     "blocks": st.integers(7, 14),
-    "seats": st.integers(2, 5),
+    "slots": st.integers(2, 5),
     "budget": st.integers(0, 12),
 }
 
@@ -125,15 +125,15 @@ WORLDS = {
 @settings(max_examples=80, deadline=None)
 @given(**WORLDS)
 def test_any_interleaving_gives_the_same_tokens(
-    actions: list[tuple[str, object]], blocks: int, seats: int, budget: int
+    actions: list[tuple[str, object]], blocks: int, slots: int, budget: int
 ) -> None:
-    interleave(MODEL, actions, blocks, seats, budget)
+    interleave(MODEL, actions, blocks, slots, budget)
 
 
-def interleave(model: Toy, actions: list[tuple[str, object]], blocks: int, seats: int, budget: int) -> None:
+def interleave(model: Toy, actions: list[tuple[str, object]], blocks: int, slots: int, budget: int) -> None:
     """Do all that, and check that every request got the tokens it gets alone, as far as it came."""
     here = engine(
-        model, num_blocks=blocks, block_size=3, max_num_seqs=seats, max_batched_tokens=seats + budget
+        model, num_blocks=blocks, block_size=3, max_num_seqs=slots, max_batched_tokens=slots + budget
     )
     wanted: dict[str, tuple[int, int, dict[str, object]]] = {}
     outputs: list[TokenOutput] = []

@@ -6,7 +6,15 @@ import time
 import torch
 
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling.grammar import AT_ONCE_S, QUICK_S, Mask, MaskThreads, Pace, mask_threads, settle
+from snugvl.engine.sampling.grammar import (
+    AT_ONCE_S,
+    QUICK_S,
+    Mask,
+    MaskPace,
+    MaskThreads,
+    mask_threads,
+    settle,
+)
 from snugvl.sampling import SamplingParams
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
 from tests.patience import PATIENCE_S
@@ -96,7 +104,7 @@ def test_requests_take_turns() -> None:
 
 def test_a_mask_waits_for_its_share_and_no_longer() -> None:
     slow = Slow(1)
-    mask = Mask(slow.start(), MaskThreads(1, 48), Pace(1.0))
+    mask = Mask(slow.start(), MaskThreads(1, 48), MaskPace(1.0))
     assert mask.ready
     mask.accept(1)
     assert mask.wait(PATIENCE_S) < PATIENCE_S / 2, "its share is a few milliseconds"
@@ -112,7 +120,7 @@ def test_a_mask_that_nobody_needs_is_not_made() -> None:
     threads, go, done = MaskThreads(1, 48), threading.Event(), threading.Event()
     threads.submit("first", lambda: go.wait(LONG_S))
     slow = Slow(1)
-    mask = Mask(slow.start(), threads, Pace(1.0))
+    mask = Mask(slow.start(), threads, MaskPace(1.0))
     mask.accept(1)
     mask.drop()
     go.set()
@@ -147,7 +155,7 @@ class QuickState(SlowState):
 
 def test_quick_masks_are_made_at_once_within_a_steps_share() -> None:
     quick, threads = Quick(), MaskThreads(1, 48)
-    mask = Mask(quick.start(), threads, Pace())
+    mask = Mask(quick.start(), threads, MaskPace())
     here = threading.current_thread().name
     for token in range(6):
         mask.accept(token)

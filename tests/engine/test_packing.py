@@ -23,7 +23,7 @@ def sequence(seed: int, generated: int) -> Sequence:
     made = Sequence(item, check_prompt(item, CONFIG), (seed, 0), 99, source)
     made.generated = [source.randrange(40) for _ in range(generated)]
     made.table = source.sample(range(1, 90), -(-made.length // BLOCK))
-    made.seat = seed
+    made.slot = seed
     return made
 
 
@@ -61,7 +61,7 @@ def test_every_number_is_that_of_its_token(spans: list[tuple[int, int, random.Ra
     ]
     assert found.starts.tolist() == [0, *ends]
     assert found.lengths.tolist() == [chunk.end for chunk in chunks]
-    assert found.seats.tolist() == [chunk.sequence.seat for chunk in chunks]
+    assert found.state_slots.tolist() == [chunk.sequence.slot for chunk in chunks]
     for chunk, table in zip(chunks, found.tables.tolist(), strict=True):
         assert table == chunk.sequence.table + [0] * (len(table) - len(chunk.sequence.table))
 

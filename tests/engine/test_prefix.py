@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from snugvl.config import EngineConfig
 from snugvl.engine.admission import check_prompt
 from snugvl.engine.engine import Engine
-from snugvl.engine.memory.prefix import ROOT, block_key
+from snugvl.engine.prefix import ROOT, block_key
 from snugvl.engine.request import EngineRequest, VisionItem
-from snugvl.engine.sequence import Prompt, VisionSlice
+from snugvl.engine.sequence import CheckedPrompt, VisionSlice
 from snugvl.errors import RequestTooLarge
 from tests.engine.toy import BOMB, CONFIG, Toy, engine, oracle, picture, request, run, tokens
 
@@ -69,7 +69,7 @@ PARTS = st.lists(
 )
 
 
-def keys_of(prompt: Prompt, size: int) -> list[bytes]:
+def keys_of(prompt: CheckedPrompt, size: int) -> list[bytes]:
     found: list[bytes] = []
     for end in range(size, len(prompt) + 1, size):
         vision = prompt.vision_in(end - size, end)

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from snugvl.engine.memory.blocks import BlockPool
+from snugvl.engine.blocks import BlockPool
 
 SIZE, BLOCKS = 2, 6
 

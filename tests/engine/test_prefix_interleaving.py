@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.errors import RequestTooLarge
-from tests.engine.test_pipeline import EagerGraphs, engine_with, finish
+from tests.engine.test_overlap import EagerGraphs, engine_with, finish
 from tests.engine.toy import POISON, Toy, engine, oracle, picture, request, run, tokens
 
 MODEL = Toy()
@@ -51,9 +51,9 @@ def alone(
     return {choice: tokens(outputs, choice) for choice in range(dict(sampling).get("n", 1))}
 
 
-def make(blocks: int, seats: int, chunk: int, ahead: bool) -> Engine:
+def make(blocks: int, slots: int, chunk: int, ahead: bool) -> Engine:
     here = engine(
-        MODEL, num_blocks=blocks, max_model_len=4 * blocks, max_num_seqs=seats, max_batched_tokens=chunk
+        MODEL, num_blocks=blocks, max_model_len=4 * blocks, max_num_seqs=slots, max_batched_tokens=chunk
     )
     if ahead:
         here._runner.graphs = EagerGraphs(here)
@@ -65,14 +65,14 @@ def make(blocks: int, seats: int, chunk: int, ahead: bool) -> Engine:
 @given(
     actions=st.lists(ACTIONS, min_size=8, max_size=25),
     blocks=st.integers(7, 16),
-    seats=st.integers(1, 5),
+    slots=st.integers(1, 5),
     more=st.integers(0, 12),
     ahead=st.booleans(),
 )
 def test_any_interleaving_gives_the_same_tokens(
-    actions: list[tuple[str, object]], blocks: int, seats: int, more: int, ahead: bool
+    actions: list[tuple[str, object]], blocks: int, slots: int, more: int, ahead: bool
 ) -> None:
-    here = make(blocks, seats, seats + more, ahead)
+    here = make(blocks, slots, slots + more, ahead)
     outputs: list[TokenOutput] = []
     wanted: dict[str, tuple[tuple[int | VisionItem, ...], int, dict[str, object]]] = {}
 
@@ -150,7 +150,7 @@ def test_what_is_in_the_air_cannot_be_found() -> None:
     for _ in range(25):
         here.step()
         (sequence,) = here._scheduler.running
-        assert here._flight is not None
+        assert here._in_flight is not None
         pool = here._scheduler.pool
         findable = [pool.key(block) is not None for block in sequence.table]
         # All known tokens but the newest are written; a step that is under way may write that one.
@@ -185,7 +185,7 @@ def test_poison_while_running_ahead_is_not_kept() -> None:
 
 
 def test_a_choice_that_found_its_prompt_leaves_no_picture_behind() -> None:
-    """It waits for the only seat with the picture held for it, and then needs only to decode."""
+    """It waits for the only slot with the picture held for it, and then needs only to decode."""
     here = make(7, 1, 9, ahead=True)
     outputs = run(here, request("a", *TEXTS[4], max_tokens=4, n=2))["a"]
     assert tokens(outputs, 0) == tokens(outputs, 1)

@@ -4,15 +4,14 @@ import pytest
 import torch
 
 from snugvl.config import EngineConfig
+from snugvl.engine import memory
 from snugvl.engine.engine import Engine
-from snugvl.engine.memory import caches
-from snugvl.engine.memory.pressure import KEPT_BYTES, LOW_BYTES, DeviceMemory, Planned, Watch
+from snugvl.engine.pressure import KEPT_BYTES, LOW_BYTES, DeviceMemory, PlannedBytes, PressureMonitor
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import OutOfMemory, RequestTooLarge
-from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.state_cache import StateCache
+from snugvl.layers.kv_cache import KVCache, StateCache
 from snugvl.planner.footprint.native import LATE_BYTES
-from tests.engine.test_pipeline import EagerGraphs
+from tests.engine.test_overlap import EagerGraphs
 from tests.engine.toy import HybridToy, Toy, oracle, picture, request, tokens
 
 MIB = 1 << 20
@@ -42,8 +41,8 @@ class Card:
     def tell(self) -> None:
         self.told += 1
 
-    def watch(self) -> Watch:
-        return Watch(self.read, Planned(64 * BLOCK + 512 * MIB), self.tell, lambda: self.now)
+    def watch(self) -> PressureMonitor:
+        return PressureMonitor(self.read, PlannedBytes(64 * BLOCK + 512 * MIB), self.tell, lambda: self.now)
 
     def pass_time(self, seconds: float = 1.0) -> None:
         self.now += seconds
@@ -51,7 +50,7 @@ class Card:
 
 def engine_on(card: Card, model: Toy | None = None) -> Engine:
     here = Engine(model or Toy(), CONFIG, card.watch())
-    here._room._watch._block_bytes = BLOCK  # type: ignore[union-attr]
+    here._reclaimer._monitor._block_bytes = BLOCK  # type: ignore[union-attr]
     card.engine = here
     return here
 
@@ -69,31 +68,31 @@ def steps(here: Engine, card: Card, count: int = 2000) -> list[TokenOutput]:
 def test_a_neighbour_that_grows_and_leaves(caplog: pytest.LogCaptureFixture) -> None:
     card = Card()
     here = engine_on(card)
-    here.look()
+    here.poll_memory()
     assert (here.stats.num_blocks, card.told) == (64, 0), "the margin is nobody's fault"
     card.neighbour = 100 * MIB
     card.pass_time()
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks == 64 - 34, "as much as it took is free for it again, and the mark"
     assert here.memory()["kv_cache"] == 2 * 2 * 30 * 4 * 8 * 8, "the memory is really given back"
     assert card.told == 1
     assert "other programs need memory: the KV cache shrinks to 120 tokens" in caplog.text
     card.neighbour = 2000 * MIB
     card.pass_time()
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks == LEAST, "a quarter of a conversation always fits"
     for _ in range(3):
         card.pass_time()
-        here.look()
+        here.poll_memory()
     assert card.told == 2, "there is no more to give"
     card.neighbour = 0
     card.pass_time()
-    here.look()
+    here.poll_memory()
     card.pass_time(9)
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks == LEAST, "it may come back"
     card.pass_time(2)
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks == 64
     assert here.stats.planned_blocks == 64
     assert "there is memory again: the KV cache grows to 256 tokens" in caplog.text
@@ -102,16 +101,16 @@ def test_a_neighbour_that_grows_and_leaves(caplog: pytest.LogCaptureFixture) -> 
 def test_a_flicker_gives_nothing_back() -> None:
     card = Card()
     here = engine_on(card)
-    here.look()
+    here.poll_memory()
     card.neighbour = 100 * MIB
     card.pass_time()
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks == 64 - 34
     for _ in range(9):  # every nine seconds it takes all again
         for neighbour, seconds in ((0, 9), (100, 1)):
             card.neighbour = neighbour * MIB
             card.pass_time(seconds)
-            here.look()
+            here.poll_memory()
     assert here.stats.num_blocks == 64 - 34
     assert card.told == 1
 
@@ -120,14 +119,14 @@ def test_a_neighbour_that_breathes_gets_no_less_each_time() -> None:
     """Only what was free all the time comes back, so that the cache needn't shrink at its next breath."""
     card = Card()
     here = engine_on(card)
-    here.look()
+    here.poll_memory()
     card.neighbour = 100 * MIB
     card.pass_time()
-    here.look()
+    here.poll_memory()
     for second in range(40):
         card.neighbour = (100 if second % 4 == 0 else 60) * MIB
         card.pass_time()
-        here.look()
+        here.poll_memory()
     assert here.stats.num_blocks >= 64 - 34 + 17
     assert card.told == 1
 
@@ -136,13 +135,13 @@ def test_it_comes_back_in_part_and_when_a_plan_left_a_little_less() -> None:
     card = Card(margin_mib=100)
     here = engine_on(card)
     card.neighbour = 3000 * MIB
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks == LEAST
     for neighbour, blocks in ((28, 64 - 6), (0, 64)):
         card.neighbour = neighbour * MIB
         for _ in range(12):
             card.pass_time()
-            here.look()
+            here.poll_memory()
         assert here.stats.num_blocks == blocks
 
 
@@ -151,20 +150,20 @@ def test_memory_that_is_still_to_come_counts_as_taken() -> None:
     here = engine_on(card)
     card.to_come = 100 * MIB
     card.neighbour = 96 * MIB  # 132 MiB are free, but 100 of them are needed soon
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks < 64
 
 
 def test_looks_are_rare() -> None:
     card = Card()
     here = engine_on(card)
-    here.look()
+    here.poll_memory()
     card.neighbour = 100 * MIB
     card.pass_time(0.05)
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks == 64
     card.pass_time(0.06)
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks < 64
 
 
@@ -203,7 +202,7 @@ def test_steps_in_the_air_are_computed_again() -> None:
     for item in items:
         here.add(item)
     said = steps(here, card, 9)
-    assert here._flight is not None
+    assert here._in_flight is not None
     card.neighbour = 200 * MIB
     said += steps(here, card)
     assert graphs.followed
@@ -219,7 +218,7 @@ def test_choices_that_fit_no_longer_are_refused_with_numbers() -> None:
     here.abort("a")
     card.neighbour = 3000 * MIB
     card.pass_time()
-    here.look()
+    here.poll_memory()
     with pytest.raises(
         OutOfMemory, match=r"other programs have taken .* KV cache 16\. What fits: a prompt of"
     ):
@@ -231,7 +230,7 @@ def test_choices_that_fit_no_longer_are_refused_with_numbers() -> None:
 
 
 def test_what_waits_while_not_even_one_conversation_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snugvl.engine.engine.LOOK_S", 0)
+    monkeypatch.setattr("snugvl.engine.engine.POLL_S", 0)
     card = Card()
     here = engine_on(card)
     item = request("a", *range(2, 20), max_tokens=12)
@@ -259,7 +258,7 @@ def test_what_waits_while_not_even_one_conversation_fits(monkeypatch: pytest.Mon
 
 def test_who_waits_in_vain_ends_with_numbers_and_smaller_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody took the memory in the moment in which the cache let go of it: half a conversation is left."""
-    monkeypatch.setattr("snugvl.engine.engine.LOOK_S", 0)
+    monkeypatch.setattr("snugvl.engine.engine.POLL_S", 0)
     resize = KVCache.resize
 
     def tight(cache: KVCache, num_blocks: int) -> None:
@@ -278,7 +277,7 @@ def test_who_waits_in_vain_ends_with_numbers_and_smaller_ones_go_on(monkeypatch:
     said = steps(here, card, 50)
     assert here.stats.num_blocks == 6, "half of what the largest needs"
     assert not said
-    monkeypatch.setattr("snugvl.engine.memory.pressure.PATIENCE_S", 0)
+    monkeypatch.setattr("snugvl.engine.pressure.PATIENCE_S", 0)
     said += steps(here, card)
     ends = {o.request_id: o for o in said if o.finish}
     assert isinstance(ends["large"].error, OutOfMemory)
@@ -299,7 +298,7 @@ def test_pictures_kept_for_later_go_first_and_are_kept_again() -> None:
     assert here.memory()["encoder_outputs"]
     card.neighbour = 100 * MIB
     card.pass_time()
-    here.look()
+    here.poll_memory()
     assert not here.memory()["encoder_outputs"]
     here.add(request("b", 1, picture(1)))
     steps(here, card)
@@ -307,7 +306,7 @@ def test_pictures_kept_for_later_go_first_and_are_kept_again() -> None:
     card.neighbour = 0
     for _ in range(12):
         card.pass_time()
-        here.look()
+        here.poll_memory()
     assert here.stats.num_blocks == 64
     here.add(request("c", 1, picture(1)))
     steps(here, card)
@@ -330,15 +329,15 @@ def test_everything_that_holds_memory_lets_go_of_it_before_the_cache_is_made_ane
     here._runner.graphs, here._runner.has_graphs = graphs, True
     here.add(request("a", 1, 2, 3, max_tokens=30))
     steps(here, card, 5)
-    assert here._flight is not None
+    assert here._in_flight is not None
     done: list[str] = []
-    monkeypatch.setattr(graphs, "clear", lambda: done.append(f"graphs, in the air {here._flight}"))
+    monkeypatch.setattr(graphs, "clear", lambda: done.append(f"graphs, in the air {here._in_flight}"))
     monkeypatch.setattr(
-        caches, "release", lambda _device: done.append(f"release, {here._cache.nbytes} bytes")
+        memory, "release", lambda _device: done.append(f"release, {here._cache.nbytes} bytes")
     )
     card.neighbour = 200 * MIB
     card.pass_time()
-    here.look()
+    here.poll_memory()
     assert done == ["graphs, in the air None", "release, 0 bytes"]
 
 
@@ -379,7 +378,7 @@ def test_what_was_admitted_ends_first_and_new_ones_must_fit_into_what_will_be_le
     here.add(request("small", 1, 2, 3, max_tokens=8))
     said += steps(here, card)
     card.pass_time()
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks == LEAST
     assert tokens([o for o in said if o.request_id == "long"]) == oracle(Toy(), long, 26)
     assert {o.request_id for o in said if o.finish == "length"} == {"long", "short", "small"}
@@ -396,15 +395,15 @@ def test_kernels_that_load_late_shrink_the_cache_and_hold_torch_to_less(
         memory = card.read()
         return DeviceMemory(memory.free_bytes, memory.held_bytes, memory.held_bytes + driver)
 
-    planned = Planned(plan, cap_bytes=plan + 760 * MIB + LATE_BYTES)
-    here = Engine(Toy(), CONFIG, Watch(read, planned, card.tell, lambda: card.now, held.append))
-    here._room._watch._block_bytes = BLOCK  # type: ignore[union-attr]
+    planned = PlannedBytes(plan, cap_bytes=plan + 760 * MIB + LATE_BYTES)
+    here = Engine(Toy(), CONFIG, PressureMonitor(read, planned, card.tell, lambda: card.now, held.append))
+    here._reclaimer._monitor._block_bytes = BLOCK  # type: ignore[union-attr]
     card.engine = here
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks == 64
     driver += LATE_BYTES - KEPT_BYTES + 2 * MIB
     card.pass_time()
-    here.look()
+    here.poll_memory()
     assert here.stats.num_blocks == here.stats.planned_blocks == 61, "10 MiB, in blocks of 4"
     assert held[-1] == plan - 2 * MIB
     assert card.told == 0, "that was no neighbour"
@@ -426,23 +425,23 @@ def test_recurrent_states_are_given_up_with_the_cache_and_come_back() -> None:
     card.neighbour = 3000 * MIB
     said += steps(here, card)
     card.pass_time()
-    here.look()
-    assert (here.stats.num_blocks, states.seats) == (LEAST, 1)
+    here.poll_memory()
+    assert (here.stats.num_blocks, states.slots) == (LEAST, 1)
     assert states.nbytes == here.memory()["recurrent_state"] == whole * 2 // 9, "and one that is nobody's"
     for item in items:
         assert tokens([o for o in said if o.request_id == item.request_id]) == oracle(HybridToy(), item, 6)
     card.neighbour = 0
     for _ in range(12):
         card.pass_time()
-        here.look()
-    assert (here.stats.num_blocks, states.seats) == (64, 8)
+        here.poll_memory()
+    assert (here.stats.num_blocks, states.slots) == (64, 8)
     again = request("again", 1, 2, 3)
     here.add(again)
     assert tokens(steps(here, card)) == oracle(HybridToy(), again, 8)
 
 
 def test_not_even_one_state_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snugvl.engine.engine.LOOK_S", 0)
+    monkeypatch.setattr("snugvl.engine.engine.POLL_S", 0)
     card = Card()
     here = engine_on(card, HybridToy())
     item = request("a", *range(2, 12), max_tokens=4)
@@ -450,9 +449,9 @@ def test_not_even_one_state_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     said = steps(here, card, 2)
     resize = StateCache.resize
 
-    def full(states: StateCache, seats: int) -> None:
+    def full(states: StateCache, slots: int) -> None:
         resize(states, 0)
-        if seats:
+        if slots:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 50.00 MiB.")
 
     with monkeypatch.context() as patch:

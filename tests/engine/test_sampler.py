@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from snugvl.engine.sampling import filters
 from snugvl.engine.sampling.filters import support
-from snugvl.engine.sampling.penalties import penalized
+from snugvl.engine.sampling.penalties import Penalties
 from snugvl.engine.sampling.sampler import Choice, sample
 from snugvl.engine.sequence import random_stream
 from snugvl.sampling import SamplingParams
@@ -24,6 +24,10 @@ def one(
     result = sample(logits, [Choice(0, SamplingParams(**params), (), counts, uniform)])[0].token_id
     assert result is not None
     return result
+
+
+def penalized(logits: torch.Tensor, choices: list[Choice]) -> torch.Tensor:
+    return Penalties(choices, logits.shape[1], logits.device).apply(logits)
 
 
 def drawn(logits: torch.Tensor, steps: int = 400, **params: object) -> set[int]:

@@ -42,7 +42,7 @@ def test_decodes_first_then_chunks_then_new_prompts() -> None:
     ]
 
 
-def test_seats_and_blocks_limit_admission() -> None:
+def test_slots_and_blocks_limit_admission() -> None:
     here = engine(MODEL, max_num_seqs=3)
     for name in "abcd":
         here.add(request(name, 1, 2))
@@ -56,14 +56,14 @@ def test_seats_and_blocks_limit_admission() -> None:
     assert (here.stats.running, here.stats.waiting) == (2, 2)
 
 
-def test_a_request_with_choices_begins_with_the_seats_that_there_are() -> None:
+def test_a_request_with_choices_begins_with_the_slots_that_there_are() -> None:
     here = engine(MODEL, max_num_seqs=4)
     here.add(request("a", 1, 2))
     here.add(request("b", 1, 2, n=4))
     here.add(request("c", 1, 2))
     here.step()
     names = sorted(sequence.request.request_id for sequence in here._scheduler.running)
-    assert names == ["a", "b", "b", "c"], "b doesn't wait for all of its seats, nor c behind it"
+    assert names == ["a", "b", "b", "c"], "b doesn't wait for all of its slots, nor c behind it"
     run(here)
 
 

@@ -1,4 +1,4 @@
-"""Recurrent states: a request's tokens depend on nobody who had its seat before, or sits beside it."""
+"""Recurrent states: a request's tokens depend on nobody who had its slot before, or sits beside it."""
 
 from functools import cache
 
@@ -18,8 +18,8 @@ def expected(which: int, count: int) -> list[int]:
     return oracle(MODEL, request("alone", *PROMPTS[which]), count)
 
 
-def seat_of(here: Engine, name: str) -> int | None:
-    return here._requests[name][0].seat
+def slot_of(here: Engine, name: str) -> int | None:
+    return here._requests[name][0].slot
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])
@@ -44,14 +44,14 @@ def test_company_of_all_lengths_and_preemption_change_no_token() -> None:
     assert here.stats.preemptions > 0
 
 
-@pytest.mark.parametrize("seats", [1, 2, 3, 8])
-def test_choices_go_on_from_copies(seats: int) -> None:
+@pytest.mark.parametrize("slots", [1, 2, 3, 8])
+def test_choices_go_on_from_copies(slots: int) -> None:
     def answer(**config: int) -> list[list[int]]:
         here = engine(MODEL, **config)
         outputs = run(here, request("a", 5, picture(1), 6, n=4, temperature=1.0, seed=3, max_tokens=7))
         return [tokens(outputs["a"], choice) for choice in range(4)]
 
-    ways = answer(max_num_seqs=seats)
+    ways = answer(max_num_seqs=slots)
     assert len({tuple(way) for way in ways}) > 1
     for choice, way in enumerate(ways):
         # A choice alone draws the same numbers only as itself: so it is compared to all of them together.
@@ -64,7 +64,7 @@ def test_greedy_choices_equal_the_oracle() -> None:
 
 
 @pytest.mark.parametrize("bad", [7, POISON])
-def test_nothing_is_left_on_a_seat(bad: int) -> None:
+def test_nothing_is_left_on_a_slot(bad: int) -> None:
     """Aborted in the middle of its prompt, in the middle of its answer, or ended by NaN."""
     here = engine(MODEL, max_num_seqs=1, max_batched_tokens=4)
     for steps in (1, 4):
@@ -81,18 +81,18 @@ def test_neighbours_of_an_aborted_one_keep_their_states() -> None:
     for which in range(3):
         here.add(request(str(which), *PROMPTS[which], max_tokens=12))
     said = [output for _ in range(3) for output in here.step()]
-    gone = seat_of(here, "1")
+    gone = slot_of(here, "1")
     here.abort("1")
     here.add(request("3", *PROMPTS[3], max_tokens=12))
     said += here.step()
-    assert seat_of(here, "3") == gone
+    assert slot_of(here, "3") == gone
     for late in run(here).values():
         said += late
     for which in (0, 2, 3):
         assert tokens([o for o in said if o.request_id == str(which)]) == expected(which, 12)
 
 
-def test_a_reset_frees_all_seats() -> None:
+def test_a_reset_frees_all_slots() -> None:
     here = engine(MODEL, max_num_seqs=2)
     for name in "ab":
         here.add(request(name, *PROMPTS[0], max_tokens=12))
@@ -113,7 +113,7 @@ def test_no_prompt_starts_from_the_blocks_of_another() -> None:
     assert (here.stats.prefix_query_tokens, here.stats.prefix_hit_tokens) == (0, 0)
 
 
-def test_memory_is_one_allocation_for_all_seats_and_the_scratch() -> None:
+def test_memory_is_one_allocation_for_all_slots_and_the_scratch() -> None:
     here = engine(MODEL, max_num_seqs=5)
     # (value heads · key width · value width, and one input of 2 keys and 2 values) · float64
     each = (2 * 4 * 8 + 1 * (2 * 4 + 2 * 8)) * 8
@@ -137,6 +137,6 @@ def test_single_precision_too() -> None:
 @settings(max_examples=30, deadline=None)
 @given(**WORLDS)
 def test_any_interleaving_gives_the_same_tokens(
-    actions: list[tuple[str, object]], blocks: int, seats: int, budget: int
+    actions: list[tuple[str, object]], blocks: int, slots: int, budget: int
 ) -> None:
-    interleave(MODEL, actions, blocks, seats, budget)
+    interleave(MODEL, actions, blocks, slots, budget)

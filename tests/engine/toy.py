@@ -21,14 +21,14 @@ from snugvl.checkpoint.architecture import (
 )
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.engine.memory.caches import allocate
+from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.delta_rule import Rule, recur_at, scan_at
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, GridTHW, PatchReader
+from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from snugvl.models.linear_attention import runs
-from snugvl.models.mrope import mrope_positions
+from snugvl.models.rope import mrope_positions
 from snugvl.sampling import SamplingParams
 
 VOCAB, HIDDEN, HEADS, DIM, LAYERS = 48, 16, 2, 8, 2
@@ -84,6 +84,10 @@ class Toy(nn.Module):
     def device(self) -> torch.device:
         return self.embed.device
 
+    @property
+    def tower_is_capturable(self) -> bool:
+        return True
+
     def encode_vision(self, patches: torch.Tensor, grids: Sequence[GridTHW]) -> torch.Tensor:
         self.encoded += grids
         images = patches.split([t * h * w for t, h, w in grids])
@@ -100,7 +104,7 @@ class Toy(nn.Module):
             yield 1000
         return self.encode_vision(torch.cat(rows), [grid])
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         if (batch.input_ids == BOMB).any():
             raise RuntimeError("the bomb went off")
         x = self.embed[batch.input_ids]
@@ -146,18 +150,18 @@ class HybridToy(Toy):
         if self.config.text.kinds[layer] == "full":
             return super().mix(layer, qkv, cache, metadata)
         assert cache.states is not None
-        assert metadata.seats is not None
+        assert metadata.state_slots is not None
         inputs, states = cache.states.inputs[0], cache.states.recurrent[0]
         output = qkv.new_empty(len(qkv), HEADS, DIM)
         for run in runs(metadata.query_lens):
-            new, seats = qkv[run.rows, : 3 * DIM], metadata.seats[run.sequences]
-            before = inputs[seats, 0] if run.single else torch.cat((inputs[seats, 0], new[:-1]))
-            inputs[seats, 0] = new if run.single else new[-1:]
+            new, state_slots = qkv[run.rows, : 3 * DIM], metadata.state_slots[run.sequences]
+            before = inputs[state_slots, 0] if run.single else torch.cat((inputs[state_slots, 0], new[:-1]))
+            inputs[state_slots, 0] = new if run.single else new[-1:]
             new = new + 0.5 * before
             query, key, value = new.split([DIM // 2, DIM // 2, 2 * DIM], dim=1)
             beta = query[:, :HEADS].sigmoid()
             rule = Rule(query[:, None], key[:, None], value.view(-1, HEADS, DIM), -0.3 * beta, beta)
-            output[run.rows] = (recur_at if run.single else scan_at)(rule, states, seats)
+            output[run.rows] = (recur_at if run.single else scan_at)(rule, states, state_slots)
         return output
 
 
@@ -234,7 +238,7 @@ def oracle(model: Toy, item: EngineRequest, count: int) -> list[int]:
         size = len(ids)
         more = torch.arange(len(item.prompt_ids), size) + delta
         cache = allocate(model, EngineConfig(num_blocks=1, block_size=size, max_num_seqs=1))
-        batch = Batch(
+        batch = ForwardBatch(
             torch.tensor(ids),
             torch.cat([positions, more.expand(3, -1)], dim=1),
             AttentionMetadata(
@@ -243,7 +247,7 @@ def oracle(model: Toy, item: EngineRequest, count: int) -> list[int]:
                 torch.arange(size),
                 torch.zeros(1, 1, dtype=torch.int64),
                 size,
-                seats=torch.zeros(1, dtype=torch.int64),
+                state_slots=torch.zeros(1, dtype=torch.int64),
             ),
             torch.tensor([size - 1]),
         )

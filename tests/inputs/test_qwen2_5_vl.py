@@ -19,7 +19,7 @@ from snugvl.errors import ImageError, RequestError
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.video import read_video_preprocessor
-from snugvl.models.mrope import mrope_positions
+from snugvl.models.rope import mrope_positions
 from tests import qwen2_5_vl
 from tests.inputs.test_prompt import ANSWER, SYSTEM, ask_oracle, clip, noise
 

@@ -18,14 +18,13 @@ from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.checkpoint.families import read_config
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.models import qwen2_5_vision
-from snugvl.models.batch import GridTHW
+from snugvl.models.batch import GridTHW, patch_reader
 from snugvl.models.loader import load_model
-from snugvl.models.patch_reader import reader
+from snugvl.models.networks import Qwen25VL
 from snugvl.models.patches import groups, window_chunks, window_order
 from snugvl.models.qwen2_5_vision import Qwen25Tower
-from snugvl.models.qwen2_5_vl import Qwen25VL
 from tests import qwen2_5_vl
-from tests.models.forward import Prompt, logits
+from tests.models.forward import Prompt, encode_vision, logits
 from tests.planner.trace import Trace, fused_attention
 from tests.qwen2_5_vl import PATCH_DIM
 
@@ -68,7 +67,7 @@ def patches_of(grid: GridTHW) -> torch.Tensor:
 def test_encodings_equal_transformers(name: str, model: Qwen25VL, theirs: Any) -> None:
     grid = GRIDS[name]
     with torch.inference_mode():
-        ours = model.encode_vision(patches_of(grid), [grid])
+        ours = encode_vision(model, patches_of(grid), [grid])
         expected = theirs.model.visual(patches_of(grid), grid_thw=torch.tensor([grid])).pooler_output
     assert expected.abs().max() > 0.5
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=0)
@@ -92,7 +91,7 @@ def encode(model: Qwen25VL, grid: GridTHW) -> tuple[torch.Tensor, list[int]]:
     """The encoding, and the work at each stop."""
     stops = []
     with torch.inference_mode():
-        steps = model.encode_in_steps(reader(patches_of(grid), CPU, torch.float32), grid)
+        steps = model.encode_in_steps(patch_reader(patches_of(grid), CPU, torch.float32), grid)
         while True:
             try:
                 stops.append(next(steps))

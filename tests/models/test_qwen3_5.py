@@ -16,7 +16,7 @@ from snugvl.layers.weights import Format
 from snugvl.models import linear_attention
 from snugvl.models.linear_attention import PIECE, runs
 from snugvl.models.loader import Storage, load_model
-from snugvl.models.qwen3_5 import Qwen35
+from snugvl.models.networks import Qwen35
 from tests import checkpoints, hybrid
 from tests.checkpoints import IMAGE, VIDEO
 from tests.models.forward import Prompt, logits
@@ -201,9 +201,9 @@ def test_foreign_tensors_are_refused_though_the_predictors_are_not(tmp_path: Pat
 def test_the_decode_kernel_in_its_place(model: Qwen35, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU runs for single tokens, on the layers' own views; elsewhere in Triton's interpreter."""
 
-    def with_kernel(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Tensor:
+    def with_kernel(rule: Rule, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         parts = (rule.query, rule.key, rule.value, rule.decay, rule.beta)
-        return kernel.recur(*parts, states, seats, EPS)
+        return kernel.recur(*parts, states, slots, EPS)
 
     case = Prompt(list(range(40, 52)))
     right = logits(model, case)

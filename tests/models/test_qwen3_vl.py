@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from snugvl.models.loader import load_model
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.networks import Qwen3VL
 from tests import checkpoints
 from tests.checkpoints import END, IMAGE, START, VIDEO
 from tests.models.forward import Prompt, logits

@@ -15,8 +15,8 @@ from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import CheckpointError
 from snugvl.models import loader
-from snugvl.models.causal_lm import CausalLM
 from snugvl.models.loader import load_model
+from snugvl.models.networks import CausalLM
 from snugvl.sampling import SamplingParams
 from tests import text_checkpoints
 from tests.checkpoints import dequantised

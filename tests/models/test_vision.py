@@ -9,8 +9,7 @@ from torch import nn
 
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.models import vision
-from snugvl.models.batch import GridTHW
-from snugvl.models.patch_reader import reader
+from snugvl.models.batch import GridTHW, patch_reader
 from snugvl.models.patches import chunks, groups
 from snugvl.models.vision import VisionTower
 from tests.planner.trace import Trace, fused_attention
@@ -45,7 +44,7 @@ def filled(tower: nn.Module) -> nn.Module:
 def encode(tower: VisionTower, patches: torch.Tensor, grid: GridTHW) -> tuple[torch.Tensor, list[int]]:
     """The encoding, and the work at each stop."""
     stops = []
-    steps = tower.encode_in_steps(reader(patches, CPU, patches.dtype), grid)
+    steps = tower.encode_in_steps(patch_reader(patches, CPU, patches.dtype), grid)
     while True:
         try:
             stops.append(next(steps))
@@ -86,7 +85,7 @@ def test_two_images_under_way_do_not_meet(tower: VisionTower, monkeypatch: pytes
     grid = (1, 4, 6)
     images = [torch.randn(24, TINY.patch_dim), torch.randn(24, TINY.patch_dim)]
     right = [encode(tower, image, grid)[0] for image in images]
-    under_way = [tower.encode_in_steps(reader(image, CPU, image.dtype), grid) for image in images]
+    under_way = [tower.encode_in_steps(patch_reader(image, CPU, image.dtype), grid) for image in images]
     done: list[torch.Tensor] = []
     while len(done) < 2:
         for steps in under_way:
@@ -158,5 +157,5 @@ def test_bytes_are_read_as_what_they_mean() -> None:
     levels = torch.randn(3, 256, generator=generator)
     meant = torch.stack([levels[c][codes.view(6, 3, 16)[:, c].long()] for c in range(3)], 1)
     twice = torch.stack([meant, meant], 2).flatten(1)  # each channel's frame in both slots
-    assert torch.equal(reader(codes, CPU, torch.float32, levels, 2)(1, 5), twice[1:5])
-    assert torch.equal(reader(codes, CPU, torch.bfloat16, levels)(0, 6), meant.flatten(1).bfloat16())
+    assert torch.equal(patch_reader(codes, CPU, torch.float32, levels, 2)(1, 5), twice[1:5])
+    assert torch.equal(patch_reader(codes, CPU, torch.bfloat16, levels)(0, 6), meant.flatten(1).bfloat16())

@@ -17,12 +17,12 @@ import torch
 from snugvl import loading
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.layers.linear import Linear
-from snugvl.models import loader, weight_stream
+from snugvl.models import loader, main_memory
+from snugvl.models.batch import patch_reader
 from snugvl.models.loader import Storage, load_model, tensor_bytes
-from snugvl.models.patch_reader import reader
+from snugvl.models.main_memory import WeightStream, room_bytes, to_host, unit_bytes
 from snugvl.models.qwen2_5_vision import Qwen25Tower
 from snugvl.models.vision import VisionTower
-from snugvl.models.weight_stream import WeightStream, room_bytes, to_host, unit_bytes
 from tests.models.test_tower_int8 import NARROW, QWEN3, WINDOWS, quantised
 from tests.models.test_vision import encode, filled
 
@@ -69,10 +69,10 @@ class LateCopies:
 def streamed(tower: Any, *, ahead: bool = True) -> Any:
     """The same tower with its weights in main memory, as the loader does it."""
     units = tower.units
-    before = [[tensor.clone() for _, _, tensor in weight_stream._tensors(unit)] for unit in units]
+    before = [[tensor.clone() for _, _, tensor in main_memory._tensors(unit)] for unit in units]
     host = to_host(units, pinned=False)
     for unit, values in zip(units, before, strict=True):
-        for (_, _, tensor), value in zip(weight_stream._tensors(unit), values, strict=True):
+        for (_, _, tensor), value in zip(main_memory._tensors(unit), values, strict=True):
             tensor.copy_(value)
     room = torch.empty(room_bytes(units, [len(each) for each in host]), dtype=torch.uint8)
     stream = WeightStream(units, host, room, LateCopies())  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def test_a_pass_pauses_is_dropped_and_begun_again() -> None:
     with torch.no_grad():
         right = encode(tower, second, other)[0]
         streamed(tower)
-        steps = tower.encode_in_steps(reader(first, CPU, first.dtype), grid)
+        steps = tower.encode_in_steps(patch_reader(first, CPU, first.dtype), grid)
         next(steps)
         next(steps)
         found = encode(tower, second, other)[0]

@@ -9,16 +9,17 @@ import torch
 from snugvl.checkpoint.catalogue import catalogue_facts, find
 from snugvl.checkpoint.families import parse_config
 from snugvl.config import EngineConfig
-from snugvl.engine.memory.caches import allocate
+from snugvl.engine.memory import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models import linear_attention, loader
-from snugvl.models.qwen3_5 import Qwen35
+from snugvl.models.networks import Qwen35
 from snugvl.planner.footprint import allocator, hybrid, native, vision
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.kv import state_bytes, state_component
 from snugvl.planner.footprint.weights import tower_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
+from tests.models.forward import encode_vision
 from tests.planner.test_native import held
 from tests.planner.test_workspace import traced, widened_on_a_gpu
 from tests.planner.trace import Trace, fused_attention
@@ -47,7 +48,7 @@ def linear_layer(model: Qwen35, tokens: int, trace: Trace) -> int:
     """The peak of what a linear layer takes for so many tokens."""
     cache = allocate(model, EngineConfig(num_blocks=1, max_num_seqs=1))
     ints = torch.zeros(tokens, dtype=torch.int64, device=META)
-    metadata = AttentionMetadata((tokens,), (tokens,), ints, ints[None], 16, seats=ints[:1])
+    metadata = AttentionMetadata((tokens,), (tokens,), ints, ints[None], 16, state_slots=ints[:1])
     x = torch.empty(tokens, model.config.text.hidden_size, dtype=torch.bfloat16, device=META)
     layer = model.decoder.layers[0]
     assert cache.states is not None
@@ -124,6 +125,6 @@ def test_a_tower_in_int8_without_deepstack_levels(size: str, monkeypatch: pytest
         patches = torch.empty(side * side, 1536, dtype=torch.bfloat16, device=META)
         with fused_attention("snugvl.models.vision_blocks.scaled_dot_product_attention"):
             grid, kept = [(1, side, side)], (*ours.parameters(), *ours.buffers(), patches)
-            peak = traced(lambda: ours.encode_vision(patches, grid), *kept)  # noqa: B023
+            peak = traced(lambda: encode_vision(ours, patches, grid), *kept)  # noqa: B023
         planned = vision.native_workspace(model, ImageSize(side * side // 4, side * side), 2, "int8")
         assert peak <= planned <= peak * 1.02

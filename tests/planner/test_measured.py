@@ -53,7 +53,7 @@ def test_vllm_needs_what_it_was_seen_to_need(size: str, lowest: float, highest: 
 
 @pytest.mark.parametrize("result", NATIVE, ids=[f"{r['checkpoint']} {r['weights']}" for r in NATIVE])
 def test_our_engine_takes_what_is_planned(result: dict[str, Any]) -> None:
-    """benchmarks/plan_vs_native.py, an H200: every row of the ledger, with all seats taken."""
+    """benchmarks/plan_vs_native.py, an H200: every row of the ledger, with all slots taken."""
     size = "2B" if result["checkpoint"].startswith("2b") else "4B"
     model = inventory(qwen3_vl(size, fp8="fp8" in result["checkpoint"]))
     weights, _, head = result["weights"].partition(", ")

@@ -11,15 +11,14 @@ import torch
 from snugvl.checkpoint.architecture import Fp8Blocks
 from snugvl.checkpoint.families import read_config
 from snugvl.config import EngineConfig
+from snugvl.engine import memory
 from snugvl.engine.graphs import decode as graphs
-from snugvl.engine.graphs.pictures import PATCHES, PictureGraphs
-from snugvl.engine.graphs.steps import StepGraphs
-from snugvl.engine.memory import room
+from snugvl.engine.graphs.prefill import PATCHES, PictureGraphs, StepGraphs
 from snugvl.engine.sampling import sampler
 from snugvl.layers import linear as layers
 from snugvl.layers.linear import Linear
 from snugvl.models import loader
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.networks import Qwen3VL
 from snugvl.models.tensor_files import CHUNK_BYTES, dequantise
 from snugvl.planner.capabilities import NATIVE_STEPS
 from snugvl.planner.footprint import hybrid, native, step_graphs, vision
@@ -101,8 +100,7 @@ def test_float32_beside_quantised_weights(whole: dict[str, Any]) -> None:
 
 def test_the_numbers_are_those_of_the_code() -> None:
     from snugvl.engine import packing
-    from snugvl.engine.graphs import recordings
-    from snugvl.engine.graphs import steps as engine_graphs
+    from snugvl.engine.graphs import capture, prefill
     from snugvl.layers.kernels.attention.decode import DecodeCut
     from snugvl.layers.kernels.products import linear, tiles
 
@@ -112,10 +110,10 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert (layers.SLICE_BYTES, layers.SLICE_ROWS) == (vision.SLICE_BYTES, vision.SLICE_ROWS)
     assert linear.WIDE_TILE == native.SLICE_ROWS
     assert tiles.SMALL == native.SMALL_ROWS
-    assert (engine_graphs.TOKENS, PATCHES, packing.TABLE, recordings.SMALL_BYTES, recordings.MOST) == (
+    assert (prefill.TOKENS, PATCHES, packing.TABLE, capture.SMALL_BYTES, capture.MOST) == (
         step_graphs.TOKENS, step_graphs.PATCHES, step_graphs.TABLE, step_graphs.SMALL_BYTES, step_graphs.MOST
     )  # fmt: skip
-    assert room.STATES_SMALL_BYTES == hybrid.SMALL_BYTES
+    assert memory.STATES_SMALL_BYTES == hybrid.SMALL_BYTES
     assert (native.READERS[0], native.PIECE_BYTES) == (loader.GPU_READERS, CHUNK_BYTES)
     for chunk, sequences in NATIVE_STEPS:
         EngineConfig(1, max_batched_tokens=chunk, max_num_seqs=sequences)
@@ -251,6 +249,7 @@ def test_loading_fits_into_the_place_of_the_cache() -> None:
 def test_slices_of_a_long_step_as_the_kernels_make_them(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a kernel or two more in every recording, of which the driver keeps some memory."""
     from snugvl.layers.kernels.products import linear
+    from snugvl.layers.kernels.products.epilogue import Epilogue
 
     shape, made = SHAPES[size], list[int]()
     monkeypatch.setattr(linear, "_widen", lambda _weights, first, *_: made.append(first))
@@ -263,7 +262,7 @@ def test_slices_of_a_long_step_as_the_kernels_make_them(size: str, monkeypatch: 
         out = torch.empty(200, rows, dtype=torch.bfloat16, device="meta")
         weights = replace(Linear(columns, 1, bias=False).weights, rows=rows * (1 + swiglu))
         made.clear()
-        linear._wide(x, weights, None, None, out, swiglu=swiglu)
+        linear._wide(x, weights, Epilogue(swiglu=swiglu), out)
         assert len(made) == native.slices(rows, columns * (1 + swiglu), 2)
 
 
@@ -276,10 +275,10 @@ def test_what_graphs_of_prompts_hold_is_planned(
     with torch.device("meta"):
         network = Qwen3VL(config).to(torch.bfloat16)
     limits = EngineConfig(99, max_model_len=3000, max_num_seqs=32, max_batched_tokens=2000)
-    recordings: Any = None
-    held = [StepGraphs(network, SimpleNamespace(block_size=16), limits, recordings)._inputs()]  # type: ignore[arg-type]
+    graph_pool: Any = None
+    held = [StepGraphs(network, SimpleNamespace(block_size=16), limits, graph_pool)._buffers()]  # type: ignore[arg-type]
     if not language_only:
-        held.append(PictureGraphs(network, recordings)._places())  # type: ignore[arg-type]
+        held.append(PictureGraphs(network, graph_pool)._buffers())  # type: ignore[arg-type]
     made = [getattr(each, name) for each in held for name in each.__slots__]
     settings = Settings("native", "fp8", context=3000, chunk=2000, sequences=32, images=1 - language_only)
     planned = step_graphs.held_bytes(inventory(qwen3_vl(size, fp8=True)), settings)

@@ -14,6 +14,7 @@ from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.weights import LABELS, weight_bytes, weight_components
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import Settings
+from tests.models.forward import encode_vision
 from tests.planner.test_native import held
 from tests.planner.test_workspace import traced, widened_on_a_gpu
 from tests.planner.trace import fused_attention
@@ -53,7 +54,7 @@ def test_the_vision_tower(size: str, dtype: torch.dtype) -> None:
         patches = torch.empty(high * wide, 1176, dtype=dtype, device="meta")
         with fused_attention("snugvl.models.vision_blocks.scaled_dot_product_attention"):
             grid = [(1, high, wide)]
-            peak = traced(lambda: ours.encode_vision(patches, grid), *ours.parameters(), patches)  # noqa: B023
+            peak = traced(lambda: encode_vision(ours, patches, grid), *ours.parameters(), patches)  # noqa: B023
         image = ImageSize(high * wide // 4, high * wide)
         planned = vision.native_workspace(model_of(size), image, dtype.itemsize)
         assert peak <= planned <= peak * 1.02  # the tables are those of the longest image
@@ -72,7 +73,7 @@ def test_the_vision_tower_in_int8(size: str, monkeypatch: pytest.MonkeyPatch) ->
         patches = torch.empty(high * wide, 1176, dtype=torch.bfloat16, device="meta")
         with fused_attention("snugvl.models.vision_blocks.scaled_dot_product_attention"):
             grid, kept = [(1, high, wide)], (*ours.parameters(), *ours.buffers(), patches)
-            peak = traced(lambda: ours.encode_vision(patches, grid), *kept)  # noqa: B023
+            peak = traced(lambda: encode_vision(ours, patches, grid), *kept)  # noqa: B023
         image = ImageSize(high * wide // 4, high * wide)
         planned = vision.native_workspace(model_of(size), image, 2, "int8")
         assert peak <= planned <= peak * 1.04

@@ -15,8 +15,8 @@ from snugvl.errors import DoesNotFit, RequestError
 from snugvl.layers.linear import Linear
 from snugvl.models import loader
 from snugvl.models.loader import Storage, load_model, tensor_bytes
+from snugvl.models.main_memory import WeightStream, room_bytes, unit_bytes
 from snugvl.models.vision import VisionTower
-from snugvl.models.weight_stream import WeightStream, room_bytes, unit_bytes
 from snugvl.planned import planned_rows
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.footprint.weights import crossing_bytes, streaming_sizes, tower_bytes

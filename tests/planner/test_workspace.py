@@ -14,12 +14,13 @@ from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.models import loader, qwen2_5_vision
-from snugvl.models.batch import Batch
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.models.batch import ForwardBatch
+from snugvl.models.networks import Qwen3VL
 from snugvl.models.vision import ROWS
 from snugvl.planner.footprint import decoder, vision
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.inventory import Inventory, inventory
+from tests.models.forward import encode_vision
 from tests.planner.models import SHAPES, qwen3_vl
 from tests.planner.trace import Trace, fused_attention
 
@@ -90,7 +91,7 @@ def test_our_vision_tower(size: str, dtype: torch.dtype, tmp_path: Path) -> None
         patches = torch.empty(side * side, config.vision.patch_dim, dtype=dtype, device="meta")
         with fused_attention(OURS):
             grid = [(1, side, side)]
-            peak = traced(lambda: model.encode_vision(patches, grid), *model.parameters(), patches)  # noqa: B023
+            peak = traced(lambda: encode_vision(model, patches, grid), *model.parameters(), patches)  # noqa: B023
         planned = vision.native_workspace(
             model_of(size), ImageSize(side * side // 4, side * side), dtype.itemsize
         )
@@ -105,7 +106,7 @@ def test_a_video_of_as_many_patches_fits_into_the_same_place(tmp_path: Path) -> 
     planned = vision.native_workspace(model_of("2B"), ImageSize(1024, 4096), 2)
     for grid in ((2, 32, 64), (16, 16, 16)):
         with fused_attention(OURS):
-            peak = traced(lambda: model.encode_vision(patches, [grid]), *model.parameters(), patches)  # noqa: B023
+            peak = traced(lambda: encode_vision(model, patches, [grid]), *model.parameters(), patches)  # noqa: B023
         assert peak <= planned
 
 
@@ -126,7 +127,7 @@ def test_our_vision_tower_in_int8(
         with fused_attention(OURS):
             grid = [(1, side, side)]
             kept = (*model.parameters(), *model.buffers(), patches)
-            peak = traced(lambda: model.encode_vision(patches, grid), *kept)  # noqa: B023
+            peak = traced(lambda: encode_vision(model, patches, grid), *kept)  # noqa: B023
         image = ImageSize(side * side // 4, side * side)
         planned = vision.native_workspace(model_of(size), image, dtype.itemsize, "int8")
         assert peak <= planned <= peak * 1.04
@@ -156,7 +157,7 @@ def step(model: Qwen3VL, config: ModelConfig, new: tuple[int, ...], contexts: tu
         return torch.zeros(*shape, dtype=torch.int64, device="meta")
 
     metadata = AttentionMetadata(new, contexts, zeros(total), zeros(len(new), blocks), 16)
-    batch = Batch(zeros(total), zeros(3, total), metadata, zeros(len(new)), None, None)
+    batch = ForwardBatch(zeros(total), zeros(3, total), metadata, zeros(len(new)), None, None)
     kept = (cache.storage, batch.input_ids, batch.positions, metadata.slot_mapping, metadata.block_tables)
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(batch, cache)  # makes the tables of the rotation, once and for all

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image, ImageDraw
 
 import snugvl
-from snugvl.backends.inprocess import InProcessEngine
 from snugvl.backends.native import NativeBackend
+from tests.backends.inprocess import InProcessEngine
 from tests.server.live import live
 
 

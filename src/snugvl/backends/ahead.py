@@ -23,8 +23,8 @@ from typing import Literal, get_args
 import torch
 
 import snugvl
-from snugvl.engine.ahead import Wanted, wanted_of
 from snugvl.engine.engine import Engine
+from snugvl.engine.precompile import CompileJob, compile_job_of
 from snugvl.errors import RequestError
 from snugvl.hardware import host
 
@@ -82,13 +82,13 @@ class KernelsAhead:
         try:
             from triton import __version__, knobs  # which only GPUs bring
 
-            self.compile(wanted_of(engine, threads()), Path(knobs.cache.dir), __version__)
+            self.compile(compile_job_of(engine, threads()), Path(knobs.cache.dir), __version__)
         except Exception:
             logger.exception("kernels can't be compiled ahead; each is compiled when it is needed")
         finally:
             self.finished.set()
 
-    def compile(self, wanted: Wanted, folder: Path, version: str) -> None:
+    def compile(self, wanted: CompileJob, folder: Path, version: str) -> None:
         """Compile into Triton's `folder`, unless that was done before by this `version` of it."""
         done = folder / f"snugvl-{_name_of(wanted, version)}.done"
         if done.exists():
@@ -132,7 +132,7 @@ def threads() -> int:
     return max(1, min(THREADS, (os.cpu_count() or 1) // 4))
 
 
-def _name_of(wanted: Wanted, version: str) -> str:
+def _name_of(wanted: CompileJob, version: str) -> str:
     """What is compiled: the same for the same model, GPU, sources and versions."""
     digest = hashlib.sha256(f"{version} {torch.__version__} {wanted}".encode())
     for room in _SOURCES:

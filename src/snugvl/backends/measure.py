@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from snugvl.backends.service import Load
-from snugvl.engine.memory.shortage import pooled_bytes
+from snugvl.engine.oom import pooled_bytes
 from snugvl.hardware import host
 from snugvl.ledger import Ledger, LedgerRow
 

@@ -20,9 +20,8 @@ from snugvl.backends.streams import (
 )
 from snugvl.backends.worker import EngineWorker
 from snugvl.engine.engine import Engine
-from snugvl.engine.request import EngineRequest
+from snugvl.engine.request import EngineRequest, EngineStats
 from snugvl.engine.sampling.grammar import TokenGrammar
-from snugvl.engine.stats import EngineStats
 from snugvl.errors import EngineError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import PreparedPrompt, Processor
@@ -155,7 +154,7 @@ class NativeBackend:
         self._grammars.warm_up()
         if self._graphs_ahead and self._kernels.finished.is_set():
             try:
-                self._graphs_ahead = self._worker.call(self._engine.record_ahead)
+                self._graphs_ahead = self._worker.call(self._engine.capture_next)
             except Exception:
                 logger.exception("a CUDA graph can't be recorded ahead; each is when it is needed")
                 self._graphs_ahead = False
@@ -188,7 +187,7 @@ class NativeBackend:
         return self._grammars.compile(request.grammar, choices=request.sampling.n, go_on=go_on)
 
     def _stats(self) -> EngineStats:
-        self._engine.look()  # an engine that idles makes no steps, in which it would
+        self._engine.poll_memory()  # an engine that idles makes no steps, in which it would
         return self._engine.stats
 
     def _add(self, request: EngineRequest, receiver: Receiver) -> None:

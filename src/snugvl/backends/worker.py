@@ -12,7 +12,7 @@ from snugvl.errors import EngineError, engine_failed
 T = TypeVar("T")
 
 
-class Engine(Protocol):
+class SteppedEngine(Protocol):
     """What a worker drives."""
 
     @property
@@ -30,7 +30,7 @@ class EngineWorker:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: SteppedEngine,
         deliver: Callable[[TokenOutput], None],
         died: Callable[[EngineError], None] | None = None,
     ) -> None:

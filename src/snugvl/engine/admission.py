@@ -18,12 +18,12 @@ import torch
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.config import EngineConfig
 from snugvl.engine.request import EngineRequest, VisionItem
-from snugvl.engine.sequence import Prompt
+from snugvl.engine.sequence import CheckedPrompt
 from snugvl.errors import OutOfMemory, RequestError, RequestTooLarge
-from snugvl.models.mrope import mrope_positions
+from snugvl.models.rope import mrope_positions
 
 
-def check_prompt(request: EngineRequest, model: ModelConfig) -> Prompt:
+def check_prompt(request: EngineRequest, model: ModelConfig) -> CheckedPrompt:
     """The prompt with its positions and placeholders.
 
     Raises:
@@ -60,7 +60,7 @@ def check_prompt(request: EngineRequest, model: ModelConfig) -> Prompt:
     except ValueError as error:
         raise RequestError(str(error), field="vision") from None
     starts = tuple(accumulate(sizes, initial=0))
-    return Prompt(ids, positions, delta, request.vision, placeholders, starts, frozenset(ids))
+    return CheckedPrompt(ids, positions, delta, request.vision, placeholders, starts, frozenset(ids))
 
 
 def _check_ids(where: str, ids: tuple[int, ...], vocab: int, field: str) -> None:
@@ -93,7 +93,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def resolve_max_tokens(request: EngineRequest, prompt: Prompt, config: EngineConfig) -> int:
+def resolve_max_tokens(request: EngineRequest, prompt: CheckedPrompt, config: EngineConfig) -> int:
     """New tokens each choice may have.
 
     Raises:
@@ -108,7 +108,9 @@ def resolve_max_tokens(request: EngineRequest, prompt: Prompt, config: EngineCon
     )
 
 
-def max_tokens_now(request: EngineRequest, prompt: Prompt, config: EngineConfig, blocks: int | None) -> int:
+def max_tokens_now(
+    request: EngineRequest, prompt: CheckedPrompt, config: EngineConfig, blocks: int | None
+) -> int:
     """The same while other programs hold memory, and only `blocks` can be had; None: all of them.
 
     Raises:
@@ -134,7 +136,7 @@ def _fitting(prompt: int, config: EngineConfig, n: int) -> int:
     return min(config.max_model_len, (shared + own) * config.block_size) - prompt
 
 
-def _refusal(prompt: Prompt, config: EngineConfig, asked: int | None, n: int, fits: int) -> str:
+def _refusal(prompt: CheckedPrompt, config: EngineConfig, asked: int | None, n: int, fits: int) -> str:
     """What was needed, what there is, and what would fit."""
     image = f", {len(prompt.placeholders)} of them image tokens" if prompt.placeholders else ""
     new = f"{asked or 1} new" + (f" for each of {n} choices" if asked and n > 1 else "")
@@ -145,7 +147,7 @@ def _refusal(prompt: Prompt, config: EngineConfig, asked: int | None, n: int, fi
     )
 
 
-def _advice(prompt: Prompt, config: EngineConfig, asked: int, n: int, fits: int) -> str:
+def _advice(prompt: CheckedPrompt, config: EngineConfig, asked: int, n: int, fits: int) -> str:
     options = [f"max_tokens up to {fits}"] if fits > 0 else []
     choices = next((k for k in range(n - 1, 0, -1) if _fitting(len(prompt), config, k) >= asked), 0)
     if choices:

@@ -10,7 +10,7 @@ its chunks end anyway.
 An encoding is held while a running sequence is before its last row; who shares a step shares it. Afterwards
 it stays within `cache_bytes`, least recently used first to go, for the next question about the same image.
 Items are encoded one at a time: the workspace is that of the largest one. Where there is memory for it, small
-pictures of a size that comes again are one recording each (`picture_graphs.py`), done in one go.
+pictures of a size that comes again are one CUDA graph each (`graphs/prefill.py`), done in one go.
 
 Not thread-safe.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from snugvl.engine.graphs.pictures import SLICES, PictureGraphs
+from snugvl.engine.graphs.prefill import PictureGraphs
 from snugvl.engine.request import VisionItem
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import Sequence
@@ -32,6 +32,7 @@ from snugvl.models.batch import GridTHW, Network
 # weights takes, and half of a 1024 × 1024 image on a large one; some tenths of a second of a CPU, likewise.
 SLICE_OF_MULTIPROCESSOR = 18e9
 SLICE_OF_CPU = 20e9
+SLICES = 3  # that a picture may take whose graph runs in one go
 
 Key = tuple[bytes, GridTHW]
 _GRIDS = 256  # whose work is remembered
@@ -54,7 +55,6 @@ class Encoder:
         hits: those of them that were encoded for another one.
         slice: floating point operations of a slice.
         cache_bytes: what may be held for the next question, from the next `keep` on.
-        graphs: recordings of small pictures, where there is memory for them.
     """
 
     def __init__(self, model: Network, cache_bytes: int = 0) -> None:
@@ -67,9 +67,13 @@ class Encoder:
             self.slice = SLICE_OF_MULTIPROCESSOR * units
         self._encodings: OrderedDict[Key, Encoding] = OrderedDict()  # least recently used first
         self._begun: tuple[Key, Generator[int, None, torch.Tensor]] | None = None
-        self.graphs: PictureGraphs | None = None
+        self._graphs: PictureGraphs | None = None  # where there is memory for them
         self._work: OrderedDict[GridTHW, int] = OrderedDict()  # of those encoded last
         self._spent = 0  # of the one in the making
+
+    def use_graphs(self, graphs: PictureGraphs) -> None:
+        """Encode small pictures by CUDA graphs from now on."""
+        self._graphs = graphs
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +141,7 @@ class Encoder:
         key = _key(item)
         if self._begun is None or self._begun[0] != key:
             self._begun = None  # before the next one takes memory
-            rows = self._recorded(item)
+            rows = self._replayed(item)
             if rows is not None:
                 self._store(key, rows)
                 return
@@ -158,10 +162,10 @@ class Encoder:
             self._begun = None  # a generator that has raised returns nothing ever after
             raise
 
-    def _recorded(self, item: VisionItem) -> torch.Tensor | None:
-        """Rows of an item by a recording, if it is one for that."""
+    def _replayed(self, item: VisionItem) -> torch.Tensor | None:
+        """Rows of an item by a CUDA graph, if it is one for that."""
         work = self._work.get(item.grid_thw, math.inf)
-        return None if self.graphs is None or work > SLICES * self.slice else self.graphs.encode(item)
+        return None if self._graphs is None or work > SLICES * self.slice else self._graphs.encode(item)
 
     def _store(self, key: Key, rows: torch.Tensor) -> None:
         self._encodings[key] = Encoding(rows)

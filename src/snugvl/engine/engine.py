@@ -21,18 +21,16 @@ import torch
 from snugvl.config import EngineConfig
 from snugvl.engine.admission import check_prompt, max_tokens_now
 from snugvl.engine.encoder import Encoder
-from snugvl.engine.memory.caches import allocate, seat_bytes
-from snugvl.engine.memory.pressure import LOOK_S, Patience, Watch
-from snugvl.engine.memory.room import Room
-from snugvl.engine.memory.shortage import no_room, out_of_memory, refusal, release
-from snugvl.engine.pipeline import Flight, choice_of, follow
-from snugvl.engine.request import EngineRequest, TokenOutput
+from snugvl.engine.memory import MemoryReclaimer, allocate, state_bytes
+from snugvl.engine.oom import no_room, out_of_memory, refusal, release
+from snugvl.engine.overlap import PendingStep, choice_of, launch_next
+from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
+from snugvl.engine.request import EngineRequest, EngineStats, TokenOutput
 from snugvl.engine.runner import Runner
-from snugvl.engine.sampling.grammar import Mask, MaskThreads, Pace, mask_threads, settle
+from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads, mask_threads, settle
 from snugvl.engine.sampling.sampler import Sampled, begin, results_of
-from snugvl.engine.scheduler import PREFILL_BESIDE_DECODES, Chunk, Schedule, Scheduler
+from snugvl.engine.scheduler import Chunk, Schedule, Scheduler, prefill_beside_decodes
 from snugvl.engine.sequence import Sequence, State, no_token, random_stream
-from snugvl.engine.stats import EngineStats
 from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError, engine_failed
 from snugvl.models.batch import Network
 from snugvl.models.loader import tensor_bytes
@@ -43,27 +41,23 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Runs requests on a model with a fixed KV cache, which only gets smaller for other programs' sake."""
 
-    def __init__(self, model: Network, config: EngineConfig, watch: Watch | None = None) -> None:
-        """`watch`: on the device's memory, which other programs use, too."""
+    def __init__(self, model: Network, config: EngineConfig, monitor: PressureMonitor | None = None) -> None:
+        """`monitor`: on the device's memory, which other programs use, too."""
         if model.config.text.linear is not None:
             config = replace(config, prefix_cache=False)  # a state can't be taken up in its middle
         self.model = model
         self.config = config
         self._cache = allocate(model, config)
-        self._scheduler = Scheduler(config)
-        if model.device.type == "cuda":
-            # As long as 512 tokens on a small card: a stream feels the time, not the tokens.
-            units = torch.cuda.get_device_properties(model.device).multi_processor_count
-            self._scheduler.prefill_beside_decodes = max(PREFILL_BESIDE_DECODES, 16 * units)
+        self._scheduler = Scheduler(config, prefill_beside_decodes(model.device))
         self._encoder = Encoder(model, config.encoder_cache_bytes)
         self._runner = Runner(model, self._cache, self._encoder, config)
-        self.record_ahead = self._runner.record_ahead
-        self._room = None
-        if watch is not None:
-            watch.begin(config, self._cache.nbytes // config.num_blocks, seat_bytes(self._cache))
-            self._room = Room(watch, config, self._scheduler, self._encoder, self._runner)
-        self._flight: Flight | None = None  # a step whose tokens are not read yet
-        self._patience = Patience()  # of the oldest request, while other programs hold the memory
+        self.capture_next = self._runner.capture_next
+        self._reclaimer = None
+        if monitor is not None:
+            monitor.begin(config, self._cache.nbytes // config.num_blocks, state_bytes(self._cache))
+            self._reclaimer = MemoryReclaimer(monitor, config, self._scheduler, self._encoder, self._runner)
+        self._in_flight: PendingStep | None = None  # a step whose tokens are not read yet
+        self._wait_limit = WaitLimit()  # of the oldest request, while other programs hold the memory
         self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it
         self._requests: dict[str, list[Sequence]] = {}  # the choices of each that are not finished
         self._arrivals = count()
@@ -85,7 +79,7 @@ class Engine:
             waiting=len(self._scheduler.waiting),
             free_blocks=pool.num_free,
             num_blocks=pool.num_blocks,
-            planned_blocks=self.config.num_blocks if self._room is None else self._room.most,
+            planned_blocks=self.config.num_blocks if self._reclaimer is None else self._reclaimer.most,
             preemptions=self._scheduler.preemptions,
             prefix_query_tokens=self._scheduler.prefix_query_tokens,
             prefix_hit_tokens=self._scheduler.prefix_hit_tokens,
@@ -99,7 +93,7 @@ class Engine:
             shortages=self._shortages,
             kernel_compilations=self._runner.compilations.count,
             graph_captures=self._runner.captures,
-            recorded=self._runner.recorded,
+            recorded=self._runner.num_graphs,
         )
 
     def add(self, request: EngineRequest) -> None:
@@ -113,7 +107,7 @@ class Engine:
         if request.request_id in self._requests:
             raise RequestError(f"request {request.request_id!r} is already running", field="request_id")
         prompt = check_prompt(request, self.model.config)
-        blocks = None if self._room is None else self._room.limit
+        blocks = None if self._reclaimer is None else self._reclaimer.limit
         max_tokens = max_tokens_now(request, prompt, self.config, blocks)
         if self._scheduler.num_new >= self.config.max_waiting:
             raise QueueFull(f"{self.config.max_waiting} requests are waiting already; try again later")
@@ -123,7 +117,7 @@ class Engine:
             for i in range(request.sampling.n)
         ]
         if request.grammar is not None:
-            pace = Pace()
+            pace = MaskPace()
             for sequence in choices:
                 sequence.grammar = Mask(request.grammar.start(), self._masks, pace)
         choices[0].siblings = choices[1:]
@@ -145,11 +139,11 @@ class Engine:
         outputs = self._expire()
         self._alone = None
         try:
-            if self._room is not None and not self._steps:
-                self._room.begin()
-            self.look()
-            if self._flight is not None:
-                self._land(self._flight, outputs)
+            if self._reclaimer is not None and not self._steps:
+                self._reclaimer.start()
+            self.poll_memory()
+            if self._in_flight is not None:
+                self._overlap(self._in_flight, outputs)
             else:
                 self._schedule(outputs)
         except Exception as error:
@@ -162,21 +156,21 @@ class Engine:
         Those that still wait for their first step stay in the queue.
         """
         error = error or EngineError("the engine was reset while this request was running")
-        self._flight = None
+        self._in_flight = None
         self._scheduler.reset()
         self._encoder.clear()
         started = [r for r, live in self._requests.items() if any(s.started for s in live)]
         return [output for request_id in started for output in self._fail(request_id, error)]
 
-    def look(self, *, at_once: bool = False) -> None:
-        """Make room for other programs that need memory, or take it back; at most every `LOOK_S` seconds.
+    def poll_memory(self, *, at_once: bool = False) -> None:
+        """Make room for other programs that need memory, or take it back; at most every `POLL_S` seconds.
 
         The KV cache becomes smaller or larger, and empty: what runs is computed again.
         """
-        blocks = None if self._room is None else self._room.wanted(at_once=at_once)
-        if self._room is not None and blocks is not None:
-            self._flight = None
-            self._room.refit(blocks)
+        blocks = None if self._reclaimer is None else self._reclaimer.poll(at_once=at_once)
+        if self._reclaimer is not None and blocks is not None:
+            self._in_flight = None
+            self._reclaimer.resize_cache(blocks)
 
     def memory(self) -> dict[str, int]:
         """Bytes held, by component. `vision_inputs` are the patches of unfinished requests, on the host."""
@@ -193,7 +187,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Assert that blocks, queues and requests agree; when idle, that everything is free again."""
-        self._scheduler.check_integrity(flying=self._flight is not None)
+        self._scheduler.check_integrity(in_flight=self._in_flight is not None)
         held = {id(s) for queue in (self._scheduler.running, self._scheduler.waiting) for s in queue}
         live = [s for sequences in self._requests.values() for s in sequences]
         parked = {id(s) for leader in live for s in leader.siblings}
@@ -212,14 +206,14 @@ class Engine:
         step = self._scheduler.schedule(self._encoder.ready)
         if not step.chunks:
             if late:
-                self._masks.wait(LOOK_S)  # nobody else has anything to do
+                self._masks.wait(POLL_S)  # nobody else has anything to do
             else:
                 outputs += self._wait() if self.has_work else []
             return
-        self._patience.begin()
+        self._wait_limit.begin()
         self._alone = step.chunks[0] if step.alone else None
-        self._flight = self._runner.take_off(step)
-        if self._flight is None:
+        self._in_flight = self._runner.launch_ahead(step)
+        if self._in_flight is None:
             self._advance(step, outputs)
         else:
             self._count(step)
@@ -231,8 +225,8 @@ class Engine:
 
         One that has waited for long enough ends, so that those behind it that need less have their turn.
         """
-        if not self._patience.over():
-            time.sleep(LOOK_S)
+        if not self._wait_limit.over():
+            time.sleep(POLL_S)
             return []
         head = self._scheduler.waiting[0]
         return self._fail(head.request.request_id, no_room(head.length, self._scheduler.pool))
@@ -247,9 +241,9 @@ class Engine:
             if out_of_memory(error):  # the next step is its own; others keep what they have
                 self._shortages += 1
                 chunk.sequence.alone = True
-                self._runner.do_without()
-                if self._room is not None:
-                    self._room.claim()
+                self._runner.drop_graphs()
+                if self._reclaimer is not None:
+                    self._reclaimer.claim_workspace()
                 return
             outputs += self._fail(chunk.sequence.request.request_id, self._fault(error, "encoding an image"))
 
@@ -270,18 +264,18 @@ class Engine:
             # Nothing had started: the fault is in what waits, and would come back for ever.
             return self.reset(failure) or self._fail_all(failure)
         self._shortages += 1
-        self._flight = None
+        self._in_flight = None
         outputs = [] if self._alone is None else self._give_up(self._alone, error)
         if self._alone is None:
             logger.warning("a step ran out of memory, its requests go on one by one: %s", error)
-            self._scheduler.retreat()
+            self._scheduler.preempt_all()
         self._encoder.clear()
         clear_frames(error.__traceback__)  # they hold the step's tensors
-        self._runner.do_without()
+        self._runner.drop_graphs()
         release(self.model.device)
-        if self._room is not None:
-            self._room.claim()
-        self.look(at_once=True)
+        if self._reclaimer is not None:
+            self._reclaimer.claim_workspace()
+        self.poll_memory(at_once=True)
         return outputs
 
     def _give_up(self, chunk: Chunk, error: Exception) -> list[TokenOutput]:
@@ -301,17 +295,17 @@ class Engine:
         self._faults += 1
         return engine_failed(error)
 
-    def _land(self, flight: Flight, outputs: list[TokenOutput]) -> None:
-        """Start the step after `flight` if its tokens aren't needed for that, then read and say them."""
-        self._flight = follow(flight, self._runner.graphs, self._scheduler)
-        if self._flight is not None:
+    def _overlap(self, pending: PendingStep, outputs: list[TokenOutput]) -> None:
+        """Start the step after `pending` if its tokens aren't needed for that, then read and say them."""
+        self._in_flight = launch_next(pending, self._runner.graphs, self._scheduler)
+        if self._in_flight is not None:
             self._steps += 1
-            self._computed += len(flight.sequences)
-        for sequence, result in zip(flight.sequences, flight.results(), strict=True):
+            self._computed += len(pending.sequences)
+        for sequence, result in zip(pending.sequences, pending.results(), strict=True):
             if sequence.state is State.RUNNING:  # it may have been aborted, or a sibling broken
-                self._scheduler.record(sequence)  # before the token, whose own slot may be in the air
+                self._scheduler.publish(sequence)  # before the token, whose own slot may be in the air
                 outputs += self._emit(sequence, result)
-        if not self._scheduler.running:  # whoever waited for a seat may have needed a picture's rows till now
+        if not self._scheduler.running:  # whoever waited for a slot may have needed a picture's rows till now
             self._keep_encodings()
 
     def _count(self, step: Schedule) -> None:
@@ -327,7 +321,7 @@ class Engine:
         ready = [chunk.sequence for chunk in step.chunks if chunk.samples]
         self._count(step)
         for chunk in step.chunks:
-            self._scheduler.record(chunk.sequence)
+            self._scheduler.publish(chunk.sequence)
         rows = [(row, s) for row, head in enumerate(ready) for s in (head, *self._fork(head))]
         begun = begin(logits, [choice_of(row, sequence) for row, sequence in rows])
         self._encode_upcoming(step, outputs)
@@ -345,7 +339,7 @@ class Engine:
     def _emit(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
         request = sequence.request
         if result.token_id is None:
-            self._scheduler.distrust(sequence)
+            self._scheduler.withdraw(sequence)
             return self._fail(request.request_id, no_token(sequence))
         self._generated += 1
         finish = sequence.append(result.token_id)

@@ -1,6 +1,6 @@
 """The numbers of a step in one tensor: what the host writes with numpy, and one copy brings to the device.
 
-    ids │ positions × 3 │ slots │ logit rows │ placeholders │ tables │ seats │ starts │ lengths
+    ids │ positions × 3 │ slots │ logit rows │ placeholders │ tables │ state_slots │ starts │ lengths
 
 One copy, because each takes the host as long as a kernel of the step does. Every part begins at a multiple of
 16 bytes and tables are as wide as a multiple of 16: Triton compiles another kernel for those that are not.
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from snugvl.engine.scheduler import Chunk
-from snugvl.engine.sequence import seat_of
+from snugvl.engine.sequence import slot_of
 
 T = TypeVar("T")
 Array = NDArray[Any]
@@ -81,7 +81,7 @@ class Numbers(NamedTuple, Generic[T]):
         pictured: `[pictured]`, tokens that are placeholders.
         tables: `[sequences, blocks]` int32, as in the graphs of decode steps: for another type kernels would
             be compiled again.
-        seats: `[sequences]`.
+        state_slots: `[sequences]`.
         starts: `[sequences + 1]`, int32, where each begins among the tokens.
         lengths: `[sequences]` int32, tokens in the cache once these are written.
     """
@@ -92,7 +92,7 @@ class Numbers(NamedTuple, Generic[T]):
     logit_rows: T
     pictured: T
     tables: T
-    seats: T
+    state_slots: T
     starts: T
     lengths: T
 
@@ -115,7 +115,7 @@ def table_width(blocks: int) -> int:
 
 def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
     """The parts of `flat` `[shape.size]` int64."""
-    ids, positions, slots, logit_rows, pictured, tables, seats, starts, lengths = shape.split(flat)
+    ids, positions, slots, logit_rows, pictured, tables, state_slots, starts, lengths = shape.split(flat)
     lines = shape.sequences
     return Numbers(
         ids,
@@ -124,7 +124,7 @@ def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
         logit_rows,
         pictured,
         tables.view(torch.int32).view(lines, shape.blocks),
-        seats,
+        state_slots,
         starts.view(torch.int32)[: lines + 1],
         lengths.view(torch.int32)[:lines],
     )
@@ -149,7 +149,7 @@ def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor
         lines.pictured[pictured : pictured + len(found)] += start - chunk.start
         pictured += len(found)
         lines.tables[row, : len(table)] = table
-        lines.seats[row] = seat_of(sequence)
+        lines.state_slots[row] = slot_of(sequence)
         lines.starts[row] = start
         lines.lengths[row] = chunk.end
         if chunk.samples:

@@ -7,8 +7,7 @@ import torch
 
 from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import SnugvlError
-from snugvl.models.batch import GridTHW, PatchReader
-from snugvl.models.patch_reader import reader
+from snugvl.models.batch import GridTHW, PatchReader, patch_reader
 from snugvl.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -49,7 +48,7 @@ class VisionItem:
 
     def reader(self, device: torch.device, dtype: torch.dtype) -> PatchReader:
         """How a network reads the patches."""
-        return reader(self.patches, device, dtype, self.levels, self.slots)
+        return patch_reader(self.patches, device, dtype, self.levels, self.slots)
 
     def values(self) -> torch.Tensor:
         """The patches as floating point, `[t·h·w, patch_dim]`."""
@@ -99,3 +98,37 @@ class TokenOutput:
     top_logprobs: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
     error: SnugvlError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Where the engine stands. Counters count since it was made.
+
+    Attributes:
+        num_blocks: of the KV cache now; `planned_blocks`: where no other program is short of memory.
+        encoder_queries: images and videos that a prompt needed; `encoder_hits`: found encoded.
+        shortages: steps that ran out of memory.
+        kernel_compilations: kernels that were compiled; `graph_captures`: CUDA graphs that were captured.
+        recorded: CUDA graphs of steps with prompts and of pictures that there are now.
+    """
+
+    requests: int
+    running: int
+    waiting: int
+    free_blocks: int
+    num_blocks: int
+    planned_blocks: int
+    preemptions: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    steps: int
+    computed_tokens: int
+    generated_tokens: int
+    items_encoded: int
+    encoder_queries: int
+    encoder_hits: int
+    faults: int
+    shortages: int
+    kernel_compilations: int
+    graph_captures: int
+    recorded: int

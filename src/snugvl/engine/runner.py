@@ -10,21 +10,19 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.encoder import Encoder
+from snugvl.engine.graphs.capture import CudaCapturer, GraphPool
 from snugvl.engine.graphs.decode import DecodeGraphs
-from snugvl.engine.graphs.pictures import PictureGraphs
-from snugvl.engine.graphs.recordings import CudaRecorder, Recordings
-from snugvl.engine.graphs.steps import StepGraphs
-from snugvl.engine.memory.shortage import release
+from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
+from snugvl.engine.oom import release
+from snugvl.engine.overlap import PendingStep, decodes, launch_decode, rows_of
 from snugvl.engine.packing import numbers_of, pack, shape_of
-from snugvl.engine.pipeline import Flight, decodes, depart, rows_of
 from snugvl.engine.scheduler import Chunk, Schedule
-from snugvl.engine.sequence import Sequence, seat_of
+from snugvl.engine.sequence import Sequence, slot_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.upload import sent
-from snugvl.models.batch import Batch, Network
-from snugvl.models.weight_stream import WeightStream
+from snugvl.layers.upload import to_device
+from snugvl.models.batch import ForwardBatch, Network
 
 
 class Runner:
@@ -37,49 +35,48 @@ class Runner:
         self.graphs = DecodeGraphs(model, cache, config.max_model_len)
         self.has_graphs = model.device.type == "cuda"
         self.compilations = compilations(model.device)  # those that a step waits for
-        self.recordings: Recordings | None = None
+        self.graph_pool: GraphPool | None = None
         self._config = config
         self._steps: StepGraphs | None = None
         if self.has_graphs and config.step_graph_bytes:
-            recorder = CudaRecorder(model.device, lambda: self.graphs.stream())
-            self.record(Recordings(recorder, model, config.step_graph_bytes))
+            capturer = CudaCapturer(model.device, lambda: self.graphs.stream())
+            self.use_graph_pool(GraphPool(capturer, model, config.step_graph_bytes))
 
-    def record(self, recordings: Recordings) -> None:
-        """Record steps with parts of prompts, and small pictures, from now on."""
-        self.recordings = recordings
+    def use_graph_pool(self, graph_pool: GraphPool) -> None:
+        """Run steps with parts of prompts, and small pictures, by CUDA graphs from now on."""
+        self.graph_pool = graph_pool
         if self.cache.states is None:
-            self._steps = StepGraphs(self.model, self.cache, self._config, recordings)
-        tower = getattr(self.model, "tower", None)
-        if not isinstance(getattr(tower, "weights", None), WeightStream):
-            self.encoder.graphs = PictureGraphs(self.model, recordings)
+            self._steps = StepGraphs(self.model, self.cache, self._config, graph_pool)
+        if self.model.tower_is_capturable:
+            self.encoder.use_graphs(PictureGraphs(self.model, graph_pool))
 
     @torch.inference_mode()
-    def record_ahead(self) -> bool:
-        """Record a decode step's graph before a step needs it, between steps; whether others are left."""
-        if self.cache.states is not None and not self.cache.states.seats:
+    def capture_next(self) -> bool:
+        """Capture a decode step's graph before a step needs it, between steps; whether others are left."""
+        if self.cache.states is not None and not self.cache.states.slots:
             return self.has_graphs  # other programs have their memory
-        return self.has_graphs and self.graphs.record_next(self._config.max_num_seqs)
+        return self.has_graphs and self.graphs.capture_next(self._config.max_num_seqs)
 
     def clear(self) -> None:
         """Let go of all graphs; each is made again when it is needed."""
         self.graphs.clear()
-        if self.recordings is not None:
-            self.recordings.clear()
+        if self.graph_pool is not None:
+            self.graph_pool.clear()
 
     @property
     def captures(self) -> int:
-        """CUDA graphs that were recorded, each again after a `clear`."""
-        return self.graphs.captures + (0 if self.recordings is None else self.recordings.made)
+        """CUDA graphs that were captured, each again after a `clear`."""
+        return self.graphs.captures + (0 if self.graph_pool is None else self.graph_pool.captures)
 
     @property
-    def recorded(self) -> int:
-        """Steps with prompts and pictures that are recorded now."""
-        return 0 if self.recordings is None else len(self.recordings)
+    def num_graphs(self) -> int:
+        """CUDA graphs of steps with prompts and of pictures that there are now."""
+        return 0 if self.graph_pool is None else len(self.graph_pool)
 
-    def do_without(self) -> None:
-        """Let go of the recordings, whose memory is wanted, and make none: it was room to spare."""
-        if self.recordings is not None and self.recordings.on:
-            self.recordings.stop()
+    def drop_graphs(self) -> None:
+        """Let go of the graph_pool, whose memory is wanted, and make none: it was room to spare."""
+        if self.graph_pool is not None and self.graph_pool.on:
+            self.graph_pool.stop()
             release(self.model.device)
 
     def run(self, step: Schedule) -> torch.Tensor:
@@ -88,52 +85,52 @@ class Runner:
         Whatever the network raises passes through; the cache's contents are then undefined.
         """
         self._prepare(step)
-        if self._has_graph(step):
+        if self._ensure_graph(step):
             return self.graphs.start(rows_of([chunk.sequence for chunk in step.chunks])).logits
         embeds = [part for chunk in step.chunks for part in self.encoder.rows(chunk)]
-        recorded = None if self._steps is None or step.alone else self._steps.run(step.chunks, embeds)
-        if recorded is not None:
-            return recorded
+        logits = None if self._steps is None or step.alone else self._steps.run(step.chunks, embeds)
+        if logits is not None:
+            return logits
         return self.model.forward(self._batch(step.chunks, embeds), self.cache)
 
-    def take_off(self, step: Schedule) -> Flight | None:
+    def launch_ahead(self, step: Schedule) -> PendingStep | None:
         """Start a step whose tokens are read later, if it is one that can run ahead of the host."""
         sequences = [chunk.sequence for chunk in step.chunks]
-        if not self._has_graph(step) or any(sequence.grammar is not None for sequence in sequences):
+        if not self._ensure_graph(step) or any(sequence.grammar is not None for sequence in sequences):
             return None
         self._prepare(step)
-        return depart(sequences, self.graphs)
+        return launch_decode(sequences, self.graphs)
 
     def share_state(self, sequence: Sequence, siblings: list[Sequence]) -> None:
         """Let running siblings go on from a sequence's recurrent state, which is theirs to change at once."""
         states = self.cache.states
         for sibling in siblings if states is not None else ():
             assert states is not None
-            states.copy(seat_of(sequence), seat_of(sibling))
+            states.copy(slot_of(sequence), slot_of(sibling))
 
     def _prepare(self, step: Schedule) -> None:
-        """Copy the blocks that the step writes to, and empty the seats of sequences that begin."""
+        """Copy the blocks that the step writes to, and empty the state of sequences that begin."""
         for copy in step.copies:
             self.cache.copy_block(copy.source, copy.target)
         if self.cache.states is not None:
             for chunk in step.chunks:
                 if chunk.start == 0:
-                    self.cache.states.clear(seat_of(chunk.sequence))
+                    self.cache.states.clear(slot_of(chunk.sequence))
 
-    def _has_graph(self, step: Schedule) -> bool:
+    def _ensure_graph(self, step: Schedule) -> bool:
         return (
             self.has_graphs
             and not step.alone
             and len(step.chunks) <= self.graphs.largest
             and decodes(step)
-            and self.graphs.made(len(step.chunks))
+            and self.graphs.ensure(len(step.chunks))
         )
 
-    def _batch(self, chunks: list[Chunk], embeds: list[torch.Tensor]) -> Batch:
+    def _batch(self, chunks: list[Chunk], embeds: list[torch.Tensor]) -> ForwardBatch:
         model, shape = self.model, shape_of(chunks)
-        numbers = numbers_of(sent(pack(chunks, shape, self.cache.block_size), model.device), shape)
+        numbers = numbers_of(to_device(pack(chunks, shape, self.cache.block_size), model.device), shape)
         kernels = model.device.type == "cuda"
-        return Batch(
+        return ForwardBatch(
             input_ids=numbers.ids,
             positions=numbers.positions,
             attention=AttentionMetadata(
@@ -144,7 +141,7 @@ class Runner:
                 block_size=self.cache.block_size,
                 starts=numbers.starts if kernels else None,
                 lengths=numbers.lengths if kernels else None,
-                seats=None if self.cache.states is None else numbers.seats,
+                state_slots=None if self.cache.states is None else numbers.state_slots,
             ),
             logit_rows=numbers.logit_rows,
             vision_rows=numbers.pictured if embeds else None,

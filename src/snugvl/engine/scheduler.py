@@ -17,8 +17,8 @@ One whose grammar has no mask yet (`sampling/grammar.py`) is left out, too, and 
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
 sequence is in the middle of its prompt. An admitted sequence gets the blocks of all its known tokens at
 once; only decoding asks for more later. When none is free the youngest running sequence loses all of its
-blocks and goes back to waiting; its tokens are computed again later. Each that runs has a seat, a number
-below `max_num_seqs`: there its recurrent state is, if the model has one (`layers/state_cache.py`).
+blocks and goes back to waiting; its tokens are computed again later. Each that runs has a slot, a number
+below `max_num_seqs`: there its recurrent state is, if the model has one (`layers/kv_cache.py`).
 
 A sequence is admitted with the blocks of its beginning that the prefix cache has (`prefix.py`), and computes
 the rest. Those that others hold already are nothing that it takes; those that are free it takes like any.
@@ -33,10 +33,12 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from snugvl.config import EngineConfig
-from snugvl.engine.memory import prefix
-from snugvl.engine.memory.blocks import BlockCopy, BlockPool
-from snugvl.engine.sequence import Sequence, State, seat_of
+from snugvl.engine import prefix
+from snugvl.engine.blocks import BlockCopy, BlockPool
+from snugvl.engine.sequence import Sequence, State, slot_of
 
 ALONE_PARTS = 4  # a step that must take little memory has a quarter of the tokens
 PREFILL_BESIDE_DECODES = 512  # enough to keep a GPU busy, a fraction of the time of a whole chunk
@@ -63,7 +65,7 @@ class Schedule:
     Attributes:
         copies: come first, in their order.
         later: the chunk that was left out, if there is one, because its images aren't encoded.
-        alone: whether it must run with as little memory as can be (see `shortage.py`).
+        alone: whether it must run with as little memory as can be (see `oom.py`).
     """
 
     chunks: list[Chunk] = field(default_factory=list)
@@ -80,6 +82,13 @@ class Schedule:
 Ready = Callable[[Chunk], bool]
 
 
+def prefill_beside_decodes(device: torch.device) -> int:
+    """Tokens that take as long as 512 on a small card: a stream feels the time, not the tokens."""
+    if device.type != "cuda":
+        return PREFILL_BESIDE_DECODES
+    return max(PREFILL_BESIDE_DECODES, 16 * torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def _always(_: Chunk) -> bool:
     return True
 
@@ -88,22 +97,23 @@ def _age(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
 
 
-def _all_seats(count: int) -> list[int]:
+def _all_slots(count: int) -> list[int]:
     return list(reversed(range(count)))
 
 
 class Scheduler:
     """The waiting and the running sequences, and the block pool they share."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, prefill_beside_decodes: int = PREFILL_BESIDE_DECODES) -> None:
+        """`prefill_beside_decodes`: tokens of prompts in a step in which others decode, at most."""
         self.config = config
         self.pool = BlockPool(config.num_blocks, config.block_size)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.seats = config.max_num_seqs  # fewer while other programs have the memory of states
-        self._seats = _all_seats(self.seats)  # those nobody has; a stack
+        self.slots = config.max_num_seqs  # fewer while other programs have the memory of states
+        self._free_slots = _all_slots(self.slots)  # those nobody has; a stack
         self.preemptions = 0
-        self.prefill_beside_decodes = PREFILL_BESIDE_DECODES
+        self.prefill_beside_decodes = prefill_beside_decodes
         self.prefix_query_tokens = 0  # of prompts when first admitted
         self.prefix_hit_tokens = 0
 
@@ -120,16 +130,16 @@ class Scheduler:
 
     @property
     def could_admit(self) -> bool:
-        """Whether there are seats and blocks for the head of the queue."""
-        if not self.waiting or len(self.running) >= self.seats:
+        """Whether there are slots and blocks for the head of the queue."""
+        if not self.waiting or len(self.running) >= self.slots:
             return False
         sequence = self.waiting[0]
         if not self.running:
             return self.pool.blocks_for(sequence.length) <= self.pool.num_blocks
         # Room for the others to grow, and for those of its siblings that will run, or it would be preempted
-        # right away. One seat will do: were it to wait for all, whoever is behind it would wait, too.
-        taken = sum(other.seats for other in self.running)
-        spare = len(self.running) + max(min(len(sequence.siblings), self.seats - taken - 1), 0)
+        # right away. One slot will do: were it to wait for all, whoever is behind it would wait, too.
+        taken = sum(other.num_choices for other in self.running)
+        spare = len(self.running) + max(min(len(sequence.siblings), self.slots - taken - 1), 0)
         excess = self.pool.blocks_for(sequence.length) + spare - self.pool.num_free
         return excess <= 0 or excess <= sum(self.pool.owners(b) > 0 for b in self._cached(sequence))
 
@@ -145,7 +155,7 @@ class Scheduler:
             ready: whether the images of a chunk are encoded. One that isn't ready is left out while others
                 decode, and nobody is admitted after it.
         """
-        alone = self._alone()
+        alone = self._admit_alone()
         if alone is not None:
             step = Schedule(alone=True)
             self._take(step, alone, max(self.config.max_batched_tokens // ALONE_PARTS, 1))
@@ -177,14 +187,14 @@ class Scheduler:
         start = len(self._cached(head)) * self.config.block_size
         return Chunk(head, start, min(head.length, start + most))
 
-    def resize(self, num_blocks: int, seats: int) -> None:
-        """Have so many blocks and seats, all of them empty; what runs waits, to be computed again."""
+    def resize(self, num_blocks: int, slots: int) -> None:
+        """Have so many blocks and slots, all of them empty; what runs waits, to be computed again."""
         for sequence in self.running[::-1]:
             self._preempt(sequence)
-        self.seats, self._seats = seats, _all_seats(seats)
+        self.slots, self._free_slots = slots, _all_slots(slots)
         self.pool = BlockPool(num_blocks, self.config.block_size)
 
-    def retreat(self) -> None:
+    def preempt_all(self) -> None:
         """Let all that run wait, and come back one by one: a step ran out of memory."""
         for sequence in self.running[::-1]:
             sequence.alone = True
@@ -193,17 +203,17 @@ class Scheduler:
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """Let the siblings of a sequence whose prompt is computed start from its blocks.
 
-        Those without a seat wait, with no blocks: they can take their first token from the same logits,
+        Those without a slot wait, with no blocks: they can take their first token from the same logits,
         and compute the prompt again when their turn comes.
         """
         siblings, sequence.siblings = sequence.siblings, []
         for sibling in siblings:
             sibling.started = True
-            if len(self.running) < self.seats:
+            if len(self.running) < self.slots:
                 sibling.table = self.pool.fork(sequence.table)
                 sibling.computed = sequence.computed
                 sibling.keys = list(sequence.keys)
-                sibling.recorded = sequence.recorded
+                sibling.published = sequence.published
                 self._run(sibling)
             else:
                 self.add(sibling)
@@ -221,57 +231,57 @@ class Scheduler:
     def reset(self) -> None:
         """Forget the contents of the cache; what was running waits, from its first token on."""
         self.pool = BlockPool(self.pool.num_blocks, self.config.block_size)
-        self._seats = _all_seats(self.seats)
+        self._free_slots = _all_slots(self.slots)
         for sequence in self.running:
-            sequence.table, sequence.seat = [], None
-            sequence.computed = sequence.recorded = 0
+            sequence.table, sequence.slot = [], None
+            sequence.computed = sequence.published = 0
             self.add(sequence)
         self.running.clear()
 
-    def record(self, sequence: Sequence) -> None:
+    def publish(self, sequence: Sequence) -> None:
         """Let others start from what a sequence has computed; all steps that wrote it have finished."""
         if self.config.prefix_cache:
-            prefix.record(sequence, self.pool)
+            prefix.publish(sequence, self.pool)
 
-    def distrust(self, sequence: Sequence) -> None:
+    def withdraw(self, sequence: Sequence) -> None:
         """Let nobody start from what a sequence has computed, because something is wrong with it."""
         self.pool.withdraw(sequence.table)
 
-    def check_integrity(self, *, flying: bool = False) -> None:
-        """Assert what must hold between two steps; `flying`: while the tokens of one are not read yet."""
+    def check_integrity(self, *, in_flight: bool = False) -> None:
+        """Assert what must hold between two steps; `in_flight`: while the tokens of one are not read yet."""
         self.pool.check(sequence.table for sequence in self.running)
         for queue, state in ((self.running, State.RUNNING), (self.waiting, State.WAITING)):
             assert queue == sorted(queue, key=_age), f"the {state.name} queue is not sorted by age"
             assert all(sequence.state is state for sequence in queue), f"a stranger is {state.name}"
-        seats = [*self._seats, *map(seat_of, self.running)]
-        assert sorted(seats) == sorted(_all_seats(self.seats)), "a seat is lost, or is two sequences'"
+        slots = [*self._free_slots, *map(slot_of, self.running)]
+        assert sorted(slots) == sorted(_all_slots(self.slots)), "a slot is lost, or is two sequences'"
         for sequence in self.running:
             held = len(sequence.table) * self.config.block_size
             assert sequence.computed <= held, "computed tokens without a block"
-            assert sequence.pending > 0 or flying, "a running sequence has nothing to compute"
+            assert sequence.pending > 0 or in_flight, "a running sequence has nothing to compute"
             prefix.check(sequence, self.pool)
-        assert not any(s.table or s.computed or s.recorded for s in self.waiting), "waiting with blocks"
-        assert all(s.seat is None for s in self.waiting), "waiting on a seat"
+        assert not any(s.table or s.computed or s.published for s in self.waiting), "waiting with blocks"
+        assert all(s.slot is None for s in self.waiting), "waiting on a slot"
         assert sum(s.pending > 1 for s in self.running) <= 1, "two prefills are under way"
 
     @property
     def _next_alone(self) -> bool:
         return bool(self.waiting) and self.waiting[0].alone
 
-    def _alone(self) -> Sequence | None:
+    def _admit_alone(self) -> Sequence | None:
         """Who must have the next step for itself: others that run pause, until it has a token."""
         if self._next_alone and all(sequence.pending == 1 for sequence in self.running):
             self._admit()
         return next((sequence for sequence in self.running if sequence.alone), None)
 
     def _admit(self) -> Sequence | None:
-        """Move the head of the queue to the running ones if there are seats and blocks for it."""
+        """Move the head of the queue to the running ones if there are slots and blocks for it."""
         if not self.could_admit:
             return None
         sequence = self.waiting.pop(0)
         sequence.table = self.pool.share(self._cached(sequence))
-        sequence.recorded = len(sequence.table)
-        sequence.computed = sequence.recorded * self.config.block_size
+        sequence.published = len(sequence.table)
+        sequence.computed = sequence.published * self.config.block_size
         self.pool.extend(sequence.table, sequence.computed, sequence.length)
         if self.config.prefix_cache and not sequence.started:
             self.prefix_query_tokens += len(sequence.prompt)
@@ -286,14 +296,14 @@ class Scheduler:
 
     def _run(self, sequence: Sequence) -> None:
         sequence.state = State.RUNNING
-        sequence.seat = self._seats.pop()
+        sequence.slot = self._free_slots.pop()
         insort(self.running, sequence, key=_age)
 
     def _stop(self, sequence: Sequence) -> None:
-        """Take a sequence out of the running ones, and its seat from it."""
+        """Take a sequence out of the running ones, and its slot from it."""
         self.running.remove(sequence)
-        self._seats.append(seat_of(sequence))
-        sequence.seat = None
+        self._free_slots.append(slot_of(sequence))
+        sequence.slot = None
 
     def _take(self, step: Schedule, sequence: Sequence, most: int, ready: Ready = _always) -> None:
         """Put the next tokens of a sequence into the step, `most` at most, if they are ready."""
@@ -325,6 +335,6 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._stop(sequence)
         self.pool.release(sequence.table)
-        sequence.computed = sequence.recorded = 0
+        sequence.computed = sequence.published = 0
         self.preemptions += 1
         self.add(sequence)

@@ -7,7 +7,7 @@
                   item 0        item 1
 
 A sequence that is preempted keeps its tokens, its counts and its random stream and loses only its blocks
-and its seat, so that it goes on as if nothing had happened once `computed` has caught up again. Where those
+and its slot, so that it goes on as if nothing had happened once `computed` has caught up again. Where those
 blocks have not been taken in the meantime, the prefix cache finds them.
 """
 
@@ -19,7 +19,7 @@ from enum import Enum, auto
 
 import torch
 
-from snugvl.engine.memory.blocks import Key
+from snugvl.engine.blocks import Key
 from snugvl.engine.request import EngineRequest, FinishReason, VisionItem
 from snugvl.engine.sampling.grammar import Mask, gave_up
 from snugvl.errors import EngineError, SnugvlError
@@ -30,7 +30,7 @@ class State(Enum):
 
     PARKED = auto()  # waits for its request's prompt, which another choice is prefilling
     WAITING = auto()  # owns no blocks; new, or preempted
-    RUNNING = auto()  # owns blocks and a seat
+    RUNNING = auto()  # owns blocks and a slot
     FINISHED = auto()  # owns nothing, was reported
 
 
@@ -44,7 +44,7 @@ class VisionSlice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
+class CheckedPrompt:
     """A checked prompt, shared by all choices of its request.
 
     Attributes:
@@ -83,12 +83,6 @@ class Prompt:
             low = stop
         return slices
 
-    def cut_item(self, computed: int) -> VisionItem | None:
-        """The item that has some rows before token `computed` and some after, if there is one."""
-        used = bisect_left(self.placeholders, computed)
-        index = bisect_left(self.item_starts, used)
-        return self.vision[index - 1] if self.item_starts[index] != used else None
-
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -98,12 +92,12 @@ class Sequence:
         order: arrival of the request and number of the choice; a higher one is younger.
         max_tokens: new tokens at most, resolved.
         computed: tokens whose keys and values are in the cache, and that its recurrent state has taken in.
-        seat: a number below `max_num_seqs` that is its own while it runs: where its recurrent state is.
+        slot: a number below `max_num_seqs` that is its own while it runs: where its recurrent state is.
         random: the choice's own stream, one number per sampled token: never shared, never rewound, so
             neither strangers in the batch nor a preemption change what is drawn.
         counts: how often each id was generated.
         keys: of its first full blocks, for the prefix cache; they follow from the tokens alone.
-        recorded: how many blocks of `table` the prefix cache was told of.
+        published: how many blocks of `table` the prefix cache was told of.
         grammar: masks of the choice's own state, which has seen exactly `generated`.
         siblings: parked choices that start from this one's prompt once it is computed.
         started: whether it has ever run.
@@ -112,7 +106,7 @@ class Sequence:
     """
 
     request: EngineRequest
-    prompt: Prompt
+    prompt: CheckedPrompt
     order: tuple[int, int]
     max_tokens: int
     random: random.Random
@@ -120,9 +114,9 @@ class Sequence:
     counts: Counter[int] = field(default_factory=Counter)
     table: list[int] = field(default_factory=list)
     computed: int = 0
-    seat: int | None = None
+    slot: int | None = None
     keys: list[Key] = field(default_factory=list)
-    recorded: int = 0
+    published: int = 0
     state: State = State.PARKED
     siblings: list["Sequence"] = field(default_factory=list)
     started: bool = False
@@ -151,7 +145,7 @@ class Sequence:
         return self.grammar is None or self.grammar.ready
 
     @property
-    def seats(self) -> int:
+    def num_choices(self) -> int:
         """Running sequences it is or is about to become."""
         return 1 + len(self.siblings)
 
@@ -180,10 +174,10 @@ class Sequence:
         return "length" if len(self.generated) >= self.max_tokens else None
 
 
-def seat_of(sequence: Sequence) -> int:
-    """The seat of a sequence that runs."""
-    assert sequence.seat is not None, "only a running sequence has a seat"
-    return sequence.seat
+def slot_of(sequence: Sequence) -> int:
+    """The slot of a sequence that runs."""
+    assert sequence.slot is not None, "only a running sequence has a slot"
+    return sequence.slot
 
 
 def random_stream(seed: int | None, choice: int) -> random.Random:

@@ -36,7 +36,7 @@ class AttentionMetadata:
         lengths: `[sequences]` int32, `context_lens` on the device; for kernels. Where these are given they
             count. In a CUDA graph the tuples only say how many sequences there are at most, and the most
             tokens that one has: the last sequences may have none, and the last tokens none to belong to.
-        seats: `[sequences]` int64, where the recurrent states are (`state_cache.py`); None without any.
+        state_slots: `[sequences]` int64, where the recurrent states are (`kv_cache.py`); None without any.
     """
 
     query_lens: tuple[int, ...]
@@ -46,7 +46,7 @@ class AttentionMetadata:
     block_size: int
     starts: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
-    seats: torch.Tensor | None = None
+    state_slots: torch.Tensor | None = None
 
     @property
     def decodes(self) -> bool:

@@ -120,8 +120,8 @@ def _solved(rule: Rule, size: int) -> tuple[torch.Tensor, ...]:
     return query, key, since, left, new, old
 
 
-def recur_at(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Tensor:
-    """`recur` on the states at `seats` `[sequences]` of `[seats, value_heads, key_dim, value_dim]`, in place.
+def recur_at(rule: Rule, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """`recur` on the states at `slots` `[sequences]` of `[slots, value_heads, key_dim, value_dim]`, in place.
 
     Returns `[sequences, value_heads, value_dim]`.
     """
@@ -129,16 +129,16 @@ def recur_at(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Ten
         from snugvl.layers.kernels import delta_rule  # needs triton, which only GPUs bring
 
         parts = (rule.query, rule.key, rule.value, rule.decay, rule.beta)
-        return delta_rule.recur(*parts, states, seats, EPS)
-    output, after = recur(rule, states.index_select(0, seats))
-    states.index_copy_(0, seats, after)
+        return delta_rule.recur(*parts, states, slots, EPS)
+    output, after = recur(rule, states.index_select(0, slots))
+    states.index_copy_(0, slots, after)
     return output
 
 
-def scan_at(rule: Rule, states: torch.Tensor, seats: torch.Tensor) -> torch.Tensor:
-    """`scan` on the state at the one of `seats` `[1]`, in place; `[tokens, value_heads, value_dim]`."""
-    output, after = scan(rule, states.index_select(0, seats)[0])
-    states.index_copy_(0, seats, after[None])
+def scan_at(rule: Rule, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """`scan` on the state at the one of `slots` `[1]`, in place; `[tokens, value_heads, value_dim]`."""
+    output, after = scan(rule, states.index_select(0, slots)[0])
+    states.index_copy_(0, slots, after[None])
     return output
 
 

@@ -1,4 +1,6 @@
-"""The paged KV cache: one allocation for all layers, addressed by slots.
+"""What sequences leave in memory: keys and values, paged, and the recurrent states of linear attention.
+
+Keys and values are one allocation for all layers, addressed by slots:
 
     block   0               1               2
             ├───────────────┼───────────────┼──── …
@@ -6,7 +8,7 @@
 
 A sequence owns a list of blocks (its block table); its token `i` lives in
 `table[i // block_size] × block_size + i % block_size`. Who owns which block is the engine's business
-(`engine/memory/blocks.py`); here are only the bytes.
+(`engine/blocks.py`); here are only the bytes.
 
 In FP8 a value is a byte, float8 e4m3: a sign, 4 bits of exponent, 3 of mantissa, and no infinity. There is no
 scale: e4m3 has 18 powers of two, and keys after a norm and values lie well inside of them. What is beyond 448
@@ -14,15 +16,79 @@ becomes 448. New tokens attend to what the cache gives back, their own chunk's k
 the same values however a prompt was cut. The bytes are kept as uint8: torch's index operations and Triton
 before Ada know no float8.
 
+Recurrent states are one allocation for all layers, too, a slot for each sequence that runs:
+
+    slot        0            1            …   slots − 1      slots
+                sequence a   free             sequence b     scratch: rows that only fill up a CUDA graph
+
+Each running sequence has a slot, a fixed number below the most that run at once; who has which is the
+engine's business (`engine/scheduler.py`). A state never grows: whatever a sequence has read is in it. So it
+can't be shared or cut like keys and values: a sequence starts from zeros, and its choices from a copy.
+
 Source: FP8 formats for deep learning, Micikevicius et al. 2022 (https://arxiv.org/abs/2209.05433).
 """
 
 import torch
 
-from snugvl.layers.state_cache import StateCache
-
 E4M3 = torch.float8_e4m3fn
 E4M3_LARGEST = 448.0
+
+
+class StateCache:
+    """What the linear layers remember of each sequence.
+
+    Attributes:
+        recurrent: `[layers, slots + 1, value_heads, key_dim, value_dim]`, float32 at least: every token's
+            rounding would stay in it.
+        inputs: `[layers, slots + 1, kernel - 1, channels]`, the last inputs of the convolution.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        slots: int,
+        heads: tuple[int, int, int],
+        inputs: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """`heads`: value heads, width of their keys and values; `inputs`: how many are kept, channels."""
+        self.slots = slots
+        wide = torch.promote_types(dtype, torch.float32)
+        self.recurrent = torch.zeros(num_layers, slots + 1, *heads, dtype=wide, device=device)
+        self.inputs = torch.zeros(num_layers, slots + 1, *inputs, dtype=dtype, device=device)
+
+    def resize(self, slots: int) -> None:
+        """Have so many slots, all empty; none takes no memory. The old ones go first."""
+        rows, self.slots = (slots + 1 if slots else 0), 0
+        for name in ("recurrent", "inputs"):
+            before: torch.Tensor = getattr(self, name)
+            setattr(self, name, before.new_zeros(before.shape[0], 0, *before.shape[2:]))
+        for name in ("recurrent", "inputs"):
+            before = getattr(self, name)
+            setattr(self, name, before.new_zeros(before.shape[0], rows, *before.shape[2:]))
+        self.slots = slots
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states."""
+        return self.recurrent.nbytes + self.inputs.nbytes
+
+    @property
+    def scratch(self) -> int:
+        """The slot that is nobody's, for rows whose results nobody reads."""
+        return self.slots
+
+    def clear(self, slot: int) -> None:
+        """Let a slot's state be that before the first token, whatever was in it (NaN, too)."""
+        self.recurrent[:, slot].zero_()
+        self.inputs[:, slot].zero_()
+
+    def copy(self, source: int, target: int) -> None:
+        """Let one slot's state be another's."""
+        self.recurrent[:, target] = self.recurrent[:, source]
+        self.inputs[:, target] = self.inputs[:, source]
 
 
 class KVCache:

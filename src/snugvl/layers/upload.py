@@ -11,10 +11,10 @@ import torch
 
 def upload(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """`values` as a tensor on `device`; in the order of its stream, on a GPU."""
-    return sent(torch.tensor(values, dtype=dtype), device)
+    return to_device(torch.tensor(values, dtype=dtype), device)
 
 
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of the host on `device`, likewise."""
     if device.type != "cuda":
         return tensor.to(device)
@@ -22,6 +22,6 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def sent_to(target: torch.Tensor, tensor: torch.Tensor) -> None:
+def copy_to(target: torch.Tensor, tensor: torch.Tensor) -> None:
     """A tensor of the host copied to `target`, likewise."""
     target.copy_(tensor.pin_memory() if target.is_cuda else tensor, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What a network is given for one step, and what a network is."""
+"""What a network is, and what it is given: a step's tokens, or the patches of a picture."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import torch
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.upload import to_device
 
 GridTHW = tuple[int, int, int]
 """Patches of an image or video: temporal patches, rows, columns. Its tokens are t·h·w / merge²."""
@@ -28,7 +29,7 @@ def encoded(steps: Generator[int, None, torch.Tensor]) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ForwardBatch:
     """One step over several sequences, flattened token by token.
 
     Attributes:
@@ -37,7 +38,7 @@ class Batch:
         attention: which tokens belong together and where the cache has their context.
         logit_rows: `[n]` int64, the rows whose logits are wanted, or None for all.
         vision_rows: `[k]` int64, the rows that hold a placeholder, or None. Where sizes must be the same for
-            every step (`engine/graphs/steps.py`): `[tokens]` bool, whether each row does.
+            every step (`engine/graphs/prefill.py`): `[tokens]` bool, whether each row does.
         vision_embeds: `[k, (1 + deepstack levels) · hidden]`, their embeddings, or None; beside bools
             `[tokens, …]`, zeros for a row that holds none.
     """
@@ -65,6 +66,11 @@ class Network(Protocol):
     @property
     def device(self) -> torch.device: ...
 
+    @property
+    def tower_is_capturable(self) -> bool:
+        """Whether a CUDA graph may hold the kernels of `encode_in_steps`: not where weights are streamed."""
+        ...
+
     def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
         """Encode an image or video, yielding the floating point operations done at every place to stop.
 
@@ -72,6 +78,35 @@ class Network(Protocol):
         """
         ...
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         """Run one step, writing keys and values into the cache. Logits `[n, vocab]` in float32."""
         ...
+
+
+def patch_reader(
+    patches: torch.Tensor,
+    device: torch.device,
+    dtype: torch.dtype,
+    levels: torch.Tensor | None = None,
+    slots: int = 1,
+) -> PatchReader:
+    """How a network on `device` reads an item's patches.
+
+    Args:
+        patches: `[patches, values]`; floating point, or bytes.
+        levels: what the bytes mean: `[channels, 256]` floating point. A patch is one channel after another.
+        slots: how often the values of a channel are repeated (one frame that fills a temporal patch).
+    """
+    if levels is None:
+        return lambda start, end: to_device(patches[start:end], device).to(dtype)
+    channels = len(levels)
+    meanings = to_device(levels.flatten().to(dtype), device)  # rounded here as each value would be
+    first = torch.arange(0, 256 * channels, 256, dtype=torch.int32, device=device)[:, None]
+
+    def read(start: int, end: int) -> torch.Tensor:
+        codes = to_device(patches[start:end], device).view(end - start, channels, -1)
+        places = codes + first  # int32
+        values = meanings.index_select(0, places.flatten()).view(end - start, channels, 1, -1)
+        return values.expand(-1, -1, slots, -1).reshape(end - start, -1)
+
+    return read

@@ -16,9 +16,8 @@ from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.rotary import CosSin, rotate
 from snugvl.models.linear_attention import GatedDeltaNet
-from snugvl.models.rope import rotation_of
+from snugvl.models.rope import CosSin, rotate, rotation_of
 
 Packed = dict[str, tuple[tuple[str, int], ...]]
 """By parameter of a module: the checkpoint's tensors that are its rows, with how many, in order."""
@@ -153,7 +152,7 @@ class Decoder(nn.Module):
         """Hidden states `[tokens, hidden]`, before the last norm.
 
         `vision_levels[0]` `[k, hidden]` replaces the embeddings of `vision_rows` `[k]`; level `i > 0` is
-        added to them after layer `i - 1`. `vision_rows` may be `[tokens]` bool: see `Batch`.
+        added to them after layer `i - 1`. `vision_rows` may be `[tokens]` bool: see `ForwardBatch`.
         """
         x = self.embed_tokens.lookup(input_ids, self.norm.weight.dtype)
         if vision_rows is not None:

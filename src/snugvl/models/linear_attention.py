@@ -5,7 +5,7 @@
              └─ in_proj_ba ──── how much to correct (beta), how much to forget (decay)
 
 Of each sequence the convolution needs its last inputs and the delta rule its matrices; both are read from the
-sequence's seat and written back. A batch is worked on in runs: sequences side by side that have one new token
+sequence's slot and written back. A batch is worked on in runs: sequences side by side that have one new token
 each are one, and of a longer chunk `PIECE` tokens at a time, so that the float32 workspace has a ceiling:
 
     flat batch   [ s0 | s1 | s2 s2 s2 … s2 s2 ]        runs: rows 0 … 1 of s0 and s1,
@@ -25,15 +25,14 @@ from torch.nn.functional import silu, softplus
 from snugvl.checkpoint.architecture import TextConfig
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.delta_rule import Rule, recur_at, scan_at
-from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.kv_cache import KVCache, StateCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.state_cache import StateCache
 
 PIECE: Final = 256  # tokens of a chunk that are in float32 at a time
 
 
-class Run(NamedTuple):
+class TokenRun(NamedTuple):
     """Rows of the batch that are worked on together, and whose they are."""
 
     rows: slice
@@ -41,7 +40,7 @@ class Run(NamedTuple):
     single: bool  # one token of each sequence; else tokens of one sequence
 
 
-def runs(query_lens: Sequence[int]) -> Iterator[Run]:
+def runs(query_lens: Sequence[int]) -> Iterator[TokenRun]:
     """Cut a batch of sequences with so many new tokens each."""
     row = first = 0
     for index, count in enumerate(query_lens):
@@ -49,12 +48,12 @@ def runs(query_lens: Sequence[int]) -> Iterator[Run]:
             continue  # the run goes on
         if count == 1:
             end = row + index + 1 - first
-            yield Run(slice(row, end), slice(first, index + 1), single=True)
+            yield TokenRun(slice(row, end), slice(first, index + 1), single=True)
             row = end
         else:
             end = row + count
             for start in range(row, end, PIECE):
-                yield Run(slice(start, min(start + PIECE, end)), slice(index, index + 1), single=False)
+                yield TokenRun(slice(start, min(start + PIECE, end)), slice(index, index + 1), single=False)
             row = end
         first = index + 1
 
@@ -86,9 +85,9 @@ class GatedDeltaNet(nn.Module):
         self, x: torch.Tensor, norm: RMSNorm, cache: KVCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
         """`x` `[tokens, hidden]` plus attention over its `norm`; the states take the new tokens in."""
-        states, seats, sizes = cache.states, metadata.seats, self.sizes
+        states, state_slots, sizes = cache.states, metadata.state_slots, self.sizes
         assert states is not None, "the cache has no states for linear layers"
-        assert seats is not None, "the batch has no seats for linear layers"
+        assert state_slots is not None, "the batch has no state slots for linear layers"
         normed = norm(x)
         mixed, gate = torch.split(self.in_proj_qkvz(normed), [sizes.channels, sizes.values], dim=-1)
         b, a = self.in_proj_ba(normed).chunk(2, dim=-1)
@@ -96,7 +95,7 @@ class GatedDeltaNet(nn.Module):
         decay = -self.A_log.float().exp() * softplus(a.float() + self.dt_bias)
         output = torch.empty_like(gate, memory_format=torch.contiguous_format)
         for run in runs(metadata.query_lens):
-            rows, mine = run.rows, seats[run.sequences]
+            rows, mine = run.rows, state_slots[run.sequences]
             convolve, remember = (self._step, recur_at) if run.single else (self._slide, scan_at)
             rule = self._rule(convolve(mixed[rows], states, mine), decay[rows], beta[rows])
             answer = remember(rule, states.recurrent[self.layer], mine).to(x.dtype)
@@ -114,18 +113,18 @@ class GatedDeltaNet(nn.Module):
         value = value.view(len(mixed), -1, sizes.value_dim)
         return Rule(query.view(shape), key.view(shape), value, decay, beta)
 
-    def _step(self, mixed: torch.Tensor, states: StateCache, seats: torch.Tensor) -> torch.Tensor:
-        """The convolution at one token `[sequences, channels]` of each of the sequences at `seats`."""
+    def _step(self, mixed: torch.Tensor, states: StateCache, state_slots: torch.Tensor) -> torch.Tensor:
+        """The convolution at one token `[sequences, channels]` of each of the sequences at `state_slots`."""
         inputs = states.inputs[self.layer]
-        window = torch.cat((inputs.index_select(0, seats), mixed[:, None]), dim=1)
-        inputs.index_copy_(0, seats, window[:, 1:])
+        window = torch.cat((inputs.index_select(0, state_slots), mixed[:, None]), dim=1)
+        inputs.index_copy_(0, state_slots, window[:, 1:])
         return self._convolved(window.unbind(1))
 
-    def _slide(self, mixed: torch.Tensor, states: StateCache, seats: torch.Tensor) -> torch.Tensor:
-        """The convolution over tokens `[tokens, channels]` of the one sequence at `seats`."""
+    def _slide(self, mixed: torch.Tensor, states: StateCache, state_slots: torch.Tensor) -> torch.Tensor:
+        """The convolution over tokens `[tokens, channels]` of the one sequence at `state_slots`."""
         inputs, count = states.inputs[self.layer], len(mixed)
-        window = torch.cat((inputs.index_select(0, seats)[0], mixed))
-        inputs.index_copy_(0, seats, window[None, count:])
+        window = torch.cat((inputs.index_select(0, state_slots)[0], mixed))
+        inputs.index_copy_(0, state_slots, window[None, count:])
         return self._convolved(window[tap : tap + count] for tap in range(self.sizes.kernel))
 
     def _convolved(self, taps: Iterable[torch.Tensor]) -> torch.Tensor:

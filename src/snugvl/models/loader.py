@@ -33,11 +33,10 @@ from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import GROUP, Format
 from snugvl.models import ready_made
-from snugvl.models.main_memory import to_main_memory
+from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.ready_made import PackedMatrix
-from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, Piece, TensorFiles, dequantise
-from snugvl.models.weight_stream import CopyStream, WeightStream, room_bytes, to_host
+from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, TensorFiles, TensorPiece, dequantise
 
 GPU_READERS = 4
 
@@ -52,7 +51,7 @@ class Storage:
         head: embedding and head ("bf16" or "int8").
         group: columns that share a scale in int4.
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
-        streamed: the tower's blocks and mergers stay in main memory (`models/weight_stream.py`), "pinned"
+        streamed: the tower's blocks and mergers stay in main memory (`models/main_memory.py`), "pinned"
             where that can be had or "plain"; None keeps them on the device.
         embedding: "cpu": it stays in main memory, where a GPU reads it (`models/main_memory.py`).
     """
@@ -66,7 +65,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """Where a checkpoint tensor goes: rows `start … start + rows` of a parameter, maybe a `Linear`'s."""
 
     parameter: torch.Tensor
@@ -183,7 +182,7 @@ class _Stored:
 
 
 def _fill(
-    targets: Mapping[str, Target],
+    targets: Mapping[str, LoadTarget],
     stored: _Stored,
     device: torch.device,
     readers: int,
@@ -222,7 +221,7 @@ def _fill(
             each.close()
 
 
-def _place(piece: Piece, target: Target, blocks: Fp8Blocks | None) -> None:
+def _place(piece: TensorPiece, target: LoadTarget, blocks: Fp8Blocks | None) -> None:
     """Put rows of a checkpoint tensor where they go, in the format they stay in."""
     start, linear = target.start + piece.start, target.linear
     values = piece.values
@@ -364,7 +363,7 @@ def _check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Block
         )
 
 
-def _targets(model: LoadableNetwork) -> Iterator[tuple[str, Target]]:
+def _targets(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
     """Checkpoint tensor names and the rows of parameters they fill."""
     packed = {
         f"{name}.{part}": parts
@@ -376,10 +375,10 @@ def _targets(model: LoadableNetwork) -> Iterator[tuple[str, Target]]:
         linear = linears.get(id(parameter))
         owner, suffix = name.rsplit(".", 1)
         if owner not in packed:
-            yield name, Target(parameter, 0, parameter.shape[0], linear)
+            yield name, LoadTarget(parameter, 0, parameter.shape[0], linear)
             continue
         start = 0
         for part, rows in packed[owner]:
-            yield f"{owner.rsplit('.', 1)[0]}.{part}.{suffix}", Target(parameter, start, rows, linear)
+            yield f"{owner.rsplit('.', 1)[0]}.{part}.{suffix}", LoadTarget(parameter, start, rows, linear)
             start += rows
         assert start == parameter.shape[0], f"the parts of {name} are not the whole"

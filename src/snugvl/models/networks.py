@@ -1,22 +1,146 @@
-"""Which network a configuration describes."""
+"""The networks that a configuration can describe. Parameter names are the checkpoint's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+
+import torch
+from torch import nn
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.models.causal_lm import CausalLM
-from snugvl.models.qwen2_5_vl import Qwen25VL
-from snugvl.models.qwen3_5 import Qwen35
-from snugvl.models.qwen3_vl import Qwen3VL
+from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.linear import Linear
+from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
+from snugvl.models.decoder import Decoder
+from snugvl.models.main_memory import Resident
+from snugvl.models.qwen2_5_vision import Qwen25Tower
+from snugvl.models.vision import VisionTower
 
-LoadableNetwork = Qwen3VL | CausalLM
-"""A network that `models/loader.py` can fill.
+Tower = VisionTower | Qwen25Tower
 
-Besides the engine's `Network` each has `decoder` (with `embed_tokens` and `layers`), `lm_head` unless it is
-tied, `tower` or None (without one where `config.vision` is None), and for the loader:
 
-    aliases     (prefix in older files, prefix of the parameter's name here), the first match counts
-    unloaded    patterns of names (after aliases) that files store and this network doesn't have
-"""
+class LoadableNetwork(nn.Module):
+    """A decoder with its head: a network that `models/loader.py` can fill.
+
+    Attributes:
+        aliases: (prefix in older files, prefix of the parameter's name here), the first match counts.
+        unloaded: patterns of names (after aliases) that files store and this network doesn't have.
+        lm_head: unless it is tied to the embedding.
+    """
+
+    aliases: tuple[tuple[str, str], ...] = ()
+    unloaded: tuple[str, ...] = ()
+
+    def __init__(self, config: ModelConfig, model: nn.Module) -> None:
+        super().__init__()
+        self.config = config
+        self.model = model
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The text part, without the head."""
+        assert isinstance(self.model, Decoder)
+        return self.model
+
+    @property
+    def tower(self) -> Tower | None:
+        """The vision part, where there is one."""
+        return None
+
+    @property
+    def tower_is_capturable(self) -> bool:
+        """See `Network`."""
+        return self.tower is not None and isinstance(self.tower.weights, Resident)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of activations, of the KV cache and of the weights that aren't stored in fewer bits."""
+        return self.decoder.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.decoder.norm.weight.device
+
+    def encode_in_steps(self, read: PatchReader, grid: GridTHW) -> Generator[int, None, torch.Tensor]:
+        """Encode an image or video, stopping after every chunk: see `VisionTower.encode_in_steps`."""
+        assert self.tower is not None, "`engine/admission.py` refuses pictures without a tower"
+        return self.tower.encode_in_steps(read, grid)
+
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
+        """One step of the decoder. Logits `[n, vocab]` in float32, of the rows that are wanted."""
+        levels: tuple[torch.Tensor, ...] = ()
+        if batch.vision_embeds is not None:
+            levels = torch.split(batch.vision_embeds, self.config.text.hidden_size, dim=-1)
+        hidden = self.decoder(
+            batch.input_ids, batch.positions, cache, batch.attention, batch.vision_rows, levels
+        )
+        hidden = self.decoder.norm(batch.wanted(hidden))
+        head = self.decoder.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        logits: torch.Tensor = head(hidden, dtype=torch.float32)
+        return logits
+
+
+class CausalLM(LoadableNetwork):
+    """The network of every dense Llama, Mistral, Phi-3, Qwen2, Qwen2.5 and Qwen3."""
+
+    unloaded = ("*.rotary_emb.inv_freq",)  # a table that Llama 2's files still store
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config, Decoder(config.text))
+
+
+class Qwen3VL(LoadableNetwork):
+    """The network of every dense Qwen3-VL checkpoint (and of pocket), with or without its tower."""
+
+    tower_type: type[Tower] = VisionTower
+
+    def __init__(self, config: ModelConfig) -> None:
+        model = nn.ModuleDict({"language_model": Decoder(config.text)})
+        if config.vision is not None:
+            model["visual"] = self.tower_type(config.vision)
+        super().__init__(config, model)
+        if config.vision is None:
+            self.unloaded = ("model.visual.*",)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The text part, without the head."""
+        part = self.model.get_submodule("language_model")
+        assert isinstance(part, Decoder)
+        return part
+
+    @property
+    def tower(self) -> Tower | None:
+        """The vision part, where there is one."""
+        if self.config.vision is None:
+            return None
+        part = self.model.get_submodule("visual")
+        assert isinstance(part, Tower)
+        return part
+
+
+class Qwen25VL(Qwen3VL):
+    """The network of every Qwen2.5-VL checkpoint. Its names are those of transformers ≥ 4.52."""
+
+    tower_type = Qwen25Tower
+    # The Hub's files are older.
+    aliases = (
+        ("visual.", "model.visual."),
+        ("model.visual.", "model.visual."),
+        ("model.language_model.", "model.language_model."),
+        ("model.", "model.language_model."),
+    )
+
+
+class Qwen35(Qwen3VL):
+    """The network of every dense Qwen3.5 checkpoint, with or without its tower."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        # The files carry a multi-token predictor for speculative decoding; transformers ignores it, too.
+        self.unloaded = (*self.unloaded, "mtp.*")
+
 
 _TEXT = (
     "LlamaForCausalLM",

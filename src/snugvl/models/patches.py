@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
-from snugvl.layers.rotary import inverse_frequencies
 from snugvl.models.batch import GridTHW
+from snugvl.models.rope import inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FrameGroup:
     """Whole frames that attend, each within itself, in one go: patches `start … end - 1`."""
 
     start: int
@@ -17,12 +17,12 @@ class Group:
     frames: int
 
 
-def groups(grid: GridTHW, rows: int) -> list[Group]:
+def groups(grid: GridTHW, rows: int) -> list[FrameGroup]:
     """As many whole frames a group as `rows` patches hold, and at least one."""
     t, h, w = grid
     size = h * w
     most = max(1, rows // size)
-    return [Group(i * size, min(i + most, t) * size, min(most, t - i)) for i in range(0, t, most)]
+    return [FrameGroup(i * size, min(i + most, t) * size, min(most, t - i)) for i in range(0, t, most)]
 
 
 def chunks(count: int, rows: int, unit: int) -> list[slice]:
@@ -33,7 +33,7 @@ def chunks(count: int, rows: int, unit: int) -> list[slice]:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WindowRun:
     """Windows of one size beside each other: `count` of `size` patches, from patch `start` on."""
 
     start: int
@@ -48,7 +48,7 @@ class Run:
 
 def window_order(
     grid: GridTHW, merge: int, side: int, device: torch.device
-) -> tuple[torch.Tensor, list[Run]]:
+) -> tuple[torch.Tensor, list[WindowRun]]:
     """The order in which the tokens of a window stand together, and the windows in that order.
 
     Windows of `side` × `side` tokens are cut from the upper left corner of each frame. Those at the other
@@ -76,18 +76,20 @@ def window_order(
     return (torch.cat(order) + frames[:, None]).flatten(), _joined(shapes * t)
 
 
-def _joined(shapes: list[tuple[int, int]]) -> list[Run]:
+def _joined(shapes: list[tuple[int, int]]) -> list[WindowRun]:
     """Runs one after another, neighbours of the same size as one."""
-    runs: list[Run] = []
+    runs: list[WindowRun] = []
     for count, size in shapes:
-        last = runs.pop() if runs and runs[-1].size == size else Run(runs[-1].end if runs else 0, 0, size)
-        runs.append(Run(last.start, last.count + count, size))
+        last = (
+            runs.pop() if runs and runs[-1].size == size else WindowRun(runs[-1].end if runs else 0, 0, size)
+        )
+        runs.append(WindowRun(last.start, last.count + count, size))
     return runs
 
 
-def window_chunks(runs: list[Run], rows: int) -> list[list[Run]]:
+def window_chunks(runs: list[WindowRun], rows: int) -> list[list[WindowRun]]:
     """Windows in pieces of `rows` patches at most, and of at least one window."""
-    pieces: list[list[Run]] = [[]]
+    pieces: list[list[WindowRun]] = [[]]
     room = rows
     for run in runs:
         start, left = run.start, run.count
@@ -96,7 +98,7 @@ def window_chunks(runs: list[Run], rows: int) -> list[list[Run]]:
                 pieces.append([])
                 room = rows
             count = min(left, max(1, room // run.size))
-            pieces[-1].append(Run(start, count, run.size))
+            pieces[-1].append(WindowRun(start, count, run.size))
             start, left, room = pieces[-1][-1].end, left - count, room - count * run.size
     return pieces
 

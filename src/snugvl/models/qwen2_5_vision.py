@@ -33,9 +33,17 @@ from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
 from snugvl.models.batch import GridTHW, PatchReader
-from snugvl.models.patches import Rotation, Run, chunks, groups, patch_places, window_chunks, window_order
+from snugvl.models.main_memory import Resident, WeightStream
+from snugvl.models.patches import (
+    Rotation,
+    WindowRun,
+    chunks,
+    groups,
+    patch_places,
+    window_chunks,
+    window_order,
+)
 from snugvl.models.vision_blocks import Block, Seen, advance_frames
-from snugvl.models.weight_stream import Resident, WeightStream
 
 EPS = 1e-6  # of the norms; no configuration says it
 ROWS: Final = 2048  # patches of a chunk: enough to keep a GPU busy
@@ -57,7 +65,7 @@ class GatedMLP(nn.Module):
         return self.down_proj.wide_product(gate)
 
 
-class Merger(nn.Module):
+class Qwen25Merger(nn.Module):
     """merge² neighbouring patches → one vector of the decoder's width."""
 
     def __init__(self, config: VisionConfig) -> None:
@@ -85,7 +93,7 @@ class Qwen25Tower(nn.Module):
         embed = nn.Linear(config.patch_dim, config.hidden_size, bias=False)
         self.patch_embed = nn.ModuleDict({"proj": embed})
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
-        self.merger = Merger(config)
+        self.merger = Qwen25Merger(config)
         self.weights: Resident | WeightStream = Resident()
 
     @property
@@ -167,7 +175,7 @@ def _advance_windows(
     kept: torch.Tensor,
     places: torch.Tensor,
     rotation: Rotation,
-    piece: list[Run],
+    piece: list[WindowRun],
 ) -> int:
     """Advance neighbouring windows by a block, each attending within itself; the operations it took."""
     start, end = piece[0].start, piece[-1].end

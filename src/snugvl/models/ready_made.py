@@ -44,7 +44,7 @@ _ENDINGS = {  # of codes, scales, zero points
 
 
 class Rows(Protocol):
-    """Where a matrix goes: `loader.Target`."""
+    """Where a matrix goes: `loader.LoadTarget`."""
 
     @property
     def start(self) -> int: ...

@@ -1,9 +1,25 @@
-"""From a configuration's rotary settings to the rotation of a batch.
+"""Rotary position embeddings: M-RoPE positions of a prompt, and the rotation at a batch's positions.
 
-Source of the scalings: Hugging Face transformers, `modeling_rope_utils.py` (Apache-2.0).
+Positions are of time, height and width. Text advances all three together; an image's tokens share one time
+and count rows and columns from the position where it starts; what follows continues after its longer side.
+Videos come in two ways:
+
+    Qwen3-VL      each frame stands between its own vision_start and vision_end, after its time as text, like
+                  an image
+    Qwen2.5-VL    all frames are one run of placeholders, `time_step` positions of time apart, rounded down;
+                  height and width begin again. What follows continues after the longer side, whatever time
+                  it has become
+
+A rotation is `(cos, sin)`, each `[tokens, dims]`, where the second half repeats the first. `dims` may be
+fewer than a head has values: the first ones are rotated, the rest stay. The tower's: `models/patches.py`.
+
+Sources: RoFormer (https://arxiv.org/abs/2104.09864); M-RoPE as in Hugging Face transformers (Apache-2.0),
+`get_rope_index` of `Qwen3VLModel` (interleaved) and of `Qwen2_5_VLModel`; scalings as in its
+`modeling_rope_utils.py`.
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -15,7 +31,119 @@ from snugvl.checkpoint.architecture import (
     Rope,
     YarnScaling,
 )
-from snugvl.layers.rotary import CosSin, cos_sin, inverse_frequencies, mrope_axes
+from snugvl.models.batch import GridTHW
+
+CosSin = tuple[torch.Tensor, torch.Tensor]
+
+
+def mrope_positions(
+    token_ids: Sequence[int],
+    grids: Sequence[GridTHW],
+    *,
+    placeholders: Sequence[int],
+    merge_size: int,
+    time_steps: Sequence[float | None] | None = None,
+) -> tuple[torch.Tensor, int]:
+    """Positions of a prompt and the offset that continues them.
+
+    Args:
+        token_ids: the prompt with its placeholders expanded (one per image token).
+        grids: grid of each image or video in order of appearance, in patches.
+        placeholders: token ids of image and video placeholders.
+        merge_size: patches per side that one token covers.
+        time_steps: of each item, positions of time between frames that share a run of placeholders; None for
+            an image, or where each frame has a run of its own.
+
+    Returns:
+        `[3, tokens]` int64, and `delta`: generated token number `i` of the sequence (counted from its
+        start) has position `i + delta` in all three rows.
+
+    Raises:
+        ValueError: placeholders and grids don't match.
+    """
+    steps = time_steps or [None] * len(grids)
+    runs = iter(
+        [run for grid, step in zip(grids, steps, strict=True) for run in _runs(grid, step, merge_size)]
+    )
+    pads = set(placeholders)
+    parts: list[torch.Tensor] = []
+    position, index, total = 0, 0, len(token_ids)
+    while index < total:
+        end = index
+        if token_ids[index] not in pads:
+            while end < total and token_ids[end] not in pads:
+                end += 1
+            parts.append(torch.arange(position, position + end - index).expand(3, -1))
+            position += end - index
+        else:
+            times, rows, columns = next(runs, _NO_RUN)
+            end = index + len(times) * rows * columns
+            if end == index or end > total or any(token not in pads for token in token_ids[index:end]):
+                raise ValueError(
+                    f"placeholders at token {index} don't match an image of {rows}×{columns} tokens"
+                    + (f" in {len(times)} frames" if len(times) > 1 else "")
+                )
+            axes = (times, torch.arange(rows), torch.arange(columns))
+            parts.append(torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1) + position)
+            position += max(rows, columns)
+        index = end
+    if next(runs, None) is not None:
+        raise ValueError("more images than placeholders in the prompt")
+    if not parts:
+        return torch.empty(3, 0, dtype=torch.int64), 0
+    positions = torch.cat(parts, dim=1)
+    return positions, int(positions.max()) + 1 - total
+
+
+_Run = tuple[torch.Tensor, int, int]
+"""Of an unbroken run of placeholders: times of its frames, from 0; rows and columns of each."""
+
+_NO_RUN: _Run = (torch.arange(0), 0, 0)
+
+
+def _runs(grid: GridTHW, step: float | None, merge_size: int) -> list[_Run]:
+    t, h, w = grid
+    size = h // merge_size, w // merge_size
+    if step is None:
+        return [(torch.arange(1), *size)] * t
+    return [((torch.arange(t) * step).long(), *size)]
+
+
+def inverse_frequencies(dim: int, theta: float, device: torch.device) -> torch.Tensor:
+    """`[dim / 2]` float32 angular steps per position."""
+    return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
+
+
+def mrope_axes(section: tuple[int, int, int], device: torch.device, *, interleaved: bool) -> torch.Tensor:
+    """Which of time (0), height (1) and width (2) each frequency follows, `[dims / 2]` int64.
+
+    Interleaved: 0 1 2 0 1 2 … while height and width still have frequencies left, then time alone;
+    else 0 … 0 1 … 1 2 … 2.
+    """
+    if not interleaved:
+        return torch.cat([torch.full((count,), axis, device=device) for axis, count in enumerate(section)])
+    axes = torch.zeros(sum(section), dtype=torch.int64, device=device)
+    for axis in (1, 2):
+        axes[axis : 3 * section[axis] : 3] = axis
+    return axes
+
+
+def cos_sin(angles: torch.Tensor, dtype: torch.dtype, magnitude: float = 1.0) -> CosSin:
+    """The rotation by `angles` `[tokens, dims / 2]` float32, stretched by `magnitude`."""
+    cos, sin = angles.cos(), angles.sin()
+    if magnitude != 1.0:
+        cos, sin = cos * magnitude, sin * magnitude
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype)
+
+
+def rotate(x: torch.Tensor, rotation: CosSin) -> torch.Tensor:
+    """Rotate the first values of `x` `[tokens, heads, head_dim]`, in the precision of both combined."""
+    cos, sin = (part[:, None] for part in rotation)
+    dims = cos.shape[-1]
+    turned = x[..., :dims]
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    return turned if dims == x.shape[-1] else torch.cat((turned, x[..., dims:]), dim=-1)
 
 
 def rotation_of(positions: torch.Tensor, rope: Rope, dtype: torch.dtype) -> CosSin:
@@ -35,7 +163,7 @@ def rotation_of(positions: torch.Tensor, rope: Rope, dtype: torch.dtype) -> CosS
     return cos_sin(angles * steps, dtype, magnitude)
 
 
-# Kept per device: a recording of a CUDA graph can't copy from the host. It follows a run without one.
+# Kept per device: the capture of a CUDA graph can't copy from the host. It follows a run without one.
 @lru_cache
 def _frequencies(rope: Rope, device: torch.device) -> torch.Tensor:
     """`[dims / 2]` float32 angular steps per position, scaled."""

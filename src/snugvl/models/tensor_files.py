@@ -26,7 +26,7 @@ _ALL = DTYPES | {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class TensorPiece:
     """Rows `start …` of a tensor, flattened to `[rows, columns]`, on the device they go to.
 
     `scale` `[block rows, block columns]` float32 belongs to FP8 `values`.
@@ -55,7 +55,7 @@ class TensorFiles:
         values = self._read(entry, 0, entry.nbytes).view(_ALL[entry.dtype]).view(entry.shape)
         return values.to(self._device, copy=True)  # out of the buffer, which the next read reuses
 
-    def pieces(self, entry: TensorEntry, multiple: int = 1) -> Iterator[Piece]:
+    def pieces(self, entry: TensorEntry, multiple: int = 1) -> Iterator[TensorPiece]:
         """A tensor in pieces of whole rows (and whole FP8 blocks), each gone when the next is asked for.
 
         `multiple`: rows that belong together, a divisor of all.
@@ -74,7 +74,7 @@ class TensorFiles:
             block = None
             if scale is not None and self._blocks is not None:
                 block = scale[first // self._blocks.rows : -(-last // self._blocks.rows)]
-            yield Piece(first, values, block)
+            yield TensorPiece(first, values, block)
 
     def close(self) -> None:
         """Close the open file, if any."""

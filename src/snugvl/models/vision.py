@@ -37,16 +37,16 @@ from torch.nn.functional import gelu
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.layers.linear import Linear
 from snugvl.models.batch import GridTHW, PatchReader
+from snugvl.models.main_memory import Resident, WeightStream
 from snugvl.models.patches import Rotation, chunks, groups, patch_places, taps
 from snugvl.models.vision_blocks import Block, advance_frames
-from snugvl.models.weight_stream import Resident, WeightStream
 
 # Patches of a chunk. A 1024 × 1024 image is one: a large GPU is done with half of one before the host has
 # started what comes next.
 ROWS: Final = 4096
 
 
-class MLP(nn.Module):
+class VisionMLP(nn.Module):
     """Two linears with a GELU between, in the memory of its input and one intermediate."""
 
     def __init__(self, config: VisionConfig) -> None:
@@ -64,10 +64,10 @@ class MLP(nn.Module):
 
 def _block(config: VisionConfig) -> Block:
     norm1, norm2 = (nn.LayerNorm(config.hidden_size, eps=1e-6) for _ in range(2))
-    return Block(config, norm1, norm2, MLP(config))
+    return Block(config, norm1, norm2, VisionMLP(config))
 
 
-class Merger(nn.Module):
+class PatchMerger(nn.Module):
     """merge² neighbouring patches → one vector of the decoder's width.
 
     The main merger normalises each patch before joining them, the deepstack mergers after.
@@ -97,9 +97,9 @@ class VisionTower(nn.Module):
         self.patch_embed = nn.ModuleDict({"proj": nn.Linear(config.patch_dim, config.hidden_size)})
         self.pos_embed = nn.Embedding(config.num_position_embeddings, config.hidden_size)
         self.blocks = nn.ModuleList(_block(config) for _ in range(config.depth))
-        self.merger = Merger(config, norm_joined=False)
+        self.merger = PatchMerger(config, norm_joined=False)
         self.deepstack_merger_list = nn.ModuleList(
-            Merger(config, norm_joined=True) for _ in config.deepstack_layers
+            PatchMerger(config, norm_joined=True) for _ in config.deepstack_layers
         )
         self.weights: Resident | WeightStream = Resident()
 

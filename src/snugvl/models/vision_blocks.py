@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.layers.linear import Linear
-from snugvl.models.patches import Group, Rotation
+from snugvl.models.patches import FrameGroup, Rotation
 
 
 class Seen(NamedTuple):
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
     kept: torch.Tensor
 
 
-class Attention(nn.Module):
+class VisionAttention(nn.Module):
     """Attention among the patches of a group: a frame, or a window of it."""
 
     def __init__(self, config: VisionConfig) -> None:
@@ -83,7 +83,7 @@ class Block(nn.Module):
     def __init__(self, config: VisionConfig, norm1: nn.Module, norm2: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         self.norm1, self.norm2 = norm1, norm2
-        self.attn = Attention(config)
+        self.attn = VisionAttention(config)
         self.mlp = mlp
         self._weights = sum(part.numel() for part in self.parameters() if part.dim() == 2)
         self._hidden = config.hidden_size
@@ -121,7 +121,7 @@ def advance_frames(
     kept: torch.Tensor,
     places: torch.Tensor,
     rotation: Rotation,
-    part: Group,
+    part: FrameGroup,
     pieces: Sequence[slice],
 ) -> Iterator[int]:
     """Advance a group of whole frames by a block whose patches see all of their frame, in place.

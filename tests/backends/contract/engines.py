@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snugvl.backends.inprocess import InProcessEngine
 from snugvl.backends.protocol import Capabilities, Delta, Request, Stream
 from snugvl.backends.service import EngineService
 from snugvl.backends.supervised import EngineChoice, SupervisedEngine, Supervision
 from snugvl.backends.wire import HostedEngine
 from snugvl.core.options import LoadOptions
+from tests.backends.inprocess import InProcessEngine
 from tests.patience import NEVER_S, PATIENCE_S
 from tests.patience import until_async as until
 

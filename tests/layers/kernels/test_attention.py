@@ -8,7 +8,7 @@ from snugvl.layers.kernels.attention import paged
 from snugvl.layers.kernels.norm import normed
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.rotary import rotate
+from snugvl.models.rope import rotate
 
 BLOCK = 16
 NAN_BYTE = 0x7F  # of e4m3

@@ -8,9 +8,8 @@ from triton import knobs
 from triton.runtime import JITFunction
 
 from snugvl.layers.compilations import Compilations
-from snugvl.layers.kernels.compiler.compiling import compile_all
-from snugvl.layers.kernels.compiler.dry_run import Address, Launch
-from snugvl.layers.kernels.compiler.launch import Launched
+from snugvl.layers.kernels.compiler.ahead_of_time import Launch, TensorAddress, compile_all
+from snugvl.layers.kernels.compiler.launch import LaunchedKernel
 from snugvl.layers.kernels.device import Hardware, capability, described, hardware_of
 from tests.layers.kernels.test_launch import VALUES, Recorder, doubled, recorder
 
@@ -28,11 +27,11 @@ def test_a_launch_finds_what_was_compiled_ahead(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(knobs.compilation, "listener", counted := Compilations())
-    values = tuple(Address(v.dtype, 0) if isinstance(v, torch.Tensor) else v for v in VALUES)
-    odd = (Address(torch.float32, 4), *values[1:])
+    values = tuple(TensorAddress(v.dtype, 0) if isinstance(v, torch.Tensor) else v for v in VALUES)
+    odd = (TensorAddress(torch.float32, 4), *values[1:])
     before = torch.cuda.is_initialized()
     done = compile_all(
-        [Launch(Launched(JITFunction(kernel)), each, dict(CONSTANTS)) for kernel, each in (
+        [Launch(LaunchedKernel(JITFunction(kernel)), each, dict(CONSTANTS)) for kernel, each in (
             (doubled, values), (broken, values), (doubled, odd),
         )],
         H200,
@@ -45,7 +44,7 @@ def test_a_launch_finds_what_was_compiled_ahead(
     from triton.runtime import driver
 
     driver.set_active(recorder)
-    Launched(JITFunction(doubled))[(3,)](*VALUES, **CONSTANTS)
+    LaunchedKernel(JITFunction(doubled))[(3,)](*VALUES, **CONSTANTS)
     assert (counted.count, recorder.loaded) == (2, 1), "found in the folder"
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.runtime import JITFunction
 
 from snugvl.layers.kernels.compiler import first_launch
-from snugvl.layers.kernels.compiler.launch import Launched
+from snugvl.layers.kernels.compiler.launch import LaunchedKernel
 
 
 def twice(x, size: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -38,7 +38,7 @@ def test_a_triton_that_cannot_be_read_is_the_first_launchs_business(monkeypatch:
 
 def test_the_kernels_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     module, kernel = ModuleType("one of ours"), JITFunction(twice)
-    vars(module).update(twice=Launched(kernel), again=Launched(kernel), settings={"a": 1})
+    vars(module).update(twice=LaunchedKernel(kernel), again=LaunchedKernel(kernel), settings={"a": 1})
     monkeypatch.setitem(sys.modules, "snugvl.layers.kernels.one_of_ours", module)
     assert kernel.hash is None
     assert first_launch.read_kernels()

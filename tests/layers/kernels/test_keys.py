@@ -4,7 +4,7 @@ import pytest
 import triton.language as tl
 from triton.runtime import JITFunction
 
-from snugvl.layers.kernels.compiler import keys
+from snugvl.layers.kernels.compiler import launch
 
 FORMAT = tl.constexpr(2)
 
@@ -39,7 +39,7 @@ def test_what_a_kernel_calls_is_read_first(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(JITFunction, "cache_key", property(noted))
     for function in (inner, called):
         function.hash = None
-    keys.read(whole)
+    launch.read(whole)
     order = list(dict.fromkeys(begun))
     assert [name for name in order if name in ("innermost", "outer", "kernel")] == [
         "innermost",
@@ -50,5 +50,5 @@ def test_what_a_kernel_calls_is_read_first(monkeypatch: pytest.MonkeyPatch) -> N
     if "sum" in order:  # the interpreter of other tests has a function of its own there
         assert order.index("sum") < order.index("outer")
     begun.clear()
-    keys.read(whole)
+    launch.read(whole)
     assert begun == ["kernel"], "once is enough"

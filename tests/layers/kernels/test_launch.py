@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
 from snugvl.layers.compilations import Compilations
-from snugvl.layers.kernels.compiler.launch import Launched, launched
+from snugvl.layers.kernels.compiler.launch import LaunchedKernel, launched
 
 
 def doubled(x, out, factor, size, SIZE: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
@@ -75,7 +75,7 @@ VALUES = (torch.zeros(40), torch.zeros(40), 2.5, 40)
 
 def test_a_later_launch_is_what_triton_would_do(recorder: Recorder) -> None:
     kernel = launched(JITFunction(doubled))
-    assert isinstance(kernel, Launched)
+    assert isinstance(kernel, LaunchedKernel)
     for _ in range(2):
         kernel[(3,)](*VALUES, SIZE=16, WIDE=16, num_warps=1)
     first, second = recorder.launches

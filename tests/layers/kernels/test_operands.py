@@ -13,9 +13,9 @@ import json, sys
 import torch
 from triton.runtime import driver
 from snugvl.layers.kernels.products import linear
-from snugvl.layers.kernels.compiler.compiling import _Described
+from snugvl.layers.kernels.compiler.ahead_of_time import _Described
 from snugvl.layers.kernels.device import Hardware
-from snugvl.layers.kernels.compiler.dry_run import dry_run
+from snugvl.layers.kernels.compiler.ahead_of_time import dry_run
 from snugvl.layers.weights import Weights
 
 H200 = Hardware((9, 0), 132)

@@ -12,12 +12,12 @@ from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.families import parse_config
 from snugvl.config import EngineConfig
-from snugvl.engine.memory.caches import allocate
+from snugvl.engine.memory import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
 from snugvl.layers.weights import Format
-from snugvl.models.batch import Batch
+from snugvl.models.batch import ForwardBatch
 from snugvl.models.loader import Storage, choose_formats
 from snugvl.models.networks import LoadableNetwork, network_of
 
@@ -85,7 +85,7 @@ def steps(network: LoadableNetwork) -> torch.Tensor:
             block_tables=torch.zeros(1, 1, dtype=torch.int32),
             block_size=SIZES.block_size,
         ).on_device()
-        batch = Batch(torch.tensor(ids), slots.expand(3, -1), attention, torch.tensor([len(ids) - 1]))
+        batch = ForwardBatch(torch.tensor(ids), slots.expand(3, -1), attention, torch.tensor([len(ids) - 1]))
         made.append(network.forward(batch, cache))
     return torch.cat(made)
 

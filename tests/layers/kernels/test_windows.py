@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.kernels.attention import paged
 from snugvl.layers.norm import RMSNorm
-from snugvl.layers.rotary import rotate
+from snugvl.models.rope import rotate
 from tests.layers.kernels.test_attention import BLOCK, cache, poison, tables, tolerance
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

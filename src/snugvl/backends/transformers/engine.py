@@ -31,7 +31,7 @@ from snugvl.backends.service import Load
 from snugvl.backends.transformers.batch import Batch, prepared
 from snugvl.backends.transformers.row import ModelRequest, Row, rows_of
 from snugvl.engine.request import TokenOutput
-from snugvl.engine.sampling.grammar import Mask, MaskThreads, Pace, gave_up, mask_threads
+from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads, gave_up, mask_threads
 from snugvl.engine.sampling.sampler import Sampled, sample
 from snugvl.errors import (
     DeadlineExceeded,
@@ -123,7 +123,7 @@ class TransformersEngine:
         new = {id(row.request) for row in self._waiting if not row.started}
         if len(new) >= self.limits.max_waiting:
             raise QueueFull(f"{self.limits.max_waiting} requests are waiting already; try again later")
-        pace = Pace()
+        pace = MaskPace()
         rows = rows_of(request, asked or most, lambda state: Mask(state, self._masks, pace))
         self._rows[request.request_id] = rows
         self._waiting += rows

@@ -1,1 +1,1 @@
-"""Work that comes again in the same size, recorded as CUDA graphs."""
+"""Work that comes again in the same size, captured as CUDA graphs."""

@@ -9,7 +9,7 @@ replay, and the host may read the tokens of one step while the next one runs.
          └──────────────────────────────────────────────────────────────────────────┘
 
 A batch smaller than its graph is filled up with rows of length 0: they read nothing and write nowhere, or to
-the seat of recurrent states that is nobody's.
+the slot of recurrent states that is nobody's.
 """
 
 import logging
@@ -22,20 +22,20 @@ from typing import Any
 
 import torch
 
-from snugvl.engine.graphs.recordings import captured
-from snugvl.engine.memory.shortage import out_of_memory, release
+from snugvl.engine.graphs.capture import capture
+from snugvl.engine.oom import out_of_memory, release
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, Network
+from snugvl.models.batch import ForwardBatch, Network
 
 logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 32)
-_FIELDS = 4  # of a row before its block table: token, length, delta, seat
+_FIELDS = 4  # of a row before its block table: token, length, delta, slot
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DecodeRow:
     """One sequence of a decode batch.
 
     Attributes:
@@ -43,17 +43,17 @@ class Row:
         length: tokens in the cache once this one is written.
         delta: from a token's index in the sequence to its M-RoPE position.
         table: its KV blocks.
-        seat: where its recurrent state is, in a model that has one.
+        slot: where its recurrent state is, in a model that has one.
     """
 
     token: int
     length: int
     delta: int
     table: Rows[int]
-    seat: int = 0
+    slot: int = 0
 
 
-class Run:
+class Replay:
     """A replay that may still be running. `logits` `[rows, vocab]` are valid until the next one starts."""
 
     def __init__(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
@@ -85,16 +85,16 @@ class DecodeGraphs:
         self._sizes = tuple(sizes)
         self.captures = 0
         self.released = False
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[int, _DecodeGraph] = {}
         self._short: set[int] = set()  # sizes that memory was short of
         self._pool: Any = None  # of memory, which torch shares among captures
         self._stream: Any = None  # of all captures: the library gets a workspace for each stream, for good
 
-    def made(self, sequences: int) -> bool:
-        """Whether there is a graph for so many, captured now if need be.
+    def ensure(self, sequences: int) -> bool:
+        """Capture the graph for so many unless there is one; whether there is one now.
 
         One that memory was short of is tried once more with all that torch keeps for later given back, which
-        it can't do while it records; then not before `clear`: its steps run without.
+        it can't do while it captures; then not before `clear`: its steps run without.
         """
         size = self._size(sequences)
         if size not in self._graphs and size not in self._short and not self._fits(sequences):
@@ -117,11 +117,11 @@ class DecodeGraphs:
             return False
         return True
 
-    def record_next(self, sequences: int) -> bool:
+    def capture_next(self, sequences: int) -> bool:
         """Capture the smallest graph that is missing of those for up to so many; whether others are."""
         missing = [size for size in self._sizes if size < 2 * sequences and self._lacks(size)]
         if missing:
-            self.made(missing[0])
+            self.ensure(missing[0])
         return len(missing) > 1
 
     def _lacks(self, size: int) -> bool:
@@ -140,16 +140,16 @@ class DecodeGraphs:
         """Sequences of the largest graph."""
         return max(self._sizes)
 
-    def start(self, rows: Rows[Row]) -> Run:
+    def start(self, rows: Rows[DecodeRow]) -> Replay:
         """Give a graph its batch, and run it."""
         return self._graph(len(rows)).start(rows)
 
-    def again(self, rows: int, tables: Mapping[int, Rows[int]]) -> Run:
-        """Run the last batch one token further; `tables` are those that have grown, by row."""
-        return self._graph(rows).again(rows, tables)
+    def advance(self, rows: int, tables: Mapping[int, Rows[int]]) -> Replay:
+        """Replay the last batch one token further; `tables` are those that have grown, by row."""
+        return self._graph(rows).advance(rows, tables)
 
     def feed(self, tokens: torch.Tensor) -> None:
-        """Let the next `again` go on from these tokens `[rows]` int64, on the device.
+        """Let the next `advance` go on from these tokens `[rows]` int64, on the device.
 
         Below 0: of a row that is broken, whose next token nobody will read.
         """
@@ -160,24 +160,24 @@ class DecodeGraphs:
         self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         return self._stream
 
-    def _graph(self, sequences: int) -> "_Graph":
+    def _graph(self, sequences: int) -> "_DecodeGraph":
         size = self._size(sequences)
         if size not in self._graphs:
             begun = time.monotonic()
-            made = _Graph(self._model, self._cache, size, self._table_width)
+            made = _DecodeGraph(self._model, self._cache, size, self._table_width)
             self._pool = made.capture(self._pool, self.stream())
             self._graphs[size] = made
             self.captures += 1
             spent = time.monotonic() - begun
-            logger.info("recorded the CUDA graph of %d sequences in %.2f s", size, spent)
+            logger.info("captured the CUDA graph of %d sequences in %.2f s", size, spent)
         return self._graphs[size]
 
     def _size(self, sequences: int) -> int:
         return next(size for size in self._sizes if size >= sequences)
 
 
-class _Graph:
-    """One size: what it reads and writes, at fixed addresses, and the recording."""
+class _DecodeGraph:
+    """One size: what it reads and writes, at fixed addresses, and the CUDA graph."""
 
     def __init__(self, model: Network, cache: KVCache, size: int, table_width: int) -> None:
         self._model = model
@@ -187,7 +187,7 @@ class _Graph:
         self._tokens = torch.zeros(size, dtype=torch.int64, device=device)
         self._lengths = torch.zeros(size, dtype=torch.int32, device=device)
         self._deltas = torch.zeros(size, dtype=torch.int64, device=device)
-        self._seats = torch.zeros(size, dtype=torch.int64, device=device)
+        self._state_slots = torch.zeros(size, dtype=torch.int64, device=device)
         self._tables = torch.zeros(size, table_width, dtype=torch.int32, device=device)
         self._arrived = torch.zeros(size, _FIELDS + table_width, dtype=torch.int32, device=device)
         # Two of each: one may still be on its way while the other is filled or read.
@@ -202,29 +202,29 @@ class _Graph:
         return torch.zeros(rows, columns, dtype=dtype, pin_memory=True)
 
     def capture(self, pool: Any, stream: torch.cuda.Stream) -> Any:
-        """Record the step on `stream`; the memory pool it used."""
+        """Capture the step on `stream`; the memory pool it used."""
         # On the stream of all other work, whose workspace it may use: compiles kernels and makes handles,
-        # which a recording can't.
+        # which a capture can't.
         self._step()
-        self._graph, self._logits = captured(self._step, pool, stream)
+        self._graph, self._logits = capture(self._step, pool, stream)
         return pool or self._graph.pool()
 
-    def start(self, rows: Rows[Row]) -> Run:
+    def start(self, rows: Rows[DecodeRow]) -> Replay:
         staging = self._next_staging()
         lines = staging.numpy()
         lines[:, :_FIELDS] = 0
         for index, row in enumerate(rows):
-            lines[index, :_FIELDS] = (row.token, row.length, row.delta, row.seat)
+            lines[index, :_FIELDS] = (row.token, row.length, row.delta, row.slot)
             lines[index, _FIELDS : _FIELDS + len(row.table)] = row.table
         self._arrived.copy_(staging, non_blocking=True)
         self._ids.copy_(self._arrived[:, 0])
         self._lengths.copy_(self._arrived[:, 1])
         self._deltas.copy_(self._arrived[:, 2])
-        self._seats.copy_(self._arrived[:, 3])
+        self._state_slots.copy_(self._arrived[:, 3])
         self._tables.copy_(self._arrived[:, _FIELDS:])
         return self._replay(len(rows))
 
-    def again(self, rows: int, tables: Mapping[int, Rows[int]]) -> Run:
+    def advance(self, rows: int, tables: Mapping[int, Rows[int]]) -> Replay:
         if tables:
             staging = self._next_staging()
             staging.copy_(self._staging[1 - self._turn])
@@ -241,17 +241,18 @@ class _Graph:
         self._turn = 1 - self._turn
         return self._staging[self._turn]
 
-    def _replay(self, rows: int) -> Run:
+    def _replay(self, rows: int) -> Replay:
         self._graph.replay()
         self._results.reverse()
         result = self._results[0][:, 0]
         result.copy_(self._tokens, non_blocking=True)
-        return Run(self._logits[:rows], result[:rows])
+        return Replay(self._logits[:rows], result[:rows])
 
     def _step(self) -> torch.Tensor:
         size, states = len(self._ids), self._cache.states
         positions, slots = places(self._lengths, self._deltas, self._tables, self._cache.block_size)
-        batch = Batch(
+        state_slots = None if states is None else torch.where(slots >= 0, self._state_slots, states.scratch)
+        batch = ForwardBatch(
             input_ids=self._ids,
             positions=positions,
             attention=AttentionMetadata(
@@ -261,7 +262,7 @@ class _Graph:
                 block_tables=self._tables,
                 block_size=self._cache.block_size,
                 lengths=self._lengths,
-                seats=None if states is None else torch.where(slots >= 0, self._seats, states.scratch),
+                state_slots=state_slots,
             ),
             logit_rows=None,
         )

@@ -67,7 +67,7 @@ def mask_threads(cores: int | None = None) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Pace:
+class MaskPace:
     """How long the masks of one request take, lately at most; unknown at first, so not quick."""
 
     seconds: float = QUICK_S
@@ -132,7 +132,7 @@ class Mask:
         bits: `[ceil(vocab / 32)]` int32 on the CPU, as `GrammarState.fill` writes it; whole once `ready`.
     """
 
-    def __init__(self, state: GrammarState, threads: MaskThreads, pace: Pace) -> None:
+    def __init__(self, state: GrammarState, threads: MaskThreads, pace: MaskPace) -> None:
         """`pace`: one for all choices of a request."""
         self.bits = torch.empty((threads.vocab + 31) // 32, dtype=torch.int32)
         self.ready = True

@@ -87,11 +87,6 @@ class Penalties:
             self._counts.scatter_add_(1, own.clamp(min=0), (own >= 0).int())
 
 
-def penalized(logits: torch.Tensor, choices: Sequence[Speaker]) -> torch.Tensor:
-    """`logits` `[n, vocab]` after bias and penalties; the same tensor when nobody asks for any."""
-    return Penalties(choices, logits.shape[1], logits.device).apply(logits)
-
-
 def _put(table: torch.Tensor, entries: Iterable[tuple[int, int, int]]) -> None:
     """Write values at (row, column); no place occurs twice."""
     found = list(entries)

@@ -11,7 +11,7 @@ the batch nor on which filters they use. Log-probabilities are those of the netw
 penalties, grammar and temperature.
 
 On a GPU nothing here waits for it, but for a grammar: tokens stay there for the next step, and a copy of all
-results is on its way to the host (`Sampling`).
+results is on its way to the host (`PendingSample`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -58,7 +58,7 @@ class Sampled:
     top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
-class Sampling:
+class PendingSample:
     """Sampled tokens whose results may still be under way to the host."""
 
     def __init__(
@@ -147,7 +147,7 @@ class Sampler:
         if self._asked:
             self._asked_rows = upload(list(self._asked), torch.int64, device)
 
-    def begin(self, logits: torch.Tensor, uniforms: Sequence[float]) -> Sampling:
+    def begin(self, logits: torch.Tensor, uniforms: Sequence[float]) -> PendingSample:
         """Start choosing from `logits` `[n, vocab]` float32, a row for each choice, which stay as they are.
 
         Args:
@@ -163,7 +163,7 @@ class Sampler:
         if broken:
             healthy.index_fill_(0, upload(broken, torch.int64, self._device), value=False)
         own, top = self._logprobs(logits, total, tokens)
-        return Sampling(torch.where(healthy, tokens, -1), own, top, self._asked)
+        return PendingSample(torch.where(healthy, tokens, -1), own, top, self._asked)
 
     def note(self, tokens: torch.Tensor) -> None:
         """Count tokens that were chosen, `[n]` on the device, before the next step."""
@@ -201,17 +201,17 @@ def sample(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Sampled]:
     return results_of(begin(logits, choices))
 
 
-def results_of(begun: Sequence[Sampling]) -> list[Sampled]:
+def results_of(begun: Sequence[PendingSample]) -> list[Sampled]:
     """The tokens of all that was begun together, waiting for them."""
     return [result for sampling in begun for result in sampling.results()]
 
 
-def begin(logits: torch.Tensor, choices: Sequence[Choice]) -> list[Sampling]:
+def begin(logits: torch.Tensor, choices: Sequence[Choice]) -> list[PendingSample]:
     """Start choosing a token for each choice from `logits` `[rows, vocab]`, which stay as they are."""
     return [_begin(logits, choices[start : start + _ROWS]) for start in range(0, len(choices), _ROWS)]
 
 
-def _begin(logits: torch.Tensor, choices: Sequence[Choice]) -> Sampling:
+def _begin(logits: torch.Tensor, choices: Sequence[Choice]) -> PendingSample:
     rows = [choice.row for choice in choices]
     if rows != list(range(len(logits))):
         logits = logits.index_select(0, upload(rows, torch.int64, logits.device))

@@ -10,8 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched
-from snugvl.layers.kernels.early import early, take_turn
+from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
 
 PART = 4096  # scores that a program looks at
 
@@ -19,16 +18,9 @@ PART = 4096  # scores that a program looks at
 @launched
 @triton.jit(do_not_specialize=["table_width", "sequences"])
 def place_tokens(
-    lengths,
-    deltas,
-    tables,
-    positions,
-    slots,
-    table_width,
-    sequences,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    lengths, deltas, tables, positions, slots, table_width, sequences, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """One sequence: the M-RoPE position of its newest token, on three axes, and its slot in the cache.
 
     Args:
@@ -37,7 +29,7 @@ def place_tokens(
         tables: `[sequences, table_width]` int32.
         positions: `[3, sequences]` int64, slots: `[sequences]` int64.
     """
-    take_turn(EARLY)
+    wait_for_others(PDL)
     row = tl.program_id(0)
     length = tl.load(lengths + row)
     live = length > 0
@@ -52,12 +44,12 @@ def place_tokens(
 
 @launched
 @triton.jit(do_not_specialize=["vocabulary", "parts"])
-def highest_parts(logits, values, ids, vocabulary, parts, PART: tl.constexpr, EARLY: tl.constexpr):
+def highest_parts(logits, values, ids, vocabulary, parts, PART: tl.constexpr, PDL: tl.constexpr):
     """One (row, part) of `logits` `[rows, vocabulary]`: its highest score, NaN if one is, and whose it is.
 
     `values` float32 and `ids` int32, the first of equals, are `[rows, parts]`.
     """
-    take_turn(EARLY)
+    wait_for_others(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * PART + tl.arange(0, PART)
     inside = at < vocabulary
@@ -72,7 +64,7 @@ def highest_parts(logits, values, ids, vocabulary, parts, PART: tl.constexpr, EA
 
 @launched
 @triton.jit(do_not_specialize=["parts"])
-def take_highest(values, ids, tokens, following, lengths, parts, PARTS: tl.constexpr, EARLY: tl.constexpr):
+def take_highest(values, ids, tokens, following, lengths, parts, PARTS: tl.constexpr, PDL: tl.constexpr):
     """One row: the first of its highest scores.
 
     Args:
@@ -82,7 +74,7 @@ def take_highest(values, ids, tokens, following, lengths, parts, PARTS: tl.const
         lengths: `[rows]` int32; a row that is somebody's grows by one.
         PARTS: a power of two that holds `parts`.
     """
-    take_turn(EARLY)
+    wait_for_others(PDL)
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     inside = part < parts
@@ -116,7 +108,7 @@ def places(
         sequences,
         BLOCK=block_size,
         num_warps=1,
-        **early(lengths.device),
+        **pdl(lengths.device),
     )
     return positions, slots
 
@@ -129,7 +121,7 @@ def choose(
     parts = triton.cdiv(vocabulary, PART)
     values = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
     ids = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    turn = early(logits.device)
+    turn = pdl(logits.device)
     highest_parts[(rows, parts)](logits, values, ids, vocabulary, parts, PART=PART, num_warps=8, **turn)
     wide = triton.next_power_of_2(parts)
     take_highest[(rows,)](values, ids, tokens, following, lengths, parts, PARTS=wide, num_warps=1, **turn)

@@ -17,33 +17,15 @@ BLOCK = 32  # values of a program: S takes 128 · 32 registers of a block's
 
 
 @launched
-@triton.jit(do_not_specialize=["seats"])
+@triton.jit(do_not_specialize=["slots"])
 def correct(
-    query,
-    key,
-    value,
-    decay,
-    beta,
-    seats,
-    states,
-    out,
-    query_stride,
-    key_stride,
-    value_stride,
-    decay_stride,
-    beta_stride,
-    scale,
-    eps,
-    HEADS: tl.constexpr,
-    SHARED: tl.constexpr,
-    KEY: tl.constexpr,
-    VALUE: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    query, key, value, decay, beta, slots, states, out, query_stride, key_stride, value_stride, decay_stride,
+    beta_stride, scale, eps, HEADS: tl.constexpr, SHARED: tl.constexpr, KEY: tl.constexpr,
+    VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Strides are those from one sequence to the next; `out` `[sequences, HEADS, VALUE]` float32.
 
-    `states` `[seats, HEADS, KEY, VALUE]`; `SHARED`: value heads that a key head serves; `WIDE`: a power of
+    `states` `[slots, HEADS, KEY, VALUE]`; `SHARED`: value heads that a key head serves; `WIDE`: a power of
     two that holds a key.
     """
     sequence = tl.program_id(0).to(tl.int64)
@@ -60,8 +42,8 @@ def correct(
     v = tl.load(value + sequence * value_stride + head * VALUE + column, mask=beside, other=0).to(tl.float32)
     kept = tl.exp(tl.load(decay + sequence * decay_stride + head).to(tl.float32))
     share = tl.load(beta + sequence * beta_stride + head).to(tl.float32)
-    seat = tl.load(seats + sequence).to(tl.int64)
-    place = states + (seat * HEADS + head) * KEY * VALUE + row[:, None] * VALUE + column[None, :]
+    slot = tl.load(slots + sequence).to(tl.int64)
+    place = states + (slot * HEADS + head) * KEY * VALUE + row[:, None] * VALUE + column[None, :]
     inside = within[:, None] & beside[None, :]
     s = tl.load(place, mask=inside, other=0) * kept
     change = (v - tl.sum(s * k[:, None], 0)) * share
@@ -78,12 +60,12 @@ def recur(
     decay: torch.Tensor,
     beta: torch.Tensor,
     states: torch.Tensor,
-    seats: torch.Tensor,
+    slots: torch.Tensor,
     eps: float,
 ) -> torch.Tensor:
-    """The parts of a `Rule`, whose rows may be apart, on float32 `states` at `seats` `[sequences]` int64.
+    """The parts of a `Rule`, whose rows may be apart, on float32 `states` at `slots` `[sequences]` int64.
 
-    Returns `[sequences, value_heads, value_dim]` float32. Seats that stand twice are left in any state.
+    Returns `[sequences, value_heads, value_dim]` float32. Slots that stand twice are left in any state.
     """
     sequences, heads, width = value.shape
     out = torch.empty(sequences, heads, width, dtype=torch.float32, device=value.device)
@@ -91,7 +73,7 @@ def recur(
     assert all(x[0].is_contiguous() for x in rows), "the heads of a token must lie side by side"
     correct[(sequences, heads, triton.cdiv(width, BLOCK))](
         *rows,
-        seats,
+        slots,
         states,
         out,
         *(x.stride(0) for x in rows),

@@ -21,6 +21,8 @@ class Hardware:
     units: int
 
 
+TENSOR_CORES = (8, 0)  # on which Triton multiplies: Ampere and later
+NATIVE_FP8 = (8, 9)  # Ada and later
 _INTERPRETED = Hardware((0, 0), 4)  # of the interpreter: nothing special
 _described: list[Hardware] = []
 
@@ -55,9 +57,9 @@ def capability(device: torch.device) -> tuple[int, int]:
 
 def tensor_cores(device: torch.device) -> bool:
     """Whether Triton multiplies on tensor cores (Ampere and later); before, in loops over registers."""
-    return capability(device) >= (8, 0) or hardware_of(device) == _INTERPRETED
+    return capability(device) >= TENSOR_CORES or hardware_of(device) == _INTERPRETED
 
 
 def native_fp8(device: torch.device) -> bool:
     """Whether the hardware converts float8 (Ada and later)."""
-    return capability(device) >= (8, 9)
+    return capability(device) >= NATIVE_FP8

@@ -4,8 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched
-from snugvl.layers.kernels.early import early, take_turn
+from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
 
 WIDE = 1024  # values that a program reads
 
@@ -13,23 +12,16 @@ WIDE = 1024  # values that a program reads
 @launched
 @triton.jit(do_not_specialize=["ids"])
 def embed(
-    ids,
-    w,
-    scale,
-    out,
-    COLUMNS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDE: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    ids, w, scale, out, COLUMNS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr,
+    HAS_SCALE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """One (token, part of its row): `out` `[tokens, COLUMNS]` of `w` `[rows, COLUMNS]`.
 
     Args:
         ids: `[tokens]` int64.
         scale: `[rows, COLUMNS / GROUP]`, with HAS_SCALE.
     """
-    take_turn(EARLY)
+    wait_for_others(PDL)
     token = tl.program_id(0).to(tl.int64)
     row = tl.load(ids + token)
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
@@ -58,6 +50,6 @@ def lookup(
             WIDE=WIDE,
             HAS_SCALE=scale is not None,
             num_warps=4,
-            **early(ids.device),
+            **pdl(ids.device),
         )
     return out

@@ -4,28 +4,20 @@ import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched
-from snugvl.layers.kernels.early import early, take_turn
+from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
 
 
 @launched
 @triton.jit
 def rms_norm(
-    x,
-    weight,
-    out,
-    eps,
-    offset,
-    SIZE: tl.constexpr,
-    WIDE: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    x, weight, out, eps, offset, SIZE: tl.constexpr, WIDE: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """One row of `x` `[rows, SIZE]`; rounded before the weight, or with an offset after it.
 
     Both as transformers does.
     """
-    take_turn(EARLY)
+    wait_for_others(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDE)
     mask = column < SIZE
@@ -55,6 +47,6 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.
         WIDE=wide,
         HAS_OFFSET=offset != 0,
         num_warps=max(1, min(8, wide // 512)),
-        **early(x.device),
+        **pdl(x.device),
     )
     return out

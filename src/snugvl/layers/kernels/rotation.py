@@ -4,25 +4,15 @@ import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched
-from snugvl.layers.kernels.early import early, take_turn
+from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
 
 
 @launched
 @triton.jit(do_not_specialize=["positions", "stride"])
 def turn_by(
-    positions,
-    steps,
-    axes,
-    cosine,
-    sine,
-    stride,
-    magnitude,
-    HALF: tl.constexpr,
-    WIDE: tl.constexpr,
-    HAS_AXES: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    positions, steps, axes, cosine, sine, stride, magnitude, HALF: tl.constexpr, WIDE: tl.constexpr,
+    HAS_AXES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """One token.
 
     Args:
@@ -32,7 +22,7 @@ def turn_by(
         cosine, sine: `[tokens, 2 · HALF]`, the second half repeating the first.
         WIDE: a power of two that holds HALF.
     """
-    take_turn(EARLY)
+    wait_for_others(PDL)
     token = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, WIDE)
     inside = place < HALF
@@ -74,6 +64,6 @@ def rotation(
             WIDE=triton.next_power_of_2(half),
             HAS_AXES=axes is not None,
             num_warps=1,
-            **early(positions.device),
+            **pdl(positions.device),
         )
     return cosine, sine

@@ -14,16 +14,9 @@ from snugvl.layers.kernels.compiler.launch import launched
 @launched
 @triton.jit(do_not_specialize=["places"])
 def rotate_patches(
-    x,
-    places,
-    cosine,
-    sine,
-    stride,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    PAD_HEADS: tl.constexpr,
+    x, places, cosine, sine, stride, HEADS: tl.constexpr, HALF: tl.constexpr, PAD_HEADS: tl.constexpr,
     PAD_HALF: tl.constexpr,
-):
+):  # fmt: skip
     """All heads of one patch, in place.
 
     Args:

@@ -7,7 +7,7 @@ vision tower's workspace is freed before the decoder runs, so phases do not add.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Phase = Literal["always", "load", "vision", "prefill", "decode"]
@@ -73,8 +73,3 @@ class Footprint:
 def footprint_of(components: Iterable[Component]) -> Footprint:
     """Components that take memory, as a footprint."""
     return Footprint(tuple(component for component in components if component.nbytes))
-
-
-def in_phase(phase: Phase, components: Iterable[Component]) -> list[Component]:
-    """The same components in another phase."""
-    return [replace(component, phase=phase) for component in components]

@@ -19,7 +19,7 @@ PIECE_BYTES: Final = 56  # of float32 a value, at most: 14 tensors as wide as th
 HEAD_BYTES: Final = 16  # of each value head of a token: beta, decay and what they are made of
 HEAD_DIM: Final = 64  # at least
 # Tensors of up to 1 MiB, which torch's allocator keeps apart: of up to 64 tokens nearly all of the above.
-# Traced: at most 12.1 MiB (`tests/planner/test_hybrid.py`); `engine/memory/room.py` leaves as much unclaimed.
+# Traced: at most 12.1 MiB (`tests/planner/test_hybrid.py`); `engine/memory.py` leaves as much unclaimed.
 SMALL_BYTES: Final = 16 << 20
 
 

@@ -54,9 +54,9 @@ def state_bytes(model: Inventory, settings: Settings) -> int:
 def state_component(model: Inventory, settings: Settings) -> Component:
     """Of our own engine, which allocates them at its start. Others keep them with the KV cache."""
     each = state_bytes(model, settings) if settings.engine == "native" else 0
-    seats = settings.sequences + 1
-    why = f"{seats} × {each / 2**20:,.1f} MiB, whatever their context"
-    return Component("recurrent state", each * seats, why=why)
+    slots = settings.sequences + 1
+    why = f"{slots} × {each / 2**20:,.1f} MiB, whatever their context"
+    return Component("recurrent state", each * slots, why=why)
 
 
 def kv_component(model: Inventory, settings: Settings) -> Component:

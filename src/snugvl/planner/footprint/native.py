@@ -47,7 +47,7 @@ KERNELS: Final = "compiled kernels"
 # The driver takes memory when a kernel or a library first runs, for some of them long after the start, and
 # torch's cap knows nothing of it. What was seen to come after a measurement on an H200: 2 MiB, then 4.4
 # (8B-int4, `benchmarks/results/h200/never_oom_8b.json`). Half of this is kept free for the next ones as long
-# as the engine runs (`engine/memory/pressure.py`).
+# as the engine runs (`engine/pressure.py`).
 LATE_BYTES: Final = 16 << 20
 LATE: Final = "late kernels"
 GRAPHS_LIBRARY: Final = "cuBLAS workspace of the graphs"

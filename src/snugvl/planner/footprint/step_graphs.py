@@ -1,11 +1,11 @@
-"""The memory of CUDA graphs of steps with prompts and of small pictures (`engine/graphs/steps.py`).
+"""The memory of CUDA graphs of steps with prompts and of small pictures (`engine/graphs/prefill.py`).
 
 It makes nothing possible, only quicker, and is taken where plenty is left. All
 graphs share one pool: what the largest of them has alive at a time, and what they read and write.
 
-    numbers of a step      48 · tokens + seats · (4 · blocks + 32)
+    numbers of a step      48 · tokens + slots · (4 · blocks + 32)
     rows of pictures       tokens · (1 + levels) · h · s          beside a bool a token
-    logits                 4 · seats · vocabulary
+    logits                 4 · slots · vocabulary
     patches, encoding      P · patch_dim · s + P / merge² · (1 + levels) · h · s, P = 4096
     work                   the larger of a step's and of a picture of P patches', as without graphs
 
@@ -36,7 +36,7 @@ from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
 TOKENS: Final = 128  # the largest sizes of steps are multiples of
 PATCHES: Final = 4096  # of the largest picture
-SEAT_BYTES: Final = 32  # seat, row of logits, start and length
+SLOT_BYTES: Final = 32  # slot, row of logits, start and length
 TABLE: Final = 16  # a block table's width is a multiple of
 SMALL_BYTES: Final = 8 << 20  # of the pool, for small tensors
 MOST: Final = 24  # recordings at a time
@@ -132,10 +132,10 @@ def _pool_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> i
 
 def held_bytes(model: Inventory, settings: Settings) -> int:
     """What graphs read and write, from the first of them on."""
-    tokens, seats = up(settings.chunk, TOKENS), settings.sequences
+    tokens, slots = up(settings.chunk, TOKENS), settings.sequences
     blocks = up(-(-settings.context // BLOCK_TOKENS), TABLE)
-    held = TOKEN_BYTES * tokens + seats * (4 * blocks + SEAT_BYTES)
-    held += 4 * seats * model.facts.text.vocab_size
+    held = TOKEN_BYTES * tokens + slots * (4 * blocks + SLOT_BYTES)
+    held += 4 * slots * model.facts.text.vocab_size
     if _pictures(model, settings):
         vision, row = model.facts.vision, encoder_bytes_per_token(model, settings.itemsize)
         assert vision is not None

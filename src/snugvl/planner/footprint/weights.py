@@ -14,7 +14,7 @@ row where its columns don't divide. With float32 activations, 16-bit is 32-bit. 
 
 A streamed vision tower keeps its blocks and mergers in main memory, each in one piece with its tensors at
 multiples of 256 bytes. They pass through a room on the GPU for the largest block beside the largest piece
-(`models/weight_stream.py`). What embeds patches and positions stays there: it is used first, so that nothing
+(`models/main_memory.py`). What embeds patches and positions stays there: it is used first, so that nothing
 could hide its copy, and is a hundredth of the tower. An embedding in main memory takes nothing on the GPU,
 which reads rows of it there (`models/main_memory.py`).
 """

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.compiler.launch import launched, wait_for_others
 from snugvl.layers.kernels.e4m3 import cached, operand
-from snugvl.layers.kernels.early import take_turn
 from snugvl.layers.kernels.products.weights import e4m3_factor
 
 
@@ -45,22 +44,9 @@ class DecodeCut:
 
 @triton.jit
 def attend_range(
-    q,
-    keys,
-    values,
-    table,
-    kv_head,
-    start,
-    end,
-    scale,
-    KV_HEADS: tl.constexpr,
-    PAD: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
+    q, keys, values, table, kv_head, start, end, scale, KV_HEADS: tl.constexpr, PAD: tl.constexpr,
+    DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """Attention of `q` `[PAD, WIDE]` to tokens `start … end` of a sequence, one or more; `table`: its blocks.
 
     Returns outputs `[PAD, WIDE]` and logs of the sums of exponentials `[PAD]`, base 2, both float32.
@@ -105,27 +91,10 @@ def attend_range(
 @launched
 @triton.jit(do_not_specialize=["tables", "lengths", "table_width"])
 def attend_splits(
-    query,
-    keys,
-    values,
-    tables,
-    lengths,
-    partial,
-    logsums,
-    scale,
-    table_width,
-    KV_HEADS: tl.constexpr,
-    SHARED: tl.constexpr,
-    PAD: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-    SPLITS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    NATIVE: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    query, keys, values, tables, lengths, partial, logsums, scale, table_width, KV_HEADS: tl.constexpr,
+    SHARED: tl.constexpr, PAD: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, NATIVE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """One (sequence, KV head, split): partial outputs of its `SHARED` query heads.
 
     Args:
@@ -139,7 +108,7 @@ def attend_splits(
         WINDOW: tokens that a query sees, itself included; 0 for all.
         NATIVE: the hardware converts float8; read only where keys and values are bytes of e4m3.
     """
-    take_turn(EARLY)
+    wait_for_others(PDL)
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -180,10 +149,10 @@ def merge_splits(
     SPLITS: tl.constexpr,
     DIM: tl.constexpr,
     WIDE: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One (sequence, head): the splits' outputs, weighted, to `out` `[rows, DIM]`; 0 without any token."""
-    take_turn(EARLY)
+    wait_for_others(PDL)
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dim = tl.arange(0, WIDE)

@@ -1,8 +1,14 @@
-"""Attention over the paged cache on a GPU: what `layers.attention.paged_attention` computes.
+"""Attention over the paged cache on a GPU: what `layers.attention.paged_attention` computes; its tiles.
 
 Keys and values have the queries' type, or are bytes of e4m3: kernels tell by the tensor's type.
+
+Registers and shared memory decide, which a multiprocessor has 64 KiB of on Turing, 100 on consumer cards from
+Ampere on, 164 on an A100, 228 on an H100. Queries, and the keys and values of `stages` steps (one less before
+Hopper), take 2 bytes · dim a token. Two programs at a time hide each other's waits: where they can, each
+takes less than half.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,13 +16,53 @@ import triton
 
 from snugvl.layers.kernels.attention.decode import DecodeCut, attend_splits, merge_splits
 from snugvl.layers.kernels.attention.prefill import attend_chunk
-from snugvl.layers.kernels.attention.prefill_tiles import prefill_tiles
 from snugvl.layers.kernels.attention.rope_cache import rope_and_cache
-from snugvl.layers.kernels.device import hardware_of, native_fp8, tensor_cores
-from snugvl.layers.kernels.early import early
+from snugvl.layers.kernels.compiler.launch import pdl
+from snugvl.layers.kernels.device import Hardware, hardware_of, native_fp8, tensor_cores
 
 MANY, MANY_TOKENS = 64, 8  # tokens from which a program writes several, and how many
-SEATS = 256  # sequences that attention of chunks is compiled for; more are another variant
+MAX_SEQUENCES = 256  # sequences that attention of chunks is compiled for; more are another variant
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTiles:
+    """Tiles of `attend_chunk`; benchmarks/prefill_attention.py compares them.
+
+    Attributes:
+        rows: of a program, each a token and a query head; a power of two.
+        step: tokens of the cache read at a time, a power of two, 16 or more.
+        warps: of a program.
+        stages: Triton's; 2 load a step while another is computed, 3 load two.
+        few_step, few_stages: of a sequence with one new token.
+    """
+
+    rows: int = 64
+    step: int = 64
+    warps: int = 4
+    stages: int = 3
+    few_step: int = 64
+    few_stages: int = 3
+
+
+def prefill_tiles(hardware: Hardware, dim: int, shared: int, exact: bool) -> PrefillTiles:
+    """Tiles for heads of `dim` values, of which `shared` read the same keys and values.
+
+    `exact`: queries are float32, and products are, too.
+    """
+    wide = dim > 128
+    generation, minor = hardware.capability
+    if generation and (exact or generation < 8):  # without tensor cores products are loops over registers
+        return PrefillTiles(rows=32 if wide else 64, step=16, warps=8, stages=2, few_step=16, few_stages=2)
+    if generation in (8, 12):
+        if wide:
+            return PrefillTiles(step=16, warps=8, few_step=16)
+        stages = 3 if (generation, minor) == (8, 0) else 2  # an A100 has more
+        return PrefillTiles(step=32, stages=stages, few_step=32, few_stages=stages)
+    if wide:
+        return PrefillTiles(step=32, stages=2, few_step=32)
+    if shared > 2:  # as many programs as with two heads and half of the rows, and half as much to read
+        return PrefillTiles(rows=128, warps=8, few_step=128)
+    return PrefillTiles()
 
 
 def _narrow(query: torch.Tensor) -> bool:
@@ -68,7 +114,7 @@ def decode(
         DIM=dim,
         WIDE=triton.next_power_of_2(dim),
         num_warps=4,
-        **early(query.device),
+        **pdl(query.device),
     )
     return out
 
@@ -91,7 +137,7 @@ def _constants(
         "NATIVE": native_fp8(query.device),
         "num_warps": cut.warps,
         "num_stages": cut.stages,
-        **early(query.device),
+        **pdl(query.device),
     }
 
 
@@ -136,7 +182,7 @@ def chunk(
         DIM=dim,
         WIDE=triton.next_power_of_2(dim),
         BLOCK=block_size,
-        SEATS=max(SEATS, triton.next_power_of_2(sequences)),
+        MAX_SEQUENCES=max(MAX_SEQUENCES, triton.next_power_of_2(sequences)),
         ROWS=rows,
         STEP=tiles.step,
         STAGES=tiles.stages,
@@ -147,7 +193,7 @@ def chunk(
         NATIVE=native_fp8(query.device),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
-        **early(query.device),
+        **pdl(query.device),
     )
     return out
 
@@ -200,6 +246,6 @@ def write(
         HAS_OFFSET=offset != 0,
         GATED=gated,
         num_warps=warps,
-        **early(qkv.device),
+        **pdl(qkv.device),
     )
     return query

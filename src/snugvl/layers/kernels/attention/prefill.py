@@ -24,9 +24,8 @@ Source: FlashAttention-2 (https://arxiv.org/abs/2307.08691), PagedAttention (htt
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.compiler.launch import launched, wait_for_others
 from snugvl.layers.kernels.e4m3 import cached, operand
-from snugvl.layers.kernels.early import take_turn
 from snugvl.layers.kernels.products.weights import e4m3_factor
 
 LOWEST = tl.constexpr(-1e30)  # below every score
@@ -34,29 +33,10 @@ LOWEST = tl.constexpr(-1e30)  # below every score
 
 @triton.jit
 def attend_steps(
-    q,
-    position,
-    best,
-    total,
-    acc,
-    keys,
-    values,
-    table,
-    kv_head,
-    first,
-    last,
-    end,
-    factor,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-    STAGES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    MASKED: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
+    q, position, best, total, acc, keys, values, table, kv_head, first, last, end, factor,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    STAGES: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """Go on with rows `q` `[rows, WIDE]` at `position` `[rows]` over tokens `first … last` of a sequence.
 
     Args:
@@ -112,30 +92,10 @@ def attend_steps(
 
 @triton.jit
 def attend_rows(
-    query,
-    keys,
-    values,
-    table,
-    out,
-    begin,
-    row_token,
-    new,
-    context,
-    kv_head,
-    end,
-    scale,
-    ROWS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    SHARED: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-    STAGES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    APART: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
+    query, keys, values, table, out, begin, row_token, new, context, kv_head, end, scale, ROWS: tl.constexpr,
+    KV_HEADS: tl.constexpr, SHARED: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr, STAGES: tl.constexpr, WINDOW: tl.constexpr, APART: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """Tokens `row_token …` of a chunk of `new`, as many as `ROWS` hold, that see no token from `end` on.
 
     APART: steps that every row sees have a loop without masks.
@@ -185,32 +145,12 @@ def attend_rows(
 @launched
 @triton.jit(do_not_specialize=["tables", "starts", "lengths", "table_width", "sequences"])
 def attend_chunk(
-    query,
-    keys,
-    values,
-    tables,
-    starts,
-    lengths,
-    out,
-    scale,
-    table_width,
-    sequences,
-    KV_HEADS: tl.constexpr,
-    SHARED: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SEATS: tl.constexpr,
-    ROWS: tl.constexpr,
-    STEP: tl.constexpr,
-    STAGES: tl.constexpr,
-    FEW: tl.constexpr,
-    FEW_STEP: tl.constexpr,
-    FEW_STAGES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    NATIVE: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    query, keys, values, tables, starts, lengths, out, scale, table_width, sequences, KV_HEADS: tl.constexpr,
+    SHARED: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    MAX_SEQUENCES: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
+    FEW: tl.constexpr, FEW_STEP: tl.constexpr, FEW_STAGES: tl.constexpr, WINDOW: tl.constexpr,
+    NATIVE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """One (KV head, block of tokens of a sequence).
 
     Args:
@@ -220,19 +160,19 @@ def attend_chunk(
         starts: `[sequences + 1]` int32, first token of each chunk in the batch.
         lengths: `[sequences]` int32, tokens in the cache, the chunk's own included.
         WIDE: a power of two that holds DIM.
-        SEATS: a power of two that holds the sequences.
+        MAX_SEQUENCES: a power of two that holds the sequences.
         ROWS, STEP, STAGES: rows of a program, `SHARED` of them or more, tokens read at a time, and Triton's
             stages: 3 load a step while another is computed.
         FEW, FEW_STEP, FEW_STAGES: the same for a sequence with one new token; FEW holds SHARED.
         WINDOW: tokens that a query sees, itself included; 0 for all.
         NATIVE: the hardware converts float8; read only where keys and values are bytes of e4m3.
     """
-    take_turn(EARLY)
+    wait_for_others(PDL)
     kv_head = tl.program_id(0)
     place = tl.program_id(1)
     place = tl.where(place % 2 == 0, tl.num_programs(1) - 1 - place // 2, place // 2)
     each: tl.constexpr = ROWS // SHARED
-    line = tl.arange(0, SEATS)
+    line = tl.arange(0, MAX_SEQUENCES)
     there = line < sequences
     before = tl.load(starts + line, mask=there, other=0) // each + line
     sequence = tl.sum((there & (before <= place)).to(tl.int32), 0) - 1

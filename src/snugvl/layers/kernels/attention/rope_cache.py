@@ -10,9 +10,8 @@ than a GPU starts in the time that it needs for their values.
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.compiler.launch import launched, wait_for_others
 from snugvl.layers.kernels.e4m3 import stored
-from snugvl.layers.kernels.early import take_turn
 
 
 @triton.jit
@@ -27,19 +26,9 @@ def _weighted(x, weight, at, inside, offset, kind: tl.constexpr, HAS_OFFSET: tl.
 
 @triton.jit
 def _normed(
-    low,
-    high,
-    rest,
-    x,
-    weight,
-    eps,
-    offset,
-    half,
-    more,
-    ROTATED: tl.constexpr,
-    DIM: tl.constexpr,
+    low, high, rest, x, weight, eps, offset, half, more, ROTATED: tl.constexpr, DIM: tl.constexpr,
     HAS_OFFSET: tl.constexpr,
-):
+):  # fmt: skip
     """The three parts of one head, of several tokens, after RMSNorm, as transformers rounds them."""
     kind: tl.constexpr = x.dtype.element_ty
     low, high, rest = low.to(tl.float32), high.to(tl.float32), rest.to(tl.float32)
@@ -59,30 +48,11 @@ def _normed(
 @launched
 @triton.jit(do_not_specialize=["slots", "tokens"])
 def rope_and_cache(
-    qkv,
-    q_norm,
-    k_norm,
-    cosine,
-    sine,
-    slots,
-    query,
-    keys,
-    values,
-    eps,
-    offset,
-    tokens,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    ROTATED: tl.constexpr,
-    HALF: tl.constexpr,
-    REST: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
-    GATED: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    qkv, q_norm, k_norm, cosine, sine, slots, query, keys, values, eps, offset, tokens, TOKENS: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTATED: tl.constexpr, HALF: tl.constexpr,
+    REST: tl.constexpr, HAS_NORM: tl.constexpr, HAS_OFFSET: tl.constexpr, GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """`TOKENS` tokens of a head of `qkv` `[tokens, HEADS + 2 · KV_HEADS, DIM]`; `GATED`: queries have gates.
 
     Query heads go to `query` `[tokens, HEADS, DIM]`, keys and values to their slot of the cache
@@ -90,7 +60,7 @@ def rope_and_cache(
     `[tokens, ROTATED]`, the second half repeating the first. `HALF`, `REST`: powers of two that hold half of
     the rotated values and the rest.
     """
-    take_turn(EARLY)
+    wait_for_others(PDL)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1)
     here = token < tokens

@@ -30,13 +30,12 @@ def read_triton(compute_capability: tuple[int, int] | None) -> bool:
 def read_kernels() -> bool:
     """The sources of the kernels that every model needs; whether that worked."""
     with suppress(Exception):
-        from snugvl.layers.kernels.compiler.keys import read
-        from snugvl.layers.kernels.compiler.launch import Launched
+        from snugvl.layers.kernels.compiler.launch import LaunchedKernel, read
         from snugvl.layers.kernels.products import widen  # noqa: F401
 
         modules = [each for name, each in sys.modules.items() if name.startswith(KERNELS)]
         for value in [value for module in modules for value in vars(module).values()]:
-            if isinstance(value, Launched):
+            if isinstance(value, LaunchedKernel):
                 read(value.kernel)
         return True
     return False

@@ -1,4 +1,4 @@
-"""Launching a compiled kernel without asking Triton anew which one it is.
+"""Launching compiled kernels: without asking Triton anew which one it is, and before the last one has ended.
 
 A step of a prompt starts hundreds of kernels, of 5 to 20 µs each. Triton takes longer than that to see
 which compiled variant a launch needs, and asks hooks that nobody has set: about 15 µs on a fast host, 70 on a
@@ -12,25 +12,41 @@ variant goes through Triton as ever.
 A variant that was never compiled on this machine takes a second or more, and everybody waits. So what Triton
 compiles a kernel anew for is as little as can be: numbers of tokens, of blocks or of rows are not looked at
 (`do_not_specialize`), nor where index tensors begin; and what a model will need is compiled before it is
-needed (`kernels/compiler/compiling.py`), for which `Launched.instead` is there, and found
-(`kernels/compiler/keys.py`).
+needed (`kernels/compiler/ahead_of_time.py`), for which `LaunchedKernel.instead` is there.
+
+It is found under a key made of its source, of what it calls, and of the constants that both read. Triton 3.6
+takes the constants of a called function before it has read that function: the key of `gemm` depends on
+whether another kernel that calls the same function was read earlier. What one process compiled another would
+not find, and everybody would wait while it is compiled again. (Later versions read first:
+`DependenciesFinder._update_hash` in `triton/runtime/jit.py`.) So whatever a kernel calls is asked for its key
+first, the innermost function before all: `read`.
+
+Between two kernels the GPU idles for about a microsecond: the last programs end, memory is flushed, the next
+kernel is launched. From Hopper on a kernel can be launched before, and wait where it needs what others wrote:
+`pdl`, programmatic dependent launch (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
+Synchronization").
 
 How a compiled kernel is started is what `JITFunction.run` does in Triton 3.6 to 3.9;
 `tests/layers/kernels/test_launch.py` holds it to that.
 """
 
+import inspect
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.runtime import JITFunction, driver
 
-from snugvl.layers.kernels.compiler.keys import read
+from snugvl.layers.kernels.device import capability
 
-Instead = Callable[["Launched", tuple[object, ...], dict[str, object]], None]
+Instead = Callable[["LaunchedKernel", tuple[object, ...], dict[str, object]], None]
 
 
-class Launched:
+class LaunchedKernel:
     """A kernel and its compiled variants.
 
     Attributes:
@@ -49,8 +65,8 @@ class Launched:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*values: object, **constants: object) -> None:
-            if Launched.instead is not None:
-                Launched.instead(self, values, constants)
+            if LaunchedKernel.instead is not None:
+                LaunchedKernel.instead(self, values, constants)
                 return
             device = driver.active.get_current_device()
             key = (device, *map(trait, values), *constants.items())
@@ -102,4 +118,38 @@ def kind(value: Any) -> object:
 
 def launched(kernel: Any) -> Any:
     """Make a kernel's launches quick; in Triton's interpreter it stays as it is."""
-    return Launched(kernel) if isinstance(kernel, JITFunction) else kernel
+    return LaunchedKernel(kernel) if isinstance(kernel, JITFunction) else kernel
+
+
+def read(kernel: JITFunction) -> None:
+    """Have Triton read a kernel and all that it calls, which it does once a process."""
+    if kernel.hash is None:
+        for called in _called(kernel):
+            if called is not kernel:
+                read(called)
+    _ = kernel.cache_key
+
+
+def _called(kernel: JITFunction) -> list[JITFunction]:
+    """By its own name, or as a module's: `tl.sum`."""
+    names = inspect.getclosurevars(kernel.fn)
+    values = [*names.globals.values(), *names.nonlocals.values()]
+    modules = [value for value in values if isinstance(value, ModuleType)]
+    values += [getattr(module, name, None) for module in modules for name in kernel.fn.__code__.co_names]
+    return [value for value in values if isinstance(value, JITFunction)]
+
+
+@triton.jit
+def wait_for_others(PDL: tl.constexpr):
+    """Wait for all that was launched before, then let the next kernel be launched."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+def pdl(device: torch.device) -> dict[str, bool]:
+    """Arguments of a launch: start early where the hardware can.
+
+    The kernel must wait before it reads what another kernel writes, and before it writes anything.
+    """
+    return {"PDL": True, "launch_pdl": True} if capability(device) >= (9, 0) else {"PDL": False}

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.products.epilogue import add_residual, swiglu
 from snugvl.layers.kernels.products.weights import (
     BF16,
     FP8,
@@ -63,24 +64,9 @@ def sixteenth(x, out, size, STEP: tl.constexpr):
 
 @triton.jit
 def _product(
-    x,
-    w,
-    scale,
-    zero,
-    tokens,
-    rows,
-    first,
-    last,
-    M,
-    live,
-    K: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    NATIVE: tl.constexpr,
-    KIND: tl.constexpr,
-):
+    x, w, scale, zero, tokens, rows, first, last, M, live, K: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, NATIVE: tl.constexpr, KIND: tl.constexpr,
+):  # fmt: skip
     """`W[rows, first:last] · X[tokens, first:last]ᵀ` over groups of columns, `[BN, BM]` float32."""
     groups: tl.constexpr = K // GROUP
     inner: tl.constexpr = GROUP // 8 if FORMAT == INT4 else GROUP  # elements or words of a group
@@ -114,33 +100,34 @@ def _product(
     return acc
 
 
+@triton.jit
+def _store(
+    acc, up, bias, residual, out, rows, tokens, live, M, N, KIND: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+):  # fmt: skip
+    """A tile `[BN, BM]`, and what comes after the product, to `out`."""
+    if HAS_BIAS:
+        acc += tl.load(bias + rows, mask=live, other=0).to(tl.float32)[:, None]
+    if SWIGLU:
+        if HAS_BIAS:
+            up += tl.load(bias + rows + N, mask=live, other=0).to(tl.float32)[:, None]
+        acc = swiglu(acc, up, KIND)
+    y = tl.trans(acc)  # [BM, BN]: written along the rows of the output
+    mask = (tokens < M)[:, None] & live[None, :]
+    at = tokens.to(tl.int64)[:, None] * N + rows[None, :]
+    if HAS_RESIDUAL:
+        y = add_residual(y, tl.load(residual + at, mask=mask, other=0), KIND)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=mask)
+
+
 @launched
 @triton.jit(do_not_specialize=["arrivals", "M"])
 def gemm(
-    x,
-    w,
-    scale,
-    zero,
-    bias,
-    residual,
-    out,
-    parts,
-    arrivals,
-    M,
-    N,
-    K: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BAND: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    NATIVE: tl.constexpr,
+    x, w, scale, zero, bias, residual, out, parts, arrivals, M, N, K: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, BAND: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr, NATIVE: tl.constexpr,
     KIND: tl.constexpr,
-):
+):  # fmt: skip
     """`out[m, n] = X[m] · W[n] (+ bias[n]) (+ residual[m, n])`.
 
     Args:
@@ -194,17 +181,4 @@ def gemm(
                     up += tl.load(theirs + BN * BM + cell, cache_modifier=".cg")
             tl.store(arrivals + tile, 0)
     if done:
-        if HAS_BIAS:
-            acc += tl.load(bias + rows, mask=live, other=0).to(tl.float32)[:, None]
-        if SWIGLU:
-            if HAS_BIAS:
-                up += tl.load(bias + rows + N, mask=live, other=0).to(tl.float32)[:, None]
-            gate = acc.to(KIND).to(tl.float32)
-            gate = (gate * tl.sigmoid(gate)).to(KIND).to(tl.float32)
-            acc = gate * up.to(KIND).to(tl.float32)
-        y = tl.trans(acc)  # [BM, BN]: written along the rows of the output
-        mask = (tokens < M)[:, None] & live[None, :]
-        at = tokens.to(tl.int64)[:, None] * N + rows[None, :]
-        if HAS_RESIDUAL:
-            y = y.to(KIND).to(tl.float32) + tl.load(residual + at, mask=mask, other=0).to(tl.float32)
-        tl.store(out + at, y.to(out.dtype.element_ty), mask=mask)
+        _store(acc, up, bias, residual, out, rows, tokens, live, M, N, KIND, HAS_BIAS, HAS_RESIDUAL, SWIGLU)

@@ -1,17 +1,13 @@
 """Decode of one sequence: a matrix of weights times one vector, bound by reading the weights.
 
-One program computes a few outputs over the whole input. What stands before and after the product is
-fused into it, as at this size a launch costs as much as the product itself:
-
-    [RMSNorm] ─ x · Wᵀ ─ [+ bias] ─ [SwiGLU of two halves] ─ [+ residual]
-
-The norm is computed again by every program: the vector is in the L2 cache, a launch is not.
+One program computes a few outputs over the whole input, and what stands before and after (`epilogue.py`).
 """
 
 import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.products.epilogue import add_residual, rms_factor, swiglu
 from snugvl.layers.kernels.products.weights import (
     BF16,
     FP8,
@@ -35,22 +31,9 @@ def _vector(x, norm, at, rstd, mask, HAS_NORM: tl.constexpr):
 
 @triton.jit
 def _dot_rows(
-    x,
-    norm,
-    w,
-    scale,
-    zero,
-    rows,
-    live,
-    rstd,
-    K: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    BN: tl.constexpr,
-    BG: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
+    x, norm, w, scale, zero, rows, live, rstd, K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    BN: tl.constexpr, BG: tl.constexpr, HAS_NORM: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """`x · W[rows]ᵀ`, `[BN]` float32; `BG` groups of columns at a time, so that many loads are under way."""
     groups: tl.constexpr = K // GROUP
     inner: tl.constexpr = GROUP // 8 if FORMAT == INT4 else GROUP  # elements or words of a group
@@ -90,36 +73,17 @@ def _dot_rows(
 @launched
 @triton.jit
 def gemv(
-    x,
-    norm,
-    w,
-    scale,
-    zero,
-    bias,
-    residual,
-    out,
-    N,
-    eps,
-    K: tl.constexpr,
-    WIDE: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    BN: tl.constexpr,
-    BG: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
+    x, norm, w, scale, zero, bias, residual, out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr, HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one of them."""
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     live = rows < N
+    kind: tl.constexpr = x.dtype.element_ty
     rstd = 1.0
     if HAS_NORM:
-        everything = tl.arange(0, WIDE)
-        v = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
-        rstd = tl.rsqrt(tl.sum(v * v, 0) / K + eps)
+        rstd = rms_factor(x, eps, K, WIDE)
     y = _dot_rows(x, norm, w, scale, zero, rows, live, rstd, K, FORMAT, GROUP, BN, BG, HAS_NORM, NATIVE)
     if HAS_BIAS:
         y += tl.load(bias + rows, mask=live, other=0).to(tl.float32)
@@ -129,12 +93,7 @@ def gemv(
         )
         if HAS_BIAS:
             up += tl.load(bias + rows + N, mask=live, other=0).to(tl.float32)
-        # Rounded where transformers rounds: the products, the activation, their product.
-        gate = y.to(x.dtype.element_ty).to(tl.float32)
-        gate = (gate * tl.sigmoid(gate)).to(x.dtype.element_ty).to(tl.float32)
-        y = gate * up.to(x.dtype.element_ty).to(tl.float32)
+        y = swiglu(y, up, kind)
     if HAS_RESIDUAL:
-        y = y.to(x.dtype.element_ty).to(tl.float32) + tl.load(residual + rows, mask=live, other=0).to(
-            tl.float32
-        )
+        y = add_residual(y, tl.load(residual + rows, mask=live, other=0), kind)
     tl.store(out + rows, y.to(out.dtype.element_ty), mask=live)

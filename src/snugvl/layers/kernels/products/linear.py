@@ -1,16 +1,25 @@
 """Products with stored weights: which kernel, in which tiles."""
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch.nn.functional import linear
 
-from snugvl.layers.kernels.device import capability, hardware_of, native_fp8, tensor_cores
-from snugvl.layers.kernels.early import early
+from snugvl.layers.kernels.compiler.launch import pdl
+from snugvl.layers.kernels.device import (
+    NATIVE_FP8,
+    TENSOR_CORES,
+    capability,
+    hardware_of,
+    native_fp8,
+    tensor_cores,
+)
 from snugvl.layers.kernels.norm import normed
 from snugvl.layers.kernels.products import weights as kinds
+from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.gemm import gemm, sixteenth
 from snugvl.layers.kernels.products.gemv import gemv
 from snugvl.layers.kernels.products.lone import lone, lone_rounds
@@ -26,7 +35,7 @@ from snugvl.layers.kernels.products.tiles import (
 )
 from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.products.widen import widen
-from snugvl.layers.weights import Weights
+from snugvl.layers.weights import Format, Weights
 
 _FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}
 _KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
@@ -69,28 +78,29 @@ def product(
         swiglu: the first half of the rows is the gate, the second what it multiplies.
         dtype: of the result; that of `x` by default.
     """
-    outputs = weights.rows // 2 if swiglu else weights.rows
+    beside = Epilogue(bias, norm, eps, residual, swiglu)
+    outputs = beside.outputs(weights.rows)
     out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
     if not x.shape[0]:  # a step in which no sequence samples: there is nothing to read
         return out
     if _fits_lone(x, weights, outputs):
-        _lone(x, weights, bias, norm, eps, residual, out, swiglu=swiglu)
+        _lone(x, weights, beside, out)
         return out
     if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and _fits_skinny(x, weights):
         if norm is not None and (NORM_APART or x.shape[0] > 1):
-            x, norm = normed(x, norm, eps), None
-        _skinny(x, weights, bias, norm, eps, residual, out, swiglu=swiglu)
+            x, beside = normed(x, norm, eps), beside._replace(norm=None)
+        _skinny(x, weights, beside, out)
         return out
     if x.shape[0] <= VECTOR_ROWS:
-        _vector(x, weights, bias, norm, eps, residual, out, swiglu=swiglu)
+        _vector(x, weights, beside, out)
         return out
     if norm is not None:
-        x = normed(x, norm, eps)
+        x, beside = normed(x, norm, eps), beside._replace(norm=None)
     most = WIDE_TOKENS if tensor_cores(x.device) else WIDE_TOKENS_LOOPS
     if x.shape[0] >= most and weights.format != "bf16" and outputs % WIDE_TILE == 0:
-        _wide(x, weights, bias, residual, out, swiglu=swiglu)
+        _wide(x, weights, beside, out)
     else:
-        _matrix(x, weights, bias, residual, out, swiglu=swiglu)
+        _matrix(x, weights, beside, out)
     return out
 
 
@@ -98,262 +108,151 @@ def _fits_skinny(x: torch.Tensor, weights: Weights) -> bool:
     """bf16 from Ampere on (in the interpreter anything); of one row, what takes long enough to read."""
     if x.shape[0] == 1 and weights.data.nbytes < SKINNY_BYTES:
         return False
-    unpacks = x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0)
-    return weights.group in _GROUPS and (unpacks or not x.is_cuda)
+    return weights.group in _GROUPS and (_unpacks(x) or not x.is_cuda)
 
 
 def _fits_lone(x: torch.Tensor, weights: Weights, outputs: int) -> bool:
     """One row of bf16 from Ampere on (in the interpreter anything), where it is the fastest."""
     if x.shape[0] > 1 or weights.format not in LONE or weights.group % 64 or outputs < LONE_OUTPUTS:
         return False
-    unpacks = x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0)
     # Elsewhere a thread would not get two neighbouring words, which `swapped_codes` needs.
     aligned = weights.data.data_ptr() % 16 == 0
     fast = weights.format == "int4" or outputs >= HEAD_OUTPUTS or fill_slices(weights)
-    return fast and aligned and (unpacks or not x.is_cuda)
+    return fast and aligned and (_unpacks(x) or not x.is_cuda)
 
 
-def _lone(
-    x: torch.Tensor,
-    weights: Weights,
-    bias: torch.Tensor | None,
-    norm: torch.Tensor | None,
-    eps: float,
-    residual: torch.Tensor | None,
-    out: torch.Tensor,
-    *,
-    swiglu: bool,
-) -> None:
-    outputs = out.shape[1]
-    units = hardware_of(x.device).units
-    rows, warps, batch, rounds = lone_tile(outputs, weights, units, swiglu=swiglu)
-    programs = triton.cdiv(outputs, rows // 2 if swiglu else rows)
+def _lone(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
+    outputs, units = out.shape[1], hardware_of(x.device).units
+    rows, warps, batch, rounds = lone_tile(outputs, weights, units, swiglu=beside.swiglu)
+    programs = -(-outputs // beside.outputs(rows))
     if rounds:
         programs = min(programs, rounds * units)
-    _, scale, zero = _operands(weights)
+    norm, bias, residual = beside.tensors(x)
     (lone_rounds if rounds else lone)[(programs,)](
-        x,
-        x if norm is None else norm,
-        weights.data.view(torch.int32),
-        scale,
-        zero,
-        x if bias is None else bias,
-        x if residual is None else residual,
-        out,
-        outputs,
-        eps,
-        K=weights.columns,
-        WIDE=triton.next_power_of_2(weights.columns),
-        FORMAT=_FORMATS[weights.format],
-        GROUP=weights.group,
-        BN=rows,
-        BATCH=batch,
-        WARPS=min(warps, batch),
-        HAS_NORM=norm is not None,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
-        SWIGLU=swiglu,
-        ASSEMBLY=x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0),
-        NATIVE=native_fp8(x.device),
-        PAIR=_PAIR,
-        FLIP=_FLIP,
-        num_warps=warps,
-        **early(x.device),
-    )
+        x, norm, *_words(weights), bias, residual, out, outputs, beside.eps,
+        **_constants(x, weights, beside, words=True), BN=rows, BATCH=batch, WARPS=min(warps, batch),
+        num_warps=warps, **pdl(x.device),
+    )  # fmt: skip
 
 
-def _skinny(
-    x: torch.Tensor,
-    weights: Weights,
-    bias: torch.Tensor | None,
-    norm: torch.Tensor | None,
-    eps: float,
-    residual: torch.Tensor | None,
-    out: torch.Tensor,
-    *,
-    swiglu: bool,
-) -> None:
+def _skinny(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
     tokens, outputs = out.shape
-    rows, warps, batch, soon = skinny_tile(tokens, outputs, weights, swiglu=swiglu)
-    _, scale, zero = _operands(weights)
-    skinny[(triton.cdiv(outputs, rows // 2 if swiglu else rows),)](
-        x,
-        x if norm is None else norm,
-        weights.data.view(torch.int32),
-        scale,
-        zero,
-        x if bias is None else bias,
-        x if residual is None else residual,
-        out,
-        tokens,
-        outputs,
-        eps,
-        K=weights.columns,
-        WIDE=triton.next_power_of_2(weights.columns),
-        FORMAT=_FORMATS[weights.format],
-        GROUP=weights.group,
-        BM=max(8, triton.next_power_of_2(tokens)),
-        BN=rows,
-        BATCH=batch,
-        HAS_NORM=norm is not None,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
-        SWIGLU=swiglu,
-        ASSEMBLY=x.dtype == torch.bfloat16 and capability(x.device) >= (8, 0),
-        NATIVE=native_fp8(x.device),
-        EACH=min(_NEIGHBOURS[weights.format], weights.group // 4),
-        PAIR=_PAIR,
-        FLIP=_FLIP,
-        num_warps=warps,
-        **(early(x.device) if soon else {"EARLY": False}),
-    )
+    rows, warps, batch, soon = skinny_tile(tokens, outputs, weights, swiglu=beside.swiglu)
+    norm, bias, residual = beside.tensors(x)
+    skinny[(-(-outputs // beside.outputs(rows)),)](
+        x, norm, *_words(weights), bias, residual, out, tokens, outputs, beside.eps,
+        **_constants(x, weights, beside, words=True), BM=max(8, triton.next_power_of_2(tokens)), BN=rows,
+        BATCH=batch, EACH=min(_NEIGHBOURS[weights.format], weights.group // 4),
+        num_warps=warps, **(pdl(x.device) if soon else {"PDL": False}),
+    )  # fmt: skip
 
 
-def _vector(
-    x: torch.Tensor,
-    weights: Weights,
-    bias: torch.Tensor | None,
-    norm: torch.Tensor | None,
-    eps: float,
-    residual: torch.Tensor | None,
-    out: torch.Tensor,
-    *,
-    swiglu: bool,
-) -> None:
+def _vector(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
     rows, groups, warps = vector_tile(weights, out.shape[1])
-    data, scale, zero = _operands(weights)
-    gemv[(triton.cdiv(out.shape[1], rows),)](
-        x,
-        x if norm is None else norm,
-        data,
-        scale,
-        zero,
-        x if bias is None else bias,
-        x if residual is None else residual,
-        out,
-        out.shape[1],
-        eps,
-        K=weights.columns,
-        WIDE=triton.next_power_of_2(weights.columns),
-        FORMAT=_FORMATS[weights.format],
-        GROUP=weights.group,
-        BN=rows,
-        BG=groups,
-        HAS_NORM=norm is not None,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
-        SWIGLU=swiglu,
-        NATIVE=native_fp8(x.device),
-        num_warps=warps,
-    )
+    norm, bias, residual = beside.tensors(x)
+    gemv[(-(-out.shape[1] // rows),)](
+        x, norm, *_operands(weights), bias, residual, out, out.shape[1], beside.eps,
+        **_constants(x, weights, beside), BN=rows, BG=groups, num_warps=warps,
+    )  # fmt: skip
 
 
-def _matrix(
-    x: torch.Tensor,
-    weights: Weights,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    out: torch.Tensor,
-    *,
-    swiglu: bool,
-) -> None:
+def _matrix(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
     tokens, outputs = out.shape
-    units = hardware_of(x.device).units
+    units, swiglu = hardware_of(x.device).units, beside.swiglu
     loops = not tensor_cores(x.device)
     bm, bn, split, warps, stages = matrix_tile(tokens, outputs, weights, units, swiglu=swiglu, loops=loops)
-    data, scale, zero = _operands(weights)
     kind = _KINDS[x.dtype]
     if tokens > SMALL and weights.format != "bf16" and x.dtype == torch.bfloat16:
         wide, x = x, torch.empty(x.shape, dtype=torch.float16, device=x.device)
-        sixteenth[(triton.cdiv(x.numel(), 2048),)](wide, x, x.numel(), STEP=2048)
-    tiles = triton.cdiv(tokens, bm) * triton.cdiv(outputs, bn)
+        sixteenth[(-(-x.numel() // 2048),)](wide, x, x.numel(), STEP=2048)
+    tiles = -(-tokens // bm) * -(-outputs // bn)
     parts, arrivals = x, x
     if split > 1:
         assert tiles <= _TILES, "more tiles than arrival counters"
         parts = torch.empty(split * tiles * bn * bm * (1 + swiglu), dtype=torch.float32, device=x.device)
         arrivals = _arrivals(x.device)
+    _, bias, residual = beside.tensors(x)
     gemm[(tiles, split)](
-        x,
-        data,
-        scale,
-        zero,
-        x if bias is None else bias,
-        x if residual is None else residual,
-        out,
-        parts,
-        arrivals,
-        tokens,
-        outputs,
-        K=weights.columns,
-        FORMAT=_FORMATS[weights.format],
-        GROUP=weights.group,
-        BM=bm,
-        BN=bn,
-        SPLIT=split,
-        BAND=8,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
-        SWIGLU=swiglu,
-        NATIVE=native_fp8(x.device),
-        KIND=kind,
-        num_warps=warps,
+        x, *_operands(weights), bias, residual, out, parts, arrivals, tokens, outputs,
+        K=weights.columns, FORMAT=_FORMATS[weights.format], GROUP=weights.group,
+        BM=bm, BN=bn, SPLIT=split, BAND=8,
+        HAS_BIAS=beside.bias is not None, HAS_RESIDUAL=beside.residual is not None, SWIGLU=swiglu,
+        NATIVE=native_fp8(x.device), KIND=kind, num_warps=warps,
         num_stages=stages if x.element_size() == 2 else 1,  # float32 tiles would not fit into shared memory
-    )
+    )  # fmt: skip
 
 
-def _wide(
-    x: torch.Tensor,
-    weights: Weights,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    out: torch.Tensor,
-    *,
-    swiglu: bool,
-) -> None:
+def _wide(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tensor) -> None:
     """Widen a slice of rows, multiply, go on: the workspace is that of one slice."""
-    outputs, parts = out.shape[1], 2 if swiglu else 1
+    outputs, parts = out.shape[1], 2 if beside.swiglu else 1
     step = max(WIDE_TILE, WIDE_BYTES // (parts * weights.columns * x.element_size()) // WIDE_TILE * WIDE_TILE)
-    slices = triton.cdiv(outputs, step)
-    step = triton.cdiv(triton.cdiv(outputs, slices), WIDE_TILE) * WIDE_TILE  # of equal size
+    slices = -(-outputs // step)
+    step = -(-outputs // (slices * WIDE_TILE)) * WIDE_TILE  # of equal size
     wide = torch.empty(parts * step, weights.columns, dtype=x.dtype, device=x.device)
     for first in range(0, outputs, step):
         count = min(step, outputs - first)
         _widen(weights, first, wide[: parts * count], count, outputs - count)
+        bias = beside.bias
         shift = None if bias is None else bias.view(parts, -1)[:, first : first + count].flatten()
-        if swiglu:
+        if beside.swiglu:
             swiglu_into(linear(x, wide[: 2 * count], shift), out, first)
         elif shift is None:
             torch.mm(x, wide[:count].T, out=out[:, first : first + count])
         else:
             torch.addmm(shift, x, wide[:count].T, out=out[:, first : first + count])
-    if residual is not None:
-        out += residual
+    if beside.residual is not None:
+        out += beside.residual
 
 
 def _widen(weights: Weights, first: int, out: torch.Tensor, half: int, beyond: int) -> None:
     """Rows `first …` to `out`; from its row `half` on those that stand `beyond` further on."""
-    data, scale, zero = _operands(weights)
     widen[(out.shape[0] // WIDE_TILE, weights.columns // weights.group)](
-        data,
-        scale,
-        zero,
-        out,
-        first,
-        half,
-        beyond,
-        K=weights.columns,
-        FORMAT=_FORMATS[weights.format],
-        GROUP=weights.group,
-        BN=WIDE_TILE,
-        NATIVE=native_fp8(out.device),
-        num_warps=4,
-    )
+        *_operands(weights), out, first, half, beyond, K=weights.columns, FORMAT=_FORMATS[weights.format],
+        GROUP=weights.group, BN=WIDE_TILE, NATIVE=native_fp8(out.device), num_warps=4,
+    )  # fmt: skip
 
 
 def _operands(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Data, scales and zero points for a launch; others in place of those that a format has not."""
     data = weights.data.view(torch.uint8) if weights.format == "fp8" else weights.data
     scale = weights.scale if weights.scale is not None else data
     return data, scale, weights.zero if weights.zero is not None else scale
+
+
+def _words(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same with data as int32 words."""
+    _, scale, zero = _operands(weights)
+    return weights.data.view(torch.int32), scale, zero
+
+
+def _constants(x: torch.Tensor, weights: Weights, beside: Epilogue, *, words: bool = False) -> dict[str, Any]:
+    """What a kernel for few rows is compiled for, but for its tiles. `words`: it loads weights as words."""
+    bias, norm, _, residual, swiglu = beside
+    has = (norm is not None, bias is not None, residual is not None, swiglu)
+    stored = (weights.format, weights.columns, weights.group)
+    return _constants_of(stored, has, capability(x.device), x.dtype if words else None)
+
+
+@cache  # for each product anew they would take a tenth of a launch
+def _constants_of(
+    stored: tuple[Format, int, int],
+    has: tuple[bool, bool, bool, bool],
+    card: tuple[int, int],
+    operands: torch.dtype | None,
+) -> dict[str, Any]:
+    (form, columns, group), (norm, bias, residual, swiglu) = stored, has
+    constants = {"K": columns, "WIDE": triton.next_power_of_2(columns), "FORMAT": _FORMATS[form]}
+    constants |= {"GROUP": group, "HAS_NORM": norm, "HAS_BIAS": bias, "HAS_RESIDUAL": residual}
+    constants |= {"SWIGLU": swiglu, "NATIVE": card >= NATIVE_FP8}
+    if operands is not None:
+        assembly = operands == torch.bfloat16 and card >= TENSOR_CORES
+        constants |= {"ASSEMBLY": assembly, "PAIR": _PAIR, "FLIP": _FLIP}
+    return constants
+
+
+def _unpacks(x: torch.Tensor) -> bool:
+    """Whether weights are unpacked by assembly: bf16 from Ampere on."""
+    return x.dtype == torch.bfloat16 and capability(x.device) >= TENSOR_CORES
 
 
 @cache

@@ -15,9 +15,7 @@ all rows of a program, normalised once.
 
     a program     BN rows, all columns: BATCH times 512 at once, side by side in its warps
     loads         of weights, scales and zero points of the next ones are under way while one is multiplied
-    in the end    the diagonals are added up, in their order
-
-    [RMSNorm] ─ x · Wᵀ ─ [+ bias] ─ [SwiGLU of two halves] ─ [+ residual]
+    in the end    the diagonals are added up, in their order; then what comes after (`epilogue.py`)
 """
 
 import triton
@@ -25,6 +23,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.products.epilogue import add_residual, rms_factor, swiglu
 from snugvl.layers.kernels.products.skinny import _loaded, _operand
 from snugvl.layers.kernels.products.unpack import swapped_codes, unpacked, unpacked_factor
 from snugvl.layers.kernels.products.weights import FP8, INT4
@@ -53,15 +52,9 @@ def _units(first, BATCH: tl.constexpr):
 
 @triton.jit
 def _factors(
-    start,
-    rows,
-    first,
-    GROUP: tl.constexpr,
-    K: tl.constexpr,
-    BATCH: tl.constexpr,
-    BN: tl.constexpr,
+    start, rows, first, GROUP: tl.constexpr, K: tl.constexpr, BATCH: tl.constexpr, BN: tl.constexpr,
     FORMAT: tl.constexpr,
-):
+):  # fmt: skip
     """Scales or zero points of the same weights, `[BATCH, 8 BN]`, as stored."""
     unit = tl.permute(_units(first, BATCH), [1, 0])[:, None, :]
     if FORMAT == FP8:
@@ -72,6 +65,18 @@ def _factors(
         here = tl.reshape(tl.broadcast_to(unit < K // UNIT, [BATCH, BN, 8]), [BATCH, 8 * BN])
         return tl.load(start + at, mask=here, other=0)
     return tl.load(start + at)
+
+
+@triton.jit
+def _stored(
+    w, scale, zero, rows, first, K: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, BN: tl.constexpr,
+    FORMAT: tl.constexpr, PER: tl.constexpr, FLIP: tl.constexpr,
+):  # fmt: skip
+    """Words, scales and zero points (without any, scales) of `BATCH` slices of rows, as stored."""
+    words = _weights(w, rows, first, K, BATCH, PER, FLIP)
+    s = _factors(scale, rows, first, GROUP, K, BATCH, BN, FORMAT)
+    z = _factors(zero, rows, first, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else s
+    return words, s, z
 
 
 @triton.jit
@@ -143,17 +148,9 @@ def _multiplied(
 
 @triton.jit
 def _store(
-    acc,
-    shift,
-    added,
-    out,
-    first,
-    kind: tl.constexpr,
-    BN: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-):
+    acc, shift, added, out, first, kind: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+):  # fmt: skip
     """Sums of the diagonals, and what comes after the product, to `out` from `first` on."""
     outputs: tl.constexpr = BN // 2 if SWIGLU else BN
     diagonal = (tl.arange(0, 8 * BN) % 8 // 2)[None, :, None] == tl.arange(0, 4)[None, None, :]
@@ -163,45 +160,21 @@ def _store(
         y += shift.to(tl.float32)
     if SWIGLU:
         gate, up = tl.split(tl.permute(tl.reshape(y, [2, BN // 2]), [1, 0]))
-        gate = gate.to(kind).to(tl.float32)
-        gate = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
-        y = gate * up.to(kind).to(tl.float32)
+        y = swiglu(gate, up, kind)
     n = first + tl.arange(0, outputs)
     if HAS_RESIDUAL:
-        y = y.to(kind).to(tl.float32) + added.to(tl.float32)
+        y = add_residual(y, added, kind)
     tl.store(out + n, y.to(out.dtype.element_ty))
 
 
 @launched
 @triton.jit
 def lone(
-    x,
-    norm,
-    w,
-    scale,
-    zero,
-    bias,
-    residual,
-    out,
-    N,
-    eps,
-    K: tl.constexpr,
-    WIDE: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    BN: tl.constexpr,
-    BATCH: tl.constexpr,
-    WARPS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    NATIVE: tl.constexpr,
-    PAIR: tl.constexpr,
-    FLIP: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    x, norm, w, scale, zero, bias, residual, out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr, WARPS: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr, PAIR: tl.constexpr, FLIP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one of them.
 
     Args:
@@ -210,7 +183,7 @@ def lone(
         BATCH: slices of 512 columns at once, at least as many as warps.
         PAIR: how many neighbours the compiler's operand layout keeps together.
         FLIP: in which order it gives the axes of a load to threads.
-        EARLY: the kernel starts while the one before it ends: see `kernels/early.py`.
+        PDL: the kernel starts while the one before it ends: see `compiler/launch.py`.
     """
     slices: tl.constexpr = (K // UNIT + 7) // 8
     last: tl.constexpr = (slices - 1) // BATCH * BATCH
@@ -222,31 +195,25 @@ def lone(
     r = tl.arange(0, BN).to(tl.int64)
     rows = first + r % outputs + r // outputs * N
 
-    words = _weights(w, rows, 0, K, BATCH, per, FLIP)
-    s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
-    z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else s
+    words, s, z = _stored(w, scale, zero, rows, 0, K, GROUP, BATCH, BN, FORMAT, per, FLIP)
     gain = _numbers(norm, 0, K, BATCH, FLIP) if HAS_NORM else 1.0
     shift = tl.load(bias + rows) if HAS_BIAS else 0.0
-    everything = tl.arange(0, WIDE)
-    if EARLY:
+    if PDL:
         gdc_wait()
     v = _numbers(x, 0, K, BATCH, FLIP)
     added = tl.load(residual + first + tl.arange(0, outputs)) if HAS_RESIDUAL else 0.0
     rstd = 1.0
     if HAS_NORM:
-        whole = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
-        rstd = tl.rsqrt(tl.sum(whole * whole, 0) / K + eps)
+        rstd = rms_factor(x, eps, K, WIDE)
     acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)
     for at in tl.range(BATCH, last + BATCH, BATCH, num_stages=1):
-        next_words = _weights(w, rows, at, K, BATCH, per, FLIP)
-        next_s = _factors(scale, rows, at, GROUP, K, BATCH, BN, FORMAT)
-        next_z = _factors(zero, rows, at, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else next_s
+        next_words, next_s, next_z = _stored(w, scale, zero, rows, at, K, GROUP, BATCH, BN, FORMAT, per, FLIP)
         next_v = _numbers(x, at, K, BATCH, FLIP)
         next_gain = _numbers(norm, at, K, BATCH, FLIP) if HAS_NORM else gain
         v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
         acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
         words, s, z, v, gain = next_words, next_s, next_z, next_v, next_gain
-    if EARLY:
+    if PDL:
         gdc_launch_dependents()
     v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
     acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
@@ -256,33 +223,11 @@ def lone(
 @launched
 @triton.jit
 def lone_rounds(
-    x,
-    norm,
-    w,
-    scale,
-    zero,
-    bias,
-    residual,
-    out,
-    N,
-    eps,
-    K: tl.constexpr,
-    WIDE: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    BN: tl.constexpr,
-    BATCH: tl.constexpr,
-    WARPS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    NATIVE: tl.constexpr,
-    PAIR: tl.constexpr,
-    FLIP: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    x, norm, w, scale, zero, bias, residual, out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr, WARPS: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr, PAIR: tl.constexpr, FLIP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """The same by fewer programs, each of which computes several tiles: it prepares the input once.
 
     Args:
@@ -297,28 +242,22 @@ def lone_rounds(
     step = tl.num_programs(0) * outputs
     begin = tl.program_id(0) * outputs
     rows = tl.minimum(begin, N - outputs) + r
-    words = _weights(w, rows, 0, K, BATCH, per, FLIP)
-    s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
-    z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else s
+    words, s, z = _stored(w, scale, zero, rows, 0, K, GROUP, BATCH, BN, FORMAT, per, FLIP)
     gain = _numbers(norm, 0, K, BATCH, FLIP) if HAS_NORM else 1.0
-    everything = tl.arange(0, WIDE)
-    if EARLY:
+    if PDL:
         gdc_wait()
     v = _numbers(x, 0, K, BATCH, FLIP)
     rstd = 1.0
     if HAS_NORM:
-        whole = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
-        rstd = tl.rsqrt(tl.sum(whole * whole, 0) / K + eps)
+        rstd = rms_factor(x, eps, K, WIDE)
     v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
-    if EARLY:
+    if PDL:
         gdc_launch_dependents()
     for at in tl.range(begin, N, step, num_stages=1):
         n = tl.minimum(at, N - outputs)
         # Of the last one the next is itself.
         rows = tl.minimum(tl.where(at + step < N, at + step, at), N - outputs) + r
-        next_words = _weights(w, rows, 0, K, BATCH, per, FLIP)
-        next_s = _factors(scale, rows, 0, GROUP, K, BATCH, BN, FORMAT)
-        next_z = _factors(zero, rows, 0, GROUP, K, BATCH, BN, FORMAT) if FORMAT == INT4 else next_s
+        next_words, next_s, next_z = _stored(w, scale, zero, rows, 0, K, GROUP, BATCH, BN, FORMAT, per, FLIP)
         shift = tl.load(bias + n + r) if HAS_BIAS else 0.0
         added = tl.load(residual + n + tl.arange(0, outputs)) if HAS_RESIDUAL else 0.0
         acc = tl.zeros([WARPS, 8 * BN, 4], tl.float32)

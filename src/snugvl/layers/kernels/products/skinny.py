@@ -8,9 +8,7 @@ and the same columns of the input.
 
     a program     BN outputs, all columns; its warps take BATCH groups of columns at once, side by side
     loads         those of the next BATCH groups are under way while one is multiplied
-    in the end    the warps' sums are added up, in their order
-
-    [RMSNorm] ─ x · Wᵀ ─ [+ bias] ─ [SwiGLU of two halves] ─ [+ residual]
+    in the end    the warps' sums are added up, in their order; then what comes after (`epilogue.py`)
 
 int4 is multiplied as codes − 8, which need no rounding. What the zero point is off 8 multiplies the sum of
 the group's inputs, which the matrix unit computes too: a product with ones.
@@ -25,6 +23,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.products.epilogue import add_residual, rms_factor, swiglu
 from snugvl.layers.kernels.products.unpack import unpacked, unpacked_factor
 from snugvl.layers.kernels.products.weights import INT4, scale_offsets
 
@@ -71,16 +70,9 @@ def _loaded(start, at, mask, MASKED: tl.constexpr, EVICTION: tl.constexpr, FLIP:
 
 @triton.jit
 def _stored(
-    w,
-    rows,
-    first,
-    groups: tl.constexpr,
-    GROUP: tl.constexpr,
-    BATCH: tl.constexpr,
-    EACH: tl.constexpr,
-    PER: tl.constexpr,
-    FLIP: tl.constexpr,
-):
+    w, rows, first, groups: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, EACH: tl.constexpr,
+    PER: tl.constexpr, FLIP: tl.constexpr,
+):  # fmt: skip
     """`BATCH` groups of weights from `first` on, `[8, BATCH, BN / 8, GROUP / 4 / EACH, 4 EACH / PER]` words.
 
     Args:
@@ -99,21 +91,9 @@ def _stored(
 
 @triton.jit
 def _inputs(
-    x,
-    norm,
-    first,
-    rstd,
-    M,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    BM: tl.constexpr,
-    BATCH: tl.constexpr,
-    EACH: tl.constexpr,
-    PAIR: tl.constexpr,
-    PER: tl.constexpr,
-    FLIP: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-):
+    x, norm, first, rstd, M, K: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BATCH: tl.constexpr,
+    EACH: tl.constexpr, PAIR: tl.constexpr, PER: tl.constexpr, FLIP: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
     """`[BATCH, GROUP, BM]`: the same groups of the input, transposed; rows beyond `M` repeat the last."""
     chunks: tl.constexpr = GROUP // (4 * EACH)
     parts: tl.constexpr = EACH // 8  # loads of a thread for one of the weights
@@ -146,26 +126,10 @@ def _with_sum(value, v, BATCH: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
 
 @triton.jit
 def _multiplied(
-    acc,
-    words,
-    v,
-    scale,
-    zero,
-    rows,
-    first,
-    groups: tl.constexpr,
-    kind: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BATCH: tl.constexpr,
-    EACH: tl.constexpr,
-    PAIR: tl.constexpr,
-    PER: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
+    acc, words, v, scale, zero, rows, first, groups: tl.constexpr, kind: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr, EACH: tl.constexpr,
+    PAIR: tl.constexpr, PER: tl.constexpr, ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """`acc` and the product of `BATCH` groups, `[BATCH, BN, BM]`."""
     chunks: tl.constexpr = GROUP // (4 * EACH)
     group = first + tl.arange(0, BATCH)
@@ -184,38 +148,37 @@ def _multiplied(
     return acc + part * s[:, :, None]
 
 
+@triton.jit
+def _store(
+    y, bias, residual, out, flat, first, M, N, kind: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+):  # fmt: skip
+    """A tile `y` `[BN, BM]`, and what comes after the product, to `out` from output `first` on."""
+    outputs: tl.constexpr = BN // 2 if SWIGLU else BN
+    if HAS_BIAS:
+        y += tl.load(bias + flat).to(tl.float32)[:, None]
+    if SWIGLU:
+        y = tl.permute(tl.reshape(y, [2, BN // 2, BM]), [1, 2, 0])
+        gate, up = tl.split(y)
+        y = swiglu(gate, up, kind)
+    n = first + tl.arange(0, outputs)
+    m = tl.arange(0, BM)
+    live = (n < N)[:, None] & (m < M)[None, :]
+    at = m.to(tl.int64)[None, :] * N + n[:, None]
+    if HAS_RESIDUAL:
+        y = add_residual(y, tl.load(residual + at, mask=live, other=0), kind)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=live)
+
+
 @launched
 @triton.jit(do_not_specialize=["M"])
 def skinny(
-    x,
-    norm,
-    w,
-    scale,
-    zero,
-    bias,
-    residual,
-    out,
-    M,
-    N,
-    eps,
-    K: tl.constexpr,
-    WIDE: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BATCH: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    NATIVE: tl.constexpr,
-    EACH: tl.constexpr,
-    PAIR: tl.constexpr,
-    FLIP: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    x, norm, w, scale, zero, bias, residual, out, M, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr, EACH: tl.constexpr, PAIR: tl.constexpr, FLIP: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """`out[m, n] = X[m] · W[n] …`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one.
 
     Args:
@@ -227,7 +190,7 @@ def skinny(
         EACH: neighbouring weights of one load of a thread.
         PAIR: how many of them the compiler's operand layout keeps together.
         FLIP: in which order it gives the axes of a load to threads.
-        EARLY: the kernel starts while the one before it ends: see `kernels/early.py`.
+        PDL: the kernel starts while the one before it ends: see `compiler/launch.py`.
     """
     groups: tl.constexpr = K // GROUP
     last: tl.constexpr = (groups - 1) // BATCH * BATCH
@@ -243,13 +206,11 @@ def skinny(
     flat = tl.minimum(first + flat % outputs, N - 1) + (flat // outputs) * N
 
     words = _stored(w, rows, 0, groups, GROUP, BATCH, EACH, per, FLIP)
-    if EARLY:
+    if PDL:
         gdc_wait()
     rstd = 1.0
     if HAS_NORM:
-        everything = tl.arange(0, WIDE)
-        whole = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
-        rstd = tl.rsqrt(tl.sum(whole * whole, 0) / K + eps)
+        rstd = rms_factor(x, eps, K, WIDE)
     acc = tl.zeros([BATCH, BN, BM], tl.float32)
     for at in tl.range(0, last, BATCH, num_stages=1):
         v = _inputs(x, norm, at, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM)
@@ -260,25 +221,11 @@ def skinny(
         )  # fmt: skip
         words = following
     v = _inputs(x, norm, last, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM)
-    if EARLY:
+    if PDL:
         gdc_launch_dependents()
     acc = _multiplied(
         acc, words, v, scale, zero, flat, last, groups, kind, FORMAT, GROUP, BM, BN, BATCH, EACH, PAIR, per,
         ASSEMBLY, NATIVE,
     )  # fmt: skip
     y = tl.sum(acc, 0)  # [BN, BM]
-    if HAS_BIAS:
-        y += tl.load(bias + flat).to(tl.float32)[:, None]
-    if SWIGLU:
-        y = tl.permute(tl.reshape(y, [2, BN // 2, BM]), [1, 2, 0])
-        gate, up = tl.split(y)
-        gate = gate.to(kind).to(tl.float32)
-        gate = (gate * tl.sigmoid(gate)).to(kind).to(tl.float32)
-        y = gate * up.to(kind).to(tl.float32)
-    n = first + tl.arange(0, outputs)
-    m = tl.arange(0, BM)
-    live = (n < N)[:, None] & (m < M)[None, :]
-    at = m.to(tl.int64)[None, :] * N + n[:, None]
-    if HAS_RESIDUAL:
-        y = y.to(kind).to(tl.float32) + tl.load(residual + at, mask=live, other=0).to(tl.float32)
-    tl.store(out + at, y.to(out.dtype.element_ty), mask=live)
+    _store(y, bias, residual, out, flat, first, M, N, kind, BM, BN, HAS_BIAS, HAS_RESIDUAL, SWIGLU)

@@ -14,8 +14,8 @@ HEAD_OUTPUTS = 65536  # more than any layer has
 
 def fill_slices(weights: Weights) -> bool:
     """Whether four warps with a slice of 512 columns each have all something to do, nearly."""
-    slices = triton.cdiv(weights.columns, 512)
-    return bool(8 * slices >= 7 * 4 * triton.cdiv(slices, 4))
+    slices = -(-weights.columns // 512)
+    return bool(8 * slices >= 7 * 4 * -(-slices // 4))
 
 
 def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) -> tuple[int, int, int, bool]:
@@ -25,7 +25,7 @@ def skinny_tile(tokens: int, outputs: int, weights: Weights, *, swiglu: bool) ->
 
 def lone_tile(outputs: int, weights: Weights, units: int, *, swiglu: bool) -> tuple[int, int, int, int]:
     """Rows of a tile, warps, slices at once, programs of a unit or 0."""
-    slices = triton.cdiv(weights.columns, 512)
+    slices = -(-weights.columns // 512)
     int4 = weights.format == "int4"
     if swiglu or outputs >= HEAD_OUTPUTS:
         if int4 and slices in (4, 8):
@@ -67,7 +67,7 @@ def matrix_tile(
     bm = 16 if tokens <= 16 else 32 if tokens <= 32 or loops else 64
     bn = 32 if loops or (outputs < 6144 and bm != 32) else 64
     enough = 2 * units if bm != 32 else 7 * units // 4
-    tiles = triton.cdiv(outputs, bn)
+    tiles = -(-outputs // bn)
     groups = weights.columns // weights.group
     split = 1
     while tiles * split < enough and split * 2 <= groups // 2:

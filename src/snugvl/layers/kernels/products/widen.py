@@ -25,19 +25,9 @@ from snugvl.layers.weights import Weights
 @launched
 @triton.jit(do_not_specialize=["first", "half", "beyond"])
 def widen(
-    w,
-    scale,
-    zero,
-    out,
-    first,
-    half,
-    beyond,
-    K: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUP: tl.constexpr,
-    BN: tl.constexpr,
-    NATIVE: tl.constexpr,
-):
+    w, scale, zero, out, first, half, beyond, K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    BN: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
     """Rows `first …` of one group of columns; `out` `[rows, K]`. Rows are whole tiles: no masks.
 
     From row `half` of `out` on, rows that stand `beyond` further on in the weights: SwiGLU's second half.
@@ -65,16 +55,8 @@ def widen(
 @launched
 @triton.jit(do_not_specialize=["first", "count"])
 def widen_codes(
-    w,
-    scale,
-    out,
-    first,
-    count,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-):
+    w, scale, out, first, count, K: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """`count` rows from `first` on of int8; `out` `[count, K]`. Any number of rows, columns and groups."""
     local = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)[:, None]
     column = (tl.program_id(1) * BK + tl.arange(0, BK))[None, :]

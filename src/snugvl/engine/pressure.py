@@ -37,7 +37,7 @@ BACK_BYTES = LOW_BYTES * 3 // 2  # left when the cache grows: a plan may leave l
 KEPT_BYTES = 8 << 20  # half of what a plan leaves for late kernels (`footprint.native.LATE_BYTES`)
 STEPS = 4  # in which the cache gives its all: each of them stops what runs for a moment
 LEAST_PARTS = 4  # of one whole conversation: what the cache keeps whoever needs memory
-LOOK_S = 0.1  # between two looks
+POLL_S = 0.1  # between two looks
 AGAIN_S = 2.0  # who took memory so lately may be growing
 MOST_AGAIN_BYTES = 4 * LOW_BYTES  # that are free for who just took as much
 PATIENCE_S = 10.0  # that room must last before the cache takes it back
@@ -56,7 +56,7 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedBytes:
     """What torch is going to hold in this process, by the plan.
 
     Attributes:
@@ -71,11 +71,11 @@ class Planned:
 
 
 Read = Callable[[], DeviceMemory]
-Told = Callable[[], None]
-Hold = Callable[[int], None]
+OnShrink = Callable[[], None]
+OnCap = Callable[[int], None]
 
 
-def reader(device: torch.device, process_bytes: Callable[[], int | None] = lambda: None) -> Read:
+def memory_reader(device: torch.device, process_bytes: Callable[[], int | None] = lambda: None) -> Read:
     """Reads a GPU's memory, which takes some microseconds and waits for nothing."""
 
     def read() -> DeviceMemory:
@@ -85,14 +85,14 @@ def reader(device: torch.device, process_bytes: Callable[[], int | None] = lambd
     return read
 
 
-class Watch:
+class PressureMonitor:
     """Says how many blocks the KV cache should have.
 
     Attributes:
         full: blocks of the plan.
         most: that there will ever be: those of the plan, less what late kernels took.
         least: that it keeps, whoever needs memory.
-        seats: sequences that may run at once: in models with recurrent states, which are given up as well.
+        slots: sequences that may run at once: in models with recurrent states, which are given up as well.
         target: that it should have, if requests that were admitted before didn't need more.
         given_bytes: what else of the plan is not to come, because it was given up for other programs.
         late_bytes: what late kernels took of the cache.
@@ -101,54 +101,54 @@ class Watch:
     def __init__(
         self,
         read: Read,
-        planned: Planned,
-        told: Told | None = None,
+        planned: PlannedBytes,
+        on_shrink: OnShrink | None = None,
         clock: Callable[[], float] = time.monotonic,
-        hold: Hold | None = None,
+        on_cap: OnCap | None = None,
     ) -> None:
-        """`told` is called, in the engine's thread, when a neighbour has made the cache smaller.
+        """`on_shrink` is called, in the engine's thread, when a neighbour has made the cache smaller.
 
-        `hold` is told what torch may hold at most from now on; it makes less of it, never more.
+        `on_cap` is told what torch may hold at most from now on; it makes less of it, never more.
         """
-        self._told = told
-        self._hold = hold
+        self._on_shrink = on_shrink
+        self._on_cap = on_cap
         self._read = read
         self._planned = planned
         self._clock = clock
-        self._looked = float("-inf")
+        self._updated = float("-inf")
         self._slack_then = 0  # at the look before
         self._taken, self._taken_at = 0, float("-inf")
-        self._roomy_since: float | None = None
+        self._room_since: float | None = None
         self._back = 0  # blocks that there has been room for since then
         self._spare_since: float | None = None
         self._allowed: int | None = None  # for torch
         self.given_bytes = self.late_bytes = 0
-        self.full = self.most = self.least = self.target = self._block_bytes = self._seat_bytes = 0
-        self.seats = self._all_seats = 0
+        self.full = self.most = self.least = self.target = self._block_bytes = self._state_bytes = 0
+        self.slots = self._all_slots = 0
 
-    def begin(self, config: EngineConfig, block_bytes: int, seat_bytes: int = 0) -> None:
-        """The cache that it is about. `seat_bytes`: of one sequence's recurrent state."""
+    def begin(self, config: EngineConfig, block_bytes: int, state_bytes: int = 0) -> None:
+        """The cache that it is about. `state_bytes`: of one sequence's recurrent state."""
         self.full = self.most = self.target = config.num_blocks
-        self.seats = self._all_seats = config.max_num_seqs
-        self._block_bytes, self._seat_bytes = block_bytes, seat_bytes
+        self.slots = self._all_slots = config.max_num_seqs
+        self._block_bytes, self._state_bytes = block_bytes, state_bytes
         self.least = least_blocks(config)
 
-    def look(self, blocks: int, needed: int = 0, *, at_once: bool = False) -> int | None:
+    def update(self, blocks: int, needed: int = 0, *, at_once: bool = False) -> int | None:
         """How many blocks there should be where there are `blocks`; None: it isn't time to look yet.
 
-        `needed`: blocks of the largest request that was admitted. `seats` may change with them.
+        `needed`: blocks of the largest request that was admitted. `slots` may change with them.
         """
         now = self._clock()
-        if now - self._looked < LOOK_S and not at_once:
+        if now - self._updated < POLL_S and not at_once:
             return None
-        self._looked = now
+        self._updated = now
         memory = self._read()
         slack = self._slack(memory, blocks)
         taken = self._taken_lately(now, slack)
         kept = max(self.least, min(needed, self.full))
         if blocks < kept:  # it couldn't even have that
             self.target = max(blocks, self.least)
-            self.seats = max(self.seats, 1)
+            self.slots = max(self.slots, 1)
             return kept if slack >= (kept - blocks) * self._block_bytes else blocks
         short = self._late(memory, blocks, kept)
         if slack < max(LOW_BYTES, min(taken, MOST_AGAIN_BYTES)):
@@ -179,8 +179,8 @@ class Watch:
         allowed = cap - KEPT_BYTES - (process - memory.held_bytes)
         if self._allowed is None or allowed < self._allowed:
             self._allowed = allowed
-            if self._hold is not None:
-                self._hold(allowed)
+            if self._on_cap is not None:
+                self._on_cap(allowed)
         over = memory.held_bytes + max(self._to_come(blocks, memory.held_bytes), 0) - allowed
         if over <= 0:
             return 0
@@ -191,67 +191,67 @@ class Watch:
         return short
 
     def _shrink(self, blocks: int, short: int, needed: int) -> int:
-        self._roomy_since = None
+        self._room_since = None
         self.target = self._less(blocks, short)
         possible = max(self.target, min(needed, blocks))
-        seats = min(self.seats, self._seats_of(self.target))
-        freed = self._bytes(blocks, self.seats) - self._bytes(possible, seats)
+        slots = min(self.slots, self._slots_for(self.target))
+        freed = self._bytes(blocks, self.slots) - self._bytes(possible, slots)
         if possible > self.target and freed < min(self._step_bytes, short):
             return blocks  # nearly all of it is needed: not worth a stop until those requests have ended
         if freed:
             self._slack_then += freed
-            self.seats = seats
+            self.slots = slots
         return possible
 
     def _grow(self, now: float, blocks: int, slack: int) -> int:
         given = self._more_bytes(blocks, max(self.most, blocks))
         back = min(slack - BACK_BYTES, given)
         if back < min(self._step_bytes // 2, given) or not given:
-            self._roomy_since = None
+            self._room_since = None
             return blocks
-        if self._roomy_since is None or back >= self._back + self._step_bytes:  # much more since now
-            self._roomy_since, self._back = now, back
+        if self._room_since is None or back >= self._back + self._step_bytes:  # much more since now
+            self._room_since, self._back = now, back
         self._back = min(self._back, back)  # what was there all the time: a flicker gives nothing back
-        if now - self._roomy_since < PATIENCE_S:
+        if now - self._room_since < PATIENCE_S:
             return blocks
-        self._roomy_since = None
+        self._room_since = None
         every = range(blocks, max(self.most, blocks) + 1)
         more = bisect_right(every, self._back, key=lambda count: self._more_bytes(blocks, count))
         self.target = every[max(more - 1, 0)]
         if more:
             self._slack_then -= self._more_bytes(blocks, self.target)
-            self.seats = max(self.seats, self._seats_of(self.target))
+            self.slots = max(self.slots, self._slots_for(self.target))
         return self.target
 
     @property
     def _step_bytes(self) -> int:
-        whole = self._bytes(self.full, self._all_seats)
-        return max((whole - self._bytes(self.least, self._seats_of(self.least))) // STEPS, self._block_bytes)
+        whole = self._bytes(self.full, self._all_slots)
+        return max((whole - self._bytes(self.least, self._slots_for(self.least))) // STEPS, self._block_bytes)
 
-    def _bytes(self, blocks: int, seats: int) -> int:
-        return blocks * self._block_bytes + seats * self._seat_bytes
+    def _bytes(self, blocks: int, slots: int) -> int:
+        return blocks * self._block_bytes + slots * self._state_bytes
 
-    def _seats_of(self, blocks: int) -> int:
+    def _slots_for(self, blocks: int) -> int:
         """Sequences that may run at once beside a cache of so many blocks: where their states take memory,
         fewer with fewer."""
-        if not self._seat_bytes:
-            return self._all_seats
-        return max(-(-self._all_seats * blocks // max(self.full, 1)), 1)
+        if not self._state_bytes:
+            return self._all_slots
+        return max(-(-self._all_slots * blocks // max(self.full, 1)), 1)
 
     def _more_bytes(self, blocks: int, count: int) -> int:
-        """What `count` blocks take beyond `blocks`, with the seats of both."""
-        return self._bytes(count, max(self.seats, self._seats_of(count))) - self._bytes(blocks, self.seats)
+        """What `count` blocks take beyond `blocks`, with the slots of both."""
+        return self._bytes(count, max(self.slots, self._slots_for(count))) - self._bytes(blocks, self.slots)
 
     def _less(self, blocks: int, short: int) -> int:
         """The most blocks that leave so many bytes free, or as few as there may be."""
-        whole = self._bytes(blocks, self.seats)
+        whole = self._bytes(blocks, self.slots)
         every = range(min(self.least, blocks), blocks + 1)
         fewer = bisect_right(
-            every, whole - short, key=lambda n: self._bytes(n, min(self.seats, self._seats_of(n)))
+            every, whole - short, key=lambda n: self._bytes(n, min(self.slots, self._slots_for(n)))
         )
         return every[max(fewer - 1, 0)]
 
-    def roomy(self) -> bool:
+    def room_is_back(self) -> bool:
         """Whether there has been room for what was given up beside a whole cache, at looks since a while."""
         now = self._clock()
         if self._slack(self._read(), self.most) < self.given_bytes + BACK_BYTES:
@@ -263,10 +263,10 @@ class Watch:
         self._spare_since = None
         return True
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Say that a neighbour has made the cache smaller."""
-        if self._told is not None:
-            self._told()
+        if self._on_shrink is not None:
+            self._on_shrink()
 
     def missing_bytes(self, blocks: int, graphs_held: int = 0) -> int:
         """What torch should hold beside a cache of `blocks` and doesn't yet, graphs left out.
@@ -280,7 +280,7 @@ class Watch:
         return memory.free_bytes - max(self._to_come(blocks, memory.held_bytes), 0)
 
     def _to_come(self, blocks: int, held_bytes: int) -> int:
-        given = self._bytes(self.full, self._all_seats) - self._bytes(blocks, self.seats)
+        given = self._bytes(self.full, self._all_slots) - self._bytes(blocks, self.slots)
         return self._planned.total_bytes - self.given_bytes - given - held_bytes
 
 
@@ -294,7 +294,7 @@ def least_blocks(config: EngineConfig) -> int:
     return min(config.num_blocks, -(-config.max_model_len // (LEAST_PARTS * config.block_size)))
 
 
-class Patience:
+class WaitLimit:
     """How long the oldest request has been waiting for memory, in vain."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -12,14 +12,14 @@ blocks that are rewritten, in the order of the stream, before anybody reads them
 
 from dataclasses import dataclass
 
-from snugvl.engine.graphs.decode import DecodeGraphs, Row, Run
-from snugvl.engine.sampling.sampler import Choice, Sampled, Sampler, Sampling
+from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
+from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampler
 from snugvl.engine.scheduler import Schedule, Scheduler
-from snugvl.engine.sequence import Sequence, State, seat_of
+from snugvl.engine.sequence import Sequence, State, slot_of
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class PendingStep:
     """A started step.
 
     Attributes:
@@ -29,9 +29,9 @@ class Flight:
     """
 
     sequences: list[Sequence]
-    run: Run
+    run: Replay
     sampler: Sampler | None = None
-    sampling: Sampling | None = None
+    sampling: PendingSample | None = None
 
     def results(self) -> list[Sampled]:
         """A token for each sequence, waiting for them."""
@@ -76,46 +76,46 @@ def _uniform(sequence: Sequence, ahead: int = 0) -> float:
     return 0.0 if sequence.request.sampling.greedy else sequence.draw(ahead)
 
 
-def rows_of(sequences: list[Sequence]) -> list[Row]:
+def rows_of(sequences: list[Sequence]) -> list[DecodeRow]:
     """What a graph must know of sequences whose newest token is to be computed."""
     return [
-        Row(
+        DecodeRow(
             token=sequence.ids(sequence.length - 1, sequence.length)[0],
             length=sequence.length,
             delta=sequence.prompt.delta,
             table=sequence.table,
-            seat=seat_of(sequence),
+            slot=slot_of(sequence),
         )
         for sequence in sequences
     ]
 
 
-def depart(sequences: list[Sequence], graphs: DecodeGraphs) -> Flight:
+def launch_decode(sequences: list[Sequence], graphs: DecodeGraphs) -> PendingStep:
     """Start a step of sequences that decode, none of them with a grammar."""
     run = graphs.start(rows_of(sequences))
     if all(map(plain, sequences)):
-        return Flight(sequences, run)
+        return PendingStep(sequences, run)
     choices = [choice_of(row, sequence) for row, sequence in enumerate(sequences)]
     sampler = Sampler(choices, run.logits.shape[1], run.logits.device)
     return _chosen(sequences, run, sampler, [choice.uniform for choice in choices], graphs)
 
 
 def _chosen(
-    sequences: list[Sequence], run: Run, sampler: Sampler, uniforms: list[float], graphs: DecodeGraphs
-) -> Flight:
+    sequences: list[Sequence], run: Replay, sampler: Sampler, uniforms: list[float], graphs: DecodeGraphs
+) -> PendingStep:
     """Choose from a run's logits, for the host and for the next run."""
     sampling = sampler.begin(run.logits, uniforms)
     graphs.feed(sampling.tokens)
-    return Flight(sequences, run, sampler, sampling)
+    return PendingStep(sequences, run, sampler, sampling)
 
 
-def follow(flight: Flight, graphs: DecodeGraphs, scheduler: Scheduler) -> Flight | None:
-    """Start the step after `flight` before its tokens are known; None where the host must decide first.
+def launch_next(pending: PendingStep, graphs: DecodeGraphs, scheduler: Scheduler) -> PendingStep | None:
+    """Start the step after `pending` before its tokens are known; None where the host must decide first.
 
     That is: somebody waits who could be admitted, somebody ended, a sequence reaches its last token, or no
     block is free for the next one.
     """
-    sequences = flight.sequences
+    sequences = pending.sequences
     if scheduler.could_admit or len(scheduler.running) != len(sequences):
         return None
     for sequence in sequences:
@@ -132,9 +132,9 @@ def follow(flight: Flight, graphs: DecodeGraphs, scheduler: Scheduler) -> Flight
             assert not copies, "a decoding sequence shares no block that it writes to"
             grown[index] = sequence.table
         sequence.computed += 1
-    run = graphs.again(len(sequences), grown)
-    if flight.sampler is None or flight.sampling is None:
-        return Flight(sequences, run)
-    flight.sampler.note(flight.sampling.tokens)
+    run = graphs.advance(len(sequences), grown)
+    if pending.sampler is None or pending.sampling is None:
+        return PendingStep(sequences, run)
+    pending.sampler.note(pending.sampling.tokens)
     uniforms = [_uniform(sequence, ahead=1) for sequence in sequences]
-    return _chosen(sequences, run, flight.sampler, uniforms, graphs)
+    return _chosen(sequences, run, pending.sampler, uniforms, graphs)

@@ -8,7 +8,7 @@ from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from snugvl.models.mrope import mrope_positions
+from snugvl.models.rope import mrope_positions
 from tests import checkpoints, qwen2_5_vl
 from tests.checkpoints import END, IMAGE, START, VIDEO
 

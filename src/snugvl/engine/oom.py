@@ -13,7 +13,7 @@ import re
 
 import torch
 
-from snugvl.engine.memory.blocks import BlockPool
+from snugvl.engine.blocks import BlockPool
 from snugvl.engine.scheduler import Chunk
 from snugvl.errors import OutOfMemory
 

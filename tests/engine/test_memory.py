@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from snugvl.config import EngineConfig
+from snugvl.engine import memory as memory_module
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs.recordings import Recordings
-from snugvl.engine.memory import room as room_module
-from snugvl.engine.memory.pressure import DeviceMemory, Planned, Watch
-from snugvl.engine.memory.room import SMALL_BYTES, STATES_SMALL_BYTES, Room
+from snugvl.engine.graphs.capture import GraphPool
+from snugvl.engine.memory import SMALL_BYTES, STATES_SMALL_BYTES, MemoryReclaimer
+from snugvl.engine.pressure import DeviceMemory, PlannedBytes, PressureMonitor
+from tests.engine.test_prefill_graphs import Again
 from tests.engine.test_pressure import BLOCK, CONFIG, Card, steps
-from tests.engine.test_step_graphs import Again
 from tests.engine.toy import Toy, oracle, request, tokens
 
 MIB = 1 << 20
@@ -22,15 +22,15 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture(autouse=True)
 def no_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "pooled_bytes", lambda: 0)
+    monkeypatch.setattr(memory_module, "pooled_bytes", lambda: 0)
 
 
-def room_of(held_mib: int) -> Room:
+def room_of(held_mib: int) -> MemoryReclaimer:
     memory = DeviceMemory(500 * MIB, held_mib * MIB)
-    watch = Watch(lambda: memory, Planned(1000 * MIB, graph_bytes=44 * MIB))
+    watch = PressureMonitor(lambda: memory, PlannedBytes(1000 * MIB, graph_bytes=44 * MIB))
     engine = Engine(Toy(), EngineConfig(num_blocks=8, max_model_len=64), watch)
-    assert engine._room is not None
-    return engine._room
+    assert engine._reclaimer is not None
+    return engine._reclaimer
 
 
 def test_what_is_missing_is_taken_and_left_with_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,8 +39,8 @@ def test_what_is_missing_is_taken_and_left_with_the_allocator(monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(Toy, "device", GPU)
         patch.setattr(torch, "empty", lambda nbytes, **wanted: taken.append((nbytes, wanted)))
-        here.claim()
-        whole.claim()  # 6 MiB are missing, and small tensors need more
+        here.claim_workspace()
+        whole.claim_workspace()  # 6 MiB are missing, and small tensors need more
     wanted = {"dtype": torch.uint8, "device": GPU}
     assert taken == [((1000 - 800 - 44) * MIB - SMALL_BYTES, wanted)]
 
@@ -53,22 +53,22 @@ def test_graphs_that_are_there_are_not_to_come_and_states_leave_more_for_small_t
     with monkeypatch.context() as patch:
         patch.setattr(Toy, "device", GPU)
         patch.setattr(torch, "empty", lambda nbytes, **_wanted: taken.append(nbytes))
-        patch.setattr(room_module, "pooled_bytes", lambda: 32 * MIB)
-        here.claim()
-        patch.setattr(room_module, "pooled_bytes", lambda: 64 * MIB)
-        here.claim()
+        patch.setattr(memory_module, "pooled_bytes", lambda: 32 * MIB)
+        here.claim_workspace()
+        patch.setattr(memory_module, "pooled_bytes", lambda: 64 * MIB)
+        here.claim_workspace()
         patch.setattr(here._runner.cache, "states", object())
-        here.claim()
+        here.claim_workspace()
     few, all_of_them = (1000 - 800 - 12) * MIB - SMALL_BYTES, (1000 - 800) * MIB - SMALL_BYTES
     assert taken == [few, all_of_them, all_of_them - STATES_SMALL_BYTES]
 
 
 def test_the_workspace_is_claimed_again_when_a_graph_needed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     here, claims = room_of(800), [0]
-    monkeypatch.setattr(here, "claim", lambda: claims.append(1))
+    monkeypatch.setattr(here, "claim_workspace", lambda: claims.append(1))
     here._runner.graphs.released = True
-    here.wanted(at_once=False)
-    here.wanted(at_once=False)
+    here.poll(at_once=False)
+    here.poll(at_once=False)
     assert claims == [0, 1]
 
 
@@ -82,7 +82,7 @@ def test_cublas_comes_before_the_workspace_and_both_before_the_first_step(
         patch.setattr(torch, "ones", lambda *_shape, **_wanted: order.append("ones"))
         patch.setattr(torch, "mm", lambda _a, _b: order.append("product"))
         patch.setattr(torch, "empty", lambda _nbytes, **_wanted: order.append("claim"))
-        here.begin()
+        here.start()
     assert order == ["ones", "product", "claim"]
 
 
@@ -95,7 +95,7 @@ def test_a_workspace_that_is_not_there_is_asked_for_later(monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(Toy, "device", GPU)
         patch.setattr(torch, "empty", full)
-        here.claim()
+        here.claim_workspace()
 
 
 class Roomy(Card):
@@ -105,13 +105,13 @@ class Roomy(Card):
 
     def read(self) -> DeviceMemory:
         memory = super().read()
-        recordings = None if self.engine is None else self.engine._runner.recordings
-        held = self.graphs if recordings is None or recordings.on else 0
+        graph_pool = None if self.engine is None else self.engine._runner.graph_pool
+        held = self.graphs if graph_pool is None or graph_pool.on else 0
         return DeviceMemory(memory.free_bytes + self.graphs - held, memory.held_bytes + held)
 
-    def watch(self) -> Watch:
-        planned = Planned(64 * BLOCK + 512 * MIB + self.graphs, self.graphs)
-        return Watch(self.read, planned, self.tell, lambda: self.now)
+    def watch(self) -> PressureMonitor:
+        planned = PlannedBytes(64 * BLOCK + 512 * MIB + self.graphs, self.graphs)
+        return PressureMonitor(self.read, planned, self.tell, lambda: self.now)
 
 
 def test_graphs_of_prompts_go_before_the_cache_does_and_come_back_after_it(
@@ -119,25 +119,25 @@ def test_graphs_of_prompts_go_before_the_cache_does_and_come_back_after_it(
 ) -> None:
     card = Roomy()
     here = Engine(Toy(), replace(CONFIG, step_graph_bytes=card.graphs), card.watch())
-    assert here._room is not None
-    here._room._watch._block_bytes = BLOCK
+    assert here._reclaimer is not None
+    here._reclaimer._monitor._block_bytes = BLOCK
     card.engine = here
-    made = Recordings(Again(), here.model, 1)
-    here._runner.record(made)
+    made = GraphPool(Again(), here.model, 1)
+    here._runner.use_graph_pool(made)
     claims: list[int] = []
-    watch = here._room._watch
-    monkeypatch.setattr(here._room, "claim", lambda: claims.append(watch.missing_bytes(64)))
+    watch = here._reclaimer._monitor
+    monkeypatch.setattr(here._reclaimer, "claim_workspace", lambda: claims.append(watch.missing_bytes(64)))
 
     def look(neighbour: int, seconds: float = 1.0) -> tuple[bool, int]:
         card.neighbour = neighbour * MIB
         card.pass_time(seconds)
-        here.look()
+        here.poll_memory()
         return made.on, here.stats.num_blocks
 
     for name in "abc":
         here.add(request(name, *range(20)))
         steps(here, card)
-    assert made.made
+    assert made.captures
     assert look(0) == (True, 64)
     assert look(100) == (False, 64), "the cache keeps all that it has"
     assert not made._replays

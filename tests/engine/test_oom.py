@@ -10,13 +10,13 @@ import torch
 from snugvl.engine import engine as engine_module
 from snugvl.engine.graphs import decode as decode_graphs
 from snugvl.engine.graphs.decode import DecodeGraphs
-from snugvl.engine.memory.shortage import out_of_memory
+from snugvl.engine.oom import out_of_memory
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.scheduler import Ready, Schedule
 from snugvl.errors import OutOfMemory
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch, GridTHW, PatchReader
-from tests.engine.test_pipeline import engine_with
+from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
+from tests.engine.test_overlap import engine_with
 from tests.engine.toy import BOMB, HybridToy, Toy, engine, oracle, picture, request, run, tokens
 
 FULL = "CUDA out of memory. Tried to allocate 26.00 MiB. GPU 0 has a total capacity of 7.00 GiB of which …"
@@ -25,12 +25,12 @@ FULL = "CUDA out of memory. Tried to allocate 26.00 MiB. GPU 0 has a total capac
 class Short:
     """Makes a toy run out of memory in steps for which `too_much` says so."""
 
-    def __init__(self, model: Toy, too_much: Callable[[Batch], bool]) -> None:
+    def __init__(self, model: Toy, too_much: Callable[[ForwardBatch], bool]) -> None:
         self.failed: list[int] = []  # tokens of each step that failed
         self._forward, self._too_much = model.forward, too_much
         model.forward = self.forward  # type: ignore[method-assign]
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         if self._too_much(batch):
             for layer in range(cache.storage.shape[0]):  # what a step that breaks off leaves behind
                 cache.storage[layer, :, batch.attention.slot_mapping] = torch.nan
@@ -188,16 +188,16 @@ def test_a_graph_that_memory_is_short_of_is_done_without(
 
     monkeypatch.setattr(graphs, "_graph", capture)
     with pytest.raises(RuntimeError, match="a bug"):
-        graphs.made(3)
+        graphs.ensure(3)
     errors.pop()
     assert not graphs.released
-    assert not graphs.made(3)
-    assert not graphs.made(4), "the same graph"
+    assert not graphs.ensure(3)
+    assert not graphs.ensure(4), "the same graph"
     assert asked == [3, 3, 3], "once more with what torch keeps given back"
     assert graphs.released
     assert "no memory for the CUDA graph of 4 sequences" in caplog.text
     graphs.clear()
-    assert not graphs.made(3)
+    assert not graphs.ensure(3)
     assert asked == [3] * 5
 
 
@@ -212,7 +212,7 @@ def test_a_graph_comes_before_the_workspace_that_torch_keeps(monkeypatch: pytest
 
     monkeypatch.setattr(graphs, "_graph", record)
     monkeypatch.setattr(decode_graphs, "release", lambda _device: kept.clear())
-    assert graphs.made(1)
+    assert graphs.ensure(1)
     assert graphs.released, "the workspace is to be claimed again"
 
 
@@ -231,10 +231,10 @@ def test_graphs_are_recorded_ahead_one_at_a_time_for_as_many_as_may_run(
 
     monkeypatch.setattr(graphs, "_graph", record)
     graphs._graphs[4] = None  # type: ignore[assignment]
-    assert [graphs.record_next(5) for _ in range(4)] == [True, True, False, False]
+    assert [graphs.capture_next(5) for _ in range(4)] == [True, True, False, False]
     assert asked == [1, 2, 2, 8], "that of 4 was there, and nobody needs that of 16"
-    assert not graphs.record_next(8)
-    graphs.record_next(9)
+    assert not graphs.capture_next(8)
+    graphs.capture_next(9)
     assert asked[4:] == [16]
 
 

@@ -1,4 +1,4 @@
-"""Steps and pictures by recordings give the tokens of steps that are launched one by one.
+"""Steps and pictures by CUDA graphs give the tokens of steps that are launched one by one.
 
 A recording stands in for a CUDA graph by doing its work again on the same tensors, as a graph would.
 """
@@ -14,14 +14,14 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs.recordings import CudaRecorder, Recordings, Work, captured
-from snugvl.engine.graphs.steps import size_of
+from snugvl.engine.graphs.capture import CudaCapturer, GraphPool, Work, capture
+from snugvl.engine.graphs.prefill import size_of
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import EngineError
 from snugvl.layers import attention
 from snugvl.models.loader import load_model
 from tests.engine.test_network import requests as network_requests
-from tests.engine.test_pipeline import EagerGraphs
+from tests.engine.test_overlap import EagerGraphs
 from tests.engine.toy import (
     BOMB,
     POISON,
@@ -40,21 +40,21 @@ FULL = "CUDA out of memory. Tried to allocate 26.00 MiB."
 
 
 class Again:
-    """A recorder whose recordings do the work again."""
+    """A capturer whose graphs do the work again."""
 
     def __init__(self) -> None:
         self.forgotten = 0
         self.fails: Exception | None = None
 
-    def record(self, work: Work) -> Work:
+    def capture(self, work: Work) -> Work:
         if self.fails is not None:
             raise self.fails
         return work
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         pass
 
-    def forget(self) -> None:
+    def drop_pool(self) -> None:
         self.forgotten += 1
 
 
@@ -64,10 +64,10 @@ def _rows_of_nobody_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention.torch, "empty_like", lambda like: torch.full_like(like, torch.nan))
 
 
-def recorded(here: Engine, *, most: int = 48, recorder: Again | None = None) -> Recordings:
+def recorded(here: Engine, *, most: int = 48, recorder: Again | None = None) -> GraphPool:
     """Let an engine record; its pictures are one slice each."""
-    made = Recordings(recorder or Again(), here.model, 1 << 20, most, most)
-    here._runner.record(made)
+    made = GraphPool(recorder or Again(), here.model, 1 << 20, most, most)
+    here._runner.use_graph_pool(made)
     return made
 
 
@@ -97,7 +97,7 @@ def test_any_company_gets_the_same_tokens(decode_graphs: bool) -> None:
     outputs = run(here, *items)
     for item in items:
         assert tokens(outputs[item.request_id]) == oracle(Toy(), item, item.sampling.max_tokens or 0)
-    assert made.replayed > 10
+    assert made.replays > 10
     assert here.stats.preemptions > 0
 
 
@@ -120,7 +120,7 @@ def test_the_real_network_gives_the_same_tokens(tiny_untied: Path) -> None:
         for name, answer in right.items():
             assert tokens(outputs[name]) == tokens(answer)
             assert [o.logprob for o in outputs[name]] == pytest.approx([o.logprob for o in answer], abs=1e-4)
-    assert made.replayed > 10
+    assert made.replays > 10
     assert {key[0] for key in made._replays} == {"step", "picture"}  # type: ignore[index]
 
 
@@ -132,7 +132,7 @@ def test_steps_of_one_size_share_a_recording_that_the_second_one_makes() -> None
             here,
             request(str(index), *range(1, 2 + length % 40), *[5] * (length - 1 - length % 40), max_tokens=1),
         )
-        assert (made.made, made.replayed) == (min(index, 1), max(index - 1, 0))
+        assert (made.captures, made.replays) == (min(index, 1), max(index - 1, 0))
     assert [size_of(length) for length in (1, 63, 64, 65, 2048)] == [64, 64, 64, 128, 2048]
     assert [size_of(length) for length in (512, 513, 1049, 1153)] == [512, 640, 1152, 1280]
 
@@ -144,7 +144,7 @@ def test_a_cached_beginning_is_no_other_step() -> None:
         item = request(str(index), *range(1, 30), picture(1), 30 + index)
         assert tokens(run(here, item)[str(index)]) == oracle(Toy(), item, 8)
     assert here.stats.prefix_hit_tokens > 60
-    assert made.replayed
+    assert made.replays
 
 
 def test_a_prompt_without_pictures_sees_none_of_the_step_before() -> None:
@@ -162,7 +162,7 @@ def test_an_abort_and_a_fault_leave_nothing_behind() -> None:
     made = recorded(here)
     items = [request(str(i), i + 1, picture(i), *range(2, 9)) for i in range(4)]
     run(here, *items[:3])
-    assert made.made
+    assert made.captures
     here.add(items[3])
     here.add(request("gone", 7, picture(7), *range(2, 9)))
     here.step()
@@ -189,10 +189,10 @@ def test_the_least_recently_used_goes() -> None:
     for name in "cd":
         ask(name, 200)
     assert list(made._replays) == [("step", 64, 1), ("step", 256, 1)]
-    assert made.made == 3
+    assert made.captures == 3
     for length in (130, 10, 70, 300, 130):  # two others of no recording came since the first of 130
         ask("e", length)
-    assert made.made == 3
+    assert made.captures == 3
 
 
 def test_pictures_of_a_size_that_comes_again_are_recorded_if_they_are_small() -> None:
@@ -228,12 +228,12 @@ def test_models_with_recurrent_states_record_no_steps() -> None:
 
 
 def test_a_step_that_is_alone_takes_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Out of memory: recordings go first, and stay away; tokens are the same."""
+    """Out of memory: the graphs of prompts go first, and stay away; tokens are the same."""
     here, model = engine(prefix_cache=False), Toy()
     made = recorded(here)
     items = [request(str(i), i + 1, picture(i), *range(2, 12)) for i in range(5)]
     run(here, *items[:3])
-    held = made.made
+    held = made.captures
     assert held
     forward, calls = here.model.forward, iter(range(100))
 
@@ -248,7 +248,7 @@ def test_a_step_that_is_alone_takes_no_more_than_it_must(monkeypatch: pytest.Mon
         assert tokens(outputs[item.request_id]) == oracle(model, item, 8)
     assert not made.on
     assert not made._replays
-    assert not made._held
+    assert not made._buffers
     assert here.stats.shortages == 1
 
 
@@ -263,7 +263,7 @@ def test_what_cannot_be_recorded_runs_as_ever(error: Exception, caplog: pytest.L
         assert tokens(run(here, item)[name]) == oracle(Toy(), item, 8)
     assert not made.on
     assert here.stats.faults == 0
-    assert "CUDA graphs of steps" in caplog.text or "can't be recorded" in caplog.text
+    assert "CUDA graphs of steps" in caplog.text or "can't be captured" in caplog.text
     recorder.fails = None
     made.start()
     assert made.on == isinstance(error, torch.OutOfMemoryError), "what is broken stays so"
@@ -289,16 +289,16 @@ def test_cuda_graphs_share_a_stream_and_a_pool_until_all_are_gone(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: "main")
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    recorder = CudaRecorder(CPU, lambda: stream)
-    again = recorder.record(lambda: said.append("work"))
+    recorder = CudaCapturer(CPU, lambda: stream)
+    again = recorder.capture(lambda: said.append("work"))
     assert said == [("after", "main"), (None, "thread_local"), "work", "end"]
     again()
     assert said[4:] == ["replay"]
     with pytest.raises(ZeroDivisionError):
-        recorder.record(lambda: said.append(1 // 0))
+        recorder.capture(lambda: said.append(1 // 0))
     assert said[5:] == [("after", "main"), ((0, 7), "thread_local"), "end"], "the stream records no longer"
-    recorder.forget()
-    recorder.record(lambda: None)
+    recorder.drop_pool()
+    recorder.capture(lambda: None)
     assert said[9] == (None, "thread_local")
 
 
@@ -317,10 +317,10 @@ def test_no_garbage_is_collected_while_something_is_recorded(
     before = gc.isenabled()
     (gc.enable if collects else gc.disable)()
     try:
-        _, seen = captured(gc.isenabled, None, stream)
+        _, seen = capture(gc.isenabled, None, stream)
         after = gc.isenabled()
         with pytest.raises(ZeroDivisionError):
-            captured(lambda: 1 // 0, None, stream)
+            capture(lambda: 1 // 0, None, stream)
         assert gc.isenabled() == after == collects
         assert not seen
     finally:

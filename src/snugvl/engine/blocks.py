@@ -58,11 +58,6 @@ class BlockPool:
         """Blocks with at least one owner."""
         return self.num_blocks - self.num_free
 
-    @property
-    def num_shared(self) -> int:
-        """Blocks with more than one owner."""
-        return sum(owners > 1 for owners in self._owners)
-
     def owners(self, block: int) -> int:
         """How many tables hold a block."""
         return self._owners[block]

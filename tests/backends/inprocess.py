@@ -1,4 +1,4 @@
-"""An engine in this process as a service: for tests, notebooks and embedding the server in a program."""
+"""An engine in this process as a service: a server's tests need no child process."""
 
 import asyncio
 import time

@@ -9,12 +9,12 @@ import torch
 
 from snugvl.config import EngineConfig
 from snugvl.engine.engine import Engine
-from snugvl.engine.graphs.decode import DecodeGraphs, Row, _Graph
-from snugvl.engine.memory.caches import allocate
+from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, _DecodeGraph
+from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.models.batch import Batch
+from snugvl.models.batch import ForwardBatch
 from snugvl.sampling import SamplingParams
 from tests.engine.toy import BOMB, POISON, HybridToy, Toy
 
@@ -37,19 +37,19 @@ class EagerGraphs(DecodeGraphs):
         super().__init__(engine.model, engine._cache, engine.config.max_model_len)
         self.started = self.followed = 0
 
-    def made(self, sequences: int) -> bool:
+    def ensure(self, sequences: int) -> bool:
         return True
 
-    def start(self, rows: Rows[Row]) -> Result:  # type: ignore[override]
+    def start(self, rows: Rows[DecodeRow]) -> Result:  # type: ignore[override]
         self.started += 1
         self.ids = torch.tensor([row.token for row in rows])
         self.lengths = [row.length for row in rows]
         self.deltas = [row.delta for row in rows]
         self.tables = [list(row.table) for row in rows]
-        self.seats = torch.tensor([row.seat for row in rows])
+        self.state_slots = torch.tensor([row.slot for row in rows])
         return self._run()
 
-    def again(self, rows: int, tables: Mapping[int, Rows[int]]) -> Result:  # type: ignore[override]
+    def advance(self, rows: int, tables: Mapping[int, Rows[int]]) -> Result:  # type: ignore[override]
         self.followed += 1
         for index, table in tables.items():
             self.tables[index] = list(table)
@@ -69,10 +69,10 @@ class EagerGraphs(DecodeGraphs):
             slot_mapping=torch.tensor(slots),
             block_tables=torch.tensor([t + [0] * (width - len(t)) for t in self.tables]),
             block_size=size,
-            seats=self.seats,
+            state_slots=self.state_slots,
         )
         positions = torch.tensor([p + d for p, d in zip(places, self.deltas, strict=True)]).expand(3, -1)
-        batch = Batch(self.ids, positions, metadata, torch.arange(len(places)))
+        batch = ForwardBatch(self.ids, positions, metadata, torch.arange(len(places)))
         logits = self._model.forward(batch, self._cache)
         self.ids = logits.argmax(-1)
         self.lengths = [length + 1 for length in self.lengths]
@@ -212,7 +212,7 @@ def test_an_abort_while_a_step_is_under_way_frees_the_blocks() -> None:
     engine.add(request("b", [4, 5], max_tokens=12))
     for _ in range(4):
         engine.step()
-    assert engine._flight is not None
+    assert engine._in_flight is not None
     assert [output.finish for output in engine.abort("a")] == ["abort"]
     engine.check_integrity()
     alone, _ = engine_with(False)
@@ -261,7 +261,7 @@ def test_a_step_under_way_is_forgotten_by_a_reset() -> None:
     for _ in range(3):
         engine.step()
     assert [output.finish for output in engine.reset()] == ["error"]
-    assert engine._flight is None
+    assert engine._in_flight is None
     engine.add(request("b", [1, 2], max_tokens=5))
     assert finish(engine)["b", 0][-1] == "length"
 
@@ -272,23 +272,31 @@ class Seen:
     device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[ForwardBatch] = []
 
-    def forward(self, batch: Batch, cache: KVCache) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, cache: KVCache) -> torch.Tensor:
         self.batches.append(batch)
         return torch.zeros(len(batch.input_ids), 5)
 
 
-def test_rows_that_fill_up_a_graph_sit_on_nobodys_seat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while it is recorded, when no row is anybody's."""
-    monkeypatch.setattr(_Graph, "_pinned", staticmethod(lambda r, c, dtype: torch.zeros(r, c, dtype=dtype)))
+def test_rows_that_fill_up_a_graph_sit_on_nobodys_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while it is captured, when no row is anybody's."""
+    monkeypatch.setattr(
+        _DecodeGraph, "_pinned", staticmethod(lambda r, c, dtype: torch.zeros(r, c, dtype=dtype))
+    )
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(_Graph, "_replay", lambda graph, rows: graph._step())
+    monkeypatch.setattr(_DecodeGraph, "_replay", lambda graph, rows: graph._step())
     cache = allocate(HybridToy(), EngineConfig(num_blocks=8, block_size=4, max_num_seqs=5))
     network = Seen()
-    graph = _Graph(network, cache, 4, 8)  # type: ignore[arg-type]
+    graph = _DecodeGraph(network, cache, 4, 8)  # type: ignore[arg-type]
     graph._step()
-    graph.start([Row(token=3, length=2, delta=0, table=[1], seat=4), Row(3, 6, 0, [2, 3], seat=0)])
-    graph.again(2, {})
-    seats = [batch.attention.seats for batch in network.batches]
-    assert [each.tolist() for each in seats if each is not None] == [[5] * 4, [4, 0, 5, 5], [4, 0, 5, 5]]
+    graph.start(
+        [DecodeRow(token=3, length=2, delta=0, table=[1], slot=4), DecodeRow(3, 6, 0, [2, 3], slot=0)]
+    )
+    graph.advance(2, {})
+    slots = [batch.attention.state_slots for batch in network.batches]
+    assert [each.tolist() for each in slots if each is not None] == [
+        [5] * 4,
+        [4, 0, 5, 5],
+        [4, 0, 5, 5],
+    ]

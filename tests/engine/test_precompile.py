@@ -14,8 +14,8 @@ import torch
 
 import snugvl
 from snugvl.config import EngineConfig
-from snugvl.engine import rehearsal
-from snugvl.engine.rehearsal import edges, rehearse
+from snugvl.engine import precompile
+from snugvl.engine.precompile import edges, rehearse
 
 KERNELS = Path(snugvl.__file__).parent / "layers" / "kernels"
 MOST = {"2B-FP8": 43, "2B in 4 bits": 49, "Qwen3.5": 51}  # each takes a processor half a second or more
@@ -56,8 +56,8 @@ def test_what_one_person_waits_for_comes_first(monkeypatch: pytest.MonkeyPatch) 
     """A picture's prompt and its answer, then texts, then what many at once need."""
     steps: list[tuple[int, ...]] = []
     cache = SimpleNamespace(storage=torch.empty(0), block_size=16, states=None)
-    monkeypatch.setattr(rehearsal, "allocate", lambda *_: cache)
-    monkeypatch.setattr(rehearsal, "support", lambda *_: None)
+    monkeypatch.setattr(precompile, "allocate", lambda *_: cache)
+    monkeypatch.setattr(precompile, "support", lambda *_: None)
     network: Any = SimpleNamespace(
         tower=None,
         device=torch.device("cpu"),

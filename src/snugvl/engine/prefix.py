@@ -12,7 +12,7 @@ Placeholders look alike, so the pictures themselves must be in the key. M-RoPE p
 follow from the ids and grids up to the token. Generated tokens are tokens like any other, so the next turn
 of a conversation finds the answers of the turns before; and so does a sequence that was preempted.
 
-A block can be found once a finished step has written all of it, which is when `record` is called, and until
+A block can be found once a finished step has written all of it, which is when `publish` is called, and until
 `blocks.py` gives it to somebody else. The last known token is never taken from the cache: its logits choose
 the next one. A hit may end inside a picture; the vision tower then runs again for the rest of its rows.
 
@@ -31,7 +31,7 @@ from array import array
 from collections.abc import Sequence as Items
 from hashlib import blake2b
 
-from snugvl.engine.memory.blocks import BlockPool, Key
+from snugvl.engine.blocks import BlockPool, Key
 from snugvl.engine.sequence import Sequence, VisionSlice
 
 ROOT = bytes(32)  # where a key of its own length would stand, so that all hashes have one form
@@ -49,25 +49,25 @@ def find(sequence: Sequence, pool: BlockPool) -> list[int]:
     return blocks
 
 
-def record(sequence: Sequence, pool: BlockPool) -> None:
+def publish(sequence: Sequence, pool: BlockPool) -> None:
     """Let the blocks be found that are full of known tokens, all of them written by finished steps.
 
     A step that runs ahead may have written one token more; it isn't known yet, so it doesn't count.
     """
     full = min(sequence.computed, sequence.length) // pool.block_size
-    if full <= sequence.recorded:
+    if full <= sequence.published:
         return
     _extend_keys(sequence, pool.block_size)
-    for index in range(sequence.recorded, full):
+    for index in range(sequence.published, full):
         pool.publish(sequence.table[index], sequence.keys[index])
-    sequence.recorded = full
+    sequence.published = full
 
 
 def check(sequence: Sequence, pool: BlockPool) -> None:
     """Assert that a running sequence's blocks are found by what is in them, and only if they are full."""
     size = pool.block_size
     full = min(sequence.computed, sequence.length) // size
-    assert sequence.recorded <= full <= len(sequence.table), "blocks are recorded that are not full"
+    assert sequence.published <= full <= len(sequence.table), "blocks are published that are not full"
     parent = ROOT
     for index, block in enumerate(sequence.table):
         if index >= full:

@@ -1,0 +1,211 @@
+"""CUDA graphs (`capture.py`) of steps with parts of prompts, decodes beside them or not, and of pictures.
+
+A large GPU is done with such a step in half of the time that the host needs to start its hundreds of kernels.
+A graph has a fixed size, so a step is filled up to the next one (`packing.py`):
+
+    tokens       [ a prompt's chunk | another's | decodes | ░░░░░░ ]    up to 64, 128, … 512, 640, 768, …
+    sequences    [ 0                | 1         | 2 3 4   | ░░░    ]    up to 1, 8 or all that may run
+
+Padded tokens belong to nobody, are written nowhere, and their rows are read by no other row. Kernels are
+started for the largest chunk that the size could hold; most of their blocks find nothing to do.
+
+Pictures enter by a row for every token: zeros, and a bool that says no, where there is no placeholder. Logits
+come from one buffer, of as many rows as sequences.
+
+A picture of a thousand tokens, too, is encoded faster than the host starts the tower's kernels: each grid of
+patches that comes again has a graph. Larger pictures keep the GPU busy, and must stop for others every now
+and then: they go launch by launch as ever.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from snugvl.config import EngineConfig
+from snugvl.engine.graphs.capture import GraphPool
+from snugvl.engine.packing import Numbers, Shape, numbers_of, pack, shape_of, table_width
+from snugvl.engine.request import VisionItem
+from snugvl.engine.scheduler import Chunk
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.upload import copy_to
+from snugvl.models.batch import ForwardBatch, GridTHW, Network, encoded
+
+FINE, FINE_MOST = 64, 512  # tokens: sizes are multiples of this, up to so many
+TOKENS = 128  # and of this beyond: a ninth of a step in vain at most, and few enough sizes to meet again
+FEW = 8  # sequences of the middle size
+PATCHES: Final = 4096  # of a picture, at most: a chunk of the tower (`models/vision.py`)
+
+
+@dataclass(frozen=True, slots=True)
+class _StepBuffers:
+    """What graphs of steps read, and where they leave logits. Each size uses the beginning.
+
+    Attributes:
+        flat: the numbers of a step, see `packing.py`.
+        pictured: `[tokens]` bool, placeholders; None in a model without pictures.
+        embeds: `[tokens, (1 + levels) · hidden]`, theirs.
+        logits: `[sequences, vocab]` float32.
+    """
+
+    flat: torch.Tensor
+    pictured: torch.Tensor | None
+    embeds: torch.Tensor | None
+    logits: torch.Tensor
+
+
+class StepGraphs:
+    """Not for models with recurrent states, whose kernels go by the lengths that the host knows."""
+
+    def __init__(self, model: Network, cache: KVCache, config: EngineConfig, graph_pool: GraphPool) -> None:
+        self._model = model
+        self._cache = cache
+        self._graph_pool = graph_pool
+        self._most = size_of(config.max_batched_tokens)
+        self._max_sequences = config.max_num_seqs
+        self._blocks = table_width(-(-config.max_model_len // cache.block_size))
+        self._seen = False  # whether the last step had placeholders, whose rows are still there
+
+    def run(self, chunks: Sequence[Chunk], embeds: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Logits `[n, vocab]` of the `n` chunks that sample, valid until the next run; None without a graph.
+
+        `embeds`: the encoder rows of all placeholders, in their order, in pieces.
+        """
+        exact = shape_of(chunks)
+        if exact.tokens > self._most or exact.sequences > self._max_sequences:
+            return None
+        shape = self._shape(exact)
+        key = ("step", shape.tokens, shape.sequences)
+        if not self._graph_pool.admit(key):
+            return None
+        buffers = self._graph_pool.buffers("buffers of steps", self._buffers)
+        flat = buffers.flat[: shape.size]
+        # Placeholders are not part of a graph: as many of them as there are, behind its own numbers.
+        copy_to(flat, pack(chunks, shape, self._cache.block_size))
+        numbers = numbers_of(flat, shape)
+        self._see(buffers, numbers.pictured[: exact.pictured], embeds)
+        self._graph_pool.run(key, lambda: self._step(buffers, numbers, shape))
+        return buffers.logits[: exact.logits]
+
+    def _shape(self, exact: Shape) -> Shape:
+        """The next size."""
+        tokens = size_of(exact.tokens)
+        sizes = [size for size in (1, FEW) if size < self._max_sequences]
+        lines = next((size for size in sizes if size >= exact.sequences), self._max_sequences)
+        return replace(
+            exact, tokens=tokens, sequences=lines, blocks=self._blocks, logits=lines, pictured=tokens
+        )
+
+    def _buffers(self) -> _StepBuffers:
+        config, device = self._model.config, self._model.device
+        most = Shape(self._most, self._max_sequences, self._blocks, self._max_sequences, self._most)
+        pictured = embeds = None
+        if config.vision is not None:
+            width = (1 + len(config.vision.deepstack_layers)) * config.text.hidden_size
+            pictured = torch.zeros(self._most, dtype=torch.bool, device=device)
+            embeds = torch.zeros(self._most, width, dtype=self._model.dtype, device=device)
+        self._seen = False
+        return _StepBuffers(
+            torch.zeros(most.size, dtype=torch.int64, device=device),
+            pictured,
+            embeds,
+            torch.zeros(self._max_sequences, config.text.vocab_size, device=device),
+        )
+
+    def _see(self, buffers: _StepBuffers, rows: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        """Put the rows of pictures in place; those of the step before go."""
+        if buffers.pictured is None or buffers.embeds is None:
+            return
+        if self._seen:
+            buffers.pictured.zero_()
+            buffers.embeds.zero_()
+        self._seen = bool(parts)
+        start = 0
+        for part in parts:
+            where = rows[start : start + len(part)]
+            buffers.embeds.index_copy_(0, where, part.to(buffers.embeds.dtype))
+            start += len(part)
+        if parts:
+            buffers.pictured.index_fill_(0, rows, True)
+
+    def _step(self, buffers: _StepBuffers, numbers: Numbers[torch.Tensor], shape: Shape) -> None:
+        """What is captured."""
+        tokens, sequences = shape.tokens, shape.sequences
+        batch = ForwardBatch(
+            input_ids=numbers.ids,
+            positions=numbers.positions,
+            attention=AttentionMetadata(
+                query_lens=(tokens,) + (1,) * (sequences - 1),
+                context_lens=(tokens,) * sequences,
+                slot_mapping=numbers.slots,
+                block_tables=numbers.tables,
+                block_size=self._cache.block_size,
+                starts=numbers.starts,
+                lengths=numbers.lengths,
+            ),
+            logit_rows=numbers.logit_rows,
+            vision_rows=None if buffers.pictured is None else buffers.pictured[:tokens],
+            vision_embeds=None if buffers.embeds is None else buffers.embeds[:tokens],
+        )
+        buffers.logits[:sequences].copy_(self._model.forward(batch, self._cache))
+
+
+def size_of(tokens: int) -> int:
+    """Tokens of the graph that holds so many."""
+    unit = FINE if tokens <= FINE_MOST else TOKENS
+    return -(-tokens // unit) * unit
+
+
+@dataclass(frozen=True, slots=True)
+class _PictureBuffers:
+    """What graphs of pictures read and write; each size uses the beginning.
+
+    Attributes:
+        patches: `[PATCHES, patch_dim]` in the network's type.
+        rows: `[tokens, (1 + levels) · hidden]`.
+    """
+
+    patches: torch.Tensor
+    rows: torch.Tensor
+
+
+class PictureGraphs:
+    """Not for a tower whose weights are streamed, which waits for its copies."""
+
+    def __init__(self, model: Network, graph_pool: GraphPool) -> None:
+        self._model = model
+        self._graph_pool = graph_pool
+
+    def encode(self, item: VisionItem) -> torch.Tensor | None:
+        """Rows of an item, `[tokens, (1 + levels) · hidden]`; None: there is no graph for it."""
+        grid, key = item.grid_thw, ("picture", item.grid_thw)
+        count = math.prod(grid)
+        if count > PATCHES or not self._graph_pool.admit(key):
+            return None
+        buffers = self._graph_pool.buffers("buffers of pictures", self._buffers)
+        buffers.patches[:count].copy_(item.reader(self._model.device, self._model.dtype)(0, count))
+        self._graph_pool.run(key, lambda: self._encode(buffers, grid))
+        return buffers.rows[: self._tokens(grid)].clone()
+
+    def _tokens(self, grid: GridTHW) -> int:
+        vision = self._model.config.vision
+        assert vision is not None
+        return math.prod(grid) // vision.spatial_merge_size**2
+
+    def _buffers(self) -> _PictureBuffers:
+        config, kind, device = self._model.config, self._model.dtype, self._model.device
+        vision = config.vision
+        assert vision is not None
+        width = (1 + len(vision.deepstack_layers)) * config.text.hidden_size
+        return _PictureBuffers(
+            torch.zeros(PATCHES, vision.patch_dim, dtype=kind, device=device),
+            torch.zeros(PATCHES // vision.spatial_merge_size**2, width, dtype=kind, device=device),
+        )
+
+    def _encode(self, buffers: _PictureBuffers, grid: GridTHW) -> None:
+        """What is captured."""
+        rows = encoded(self._model.encode_in_steps(lambda start, end: buffers.patches[start:end], grid))
+        buffers.rows[: len(rows)].copy_(rows)

@@ -1,0 +1,212 @@
+"""The memory of sequences: allocated, given back when other programs need it, and taken again.
+
+Keys and values are allocated by blocks, recurrent states by slots. `pressure.py` says how much there should
+be; here it is done:
+
+    drop the CUDA graphs of prompts; if that is not enough:
+    preempt all ─► drop graphs and encodings ─► free the KV cache ─► make it anew ─► claim the workspace again
+
+The cache is one piece of memory, of which no part can be given back alone. Between letting go of it and
+having it again in another size somebody else may be faster; so there are smaller sizes to fall back to.
+"""
+
+import logging
+from collections.abc import Iterable
+
+import torch
+
+from snugvl.config import EngineConfig
+from snugvl.engine.encoder import Encoder
+from snugvl.engine.graphs.capture import SMALL_BYTES
+from snugvl.engine.oom import pooled_bytes, release
+from snugvl.engine.pressure import PressureMonitor, sizes
+from snugvl.engine.runner import Runner
+from snugvl.engine.scheduler import Scheduler
+from snugvl.layers.kv_cache import E4M3, KVCache, StateCache
+from snugvl.models.batch import Network
+
+logger = logging.getLogger(__name__)
+
+# Small tensors of linear attention more: of short prompts all that it computes with in float32 is small.
+STATES_SMALL_BYTES = 16 << 20
+
+
+def allocate(model: Network, config: EngineConfig) -> KVCache:
+    """The cache of a model. Layers of linear attention have no keys and values, and others no state."""
+    text = model.config.text
+    return KVCache(
+        num_layers=text.kv_layers,
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        num_kv_heads=text.num_kv_heads,
+        head_dim=text.head_dim,
+        dtype=E4M3 if config.kv_cache == "fp8" else model.dtype,
+        device=model.device,
+        states=_states(model, config.max_num_seqs),
+    )
+
+
+def _states(model: Network, slots: int) -> StateCache | None:
+    text, linear = model.config.text, model.config.text.linear
+    if linear is None:
+        return None
+    return StateCache(
+        num_layers=text.num_layers - text.kv_layers,
+        slots=slots,
+        heads=(linear.value_heads, linear.key_dim, linear.value_dim),
+        inputs=(linear.kernel - 1, linear.channels),
+        dtype=model.dtype,
+        device=model.device,
+    )
+
+
+def state_bytes(cache: KVCache) -> int:
+    """Of one sequence's recurrent state."""
+    return 0 if cache.states is None else cache.states.nbytes // (cache.states.slots + 1)
+
+
+class MemoryReclaimer:
+    """The memory that one engine could do without."""
+
+    def __init__(
+        self,
+        monitor: PressureMonitor,
+        config: EngineConfig,
+        scheduler: Scheduler,
+        encoder: Encoder,
+        runner: Runner,
+    ) -> None:
+        self._monitor = monitor
+        self._config = config
+        self._scheduler = scheduler
+        self._encoder = encoder
+        self._runner = runner
+        self._late_bytes = 0  # that were told
+
+    @property
+    def limit(self) -> int:
+        """Blocks that a new request may need: it must not keep those that are to be given back."""
+        return max(min(self._scheduler.pool.num_blocks, self._monitor.target), self._monitor.least)
+
+    @property
+    def most(self) -> int:
+        """Blocks of the cache where no other program needs memory."""
+        return self._monitor.most
+
+    def poll(self, *, at_once: bool) -> int | None:
+        """How many blocks the KV cache should have, where that is another number than now.
+
+        Before it gets smaller the graphs of prompts go, which only save time; they come back after it has
+        grown.
+        """
+        if self._runner.graphs.released:
+            self._runner.graphs.released = False
+            self.claim_workspace()
+        now, graph_pool = self._scheduler.pool.num_blocks, self._runner.graph_pool
+        if graph_pool is not None:
+            self._monitor.given_bytes = 0 if graph_pool.on else self._config.step_graph_bytes
+        blocks = self._monitor.update(now, self._scheduler.needed_blocks, at_once=at_once)
+        if blocks is None:
+            return None
+        if graph_pool is None:
+            return None if blocks == now and self._slots == self._scheduler.slots else blocks
+        if self._monitor.target < now and graph_pool.on:
+            logger.warning("other programs need memory: steps with prompts go without CUDA graphs")
+            self._runner.drop_graphs()
+            self.claim_workspace()
+            return None
+        if blocks == now == self._monitor.most and not graph_pool.on and self._monitor.room_is_back():
+            graph_pool.start()
+        return None if blocks == now and self._slots == self._scheduler.slots else blocks
+
+    @property
+    def _slots(self) -> int:
+        return self._config.max_num_seqs if self._runner.cache.states is None else self._monitor.slots
+
+    def resize_cache(self, blocks: int) -> None:
+        """Have so many blocks, or the most that there is memory for. No step may be running."""
+        cache, before = self._runner.cache, self._scheduler.pool.num_blocks
+        self._scheduler.resize(0, self._scheduler.slots)
+        self._encoder.cache_bytes = 0 if blocks < self._monitor.most else self._config.encoder_cache_bytes
+        self._encoder.clear()
+        self._runner.clear()
+        reallocate(cache, sizes(blocks), self._slots)
+        slots = self._config.max_num_seqs if cache.states is None else cache.states.slots
+        self._monitor.slots = slots
+        self._scheduler.resize(cache.num_blocks, slots)
+        self.claim_workspace()
+        tokens = cache.num_blocks * cache.block_size
+        if self._monitor.late_bytes > self._late_bytes:
+            self._late_bytes = self._monitor.late_bytes
+            logger.warning(
+                "the driver's kernels take %d MiB more than planned: the KV cache shrinks to %d tokens",
+                *(self._late_bytes >> 20, tokens),
+            )
+        elif blocks <= before:
+            logger.warning("other programs need memory: the KV cache shrinks to %d tokens", tokens)
+            self._monitor.notify()
+        else:
+            logger.warning("there is memory again: the KV cache grows to %d tokens", tokens)
+
+    def start(self) -> None:
+        """Hold the whole workspace from the first step on, in the thread of all steps.
+
+        Before it comes what cuBLAS works in, which torch gives it once a thread, for good: in the middle of
+        the workspace it would leave two halves.
+        """
+        device = self._runner.model.device
+        if device.type == "cuda":
+            one = torch.ones(1, 1, dtype=self._runner.model.dtype, device=device)
+            torch.mm(one, one)
+        self.claim_workspace()
+
+    def claim_workspace(self) -> None:
+        """Hold the workspace in one piece, of which torch's allocator cuts what steps need.
+
+        Pieces of their own for every size would leave holes that no other size fits into, and be asked for
+        when somebody else has taken the memory: at the start, and after all went back to the driver.
+        """
+        device = self._runner.model.device
+        if device.type != "cuda":
+            return
+        small = SMALL_BYTES + (0 if self._runner.cache.states is None else STATES_SMALL_BYTES)
+        missing = self._monitor.missing_bytes(self._scheduler.pool.num_blocks, pooled_bytes()) - small
+        if missing <= 0:
+            return
+        try:
+            torch.empty(missing, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            return  # what is needed of it is asked for when it is needed
+
+
+def reallocate(cache: KVCache, sizes: Iterable[int], slots: int) -> None:
+    """Give a cache the first number of blocks that there is memory for, or none; all of them empty.
+
+    States of so many `slots` come before them, or of one, or of none where not even that is to be had.
+
+    What it had goes back to the driver before, so nothing may hold views of it, a CUDA graph neither.
+    """
+    device = cache.storage.device
+    cache.resize(0)
+    if cache.states is not None and slots != cache.states.slots:
+        cache.states.resize(0)
+    release(device)
+    if cache.states is not None and not cache.states.slots and not _allocate_states(cache.states, slots):
+        return
+    for size in sizes:
+        try:
+            cache.resize(size)
+        except torch.OutOfMemoryError:
+            continue
+        return
+
+
+def _allocate_states(states: StateCache, slots: int) -> bool:
+    """Whether there is memory for some of the slots."""
+    for count in (slots, 1):
+        try:
+            states.resize(count)
+        except torch.OutOfMemoryError:
+            continue
+        return True
+    return False

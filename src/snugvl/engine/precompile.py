@@ -1,0 +1,220 @@
+"""Compiling all kernels that an engine will need, ahead of time, in a process of its own.
+
+    the engine          its network's outline, its sizes and its hardware: a `CompileJob`
+    kernel_process.py   the network of that outline, without memory ─► a step, an image, a filter of each kind
+                        in a dry run that writes launches down ─► each compiled into Triton's folder
+
+What is chosen by how many tokens or sequences a step has is chosen by comparing with a power of two, or one
+and a half times that. So steps of that many tokens, and of one more or less, use every kernel that any step
+does: `tests/engine/test_precompile.py` holds it to that with a mix of requests.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import nn
+
+from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.config import EngineConfig
+from snugvl.engine.engine import Engine
+from snugvl.engine.graphs.decode import choose, places
+from snugvl.engine.memory import allocate
+from snugvl.engine.sampling.filters import support
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kernels.device import Hardware, hardware_of
+from snugvl.layers.kv_cache import KVCache
+from snugvl.layers.linear import Linear
+from snugvl.layers.weights import Format
+from snugvl.models.batch import ForwardBatch, GridTHW, encoded
+from snugvl.models.loader import without_memory
+from snugvl.models.networks import LoadableNetwork
+from snugvl.sampling import SamplingParams
+
+SHORT = 64  # tokens of a prompt that comes alone seldom: a question with its template has more
+# An image that the tower encodes in one chunk, one in several, and a video.
+GRIDS: tuple[GridTHW, ...] = ((1, 16, 16), (1, 96, 96), (2, 16, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A network but for its values.
+
+    Attributes:
+        tensors: dtype and shape of each parameter and buffer.
+        formats: of each linear layer, with the columns that share a scale.
+    """
+
+    config: ModelConfig
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+    formats: Mapping[str, tuple[Format, int]]
+
+
+def outline_of(network: nn.Module, config: ModelConfig) -> Outline:
+    """That of a network with or without memory."""
+    tensors = chain(network.named_parameters(remove_duplicate=False), network.named_buffers())
+    linears = ((n, module) for n, module in network.named_modules() if isinstance(module, Linear))
+    return Outline(
+        config,
+        {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors},
+        {name: (linear.format, linear.group) for name, linear in linears},
+    )
+
+
+def network_from(outline: Outline) -> LoadableNetwork:
+    """The network on "meta", with one decoder layer of each kind in place of all of them."""
+    network = without_memory(outline.config)
+    network.requires_grad_(False).eval()
+    for name, (kind, group) in outline.formats.items():
+        linear = network.get_submodule(name)
+        assert isinstance(linear, Linear)
+        linear.format, linear.group = kind, group
+    for name, (dtype, shape) in outline.tensors.items():
+        owner, _, attribute = name.rpartition(".")
+        module = network.get_submodule(owner)
+        made = torch.empty(shape, dtype=dtype, device="meta")
+        is_parameter = attribute in module._parameters
+        setattr(module, attribute, nn.Parameter(made, requires_grad=False) if is_parameter else made)
+    network.decoder.layers = nn.ModuleList(_kinds(network.decoder.layers))
+    return network
+
+
+def _kinds(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """The first of those that compute the same with other values."""
+    found: dict[object, nn.Module] = {}
+    for layer in layers:
+        tensors = chain(layer.named_parameters(), layer.named_buffers())
+        form = tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors)
+        windows = tuple(getattr(module, "window", None) for module in layer.modules())
+        found.setdefault((form, windows), layer)
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class CompileJob:
+    """What runs, and on what.
+
+    Attributes:
+        threads: that compile.
+    """
+
+    outline: Outline
+    engine: EngineConfig
+    hardware: Hardware
+    threads: int
+
+
+def compile_job_of(engine: Engine, threads: int) -> CompileJob:
+    """What an engine on a GPU needs, without what differs from start to start and decides nothing here."""
+    model, config = engine.model, engine.config
+    assert isinstance(model, torch.nn.Module), "a network of ours"
+    sizes = EngineConfig(
+        num_blocks=1,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_batched_tokens=config.max_batched_tokens,
+        kv_cache=config.kv_cache,
+    )
+    return CompileJob(outline_of(model, model.config), sizes, hardware_of(model.device), threads)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """How it went: kernels in all, and what was said of those that can't be compiled."""
+
+    kernels: int
+    failed: tuple[str, ...]
+
+
+def compile_kernels(job: CompileJob) -> CompileReport:
+    """Find out what kernels the engine's steps need, and compile them into Triton's folder."""
+    from snugvl.layers.kernels.compiler.ahead_of_time import (
+        compile_all,  # needs triton, which only GPUs bring
+        dry_run,
+    )
+
+    with torch.inference_mode(), dry_run(job.hardware) as launches:
+        rehearse(network_from(job.outline), job.engine)
+    done = compile_all(launches, job.hardware, job.threads)
+    return CompileReport(
+        len(launches), tuple(f"{each.name}: {error}" for each, error in done if error is not None)
+    )
+
+
+def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
+    """Run every kind of step, image and filter on a network without memory; within `dry_run`.
+
+    What a person who asks about a picture waits for comes first, then texts, then what many at once need.
+    Steps that are CUDA graphs (`graphs/prefill.py`) are filled up to sizes that are among these.
+    """
+    cache = allocate(network, config)
+    prompts = edges(config.max_batched_tokens)
+    decodes = edges(config.max_num_seqs)
+    network.forward(_batch((prompts[-1],), cache), cache)
+    for grid in GRIDS if network.tower is not None else ():
+        _encode(network, grid)
+    long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
+    for lengths in ((1,), *((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
+        network.forward(_batch(lengths, cache), cache)
+    _around(network, cache)
+    scores = torch.empty(2, network.config.text.vocab_size, device=network.device)
+    support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])
+
+
+def _around(network: LoadableNetwork, cache: KVCache) -> None:
+    """What a decode graph does beside the network."""
+    device, count = network.device, 2
+
+    def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    lengths, tables = numbers(torch.int32, count), numbers(torch.int32, count, 1)
+    places(lengths, numbers(torch.int64, count), tables, cache.block_size)
+    logits = numbers(torch.float32, count, network.config.text.vocab_size)
+    choose(logits, numbers(torch.int64, count), numbers(torch.int64, count), lengths)
+
+
+def edges(most: int) -> list[int]:
+    """Where what is chosen by a number may change, up to `most`."""
+    found = {1, most}
+    power = 1
+    while power <= most:
+        found |= {power, power + 1, 3 * power - 1, 3 * power}
+        power *= 2
+    return sorted(count for count in found if count <= most)
+
+
+def _batch(lengths: tuple[int, ...], cache: KVCache) -> ForwardBatch:
+    """Chunks of so many tokens, each the beginning and all of its sequence, as the runner makes them."""
+    device, tokens, sequences = cache.storage.device, sum(lengths), len(lengths)
+
+    def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    width = -(-max(lengths) // cache.block_size)
+    return ForwardBatch(
+        input_ids=numbers(tokens),
+        positions=numbers(3, tokens),
+        attention=AttentionMetadata(
+            query_lens=lengths,
+            context_lens=lengths,
+            slot_mapping=numbers(tokens),
+            block_tables=numbers(sequences, width, dtype=torch.int32),
+            block_size=cache.block_size,
+            starts=numbers(sequences + 1, dtype=torch.int32),
+            lengths=numbers(sequences, dtype=torch.int32),
+            state_slots=None if cache.states is None else numbers(sequences),
+        ),
+        logit_rows=numbers(sequences),
+    )
+
+
+def _encode(network: LoadableNetwork, grid: GridTHW) -> None:
+    vision = network.config.vision
+    assert vision is not None, "a tower has a configuration"
+
+    def read(start: int, end: int) -> torch.Tensor:
+        return torch.empty(end - start, vision.patch_dim, dtype=network.dtype, device=network.device)
+
+    encoded(network.encode_in_steps(read, grid))

@@ -1,0 +1,143 @@
+"""Ahead-of-time compilation: the kernels that a network would launch, compiled before they are needed.
+
+    network, tensors on "meta" ── forward ──► product(), decode(), … ──► a launch ──► written down ─► compiled
+
+Which kernels a step needs, in which tiles and for which types, is decided by code in many places, by shapes
+alone. So it is asked itself, without a GPU, without memory and without numbers: no list of kernels is kept
+that could fall behind it. Tensors without memory know their shape, dtype, and how far from the beginning of
+their storage they begin; in a dry run they say, too, that they are on a GPU, and code takes that path.
+
+What is compiled lands in Triton's folder on disk, under a name made of the source, the types, the constants
+and the GPU's compute capability. Whoever launches it later finds it there. No GPU memory is used: Triton is
+given a driver that knows the capability and nothing else.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from snugvl.layers.kernels.compiler.launch import LaunchedKernel, read
+from snugvl.layers.kernels.device import Hardware, described
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAddress:
+    """Of a tensor, as Triton looks at it: type, and a number that 16 divides or not."""
+
+    dtype: torch.dtype
+    address: int
+
+    def data_ptr(self) -> int:
+        """As a tensor's."""
+        return self.address
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A kernel with what it would be given: addresses for tensors, and numbers."""
+
+    kernel: LaunchedKernel
+    values: tuple[object, ...]
+    constants: dict[str, object]
+
+    @property
+    def name(self) -> str:
+        """The kernel's."""
+        name: str = self.kernel.kernel.fn.__name__
+        return name
+
+
+class _Elsewhere(torch.Tensor):
+    """A tensor without memory that takes the path of one on a GPU."""
+
+    is_cuda = True
+
+
+class _Everywhere(TorchFunctionMode):
+    """Makes every new tensor one of those."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.is_meta and not isinstance(made, _Elsewhere):
+            return made.as_subclass(_Elsewhere)
+        return made
+
+
+@contextmanager
+def dry_run(hardware: Hardware) -> Iterator[list[Launch]]:
+    """Write down launches on `hardware` instead of launching, each variant once, in the order of first use.
+
+    For a process of its own: kernels can't be launched meanwhile, in any thread.
+    """
+    launches: list[Launch] = []
+    seen: set[object] = set()
+
+    def note(kernel: LaunchedKernel, values: tuple[object, ...], constants: dict[str, object]) -> None:
+        variant = id(kernel), kernel.variant(values, constants)
+        if variant not in seen:
+            seen.add(variant)
+            launches.append(Launch(kernel, tuple(map(_kept, values)), constants))
+
+    assert LaunchedKernel.instead is None, "one dry run at a time"
+    LaunchedKernel.instead = note
+    try:
+        with described(hardware), _Everywhere():
+            yield launches
+    finally:
+        LaunchedKernel.instead = None
+
+
+def _kept(value: object) -> object:
+    return TensorAddress(value.dtype, value.data_ptr()) if isinstance(value, torch.Tensor) else value
+
+
+class _DescribedDriver:
+    """What compiling asks a driver."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        major, minor = hardware.capability
+        self._target = GPUTarget("cuda", 10 * major + minor, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_all(
+    launches: Sequence[Launch], hardware: Hardware, threads: int = 1
+) -> Iterator[tuple[Launch, Exception | None]]:
+    """Compile what `dry_run` wrote down, in its order; each with what went wrong, if something did.
+
+    For a process of its own: it can launch nothing afterwards.
+    """
+    driver.set_active(_DescribedDriver(hardware))
+    with ThreadPoolExecutor(threads) as pool:
+        yield from zip(launches, pool.map(_compile, launches), strict=True)
+
+
+def compiled(launch: Launch) -> Any:
+    """Triton's compiled kernel, within `compile_all` or after it: found in the folder, or compiled now."""
+    read(launch.kernel.kernel)
+    return launch.kernel.kernel.warmup(*launch.values, grid=(1,), **launch.constants)
+
+
+def _compile(launch: Launch) -> Exception | None:
+    try:
+        compiled(launch)
+    except Exception as error:  # the others are wanted all the same; whoever launches it will see it
+        return error
+    return None
