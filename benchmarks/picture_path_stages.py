@@ -124,7 +124,7 @@ def server(checkpoint: str, device: str) -> int:
     from snugvl.server.record import current
     from snugvl.server.run import run
     from snugvl.server.settings import ServerSettings
-    from snugvl.server.sockets import address_of, listen
+    from snugvl.server.connection import address_of, listen
 
     jobs: dict[int, str] = {}  # whose bytes a decoder was given
     seen: set[int] = set()

@@ -15,9 +15,9 @@ from snugvl.backends.protocol import Request
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.server import body as body_module
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
+from snugvl.server.errors import InvalidRequest
 from snugvl.server.receiving import SMALL_BYTES, Held
 from snugvl.server.settings import ServerSettings
-from snugvl.server.validation import InvalidRequest
 from tests.patience import until
 from tests.server.fake import CAPABILITIES, FakeService, FakeStream
 from tests.server.live import live

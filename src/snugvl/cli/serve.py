@@ -112,8 +112,8 @@ def start(
     with launch(backend, begun) as launched:  # it imports torch while we import the rest, and plan
         seen = None if backend.attach is not None else look()
         from snugvl.cli.serve_show import Loading
+        from snugvl.server.connection import address_of, listen
         from snugvl.server.run import run
-        from snugvl.server.sockets import address_of, listen
 
         with listen(settings) as listener:  # before anything is loaded: a taken port is known at once
             settings = replace(settings, port=address_of(listener)[1])
@@ -160,7 +160,7 @@ def _service(
 
 
 def _keys(given: list[str], file: Path | None, *, no_auth: bool, host: str) -> tuple[str, ...]:
-    from snugvl.server import keys
+    from snugvl.server import settings as keys
     from snugvl.server.settings import is_loopback
 
     found = list(given)

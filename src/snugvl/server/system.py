@@ -2,21 +2,146 @@
 
 import math
 import time
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse
 
+from snugvl.backends.service import Health, Load, Snapshot, State
+from snugvl.ledger import Ledger, LedgerRow
 from snugvl.server.context import Context, context_of
-from snugvl.server.reports import (
-    HealthReport,
-    MemoryReport,
-    ModelCard,
-    ModelList,
-    VersionReport,
-)
 from snugvl.tasks.conventions import tasks_of
 from snugvl.version import __version__
+
+
+class HealthReport(BaseModel):
+    """Where the engine stands. `ready`: whether requests are taken now."""
+
+    ready: bool
+    state: State
+    detail: str
+    progress: float | None = Field(description="Of loading, from 0 to 1.")
+    restarts: int
+    retry_after_s: float | None
+
+    @classmethod
+    def of(cls, health: Health) -> "HealthReport":
+        """The report of a service's health."""
+        return cls(
+            ready=health.ready,
+            state=health.state,
+            detail=health.detail,
+            progress=health.progress,
+            restarts=health.restarts,
+            retry_after_s=health.retry_after_s,
+        )
+
+
+class LedgerReport(BaseModel):
+    """What the engine holds on its device, in bytes, and what the device has."""
+
+    device: str
+    rows: tuple[LedgerRow, ...]
+    total_bytes: int
+    free_bytes: int
+    process_bytes: int
+    others_bytes: int = Field(description="Held by other processes.")
+    cap_bytes: int | None
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> "LedgerReport":
+        """The report of a ledger."""
+        return cls(
+            device=ledger.device,
+            rows=ledger.rows,
+            total_bytes=ledger.total_bytes,
+            free_bytes=ledger.free_bytes,
+            process_bytes=ledger.process_bytes,
+            others_bytes=ledger.others_bytes,
+            cap_bytes=ledger.cap_bytes,
+        )
+
+
+class StartStep(BaseModel):
+    """A step of starting the engine, and when it was reached."""
+
+    step: str
+    at: float = Field(description="Seconds since 1970.")
+
+
+class MemoryReport(BaseModel):
+    """The ledger and the load at one moment, and the health now. Without an engine only the health.
+
+    `start`: what our own engine reached on its last way to being ready, in order.
+    """
+
+    at: float | None = Field(description="Seconds since 1970.")
+    ledger: LedgerReport | None
+    load: Load | None
+    health: HealthReport
+    start: tuple[StartStep, ...] = Field((), description="Of our own engine.")
+
+    @classmethod
+    def of(cls, snapshot: Snapshot | None, health: Health) -> "MemoryReport":
+        """The report of the last snapshot known."""
+        report = HealthReport.of(health)
+        start = tuple(StartStep(step=step, at=at) for step, at in health.timeline)
+        if snapshot is None:
+            return cls(at=None, ledger=None, load=None, health=report, start=start)
+        ledger = LedgerReport.of(snapshot.ledger)
+        return cls(at=snapshot.at, ledger=ledger, load=snapshot.load, health=report, start=start)
+
+
+class VersionReport(BaseModel):
+    """Of the server."""
+
+    version: str
+
+
+class ModelCard(BaseModel):
+    """A name under which the model is served, in OpenAI's form, with what the model can do."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["snugvl"] = "snugvl"
+    root: str | None = Field(default=None, description="The checkpoint that is loaded; null until it is.")
+    max_model_len: int | None = Field(
+        default=None, description="Tokens of prompt, images and answer together."
+    )
+    max_pixels: int | None = Field(default=None, description="Larger images are scaled down to this.")
+    images: bool | None = None
+    video: bool | None = None
+    tasks: tuple[str, ...] | None = Field(
+        default=None, description="Which of /v1/vision/ it can do; none for a model of text alone."
+    )
+    tools: bool | None = Field(default=None, description="Whether the model is shown tools.")
+    architecture: str | None = None
+    parameters: int | None = Field(default=None, description="Number of weights.")
+
+
+class ModelList(BaseModel):
+    """Every name of the model."""
+
+    object: Literal["list"] = "list"
+    data: tuple[ModelCard, ...]
+
+
+class TokenizeReport(BaseModel):
+    """A prompt as the model reads it, in vLLM's form."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    image_tokens: int = Field(description="How many of `tokens` stand for pictures.")
+
+
+class DetokenizeReport(BaseModel):
+    """The text of token ids, in vLLM's form."""
+
+    prompt: str
+
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STARTED = int(time.time())

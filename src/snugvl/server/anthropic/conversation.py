@@ -5,21 +5,19 @@ import json
 from snugvl.backends.protocol import Grammar, Message, Part, Request, Text, Tool, ToolCall, ToolUse
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
-from snugvl.server.anthropic.blocks import (
-    Base64Source,
-    ImageBlock,
-    TextBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-    UrlSource,
-)
 from snugvl.server.anthropic.schemas import (
     AnyChoice,
     AnyMessage,
+    Base64Source,
+    ImageBlock,
     MessagesRequest,
     NoChoice,
     Prompt,
+    TextBlock,
     ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+    UrlSource,
 )
 from snugvl.server.context import Context
 from snugvl.server.together import together

@@ -1,19 +1,194 @@
-"""Anthropic's routes: POST /v1/messages and /v1/messages/count_tokens."""
+"""Anthropic's routes, POST /v1/messages and /v1/messages/count_tokens, and their answers."""
 
-from typing import Any, Final
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 
-from snugvl.server.anthropic.answers import Answer, MessageOut, TokenCount
+from snugvl.backends.protocol import Usage as EngineUsage
+from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece, ToolEvent
 from snugvl.server.anthropic.conversation import conversation_of, request_of, tools_of
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.body import JsonRoute
-from snugvl.server.ceiling import generate_within
 from snugvl.server.context import context_of
-from snugvl.server.generation import counting, tokens_of
-from snugvl.server.reader import Reader
-from snugvl.server.streaming import event_stream, events_document
+from snugvl.server.generation import Reader, arguments_of, counting, generate_within, tokens_of
+from snugvl.server.streaming import Event, compact, event_stream, events_document
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class TextOut(BaseModel):
+    """Text of the answer."""
+
+    type: Literal["text"] = "text"
+    text: str
+    citations: None = None
+
+
+class ToolUseOut(BaseModel):
+    """A call that the model made."""
+
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class Usage(BaseModel):
+    """Tokens of a request, pictures included. Which of them were cached is not told."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+
+
+class MessageOut(BaseModel):
+    """An answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[Annotated[TextOut | ToolUseOut, Field(discriminator="type")]]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: Usage
+
+
+class TokenCount(BaseModel):
+    """Tokens of a prompt, pictures included."""
+
+    input_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer on its way.
+
+    Attributes:
+        max_tokens: what the request asked for, which may be more than it got.
+    """
+
+    model: str
+    reader: Reader
+    max_tokens: int
+
+    async def whole(self) -> MessageOut:
+        """The message, complete."""
+        texts: dict[int, str] = {}
+        calls: dict[int, CallStarted] = {}
+        blocks = _Blocks()
+        async with self.reader.generation:
+            async for event in self.reader:
+                index = blocks.place(event)
+                if isinstance(event, CallStarted):
+                    calls[index] = event
+                else:
+                    texts[index] = texts.get(index, "") + _text_of(event)
+        content: list[TextOut | ToolUseOut] = []
+        for index in range(blocks.count):
+            text = texts.get(index, "")
+            if call := calls.get(index):
+                content.append(ToolUseOut(id=call.id, name=call.name, input=arguments_of(text)))
+            else:
+                content.append(TextOut(text=text))
+        usage = self._usage()
+        return self._message(
+            content,
+            stop_reason=self._stop_reason(usage),
+            stop_sequence=self.reader.stop,
+            usage=Usage(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens),
+        )
+
+    async def events(self) -> AsyncGenerator[Event]:
+        """The events of a stream, in Anthropic's order."""
+        tokens = Usage(input_tokens=self.reader.generation.prompt_tokens, output_tokens=0)
+        start = self._message([], stop_reason=None, stop_sequence=None, usage=tokens)
+        async with self.reader.generation:
+            yield _event("message_start", message=start.model_dump())
+            yield _event("ping")
+            async for event in self._blocks():
+                yield event
+        usage = self._usage()
+        yield _event(
+            "message_delta",
+            delta={"stop_reason": self._stop_reason(usage), "stop_sequence": self.reader.stop},
+            usage={"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens},
+        )
+        yield _event("message_stop")
+
+    async def _blocks(self) -> AsyncIterator[Event]:
+        """Each content block: its start, what it is made of, its end."""
+        blocks = _Blocks()
+        async for event in self.reader:
+            before = blocks.count
+            index = blocks.place(event)
+            if index == before:
+                if index:
+                    yield _event("content_block_stop", index=index - 1)
+                yield _event("content_block_start", index=index, content_block=_opened(event))
+            if not isinstance(event, CallStarted):
+                yield _event("content_block_delta", index=index, delta=_delta(event))
+        if blocks.count:
+            yield _event("content_block_stop", index=blocks.count - 1)
+
+    def _message(self, content: list[TextOut | ToolUseOut], **fields: Any) -> MessageOut:
+        return MessageOut(id=f"msg_{secrets.token_hex(12)}", model=self.model, content=content, **fields)
+
+    def _stop_reason(self, usage: EngineUsage) -> StopReason:
+        if self.reader.stop is not None:
+            return "stop_sequence"
+        if self.reader.length:
+            full = usage.completion_tokens < self.max_tokens
+            return "model_context_window_exceeded" if full else "max_tokens"
+        return "tool_use" if self.reader.calls else "end_turn"
+
+    def _usage(self) -> EngineUsage:
+        usage = self.reader.generation.usage
+        assert usage is not None, "an answer that ended tells its tokens"
+        return usage
+
+
+class _Blocks:
+    """Gives each event the index of its content block: text that follows text is one, every call is one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._in_text = False
+
+    def place(self, event: ToolEvent) -> int:
+        """The block of `event`; a new one if it is `count` as it was before."""
+        if isinstance(event, CallStarted) or (isinstance(event, TextPiece) and not self._in_text):
+            self.count += 1
+        self._in_text = isinstance(event, TextPiece)
+        return self.count - 1
+
+
+def _opened(event: ToolEvent) -> dict[str, Any]:
+    """The block that begins with `event`, empty."""
+    if isinstance(event, CallStarted):
+        return ToolUseOut(id=event.id, name=event.name, input={}).model_dump()
+    return TextOut(text="").model_dump()
+
+
+def _delta(event: TextPiece | CallArguments) -> dict[str, str]:
+    if isinstance(event, CallArguments):
+        return {"type": "input_json_delta", "partial_json": event.fragment}
+    return {"type": "text_delta", "text": event.text}
+
+
+def _text_of(event: TextPiece | CallArguments) -> str:
+    return event.text if isinstance(event, TextPiece) else event.fragment
+
+
+def _event(kind: str, **fields: Any) -> Event:
+    return Event(compact({"type": kind, **fields}), kind)
+
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=JsonRoute)
 

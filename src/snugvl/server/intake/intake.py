@@ -21,13 +21,11 @@ from PIL import Image
 
 from snugvl.backends.protocol import Picture, Size, Video
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
-from snugvl.server.intake.addresses import Address, is_foreign
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures, memory_for_videos
-from snugvl.server.intake.fetch import Fetcher
-from snugvl.server.intake.local import check_folder, read_file_url
+from snugvl.server.intake.fetch import Address, Fetcher, is_foreign
 from snugvl.server.intake.room import PIXEL_BYTES, Room
 from snugvl.server.intake.settings import IntakeSettings
-from snugvl.server.intake.urls import read_data_url, scheme_of
+from snugvl.server.intake.urls import check_folder, read_data_url, read_file_url, scheme_of
 from snugvl.server.settings import ServerSettings
 
 LOW_DETAIL_PIXELS = 512 * 512

@@ -18,7 +18,7 @@ from snugvl.backends.protocol import (
 from snugvl.errors import RequestError
 from snugvl.server.context import Context
 from snugvl.server.ollama import schemas
-from snugvl.server.ollama.options import sampling_of
+from snugvl.server.ollama.schemas import sampling_of
 from snugvl.server.together import together
 
 

@@ -1,33 +1,207 @@
-"""Ollama's routes. Lines of JSON stream by default, as there."""
+"""Ollama's routes and their answers, at once or line by line. Lines of JSON stream by default, as there."""
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 
+from snugvl.backends.protocol import Logprob
 from snugvl.errors import RequestError
+from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
-from snugvl.server.ceiling import generate_within
 from snugvl.server.context import context_of
+from snugvl.server.generation import Reader, arguments_of, generate_within
 from snugvl.server.ollama import models
-from snugvl.server.ollama.answers import (
-    Answer,
-    ChatLine,
-    GenerateLine,
-    Line,
-    Piece,
-    Shape,
-    chat_line,
-    generate_line,
-    now,
-)
 from snugvl.server.ollama.conversation import chat_request, generate_request
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, ShowRequest
-from snugvl.server.reader import Reader
-from snugvl.server.streaming import line_stream, lines_document
+from snugvl.server.streaming import Event, line_stream, lines_document
 from snugvl.version import __version__
+
+
+class CalledFunction(BaseModel):
+    """A function with the arguments that the model chose."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class MadeCall(BaseModel):
+    """A call that the model made."""
+
+    id: str
+    function: CalledFunction
+
+
+class TokenLogprob(BaseModel):
+    """A token and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class GeneratedLogprob(TokenLogprob):
+    """A generated token, with the most likely alternatives."""
+
+    top_logprobs: list[TokenLogprob] | None = None
+
+
+class AnswerMessage(BaseModel):
+    """The assistant's message, or a piece of it."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    tool_calls: list[MadeCall] | None = None
+
+
+class Line(BaseModel):
+    """What every answer has. Durations are in nanoseconds; counts and durations come with the last line."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load"] | None = None
+    logprobs: list[GeneratedLogprob] | None = None
+    total_duration: int | None = None
+    load_duration: int | None = Field(
+        default=None, description="0: the model is loaded before the server is ready"
+    )
+    prompt_eval_count: int | None = Field(default=None, description="tokens of the prompt, pictures included")
+    prompt_eval_duration: int | None = Field(default=None, description="until the first token")
+    eval_count: int | None = Field(default=None, description="tokens of the answer")
+    eval_duration: int | None = Field(default=None, description="from the first token to the last")
+
+
+class ChatLine(Line):
+    """An answer of /api/chat."""
+
+    message: AnswerMessage
+
+
+class GenerateLine(Line):
+    """An answer of /api/generate."""
+
+    response: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer."""
+
+    text: str = ""
+    calls: tuple[MadeCall, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
+
+
+Shape = Callable[..., Line]  # (piece, **fields of Line) → a line of chat or generate
+
+
+def chat_line(piece: Piece, **fields: Any) -> ChatLine:
+    """A line of /api/chat."""
+    message = AnswerMessage(content=piece.text, tool_calls=list(piece.calls) or None)
+    return ChatLine(message=message, **fields)
+
+
+def generate_line(piece: Piece, **fields: Any) -> GenerateLine:
+    """A line of /api/generate."""
+    return GenerateLine(response=piece.text, **fields)
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer on its way: `reader` tells it, `shape` writes its lines, `started_ns` measures it."""
+
+    model: str
+    reader: Reader
+    shape: Shape
+    started_ns: int = field(default_factory=time.perf_counter_ns)
+    _first_ns: int | None = None
+
+    async def whole(self) -> Line:
+        """Everything in one line."""
+        async with self.reader.generation:
+            pieces = [piece async for piece in self._pieces()]
+        piece = Piece(
+            "".join(piece.text for piece in pieces),
+            tuple(call for piece in pieces for call in piece.calls),
+            tuple(each for piece in pieces for each in piece.logprobs),
+        )
+        return self._line(piece, **self._end())
+
+    async def lines(self) -> AsyncGenerator[Event]:
+        """A line for each piece, and one for the end."""
+        async with self.reader.generation:
+            async for piece in self._pieces():
+                yield Event(self._line(piece, done=False).model_dump_json(exclude_none=True))
+        yield Event(self._line(Piece(), **self._end()).model_dump_json(exclude_none=True))
+
+    def _line(self, piece: Piece, **fields: Any) -> Line:
+        logprobs = [_generated(each) for each in piece.logprobs] or None
+        return self.shape(piece, model=self.model, created_at=now(), logprobs=logprobs, **fields)
+
+    def _end(self) -> dict[str, Any]:
+        end = time.perf_counter_ns()
+        first = self._first_ns or end
+        usage = self.reader.generation.usage
+        assert usage is not None, "an answer that ended tells its tokens"
+        return {
+            "done": True,
+            "done_reason": "length" if self.reader.length else "stop",
+            "total_duration": end - self.started_ns,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": first - self.started_ns,
+            "eval_count": usage.completion_tokens,
+            "eval_duration": end - first,
+        }
+
+    async def _pieces(self) -> AsyncIterator[Piece]:
+        """Text as it comes; a call when its arguments are complete, since Ollama sends them as an object."""
+        started: CallStarted | None = None
+        arguments = ""
+        async for event in self.reader:
+            self._first_ns = self._first_ns or time.perf_counter_ns()
+            if isinstance(event, CallArguments):
+                arguments += event.fragment
+                continue
+            if started is not None:
+                yield self._piece(calls=(_made(started, arguments),))
+                started, arguments = None, ""
+            if isinstance(event, CallStarted):
+                started = event
+            elif isinstance(event, TextPiece):
+                yield self._piece(text=event.text)
+        logprobs = tuple(self.reader.take_logprobs())
+        calls = () if started is None else (_made(started, arguments),)
+        if calls or logprobs:
+            yield Piece(calls=calls, logprobs=logprobs)
+
+    def _piece(self, *, text: str = "", calls: tuple[MadeCall, ...] = ()) -> Piece:
+        return Piece(text, calls, tuple(self.reader.take_logprobs()))
+
+
+def now() -> str:
+    """This moment, as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _made(started: CallStarted, arguments: str) -> MadeCall:
+    function = CalledFunction(index=started.index, name=started.name, arguments=arguments_of(arguments))
+    return MadeCall(id=started.id, function=function)
+
+
+def _generated(logprob: Logprob) -> GeneratedLogprob:
+    top = [TokenLogprob(token=t.token, logprob=t.logprob, bytes=list(t.bytes)) for t in logprob.top]
+    return GeneratedLogprob(
+        token=logprob.token, logprob=logprob.logprob, bytes=list(logprob.bytes), top_logprobs=top or None
+    )
+
 
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=JsonRoute)
 

@@ -11,10 +11,10 @@ from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.fields import Strict
 from snugvl.server.generation import counting, tokens_of
+from snugvl.server.openai.constraints import MAX_TOOLS, ChatTool, chat_tool_use
 from snugvl.server.openai.media import MediaSource
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
-from snugvl.server.openai.tools import MAX_TOOLS, ChatTool, chat_tool_use
-from snugvl.server.reports import DetokenizeReport, TokenizeReport
+from snugvl.server.system import DetokenizeReport, TokenizeReport
 
 MAX_IDS = 262_144  # the longest context there is
 
