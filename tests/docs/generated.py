@@ -25,7 +25,7 @@ from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Strict
 from snugvl.server.intake import urls
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.metrics import Metrics
-from snugvl.server.ollama.schemas import Options
+from snugvl.server.ollama.schemas import OllamaOptions
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, ShowRequest
 from snugvl.server.openai import constraints, media, messages
 from snugvl.server.openai.chat import ChatCompletionRequest
@@ -47,7 +47,7 @@ REQUESTS: Mapping[str, type[Strict]] = {
     "messages": MessagesRequest,
     "ollama-chat": ChatRequest,
     "ollama-generate": GenerateRequest,
-    "ollama-options": Options,
+    "ollama-options": OllamaOptions,
     "ollama-show": ShowRequest,
     "tokenize": TokenizeRequest,
 }

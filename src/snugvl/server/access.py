@@ -127,7 +127,7 @@ class Bucket:
         return 0.0
 
 
-class Limits:
+class RateLimits:
     """ASGI middleware. Only requests that do work (POST) are counted: health and metrics always answer."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, clock: Clock = time.monotonic) -> None:

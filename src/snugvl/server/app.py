@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from snugvl.server import errors, system
-from snugvl.server.access import Auth, Limits, open_to_all
+from snugvl.server.access import Auth, RateLimits, open_to_all
 from snugvl.server.anthropic import routes as anthropic
 from snugvl.server.context import Context
 from snugvl.server.errors import Family, family_of
@@ -47,7 +47,7 @@ def create_app(context: Context, *, started: bool = False) -> FastAPI:
         app.include_router(routes.router)
     # The last one added sees a request first.
     app.add_middleware(Receiving, settings=context.settings)
-    app.add_middleware(Limits, settings=context.settings)
+    app.add_middleware(RateLimits, settings=context.settings)
     app.add_middleware(Auth, settings=context.settings)
     app.add_middleware(Logs, context=context)
     app.openapi = cache(partial(document, app))  # type: ignore[method-assign]  # FastAPI's way to extend it

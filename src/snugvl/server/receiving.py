@@ -29,7 +29,7 @@ class ClientLeft(Exception):
     """The client closed its connection before its request was complete."""
 
 
-class Held:
+class HeldBytes:
     """Bytes of all bodies that are there, coming in or being worked at. Used from one thread."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -61,7 +61,7 @@ class Receiving:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._settings = settings
-        self._held = Held(BODIES * settings.max_body_bytes)
+        self._held = HeldBytes(BODIES * settings.max_body_bytes)
         self._reader = JsonReader()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +69,7 @@ class Receiving:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = Body(scope, receive, self._settings, self._held)
+        body = RequestBody(scope, receive, self._settings, self._held)
         try:
             if _is_json(scope):
                 async with asyncio.timeout(self._left_s(scope)):
@@ -90,10 +90,10 @@ class Receiving:
         return None if limit_s is None or scope["method"] != "POST" else limit_s - current().seconds
 
 
-class Body:
+class RequestBody:
     """The body of one request on its way in; `receive` is what the app gets."""
 
-    def __init__(self, scope: Scope, receive: Receive, settings: ServerSettings, held: Held) -> None:
+    def __init__(self, scope: Scope, receive: Receive, settings: ServerSettings, held: HeldBytes) -> None:
         self._scope = scope
         self._receive = receive
         self._settings = settings
@@ -189,7 +189,7 @@ class Body:
 
 
 async def _until_client_leaves(
-    app: ASGIApp, scope: Scope, body: Body, send: Send, left_s: float | None
+    app: ASGIApp, scope: Scope, body: RequestBody, send: Send, left_s: float | None
 ) -> None:
     """Run the app until it is done, or its client has left.
 
@@ -232,7 +232,7 @@ async def _until_client_leaves(
         handler.cancel()
 
 
-async def _call(app: ASGIApp, scope: Scope, body: Body, send: Send) -> Any:
+async def _call(app: ASGIApp, scope: Scope, body: RequestBody, send: Send) -> Any:
     return await app(scope, body.receive, send)
 
 

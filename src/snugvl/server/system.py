@@ -5,11 +5,11 @@ import time
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
 from snugvl.backends.service import Health, Load, Snapshot, State
-from snugvl.ledger import Ledger, LedgerRow
+from snugvl.ledger import LedgerRow
 from snugvl.server.context import Context, context_of
 from snugvl.tasks.conventions import tasks_of
 from snugvl.version import __version__
@@ -18,6 +18,8 @@ from snugvl.version import __version__
 class HealthReport(BaseModel):
     """Where the engine stands. `ready`: whether requests are taken now."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     ready: bool
     state: State
     detail: str
@@ -25,21 +27,11 @@ class HealthReport(BaseModel):
     restarts: int
     retry_after_s: float | None
 
-    @classmethod
-    def of(cls, health: Health) -> "HealthReport":
-        """The report of a service's health."""
-        return cls(
-            ready=health.ready,
-            state=health.state,
-            detail=health.detail,
-            progress=health.progress,
-            restarts=health.restarts,
-            retry_after_s=health.retry_after_s,
-        )
-
 
 class LedgerReport(BaseModel):
     """What the engine holds on its device, in bytes, and what the device has."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     device: str
     rows: tuple[LedgerRow, ...]
@@ -48,19 +40,6 @@ class LedgerReport(BaseModel):
     process_bytes: int
     others_bytes: int = Field(description="Held by other processes.")
     cap_bytes: int | None
-
-    @classmethod
-    def of(cls, ledger: Ledger) -> "LedgerReport":
-        """The report of a ledger."""
-        return cls(
-            device=ledger.device,
-            rows=ledger.rows,
-            total_bytes=ledger.total_bytes,
-            free_bytes=ledger.free_bytes,
-            process_bytes=ledger.process_bytes,
-            others_bytes=ledger.others_bytes,
-            cap_bytes=ledger.cap_bytes,
-        )
 
 
 class StartStep(BaseModel):
@@ -85,12 +64,13 @@ class MemoryReport(BaseModel):
     @classmethod
     def of(cls, snapshot: Snapshot | None, health: Health) -> "MemoryReport":
         """The report of the last snapshot known."""
-        report = HealthReport.of(health)
-        start = tuple(StartStep(step=step, at=at) for step, at in health.timeline)
-        if snapshot is None:
-            return cls(at=None, ledger=None, load=None, health=report, start=start)
-        ledger = LedgerReport.of(snapshot.ledger)
-        return cls(at=snapshot.at, ledger=ledger, load=snapshot.load, health=report, start=start)
+        return cls(
+            at=snapshot.at if snapshot else None,
+            ledger=LedgerReport.model_validate(snapshot.ledger) if snapshot else None,
+            load=snapshot.load if snapshot else None,
+            health=HealthReport.model_validate(health),
+            start=tuple(StartStep(step=step, at=at) for step, at in health.timeline),
+        )
 
 
 class VersionReport(BaseModel):
@@ -128,21 +108,6 @@ class ModelList(BaseModel):
     data: tuple[ModelCard, ...]
 
 
-class TokenizeReport(BaseModel):
-    """A prompt as the model reads it, in vLLM's form."""
-
-    count: int
-    max_model_len: int
-    tokens: tuple[int, ...]
-    image_tokens: int = Field(description="How many of `tokens` stand for pictures.")
-
-
-class DetokenizeReport(BaseModel):
-    """The text of token ids, in vLLM's form."""
-
-    prompt: str
-
-
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STARTED = int(time.time())
 NOT_READY: dict[int | str, dict[str, Any]] = {
@@ -163,14 +128,16 @@ async def ready(request: Request) -> JSONResponse:
     headers = {"Cache-Control": "no-store"}
     if not health.ready:
         headers["Retry-After"] = str(max(1, math.ceil(health.retry_after_s or 1)))
-    return JSONResponse(HealthReport.of(health).model_dump(), 200 if health.ready else 503, headers)
+    return JSONResponse(
+        HealthReport.model_validate(health).model_dump(), 200 if health.ready else 503, headers
+    )
 
 
 @health_routes.get("/health/live")
 async def live(request: Request, response: Response) -> HealthReport:
     """Whether the server is there at all, whatever its engine does."""
     response.headers["Cache-Control"] = "no-store"
-    return HealthReport.of(context_of(request).service.health)
+    return HealthReport.model_validate(context_of(request).service.health)
 
 
 @server_routes.get(

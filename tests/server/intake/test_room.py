@@ -11,7 +11,7 @@ import pytest
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull
 from snugvl.server.intake.decoders import Decoders
 from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.room import Room
+from snugvl.server.intake.room import PixelRoom
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.record import RECORD, Record
 from snugvl.server.together import together
@@ -127,7 +127,7 @@ def test_one_picture_alone_always_fits() -> None:
 
 def test_who_leaves_while_waiting_leaves_nothing() -> None:
     async def work() -> None:
-        room = Room(10, 10.0)
+        room = PixelRoom(10, 10.0)
         async with room.reserved(8):
             waits = [asyncio.create_task(take(room, 5)) for _ in range(3)]
             await asyncio.sleep(0.01)
@@ -138,7 +138,7 @@ def test_who_leaves_while_waiting_leaves_nothing() -> None:
         assert not room._asked
         assert not room._waiting
 
-    async def take(room: Room, count: int) -> None:
+    async def take(room: PixelRoom, count: int) -> None:
         async with room.reserved(count):
             await asyncio.sleep(0.01)
 

@@ -7,16 +7,16 @@ from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
 from snugvl.server.anthropic.schemas import (
     AnyChoice,
-    AnyMessage,
     Base64Source,
     ImageBlock,
+    MessagesPrompt,
     MessagesRequest,
     NoChoice,
-    Prompt,
+    OneToolChoice,
     TextBlock,
-    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
+    Turn,
     UrlSource,
 )
 from snugvl.server.context import Context
@@ -47,7 +47,7 @@ async def request_of(context: Context, asked: MessagesRequest) -> Request:
     return Request(await conversation_of(context, asked), sampling, tools=tools, grammar=grammar)
 
 
-def tools_of(asked: Prompt) -> ToolUse | None:
+def tools_of(asked: MessagesPrompt) -> ToolUse | None:
     """The tools that the model sees, and how it may use them.
 
     Raises:
@@ -59,7 +59,7 @@ def tools_of(asked: Prompt) -> ToolUse | None:
     for index, name in enumerate(names):
         if name in names[:index]:
             raise RequestError(f"tools[{index}]: the name {name!r} is there twice", field=f"tools[{index}]")
-    if isinstance(choice, ToolChoice) and choice.name not in names:
+    if isinstance(choice, OneToolChoice) and choice.name not in names:
         offered = ", ".join(map(repr, names)) or "no tools"
         raise RequestError(
             f"tool_choice names {choice.name!r}, which tools doesn't have ({offered})",
@@ -70,12 +70,12 @@ def tools_of(asked: Prompt) -> ToolUse | None:
     if not tools or isinstance(choice, NoChoice):
         return None
     wanted = "required" if isinstance(choice, AnyChoice) else "auto"
-    if isinstance(choice, ToolChoice):
+    if isinstance(choice, OneToolChoice):
         wanted = choice.name
     return ToolUse(tools, wanted, parallel=not (choice and choice.disable_parallel_tool_use))
 
 
-async def conversation_of(context: Context, asked: Prompt) -> tuple[Message, ...]:
+async def conversation_of(context: Context, asked: MessagesPrompt) -> tuple[Message, ...]:
     """The conversation with its system prompt first; neighbours of one role become one turn.
 
     Raises:
@@ -128,7 +128,7 @@ def _check_results(conversation: list[Message]) -> None:
             )
 
 
-async def _messages(context: Context, message: AnyMessage, field: str) -> list[Message]:
+async def _messages(context: Context, message: Turn, field: str) -> list[Message]:
     """The turns in one message: results of tools are turns of their own."""
     if isinstance(message.content, str):
         return [Message(message.role, _text(message.content))]

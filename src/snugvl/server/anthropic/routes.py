@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
-from snugvl.backends.protocol import Usage as EngineUsage
+from snugvl.backends.protocol import Usage
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece, ToolEvent
 from snugvl.server.anthropic.conversation import conversation_of, request_of, tools_of
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
@@ -38,7 +38,7 @@ class ToolUseOut(BaseModel):
     input: dict[str, Any]
 
 
-class Usage(BaseModel):
+class MessageUsage(BaseModel):
     """Tokens of a request, pictures included. Which of them were cached is not told."""
 
     input_tokens: int
@@ -57,7 +57,7 @@ class MessageOut(BaseModel):
     content: list[Annotated[TextOut | ToolUseOut, Field(discriminator="type")]]
     stop_reason: StopReason | None
     stop_sequence: str | None
-    usage: Usage
+    usage: MessageUsage
 
 
 class TokenCount(BaseModel):
@@ -67,7 +67,7 @@ class TokenCount(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MessageAnswer:
     """One answer on its way.
 
     Attributes:
@@ -102,12 +102,12 @@ class Answer:
             content,
             stop_reason=self._stop_reason(usage),
             stop_sequence=self.reader.stop,
-            usage=Usage(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens),
+            usage=MessageUsage(input_tokens=usage.prompt_tokens, output_tokens=usage.completion_tokens),
         )
 
     async def events(self) -> AsyncGenerator[Event]:
         """The events of a stream, in Anthropic's order."""
-        tokens = Usage(input_tokens=self.reader.generation.prompt_tokens, output_tokens=0)
+        tokens = MessageUsage(input_tokens=self.reader.generation.prompt_tokens, output_tokens=0)
         start = self._message([], stop_reason=None, stop_sequence=None, usage=tokens)
         async with self.reader.generation:
             yield _event("message_start", message=start.model_dump())
@@ -140,7 +140,7 @@ class Answer:
     def _message(self, content: list[TextOut | ToolUseOut], **fields: Any) -> MessageOut:
         return MessageOut(id=f"msg_{secrets.token_hex(12)}", model=self.model, content=content, **fields)
 
-    def _stop_reason(self, usage: EngineUsage) -> StopReason:
+    def _stop_reason(self, usage: Usage) -> StopReason:
         if self.reader.stop is not None:
             return "stop_sequence"
         if self.reader.length:
@@ -148,7 +148,7 @@ class Answer:
             return "model_context_window_exceeded" if full else "max_tokens"
         return "tool_use" if self.reader.calls else "end_turn"
 
-    def _usage(self) -> EngineUsage:
+    def _usage(self) -> Usage:
         usage = self.reader.generation.usage
         assert usage is not None, "an answer that ended tells its tokens"
         return usage
@@ -205,7 +205,7 @@ async def post_messages(http: Request, asked: MessagesRequest) -> Any:
     name = context.check_model(asked.model)
     request = await request_of(context, asked)
     reader = Reader(await generate_within(context, request), context.call_parser(request.tools))
-    answer = Answer(name, reader, asked.max_tokens)
+    answer = MessageAnswer(name, reader, asked.max_tokens)
     return event_stream(http, context, answer.events()) if asked.stream else await answer.whole()
 
 

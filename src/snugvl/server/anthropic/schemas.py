@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from snugvl.sampling import MAX_STOP
-from snugvl.server.fields import WHOLE, Exact, Harmless
+from snugvl.server.fields import WHOLE, Exact, Harmless, StringOrArray
 
 MAX_BLOCKS = 1024
 
@@ -99,14 +99,7 @@ class ToolResultBlock(Exact):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: (
-        Annotated[
-            Annotated[str, Tag("string")]
-            | Annotated[list[ResultBlock], Field(max_length=MAX_BLOCKS), Tag("array")],
-            Discriminator(json_kind),
-        ]
-        | None
-    ) = None
+    content: StringOrArray[Annotated[list[ResultBlock], Field(max_length=MAX_BLOCKS)]] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -121,49 +114,39 @@ AssistantBlock = Annotated[
     TextBlock | ToolUseBlock, Field(discriminator="type"), only("a block", "text", "tool_use")
 ]
 
-TextContent = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[OnlyText], Field(max_length=MAX_BLOCKS), Tag("array")],
-    Discriminator(json_kind),
-]
-UserContent = Annotated[
-    Annotated[str, Tag("string")] | Annotated[list[UserBlock], Field(max_length=MAX_BLOCKS), Tag("array")],
-    Discriminator(json_kind),
-]
-AssistantContent = Annotated[
-    Annotated[str, Tag("string")]
-    | Annotated[list[AssistantBlock], Field(max_length=MAX_BLOCKS), Tag("array")],
-    Discriminator(json_kind),
-]
+TextContent = StringOrArray[Annotated[list[OnlyText], Field(max_length=MAX_BLOCKS)]]
+UserContent = StringOrArray[Annotated[list[UserBlock], Field(max_length=MAX_BLOCKS)]]
+AssistantContent = StringOrArray[Annotated[list[AssistantBlock], Field(max_length=MAX_BLOCKS)]]
 
 
 MAX_MESSAGES = 10_000
 
 
-class UserMessage(Exact):
+class UserTurn(Exact):
     """What the user said, and what tools answered."""
 
     role: Literal["user"]
     content: UserContent
 
 
-class AssistantMessage(Exact):
+class AssistantTurn(Exact):
     """What the model answered before."""
 
     role: Literal["assistant"]
     content: AssistantContent
 
 
-class SystemMessage(Exact):
+class SystemTurn(Exact):
     """Instructions in the middle of a conversation."""
 
     role: Literal["system"]
     content: TextContent
 
 
-AnyMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
-class Tool(Exact):
+class ClientTool(Exact):
     """A tool that the client runs. Arguments always follow `input_schema`, so `strict` changes nothing."""
 
     harmless: ClassVar[Harmless] = {
@@ -195,7 +178,7 @@ class AnyChoice(Exact):
     disable_parallel_tool_use: bool | None = None
 
 
-class ToolChoice(Exact):
+class OneToolChoice(Exact):
     """A call of this tool."""
 
     type: Literal["tool"]
@@ -234,7 +217,7 @@ class OutputConfig(Exact):
     format: Format | None = None
 
 
-class Prompt(Exact):
+class MessagesPrompt(Exact):
     """What the model reads, and how it may answer."""
 
     harmless: ClassVar[Harmless] = {
@@ -253,11 +236,13 @@ class Prompt(Exact):
     }
 
     model: Annotated[str, Field(min_length=1)]
-    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: TextContent | None = None
-    tools: Annotated[list[Annotated[Tool, only("a tool", "custom")]], Field(max_length=128)] | None = None
+    tools: Annotated[list[Annotated[ClientTool, only("a tool", "custom")]], Field(max_length=128)] | None = (
+        None
+    )
     tool_choice: (
-        Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discriminator="type")] | None
+        Annotated[AutoChoice | AnyChoice | OneToolChoice | NoChoice, Field(discriminator="type")] | None
     ) = None
     thinking: Annotated[Thinking, only("thinking", "disabled", "adaptive")] | None = None
     output_config: OutputConfig | None = None
@@ -265,7 +250,7 @@ class Prompt(Exact):
     cache_control: CacheControl | None = None
 
 
-class CountTokensRequest(Prompt):
+class CountTokensRequest(MessagesPrompt):
     """A prompt to count."""
 
 
@@ -275,7 +260,7 @@ class Metadata(Exact):
     user_id: str | None = None
 
 
-class MessagesRequest(Prompt):
+class MessagesRequest(MessagesPrompt):
     """A conversation to continue."""
 
     max_tokens: Annotated[

@@ -64,7 +64,7 @@ class Decoders:
         self._kind: Kind = kind
         self._memory_bytes = memory_bytes
         self._mine = threading.local()
-        self._processes: set[_Process] = set()
+        self._processes: set[_DecoderProcess] = set()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=f"snugvl-{kind}")
         # Whoever forgets to close leaves no process behind.
         self._finalizer = weakref.finalize(self, _end, self._processes)
@@ -123,7 +123,7 @@ class Decoders:
 
     async def _run(self, work: Callable[..., T], job: dict[str, Any], data: bytes, *limits: int) -> T:
         """What a thread makes of a job. Whoever no longer waits for it ends it."""
-        at_work: list[_Process] = []
+        at_work: list[_DecoderProcess] = []
         try:
             future = self._threads.submit(work, job, data, at_work, *limits)
         except RuntimeError:  # the threads are shut down
@@ -141,7 +141,7 @@ class Decoders:
                 waited.exception()
             raise
 
-    def _size(self, job: dict[str, Any], data: bytes, at_work: "list[_Process]") -> int:
+    def _size(self, job: dict[str, Any], data: bytes, at_work: "list[_DecoderProcess]") -> int:
         header, _ = self._ask(job, data, at_work, 0)
         width, height = header.get("width"), header.get("height")
         if not (isinstance(width, int) and isinstance(height, int) and width >= 0 and height >= 0):
@@ -150,7 +150,12 @@ class Decoders:
         return width * height
 
     def _decode(
-        self, job: dict[str, Any], data: bytes, at_work: "list[_Process]", max_pixels: int, max_frames: int
+        self,
+        job: dict[str, Any],
+        data: bytes,
+        at_work: "list[_DecoderProcess]",
+        max_pixels: int,
+        max_frames: int,
     ) -> tuple[list[Picture], list[float]]:
         header, pixels = self._ask(job, data, at_work, 3 * max_pixels)
         if "error" in header:
@@ -163,7 +168,7 @@ class Decoders:
             raise _failed_on(job["name"]) from None
 
     def _ask(
-        self, job: dict[str, Any], data: bytes, at_work: "list[_Process]", max_payload: int
+        self, job: dict[str, Any], data: bytes, at_work: "list[_DecoderProcess]", max_payload: int
     ) -> tuple[dict[str, Any], bytearray | memoryview]:
         """What this thread's process answers. A process that did not answer in full is never used again."""
         process = self._process()
@@ -183,14 +188,14 @@ class Decoders:
             self._drop(process)
             raise
 
-    def _process(self) -> "_Process":
+    def _process(self) -> "_DecoderProcess":
         """This thread's process, started if there is none that lives."""
-        process: _Process | None = getattr(self._mine, "process", None)
+        process: _DecoderProcess | None = getattr(self._mine, "process", None)
         if process is None or not process.alive:
             if process is not None:
                 self._drop(process)
             try:
-                process = _Process(self._kind, self._memory_bytes)
+                process = _DecoderProcess(self._kind, self._memory_bytes)
             except OSError:
                 raise _not_started() from None
             self._processes.add(process)
@@ -198,13 +203,13 @@ class Decoders:
             process.wait_ready()
         return process
 
-    def _drop(self, process: "_Process") -> None:
+    def _drop(self, process: "_DecoderProcess") -> None:
         self._mine.process = None
         self._processes.discard(process)
         process.kill()
 
 
-class _Process:
+class _DecoderProcess:
     """One decoder process, used by one thread. Calls block."""
 
     def __init__(self, kind: Kind, memory_bytes: int) -> None:
@@ -377,7 +382,7 @@ def _failed_on(name: str) -> ImageError:
     return ImageError(f"{name} could not be decoded: the decoder failed on it; convert it to PNG or JPEG")
 
 
-def _end(processes: "set[_Process]") -> None:
+def _end(processes: "set[_DecoderProcess]") -> None:
     for process in list(processes):
         process.kill()
     processes.clear()

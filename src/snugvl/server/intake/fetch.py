@@ -27,7 +27,7 @@ import psutil
 
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
 from snugvl.server.intake.settings import FetchLimits
-from snugvl.server.intake.urls import Address, Target, parse_target
+from snugvl.server.intake.urls import Address, FetchTarget, parse_target
 
 _SPECIAL_V4 = tuple(
     ip_network(network)
@@ -150,7 +150,7 @@ class Fetcher:
         """Stop the threads for look-ups."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _follow(self, target: Target, accept: str, max_bytes: int, name: str) -> bytes:
+    async def _follow(self, target: FetchTarget, accept: str, max_bytes: int, name: str) -> bytes:
         for _ in range(self._limits.max_redirects + 1):
             addresses = await self._addresses(target, name)
             slot = self._per_address.setdefault(addresses[0], asyncio.Semaphore(self._limits.per_address))
@@ -165,7 +165,7 @@ class Fetcher:
             "give the address where they end"
         )
 
-    async def _addresses(self, target: Target, name: str) -> list[Address]:
+    async def _addresses(self, target: FetchTarget, name: str) -> list[Address]:
         """Where to connect; every address of the name was checked."""
         hidden = ImageError(
             f"{name} could not be fetched: {target.host} is not the name or address of a public host; "
@@ -186,7 +186,7 @@ class Fetcher:
 
     @asynccontextmanager
     async def _request(
-        self, target: Target, addresses: Iterable[Address], accept: str, name: str
+        self, target: FetchTarget, addresses: Iterable[Address], accept: str, name: str
     ) -> AsyncIterator[httpcore2.Response]:
         if self._tls is None and target.scheme == "https":
             self._tls = await asyncio.to_thread(httpcore2.default_ssl_context)
@@ -262,7 +262,7 @@ def _header(response: httpcore2.Response, name: bytes) -> str | None:
     return values[0].decode("latin-1").strip() if values else None
 
 
-def _check(response: httpcore2.Response, target: Target, name: str) -> None:
+def _check(response: httpcore2.Response, target: FetchTarget, name: str) -> None:
     if response.status != 200:
         raise ImageError(
             f"{name} could not be fetched: {target.host} answered {response.status}; "
@@ -289,7 +289,7 @@ async def _read(response: httpcore2.Response, max_bytes: int, name: str) -> byte
     return bytes(data)
 
 
-def _redirected(target: Target, location: str | None, name: str) -> Target:
+def _redirected(target: FetchTarget, location: str | None, name: str) -> FetchTarget:
     """Where a redirect leads. Its Location is another's text: not quoted."""
     bad = ImageError(
         f"{name} could not be fetched: {target.host} redirects to something that is not a proper "

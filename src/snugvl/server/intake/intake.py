@@ -10,7 +10,7 @@ decoder. What begins as anything else is refused, whatever its media type or end
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -22,11 +22,12 @@ from PIL import Image
 from snugvl.backends.protocol import Picture, Size, Video
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures, memory_for_videos
-from snugvl.server.intake.fetch import Address, Fetcher, is_foreign
-from snugvl.server.intake.room import PIXEL_BYTES, Room
+from snugvl.server.intake.fetch import Fetcher, is_foreign
+from snugvl.server.intake.room import PIXEL_BYTES, PixelRoom
 from snugvl.server.intake.settings import IntakeSettings
-from snugvl.server.intake.urls import check_folder, read_data_url, read_file_url, scheme_of
+from snugvl.server.intake.urls import Address, check_folder, read_data_url, read_file_url, scheme_of
 from snugvl.server.settings import ServerSettings
+from snugvl.server.together import together
 
 LOW_DETAIL_PIXELS = 512 * 512
 _IMAGES = "image/*"
@@ -66,9 +67,9 @@ class Intake:
         )
         self._pictures = Decoders("pictures", settings.workers, memory_for_pictures(settings.image))
         self._videos = Decoders("videos", 1, memory_for_videos(settings.video))
-        self._live = Room(settings.max_live_bytes, settings.wait_s)
+        self._live = PixelRoom(settings.max_live_bytes, settings.wait_s)
         # While it is decoded a picture takes several times what it takes then: few large ones at once.
-        self._at_work = Room(settings.image.max_pixels, None)
+        self._at_work = PixelRoom(settings.image.max_pixels, None)
         self._one_video = asyncio.Lock()
         self._encoded = 0
         self.before: Callable[[str], None] = lambda _field: None
@@ -211,7 +212,7 @@ class Intake:
             raise RequestError(
                 f"the video has {len(urls)} frames; send from 2 to {limits.max_frames}", field=field
             )
-        pictures = await _all([self.picture(url, field=f"{field}[{i}]") for i, url in enumerate(urls)])
+        pictures = await together(self.picture(url, field=f"{field}[{i}]") for i, url in enumerate(urls))
         pixels = sum(picture.image.width * picture.image.height for picture in pictures)
         if pixels > limits.max_total_pixels:
             raise ImageTooLarge(
@@ -256,13 +257,3 @@ def _check_bytes(data: bytes, max_bytes: int, name: str) -> None:
     """Here too, before a copy is made for the decoder."""
     if len(data) > max_bytes:
         raise ImageTooLarge(f"{name} has {len(data):,} bytes, the limit is {max_bytes:,}; save it smaller")
-
-
-async def _all(pictures: Sequence[Coroutine[None, None, Picture]]) -> list[Picture]:
-    """All of them at once; the first error ends the others."""
-    tasks = [asyncio.ensure_future(picture) for picture in pictures]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager, suppress
 from PIL import Image
 
 from snugvl.errors import ImageTooLarge, QueueFull
-from snugvl.server.record import RECORD
+from snugvl.server.record import REQUEST_RECORD
 
 PIXEL_BYTES = 3
 
 
-class Room:
+class PixelRoom:
     """So many bytes, or whatever is counted. Used from one thread; pictures may be let go from any."""
 
     def __init__(self, limit: int, wait_s: float | None) -> None:
@@ -40,7 +40,7 @@ class Room:
         return self._used
 
     @asynccontextmanager
-    async def reserved(self, count: int) -> AsyncIterator["Share"]:
+    async def reserved(self, count: int) -> AsyncIterator["PixelShare"]:
         """Room for `count` while the block runs, and beyond it for the pictures that it keeps.
 
         One share always fits when there is no other.
@@ -49,8 +49,8 @@ class Room:
             QueueFull: others held it all for too long.
             ImageTooLarge: the pictures of this request alone don't fit.
         """
-        record = RECORD.get() if self._wait_s is not None else None
-        share = Share(self, count, record.id if record else "")
+        record = REQUEST_RECORD.get() if self._wait_s is not None else None
+        share = PixelShare(self, count, record.id if record else "")
         await self._take(count, share.owner)
         try:
             yield share
@@ -129,10 +129,10 @@ class Room:
             self._give(count, owner)
 
 
-class Share:
+class PixelShare:
     """A part of a room. `count`: what of it is not kept by pictures."""
 
-    def __init__(self, room: Room, count: int, owner: str) -> None:
+    def __init__(self, room: PixelRoom, count: int, owner: str) -> None:
         self._room = room
         self.count = count
         self.owner = owner

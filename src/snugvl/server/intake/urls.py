@@ -38,7 +38,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FetchTarget:
     """An http(s) URL in the one form in which it is used.
 
     Attributes:
@@ -65,7 +65,7 @@ class Target:
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def parse_target(url: str, field: str) -> Target:
+def parse_target(url: str, field: str) -> FetchTarget:
     """Read an http(s) URL.
 
     Raises:
@@ -95,7 +95,7 @@ def parse_target(url: str, field: str) -> Target:
     host, literal = _host(parts.netloc, parts.hostname or "", field)
     path = quote(parts.path or "/", safe=_SAFE_IN_TARGET)
     query = f"?{quote(parts.query, safe=_SAFE_IN_TARGET)}" if parts.query else ""
-    return Target(scheme, host, port or _PORTS[scheme], path + query, literal)
+    return FetchTarget(scheme, host, port or _PORTS[scheme], path + query, literal)
 
 
 def _host(netloc: str, host: str, field: str) -> tuple[str, Address | None]:

@@ -85,7 +85,7 @@ def _grammar(wanted: str | dict[str, Any] | None) -> Grammar | None:
     return Grammar("json_schema", '{"type": "object"}') if wanted == "json" else None
 
 
-def _tools(tools: list[schemas.Tool] | None) -> ToolUse | None:
+def _tools(tools: list[schemas.OllamaTool] | None) -> ToolUse | None:
     if not tools:
         return None
     functions = [tool.function for tool in tools]

@@ -38,7 +38,7 @@ class MadeCall(BaseModel):
     function: CalledFunction
 
 
-class TokenLogprob(BaseModel):
+class LogprobAlternative(BaseModel):
     """A token and its log-probability."""
 
     token: str
@@ -46,10 +46,10 @@ class TokenLogprob(BaseModel):
     bytes: list[int]
 
 
-class GeneratedLogprob(TokenLogprob):
+class LineLogprob(LogprobAlternative):
     """A generated token, with the most likely alternatives."""
 
-    top_logprobs: list[TokenLogprob] | None = None
+    top_logprobs: list[LogprobAlternative] | None = None
 
 
 class AnswerMessage(BaseModel):
@@ -60,14 +60,14 @@ class AnswerMessage(BaseModel):
     tool_calls: list[MadeCall] | None = None
 
 
-class Line(BaseModel):
+class AnswerLine(BaseModel):
     """What every answer has. Durations are in nanoseconds; counts and durations come with the last line."""
 
     model: str
     created_at: str
     done: bool
     done_reason: Literal["stop", "length", "load"] | None = None
-    logprobs: list[GeneratedLogprob] | None = None
+    logprobs: list[LineLogprob] | None = None
     total_duration: int | None = None
     load_duration: int | None = Field(
         default=None, description="0: the model is loaded before the server is ready"
@@ -78,20 +78,20 @@ class Line(BaseModel):
     eval_duration: int | None = Field(default=None, description="from the first token to the last")
 
 
-class ChatLine(Line):
+class ChatLine(AnswerLine):
     """An answer of /api/chat."""
 
     message: AnswerMessage
 
 
-class GenerateLine(Line):
+class GenerateLine(AnswerLine):
     """An answer of /api/generate."""
 
     response: str
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """A part of an answer."""
 
     text: str = ""
@@ -99,22 +99,22 @@ class Piece:
     logprobs: tuple[Logprob, ...] = ()
 
 
-Shape = Callable[..., Line]  # (piece, **fields of Line) → a line of chat or generate
+Shape = Callable[..., AnswerLine]  # (piece, **fields of AnswerLine) → a line of chat or generate
 
 
-def chat_line(piece: Piece, **fields: Any) -> ChatLine:
+def chat_line(piece: AnswerPiece, **fields: Any) -> ChatLine:
     """A line of /api/chat."""
     message = AnswerMessage(content=piece.text, tool_calls=list(piece.calls) or None)
     return ChatLine(message=message, **fields)
 
 
-def generate_line(piece: Piece, **fields: Any) -> GenerateLine:
+def generate_line(piece: AnswerPiece, **fields: Any) -> GenerateLine:
     """A line of /api/generate."""
     return GenerateLine(response=piece.text, **fields)
 
 
 @dataclass(slots=True)
-class Answer:
+class LineAnswer:
     """One answer on its way: `reader` tells it, `shape` writes its lines, `started_ns` measures it."""
 
     model: str
@@ -123,11 +123,11 @@ class Answer:
     started_ns: int = field(default_factory=time.perf_counter_ns)
     _first_ns: int | None = None
 
-    async def whole(self) -> Line:
+    async def whole(self) -> AnswerLine:
         """Everything in one line."""
         async with self.reader.generation:
             pieces = [piece async for piece in self._pieces()]
-        piece = Piece(
+        piece = AnswerPiece(
             "".join(piece.text for piece in pieces),
             tuple(call for piece in pieces for call in piece.calls),
             tuple(each for piece in pieces for each in piece.logprobs),
@@ -139,9 +139,9 @@ class Answer:
         async with self.reader.generation:
             async for piece in self._pieces():
                 yield Event(self._line(piece, done=False).model_dump_json(exclude_none=True))
-        yield Event(self._line(Piece(), **self._end()).model_dump_json(exclude_none=True))
+        yield Event(self._line(AnswerPiece(), **self._end()).model_dump_json(exclude_none=True))
 
-    def _line(self, piece: Piece, **fields: Any) -> Line:
+    def _line(self, piece: AnswerPiece, **fields: Any) -> AnswerLine:
         logprobs = [_generated(each) for each in piece.logprobs] or None
         return self.shape(piece, model=self.model, created_at=now(), logprobs=logprobs, **fields)
 
@@ -161,7 +161,7 @@ class Answer:
             "eval_duration": end - first,
         }
 
-    async def _pieces(self) -> AsyncIterator[Piece]:
+    async def _pieces(self) -> AsyncIterator[AnswerPiece]:
         """Text as it comes; a call when its arguments are complete, since Ollama sends them as an object."""
         started: CallStarted | None = None
         arguments = ""
@@ -180,10 +180,10 @@ class Answer:
         logprobs = tuple(self.reader.take_logprobs())
         calls = () if started is None else (_made(started, arguments),)
         if calls or logprobs:
-            yield Piece(calls=calls, logprobs=logprobs)
+            yield AnswerPiece(calls=calls, logprobs=logprobs)
 
-    def _piece(self, *, text: str = "", calls: tuple[MadeCall, ...] = ()) -> Piece:
-        return Piece(text, calls, tuple(self.reader.take_logprobs()))
+    def _piece(self, *, text: str = "", calls: tuple[MadeCall, ...] = ()) -> AnswerPiece:
+        return AnswerPiece(text, calls, tuple(self.reader.take_logprobs()))
 
 
 def now() -> str:
@@ -196,9 +196,9 @@ def _made(started: CallStarted, arguments: str) -> MadeCall:
     return MadeCall(id=started.id, function=function)
 
 
-def _generated(logprob: Logprob) -> GeneratedLogprob:
-    top = [TokenLogprob(token=t.token, logprob=t.logprob, bytes=list(t.bytes)) for t in logprob.top]
-    return GeneratedLogprob(
+def _generated(logprob: Logprob) -> LineLogprob:
+    top = [LogprobAlternative(token=t.token, logprob=t.logprob, bytes=list(t.bytes)) for t in logprob.top]
+    return LineLogprob(
         token=logprob.token, logprob=logprob.logprob, bytes=list(logprob.bytes), top_logprobs=top or None
     )
 
@@ -232,7 +232,7 @@ async def post_chat(http: Request, chat: ChatRequest) -> Any:
         return _loaded(chat, name, chat_line)
     request = await chat_request(context, capabilities, chat)
     reader = Reader(await generate_within(context, request), context.call_parser(request.tools))
-    answer = Answer(name, reader, chat_line, started_ns)
+    answer = LineAnswer(name, reader, chat_line, started_ns)
     return await answer.whole() if chat.stream is False else line_stream(http, context, answer.lines())
 
 
@@ -250,7 +250,7 @@ async def post_generate(http: Request, asked: GenerateRequest) -> Any:
         return _loaded(asked, name, generate_line)
     request = await generate_request(context, capabilities, asked)
     reader = Reader(await generate_within(context, request), None)
-    answer = Answer(name, reader, generate_line, started_ns)
+    answer = LineAnswer(name, reader, generate_line, started_ns)
     return await answer.whole() if asked.stream is False else line_stream(http, context, answer.lines())
 
 
@@ -295,7 +295,7 @@ for _method, _path, _instead in ELSEWHERE:
     router.add_api_route(f"/{_path}", _refusal(_path, _instead), methods=[_method], include_in_schema=False)
 
 
-def _loaded(asked: Generating, name: str, shape: Shape) -> Line:
+def _loaded(asked: Generating, name: str, shape: Shape) -> AnswerLine:
     """The answer to a request that only wants the model loaded, which it is.
 
     Raises:
@@ -307,4 +307,4 @@ def _loaded(asked: Generating, name: str, shape: Shape) -> Line:
             "stop the server instead",
             field="keep_alive",
         )
-    return shape(Piece(), model=name, created_at=now(), done=True, done_reason="load")
+    return shape(AnswerPiece(), model=name, created_at=now(), done=True, done_reason="load")

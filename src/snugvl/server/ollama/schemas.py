@@ -12,7 +12,7 @@ from snugvl.server.fields import WHOLE, Exact, Harmless
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full
 
 
-class Options(Exact):
+class OllamaOptions(Exact):
     """What Ollama's options mean here. Those that tune llama.cpp (num_gpu, num_thread, …) are refused."""
 
     # The last ones say what is so anyway: penalties look at all tokens, and nothing is shifted out.
@@ -42,13 +42,15 @@ class Options(Exact):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
 
 
-def sampling_of(options: Options | None, logprobs: int | None, capabilities: Capabilities) -> SamplingParams:
+def sampling_of(
+    options: OllamaOptions | None, logprobs: int | None, capabilities: Capabilities
+) -> SamplingParams:
     """The sampling parameters behind `options`; `logprobs` as in `SamplingParams`.
 
     Raises:
         RequestError: a context larger than the one served, or an answer of no tokens.
     """
-    options = options or Options()
+    options = options or OllamaOptions()
     if options.num_ctx is not None and options.num_ctx > capabilities.context_tokens:
         raise RequestError(
             f"options.num_ctx is {options.num_ctx}, but {capabilities.context_tokens} tokens of context are "
@@ -96,7 +98,7 @@ class CallFunction(Exact):
     index: Annotated[int, Field(ge=0), WHOLE] | None = None
 
 
-class Call(Exact):
+class PastCall(Exact):
     """A call that the assistant made."""
 
     id: str | None = None
@@ -112,12 +114,12 @@ class ChatMessage(Exact):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     images: Base64Images = None
-    tool_calls: Annotated[list[Call], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
-class Function(Exact):
+class OllamaFunction(Exact):
     """A function that may be called."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -125,11 +127,11 @@ class Function(Exact):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Exact):
+class OllamaTool(Exact):
     """A tool."""
 
     type: Literal["function"] = "function"
-    function: Function
+    function: OllamaFunction
 
 
 class Generating(Exact):
@@ -138,7 +140,7 @@ class Generating(Exact):
     model: Name
     stream: bool | None = Field(default=None, description="a line of JSON for each piece; true without")
     format: Format = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: KeepAlive = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
@@ -150,7 +152,7 @@ class ChatRequest(Generating):
     harmless: ClassVar[Harmless] = {"think": (False,), "truncate": (False,), "shift": (False,)}
 
     messages: Annotated[list[ChatMessage], Field(max_length=10_000)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[OllamaTool], Field(max_length=128)] | None = None
 
 
 class GenerateRequest(Generating):

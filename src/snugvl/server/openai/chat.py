@@ -18,7 +18,7 @@ from snugvl.server.fields import WHOLE, Harmless
 from snugvl.server.generation import Finished, Generation, complete, generate, split_calls
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
-    Chunks,
+    ChunkWriter,
     Metadata,
     head,
     json_answer,
@@ -38,7 +38,7 @@ from snugvl.server.openai.constraints import (
 from snugvl.server.openai.document import ChatCompletion
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
-from snugvl.server.openai.sampling import MaxTokens, Sampling, StreamOptions, blaming, sampling_of
+from snugvl.server.openai.sampling import MaxTokens, SamplingFields, StreamOptions, blaming, sampling_of
 from snugvl.server.streaming import Event, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
@@ -51,7 +51,7 @@ NAMES = {
 }
 
 
-class ChatCompletionRequest(Sampling):
+class ChatCompletionRequest(SamplingFields):
     """A chat completion to make."""
 
     harmless: ClassVar[Harmless] = {
@@ -263,7 +263,7 @@ async def stream(generation: Generation, form: AnswerFormat, *, usage: bool) -> 
 
     `usage`: one more chunk for it at the end.
     """
-    chunks = Chunks(head("chatcmpl-", "chat.completion.chunk", form.model), usage=usage)
+    chunks = ChunkWriter(head("chatcmpl-", "chat.completion.chunk", form.model), usage=usage)
     choices = [ChunkedChoice(form, index) for index in range(form.n)]
     opened = False
     async with generation:

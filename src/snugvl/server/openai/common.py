@@ -84,7 +84,7 @@ def json_answer(answer: Mapping[str, Any]) -> Response:
     return Response(to_json(answer), media_type="application/json")
 
 
-class Chunks:
+class ChunkWriter:
     """The chunks of one stream: what all of them repeat, around their choices."""
 
     def __init__(self, head: dict[str, Any], *, usage: bool) -> None:

@@ -20,7 +20,7 @@ from snugvl.server.generation import Finished, Generation, complete, generate
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     LOWEST,
-    Chunks,
+    ChunkWriter,
     head,
     json_answer,
     total,
@@ -28,7 +28,7 @@ from snugvl.server.openai.common import (
     wants_usage,
 )
 from snugvl.server.openai.document import Completion
-from snugvl.server.openai.sampling import Sampling, StreamOptions, blaming, sampling_of
+from snugvl.server.openai.sampling import SamplingFields, StreamOptions, blaming, sampling_of
 from snugvl.server.streaming import Event, event_stream
 from snugvl.server.together import together
 
@@ -69,7 +69,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(SamplingFields):
     """A continuation of one or several prompts."""
 
     harmless: ClassVar[Harmless] = {"suffix": ("",)}
@@ -216,7 +216,7 @@ async def stream(
 
     `usage`: one more chunk for it at the end.
     """
-    chunks = Chunks(head(*HEAD, prompts.model), usage=usage)
+    chunks = ChunkWriter(head(*HEAD, prompts.model), usage=usage)
     logprobs = [LogprobLists() for _ in range(len(generations) * prompts.n)]
     async with AsyncExitStack() as stack:
         for generation in generations:

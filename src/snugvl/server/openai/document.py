@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from snugvl.server.openai.common import Metadata
 
+Status = Literal["in_progress", "completed", "incomplete"]
+
 
 class _Closed(BaseModel):
     """An object with these fields and no others."""
@@ -32,7 +34,7 @@ class CompletionUsage(_Closed):
     prompt_tokens_details: PromptTokens
 
 
-class OtherToken(_Closed):
+class AlternativeToken(_Closed):
     """A token and its log-probability."""
 
     token: str
@@ -40,16 +42,16 @@ class OtherToken(_Closed):
     logprob: float
 
 
-class ChatToken(OtherToken):
+class AnswerToken(AlternativeToken):
     """A token of the answer, with the most likely others."""
 
-    top_logprobs: list[OtherToken]
+    top_logprobs: list[AlternativeToken]
 
 
 class ChatLogprobs(_Closed):
     """Log-probabilities of a choice."""
 
-    content: list[ChatToken]
+    content: list[AnswerToken]
     refusal: None
 
 
@@ -129,36 +131,13 @@ class Completion(_Closed):
     usage: CompletionUsage
 
 
-Status = Literal["in_progress", "completed", "incomplete"]
-
-
-class _Closed(BaseModel):
-    """An object with these fields and no others."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class AlternativeToken(_Closed):
-    """A token and its log-probability."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class ResponseToken(AlternativeToken):
-    """A token of the answer, with the most likely others."""
-
-    top_logprobs: list[AlternativeToken]
-
-
 class ResponseText(_Closed):
     """The text of a message."""
 
     type: Literal["output_text"]
     text: str
     annotations: list[Any] = Field(max_length=0)
-    logprobs: list[ResponseToken]
+    logprobs: list[AnswerToken]
 
 
 class ResponseMessage(_Closed):

@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field
 
 from snugvl.backends.protocol import Message, Part, Picture, Text, ToolCall, Video
 from snugvl.errors import RequestError
 from snugvl.server.body import count_values
-from snugvl.server.fields import STRING_OR_ARRAY, STRING_OR_OBJECT, Exact, Harmless
+from snugvl.server.fields import Exact, Harmless, StringOrArray, StringOrObject
 from snugvl.server.openai.media import Detail, MediaSource, fetched
 
 MAX_PARTS = 1024
@@ -33,10 +33,7 @@ class ImagePart(Exact):
     """A picture."""
 
     type: Literal["image_url"]
-    image_url: Annotated[
-        Annotated[str, Tag("string")] | Annotated[ImageUrl, Tag("object")],
-        STRING_OR_OBJECT,
-    ]
+    image_url: StringOrObject[ImageUrl]
 
 
 class VideoUrl(Exact):
@@ -50,10 +47,7 @@ class VideoUrlPart(Exact):
     """A video by its URL."""
 
     type: Literal["video_url"]
-    video_url: Annotated[
-        Annotated[str, Tag("string")] | Annotated[VideoUrl, Tag("object")],
-        STRING_OR_OBJECT,
-    ]
+    video_url: StringOrObject[VideoUrl]
 
 
 class VideoFramesPart(Exact):
@@ -68,16 +62,8 @@ Found = Picture | Video
 MediaPart = ImagePart | VideoUrlPart | VideoFramesPart
 UserPart = Annotated[TextPart | ImagePart | VideoUrlPart | VideoFramesPart, Field(discriminator="type")]
 
-TextContent = Annotated[
-    Annotated[str, Tag("string")]
-    | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS), Tag("array")],
-    STRING_OR_ARRAY,
-]
-UserContent = Annotated[
-    Annotated[str, Tag("string")]
-    | Annotated[list[UserPart], Field(min_length=1, max_length=MAX_PARTS), Tag("array")],
-    STRING_OR_ARRAY,
-]
+TextContent = StringOrArray[Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]]
+UserContent = StringOrArray[Annotated[list[UserPart], Field(min_length=1, max_length=MAX_PARTS)]]
 
 
 def texts_of(content: str | list[TextPart] | None) -> tuple[Part, ...]:

@@ -15,13 +15,7 @@ from snugvl.sampling import SamplingParams
 from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
 from snugvl.server.generation import Finished, Reader, complete, generate, split_calls
-from snugvl.server.openai.common import (
-    EVENTS_DOCUMENT,
-    json_answer,
-    new_id,
-    now,
-    token_logprobs,
-)
+from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer, new_id, now, token_logprobs
 from snugvl.server.openai.constraints import check_alone
 from snugvl.server.openai.document import ResponseAnswer
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag
 
 from snugvl.backends.protocol import Grammar, Message, Part, Picture, Text, Tool, ToolCall, ToolUse
-from snugvl.server.fields import STRING_OR_ARRAY, STRING_OR_OBJECT, WHOLE, Exact, Harmless
+from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, Exact, Harmless, StringOrArray
 from snugvl.server.openai.common import Metadata
 from snugvl.server.openai.constraints import (
     ANY_OBJECT,
@@ -67,11 +67,7 @@ class InputMessage(Exact):
 
     type: Literal["message"] = "message"
     role: Literal["user", "system", "developer"]
-    content: Annotated[
-        Annotated[str, Tag("string")]
-        | Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS), Tag("array")],
-        STRING_OR_ARRAY,
-    ]
+    content: StringOrArray[Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS)]]
     id: str | None = None
     status: Status | None = None
 
@@ -81,11 +77,7 @@ class WrittenMessage(Exact):
 
     type: Literal["message"] = "message"
     role: Literal["assistant"]
-    content: Annotated[
-        Annotated[str, Tag("string")]
-        | Annotated[list[WrittenPart], Field(max_length=MAX_PARTS), Tag("array")],
-        STRING_OR_ARRAY,
-    ]
+    content: StringOrArray[Annotated[list[WrittenPart], Field(max_length=MAX_PARTS)]]
     id: str | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
@@ -107,11 +99,7 @@ class FunctionCallOutput(Exact):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Annotated[
-        Annotated[str, Tag("string")]
-        | Annotated[list[InputText], Field(min_length=1, max_length=MAX_PARTS), Tag("array")],
-        STRING_OR_ARRAY,
-    ]
+    output: StringOrArray[Annotated[list[InputText], Field(min_length=1, max_length=MAX_PARTS)]]
     id: str | None = None
     status: Status | None = None
 
@@ -131,11 +119,7 @@ Item = Annotated[
     | Annotated[FunctionCallOutput, Tag("function_call_output")],
     Discriminator(type_of_item),
 ]
-Input = Annotated[
-    Annotated[str, Tag("string")]
-    | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), Tag("array")],
-    STRING_OR_ARRAY,
-]
+Input = StringOrArray[Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]]
 
 
 async def conversation_of(
@@ -216,7 +200,7 @@ class FunctionTool(Exact):
     strict: bool | None = None
 
 
-class FunctionName(Exact):
+class FunctionChoice(Exact):
     """One of the tools by its name."""
 
     type: Literal["function"]
@@ -228,13 +212,13 @@ class AllowedFunctions(Exact):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[FunctionName] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: list[FunctionChoice] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 ToolChoice = Annotated[
     Annotated[Mode, Tag("string")]
     | Annotated[
-        Annotated[FunctionName | AllowedFunctions, Field(discriminator="type")],
+        Annotated[FunctionChoice | AllowedFunctions, Field(discriminator="type")],
         Tag("object"),
     ],
     STRING_OR_OBJECT,
@@ -251,7 +235,7 @@ class SchemaFormat(Exact):
     strict: bool | None = None
 
 
-class TextConfig(Exact):
+class TextForm(Exact):
     """The form of the answer."""
 
     harmless: ClassVar[Harmless] = {"verbosity": ("medium",)}
@@ -309,7 +293,7 @@ class ResponseRequest(Exact):
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    text: TextConfig | None = None
+    text: TextForm | None = None
     max_output_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -345,7 +329,7 @@ class ResponseRequest(Exact):
         )
         parallel = self.parallel_tool_calls
         match self.tool_choice:
-            case FunctionName(name=name):
+            case FunctionChoice(name=name):
                 return tool_use(offered, named=name, parallel=parallel)
             case AllowedFunctions(mode=mode, tools=allowed):
                 names = [tool.name for tool in allowed]
