@@ -6,11 +6,12 @@ import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from itertools import count
-from typing import IO, Any
+from typing import Any
 
 from snugvl.backends import postmortem, wire
 from snugvl.backends.arena import Arena
 from snugvl.backends.launch import Launched
+from snugvl.backends.lives import exited, read_output
 from snugvl.backends.protocol import Delta, Message, Request, ToolUse
 from snugvl.backends.remote import Inbox, RemoteStream
 from snugvl.backends.service import Snapshot, Tokens
@@ -68,7 +69,7 @@ class EngineProcess:
     async def run(self, notice: Callable[[Notice], None]) -> str:
         """Deliver what the process says until it is gone; then why it went, as half a sentence."""
         assert self._popen.stdout is not None
-        listener = asyncio.create_task(self._listen(self._popen.stdout))
+        listener = asyncio.create_task(read_output(self._popen.stdout, self._log))
         try:
             while (events := await wire.receive(self._reader)) is not None:
                 for event in events:
@@ -229,22 +230,12 @@ class EngineProcess:
             TimeoutError: it has not.
         """
         async with asyncio.timeout(timeout_s):
-            pause = 0.002
-            while self._popen.poll() is None:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 0.1)
+            await exited(self._popen)
 
-    async def _listen(self, pipe: IO[bytes]) -> None:
+    def _log(self, text: str) -> None:
         """What the process prints goes to the server's log; the last lines are kept."""
-        reader = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        try:
-            while text := await reader.read(1 << 16):
-                for line in self._words.feed(text.decode("utf-8", "replace")):
-                    logger.warning("%s", line)
-        finally:
-            transport.close()
+        for line in self._words.feed(text):
+            logger.warning("%s", line)
 
 
 async def _finished(work: "asyncio.Future[Any]") -> None:

@@ -13,7 +13,7 @@ from snugvl.server.intake.decoders import Decoders
 from snugvl.server.intake.intake import Intake
 from snugvl.server.intake.room import PixelRoom
 from snugvl.server.intake.settings import IntakeSettings
-from snugvl.server.record import RECORD, Record
+from snugvl.server.record import REQUEST_RECORD, RequestRecord
 from snugvl.server.together import together
 from tests.server.intake.pictures import encoded, png_bomb
 from tests.server.intake.pool import LIMITS
@@ -28,7 +28,7 @@ def intake_of(pictures: float, wait_s: float = 10.0) -> Intake:
 
 
 async def one(intake: Intake, request: str, data: bytes = PNG) -> Any:
-    RECORD.set(Record(request))
+    REQUEST_RECORD.set(RequestRecord(request))
     return await intake.picture_bytes(data, field="a")
 
 
