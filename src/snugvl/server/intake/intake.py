@@ -2,7 +2,7 @@
 
     data:  ──► base64 or percent-encoded ┐
     http(s) ─► fetch.py                  ├─► bytes ─► decoders.py: type by content, size before decoding,
-    file:  ──► local.py, where allowed   ┘            decoded in a process of its own ─► RGB, upright
+    file:  ──► urls.py, where allowed    ┘            decoded in a process of its own ─► RGB, upright
 
 What follows a picture in the same file (a ZIP archive, a script) is never looked at: only pixels leave the
 decoder. What begins as anything else is refused, whatever its media type or ending says.
