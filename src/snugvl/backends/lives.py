@@ -207,7 +207,7 @@ class Lives:
             self.fail(EngineError(f"the supervisor failed: {type(error).__name__}: {error}"))
 
 
-async def exited(popen: "subprocess.Popen[bytes]") -> None:
+async def wait_for_exit(popen: "subprocess.Popen[bytes]") -> None:
     """Wait until a process has ended."""
     pause_s = 0.002
     while popen.poll() is None:

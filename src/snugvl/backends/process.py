@@ -11,7 +11,7 @@ from typing import Any
 from snugvl.backends import postmortem, wire
 from snugvl.backends.arena import Arena
 from snugvl.backends.launch import Launched
-from snugvl.backends.lives import exited, read_output
+from snugvl.backends.lives import read_output, wait_for_exit
 from snugvl.backends.protocol import Delta, Message, Request, ToolUse
 from snugvl.backends.remote import Inbox, RemoteStream
 from snugvl.backends.service import Snapshot, Tokens
@@ -75,7 +75,7 @@ class EngineProcess:
                 for event in events:
                     self._deliver(event, notice)
             with suppress(TimeoutError):
-                await self._gone(BURY_S)
+                await self._wait_for_exit(BURY_S)
             await asyncio.wait([listener], timeout=BURY_S)  # its last words; a grandchild may hold the pipe
             return self._killed_because or postmortem.describe(self._popen.poll(), self._words.lines)
         finally:
@@ -102,7 +102,7 @@ class EngineProcess:
         for end in (self._say_goodbye, self._popen.terminate, self._popen.kill):
             end()
             try:
-                await self._gone(STOP_S)
+                await self._wait_for_exit(STOP_S)
                 break
             except TimeoutError:
                 continue
@@ -163,10 +163,10 @@ class EngineProcess:
             await asyncio.shield(asked)
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            await _finished(asked)
+            await _wait_quietly(asked)
             if not answer.done() and not asked.cancelled() and asked.exception() is None:
                 self._send(wire.encode(wire.Abort(message.id)))
-                await _finished(answer)
+                await _wait_quietly(answer)
             raise
         finally:
             self._calls.pop(message.id, None)
@@ -175,7 +175,7 @@ class EngineProcess:
         data = await asyncio.to_thread(wire.encode, message, self._arena) if heavy else wire.encode(message)
         if message.id in self._calls and not self._calls[message.id].done():  # the process may have died
             self._send(data)
-            await self._drained()
+            await self._drain()
         else:
             self._free(message.id)
 
@@ -191,7 +191,7 @@ class EngineProcess:
     def _say_goodbye(self) -> None:
         self._send(wire.encode(wire.Bye()))
 
-    async def _drained(self) -> None:
+    async def _drain(self) -> None:
         with suppress(ConnectionError):  # `run` sees it too, and says why
             await self._writer.drain()
 
@@ -223,14 +223,14 @@ class EngineProcess:
             case wire.Loading() | wire.Ready() | wire.Failed() | wire.Pong() | Snapshot():
                 notice(event)
 
-    async def _gone(self, timeout_s: float) -> None:
+    async def _wait_for_exit(self, timeout_s: float) -> None:
         """Wait until the process has ended.
 
         Raises:
             TimeoutError: it has not.
         """
         async with asyncio.timeout(timeout_s):
-            await exited(self._popen)
+            await wait_for_exit(self._popen)
 
     def _log(self, text: str) -> None:
         """What the process prints goes to the server's log; the last lines are kept."""
@@ -238,7 +238,7 @@ class EngineProcess:
             logger.warning("%s", line)
 
 
-async def _finished(work: "asyncio.Future[Any]") -> None:
+async def _wait_quietly(work: "asyncio.Future[Any]") -> None:
     """Wait for it, cancelled or not; what comes of it is nobody's business any more."""
     await asyncio.wait([work])
     if not work.cancelled():

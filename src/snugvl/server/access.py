@@ -59,7 +59,7 @@ class Auth:
             )
 
     def _check_key(self, headers: Headers) -> None:
-        key = _sent(headers)
+        key = _key_of(headers)
         if not key:
             raise Unauthorized("no API key; send one as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
         digest = _digest(key)
@@ -73,7 +73,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _sent(headers: Headers) -> str:
+def _key_of(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()

@@ -67,10 +67,10 @@ class _DocumentRoute:
         """GET /openapi.json."""
         async with self._making:
             if self._text is None:
-                self._text = await asyncio.to_thread(self._rendered)
+                self._text = await asyncio.to_thread(self._render)
         return Response(self._text, media_type="application/json")
 
-    def _rendered(self) -> bytes:
+    def _render(self) -> bytes:
         return json.dumps(self._app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
 
 

@@ -182,11 +182,11 @@ def listen(settings: ServerSettings) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise _refused(settings, error) from None
+        raise _listen_error(settings, error) from None
     return listener
 
 
-def _refused(settings: ServerSettings, error: OSError) -> SnugvlError:
+def _listen_error(settings: ServerSettings, error: OSError) -> SnugvlError:
     where = f"{settings.host}:{settings.port}"
     if error.errno == errno.EADDRINUSE:
         return PortTaken(

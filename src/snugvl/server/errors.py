@@ -152,7 +152,7 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, RequestValidationError):
         error = invalid_request(error)
     elif isinstance(error, HTTPException) and error.status_code in (404, 405) and error.detail in DEFAULT:
-        error = HTTPException(error.status_code, _lost(request, error.status_code), error.headers)
+        error = HTTPException(error.status_code, _no_such_route(request, error.status_code), error.headers)
     current().error = error
     return error_response(error, request.url.path)
 
@@ -160,7 +160,7 @@ async def _answer(request: Request, error: Exception) -> JSONResponse:
 DEFAULT = ("Not Found", "Method Not Allowed")
 
 
-def _lost(request: Request, status: int) -> str:
+def _no_such_route(request: Request, status: int) -> str:
     where = f"{request.method} {request.url.path[:200]}"
     if status == 405:
         return f"{where} is not possible: another method is; the Allow header names it"
@@ -198,7 +198,7 @@ def invalid_request(error: RequestValidationError) -> InvalidRequest:
     """The error that comes nearest to what was meant: of a union's, the one deepest in the body."""
     found = [(_path(entry, error.body), entry) for entry in error.errors()[:LOOKED_AT]]
     path, entry = max(found, key=lambda pair: len(pair[0]))
-    field = _written(path) or None
+    field = _path_text(path) or None
     return InvalidRequest(_message(field, entry, error.body), field=field, code=_code(entry["type"]))
 
 
@@ -250,11 +250,11 @@ def _path(entry: Mapping[str, Any], body: object) -> Loc:
     if place != "body":
         return loc
     if entry["type"] == "missing" and loc:
-        return (*_reading(loc[:-1], body, entry.get("input")), loc[-1])
-    return _reading(loc, body, entry.get("input"))
+        return (*_best_reading(loc[:-1], body, entry.get("input")), loc[-1])
+    return _best_reading(loc, body, entry.get("input"))
 
 
-def _reading(loc: Loc, body: object, wanted: object) -> Loc:
+def _best_reading(loc: Loc, body: object, wanted: object) -> Loc:
     """The way to read `loc` that leads to the value `wanted`."""
     readings = list(_readings(loc, body))
     for same in (is_, eq):
@@ -283,7 +283,7 @@ def _readings(loc: Loc, value: object) -> Iterator[tuple[Loc, object]]:
     yield from _readings(rest, value)
 
 
-def _written(path: Loc) -> str:
+def _path_text(path: Loc) -> str:
     """`messages[0].content`."""
     text = ""
     for part in path:

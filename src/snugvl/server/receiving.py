@@ -72,9 +72,9 @@ class Receiving:
         body = RequestBody(scope, receive, self._settings, self._held)
         try:
             if _is_json(scope):
-                async with asyncio.timeout(self._left_s(scope)):
+                async with asyncio.timeout(self._remaining_s(scope)):
                     await body.read_json(self._reader)
-            await _until_client_leaves(self._app, scope, body, send, self._left_s(scope))
+            await _until_client_leaves(self._app, scope, body, send, self._remaining_s(scope))
         except ClientLeft:
             current().left = True
         except TimeoutError:
@@ -84,7 +84,7 @@ class Receiving:
         finally:
             body.close()
 
-    def _left_s(self, scope: Scope) -> float | None:
+    def _remaining_s(self, scope: Scope) -> float | None:
         """Seconds until the deadline of the request that runs here; what only reads (GET) has none."""
         limit_s = self._settings.deadline_s
         return None if limit_s is None or scope["method"] != "POST" else limit_s - current().seconds
@@ -151,7 +151,7 @@ class RequestBody:
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
-    async def gone(self) -> None:
+    async def wait_until_gone(self) -> None:
         """Wait until the client leaves; the body must have been read before that can be seen."""
         await self._complete.wait()
         while not self._gone.is_set():
@@ -210,7 +210,7 @@ async def _until_client_leaves(
             answered = True
 
     handler = asyncio.ensure_future(_call(app, scope, body, watched_send))
-    watcher = asyncio.ensure_future(body.gone())
+    watcher = asyncio.ensure_future(body.wait_until_gone())
     try:
         first = asyncio.FIRST_COMPLETED
         done, _ = await asyncio.wait({handler, watcher}, timeout=left_s, return_when=first)

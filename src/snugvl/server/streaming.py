@@ -121,11 +121,11 @@ class _Streamed(Response):
         alive = asyncio.ensure_future(self._keep_alive(send)) if self._form == "sse" else None
         try:
             async for event in self._events:
-                await self._put(send, timeout, self._written(event))
+                await self._put(send, timeout, self._encode(event))
         except SlowClient:
             raise
         except Exception as error:
-            await self._put(send, timeout, self._written(self._error(error)))
+            await self._put(send, timeout, self._encode(self._error(error)))
         finally:
             if alive is not None:
                 alive.cancel()
@@ -151,7 +151,7 @@ class _Streamed(Response):
         family = family_of(self._request.url.path)
         return Event(compact(error_body(error, family)), "error" if family == "anthropic" else None)
 
-    def _written(self, event: Event) -> bytes:
+    def _encode(self, event: Event) -> bytes:
         if self._form == "lines":
             return f"{event.data}\n".encode()
         name = f"event: {event.name}\n" if event.name else ""

@@ -26,7 +26,7 @@ from snugvl.backends.protocol import (
 from snugvl.backends.vllm import flags
 from snugvl.backends.vllm.answer import Chunks, reasoning_of
 from snugvl.backends.vllm.api import error_of, refusal
-from snugvl.backends.vllm.facts import limited, read_facts
+from snugvl.backends.vllm.facts import apply_limits, read_facts
 from snugvl.backends.vllm.life import environment
 from snugvl.backends.vllm.log import Log, measured, raised, stage_of
 from snugvl.backends.vllm.measure import read_counters
@@ -341,7 +341,7 @@ def test_facts_of_a_checkpoint() -> None:
     assert "<|im_end|>" in facts.control_tokens
     assert facts.image_token == 3596
     assert read_facts("nobody/knows-this") == Facts() == read_facts("")
-    assert limited(facts, ("--language-model-only",)).images is False
+    assert apply_limits(facts, ("--language-model-only",)).images is False
 
 
 def test_sizes_of_pictures() -> None:

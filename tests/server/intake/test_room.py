@@ -128,7 +128,7 @@ def test_one_picture_alone_always_fits() -> None:
 def test_who_leaves_while_waiting_leaves_nothing() -> None:
     async def work() -> None:
         room = PixelRoom(10, 10.0)
-        async with room.reserved(8):
+        async with room.reserve(8):
             waits = [asyncio.create_task(take(room, 5)) for _ in range(3)]
             await asyncio.sleep(0.01)
             waits[0].cancel()
@@ -139,7 +139,7 @@ def test_who_leaves_while_waiting_leaves_nothing() -> None:
         assert not room._waiting
 
     async def take(room: PixelRoom, count: int) -> None:
-        async with room.reserved(count):
+        async with room.reserve(count):
             await asyncio.sleep(0.01)
 
     asyncio.run(work())

@@ -90,7 +90,7 @@ class Chunks:
         if self._last is None:
             return []
         usage = replace(self._usage, completion_tokens=self._usage.completion_tokens * self._copies)
-        ends = self._copied(self._last)
+        ends = self._copy_delta(self._last)
         return [*ends[:-1], replace(ends[-1], usage=usage)]
 
     def named(self, stop: str) -> None:
@@ -118,7 +118,7 @@ class Chunks:
             logprobs = logprobs[:-1]  # of the token that ended it, which is no text
         if finish is None:
             if text or reasoning or logprobs:
-                yield from self._copied(Delta(text, index, logprobs, reasoning=reasoning))
+                yield from self._copy_delta(Delta(text, index, logprobs, reasoning=reasoning))
             return
         self._unfinished.discard(index)
         stop = reason if isinstance(reason, str) else None
@@ -148,7 +148,7 @@ class Chunks:
         thought, rest = splitter.flush() if last else ("", "")
         return text + rest, reasoning + thought
 
-    def _copied(self, delta: Delta) -> list[Delta]:
+    def _copy_delta(self, delta: Delta) -> list[Delta]:
         return [delta, *(replace(delta, choice=choice) for choice in range(1, self._copies))]
 
 
@@ -166,7 +166,7 @@ def _logprobs(value: Mapping[str, Any] | None, most: int) -> tuple[Logprob, ...]
         )
     tops = value.get("top_logprobs") or [None] * len(value["tokens"])
     return tuple(
-        Logprob(token, token.encode(), float(logprob), _ranked(top)[:most])
+        Logprob(token, token.encode(), float(logprob), _rank(top)[:most])
         for token, logprob, top in zip(value["tokens"], value["token_logprobs"], tops, strict=True)
     )
 
@@ -177,7 +177,7 @@ def _token(item: Mapping[str, Any]) -> tuple[str, bytes, float]:
     return token, token.encode() if raw is None else bytes(raw), float(item["logprob"])
 
 
-def _ranked(top: Mapping[str, float] | None) -> tuple[TokenLogprob, ...]:
+def _rank(top: Mapping[str, float] | None) -> tuple[TokenLogprob, ...]:
     pairs = sorted((top or {}).items(), key=lambda pair: -pair[1])
     return tuple(TokenLogprob(text, text.encode(), float(logprob)) for text, logprob in pairs)
 
@@ -252,10 +252,10 @@ class VllmStream:
         except RequestError as error:
             self._fail(error)
         except SnugvlError as error:
-            await self._dying()
+            await self._wait_for_death()
             self._fail(error)
         except httpx.HTTPError as error:
-            await self._dying()
+            await self._wait_for_death()
             self._fail(EngineError(f"the connection to vLLM broke ({type(error).__name__})"))
         except Exception as error:  # a bug of ours: no reader may wait for ever
             self._fail(EngineError(f"the answer could not be read: {type(error).__name__}: {error}"))
@@ -264,9 +264,9 @@ class VllmStream:
             if self._deadline is not None:
                 self._deadline.cancel()
 
-    async def _dying(self) -> None:
+    async def _wait_for_death(self) -> None:
         """Return at once if vLLM is well; otherwise this answer is about to be ended with the reason."""
-        if not await self._dog.doubted():
+        if not await self._dog.confirm_alive():
             await asyncio.sleep(DYING_S)
 
     async def _stream(self, response: httpx.Response) -> None:

@@ -242,14 +242,14 @@ class _Backend(httpcore.AnyIOBackend):
     ) -> httpcore.AsyncNetworkStream:
         try:
             async with asyncio.timeout(timeout):
-                return _Stream(*await asyncio.open_unix_connection(sock=await _connected(path)))
+                return _Stream(*await asyncio.open_unix_connection(sock=await _connect(path)))
         except TimeoutError as error:
             raise httpcore.ConnectTimeout(str(error)) from error
         except OSError as error:
             raise httpcore.ConnectError(str(error)) from error
 
 
-async def _connected(path: str) -> socket.socket:
+async def _connect(path: str) -> socket.socket:
     """A socket that is connected. asyncio takes one that found the queue full for connected."""
     link = socket.socket(socket.AF_UNIX)
     link.setblocking(False)

@@ -64,7 +64,7 @@ def find(words: Sequence[str] | None) -> VllmCommand:
     Raises:
         EngineError: there is none, or it is too old; says what to do.
     """
-    found = _named(words) if words else _here() or _on_path()
+    found = _by_words(words) if words else _here() or _on_path()
     if found is None:
         raise EngineError(f"vLLM is not installed; install it into this environment: {_INSTALL}")
     version = _numbers(found.version)
@@ -76,7 +76,7 @@ def find(words: Sequence[str] | None) -> VllmCommand:
     return found
 
 
-def _named(words: Sequence[str]) -> VllmCommand:
+def _by_words(words: Sequence[str]) -> VllmCommand:
     if shutil.which(words[0]) is None:
         raise EngineError(
             f"--vllm-command: there is no program {words[0]!r}; give the path of a vllm command"

@@ -90,7 +90,7 @@ def understand(ending: Ending, choice: VllmChoice) -> Failure:
     return Failure(error, text.rstrip("."), retry=retry)
 
 
-def stalled(how: str, log: Log, choice: VllmChoice) -> EngineError:
+def stall_error(how: str, log: Log, choice: VllmChoice) -> EngineError:
     """A start that does nothing any more. `how`: since when, in a clause."""
     last = f'its last line: "{shorten(log.last, MAX_QUOTED)}"' if log.last else "it has written no line"
     remote = choice.model != POCKET and not Path(choice.model).is_dir()

@@ -20,12 +20,12 @@ from typing import Final, Protocol
 import psutil
 
 from snugvl.backends import postmortem
-from snugvl.backends.lives import Supervision, exited, read_output
+from snugvl.backends.lives import Supervision, read_output, wait_for_exit
 from snugvl.backends.vllm import flags, watch
 from snugvl.backends.vllm.api import UNIX, NobodyThere, NotVllm, Served, Unreachable, VllmApi
 from snugvl.backends.vllm.command import VllmCommand
-from snugvl.backends.vllm.failure import Ending, stalled
-from snugvl.backends.vllm.log import Log, Stage, is_error, plain, raised
+from snugvl.backends.vllm.failure import Ending, stall_error
+from snugvl.backends.vllm.log import Log, Stage, exception_lines, is_error, plain
 from snugvl.backends.vllm.measure import start_nvml
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.backends.vllm.watch import Activity, Stalled
@@ -97,7 +97,7 @@ class VllmProcess:
 
         listener = asyncio.create_task(read_output(self._popen.stdout, take))
         try:
-            await exited(self._popen)
+            await wait_for_exit(self._popen)
             await asyncio.wait([listener], timeout=LAST_WORDS_S)
             return self._killed_because or self._describe()
         finally:
@@ -114,13 +114,13 @@ class VllmProcess:
         self._hang_up()
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_S + BURY_S):
-                await exited(self._popen)
+                await wait_for_exit(self._popen)
         if self._popen.poll() is None:  # the nanny itself hangs
             for process in self.family():
                 with suppress(psutil.Error):
                     process.kill()
             self._popen.kill()
-            await exited(self._popen)
+            await wait_for_exit(self._popen)
         if self._popen.stdout is not None:
             self._popen.stdout.close()
 
@@ -140,7 +140,7 @@ class VllmProcess:
     def _describe(self) -> str:
         # An error may be followed by a page of what else ended because of it.
         lines = self.log.fresh
-        words = raised(lines) or [plain(line) for line in lines]
+        words = exception_lines(lines) or [plain(line) for line in lines]
         text = postmortem.describe(self._popen.poll(), tuple(words)[-postmortem.KEPT_LINES :])
         return text.replace("the engine process", "vLLM")
 
@@ -158,15 +158,15 @@ class Listener(Protocol):
         """Requests that it has."""
         ...
 
-    def loading(self, stage: Stage) -> None:
+    def on_loading(self, stage: Stage) -> None:
         """A start got further."""
         ...
 
-    async def ready(self, life: "Life", served: Served, marker_tokens: Mapping[str, int]) -> None:
+    async def on_ready(self, life: "Life", served: Served, marker_tokens: Mapping[str, int]) -> None:
         """It serves."""
         ...
 
-    def lost(self, reason: str) -> None:
+    def on_lost(self, reason: str) -> None:
         """It no longer does; `reason`: half a sentence. Its `Ending` may say more."""
         ...
 
@@ -273,7 +273,7 @@ class LaunchedServer:
         assert self._process is not None
         stage = self._process.log.stage
         if stage is not None and not self._progress.ready:
-            self._listener.loading(stage)
+            self._listener.on_loading(stage)
 
     async def _serve(self, process: VllmProcess) -> SnugvlError | None:
         """Wait until it is ready, then until it no longer is; whatever is wrong ends the process.
@@ -288,7 +288,7 @@ class LaunchedServer:
             process.kill(str(foreign))
             return NotVllm(f"{foreign}; what was launched: {' '.join(self._words[:4])} …")
         except Stalled as idle:
-            error = stalled(str(idle), process.log, self._choice)
+            error = stall_error(str(idle), process.log, self._choice)
             process.kill(str(error))
             return error
         except TimeoutError:
@@ -302,9 +302,9 @@ class LaunchedServer:
             process.kill(str(failed))
             return failed
         self._progress.ready = True
-        await self._listener.ready(self, served, markers)
+        await self._listener.on_ready(self, served, markers)
         reason = await self.dog.bark()
-        self._listener.lost(reason)
+        self._listener.on_lost(reason)
         if not reason.startswith(watch.HUNG):
             await asyncio.sleep(DEATH_S)  # it ends by itself, with last words that say more
         process.kill(reason)
@@ -388,7 +388,7 @@ class AttachedServer:
             return Ending(reason, error=EngineError(f"--attach: {reason}"))
         except SnugvlError as error:
             return Ending(str(error), error=error)
-        await self._listener.ready(self, served, markers)
+        await self._listener.on_ready(self, served, markers)
         reason = await self.dog.bark()
-        self._listener.lost(reason)
+        self._listener.on_lost(reason)
         return Ending(reason, was_ready=True)

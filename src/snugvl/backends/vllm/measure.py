@@ -93,7 +93,7 @@ class Gauge:
     """Measures one vLLM server. `gpu_uuids`: NVML's names of its GPUs, where the plan knows them."""
 
     def __init__(self, planned: Sequence[LedgerRow], gpu_uuids: Sequence[str], device: str) -> None:
-        self._planned = _joined(planned)
+        self._planned = _join_rows(planned)
         self._gpu_uuids = gpu_uuids
         self._device = device
         self._nvml = start_nvml()
@@ -123,7 +123,7 @@ class Gauge:
         best: tuple[int, Any] | None = None
         with suppress(self._nvml.NVMLError):
             for handle in self._handles():
-                held = self._held(handle, pids)
+                held = self._held_bytes(handle, pids)
                 if best is None or held > best[0]:
                     best = (held, handle)
             if best is not None:
@@ -140,7 +140,7 @@ class Gauge:
             self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(self._nvml.nvmlDeviceGetCount())
         ]
 
-    def _held(self, handle: Any, pids: set[int]) -> int:
+    def _held_bytes(self, handle: Any, pids: set[int]) -> int:
         """Bytes of our processes; 0 where the driver doesn't tell (WSL2)."""
         assert self._nvml is not None
         try:
@@ -153,7 +153,7 @@ class Gauge:
         return sum(int(process.usedGpuMemory or 0) for process in own)
 
 
-def _joined(planned: Sequence[LedgerRow]) -> dict[str, int]:
+def _join_rows(planned: Sequence[LedgerRow]) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in planned:
         name = row.name if row.name in (LOADED, KV, GRAPHS, REST) else REST

@@ -43,7 +43,7 @@ def main(grace_s: float, command: list[str]) -> NoReturn:
         os._exit(NOT_FOUND)
     status = _wait(child.pid, wake)
     if status is None:
-        status = _ask(child.pid, grace_s)
+        status = _terminate(child.pid, grace_s)
     _kill_all()
     _end(signal.SIGKILL if status is None else status)
 
@@ -76,24 +76,24 @@ def _wait(pid: int, wake: int) -> int | None:
             return None
         with suppress(BlockingIOError):
             os.read(wake, 512)
-        status = _reaped(pid)
+        status = _reap(pid)
         if status is not None:
             return status
 
 
-def _ask(pid: int, grace_s: float) -> int | None:
+def _terminate(pid: int, grace_s: float) -> int | None:
     """SIGTERM, and time to follow it."""
     os.kill(pid, signal.SIGTERM)
     end = time.monotonic() + grace_s
     while time.monotonic() < end:
-        status = _reaped(pid)
+        status = _reap(pid)
         if status is not None:
             return status
         time.sleep(0.01)
     return None
 
 
-def _reaped(pid: int) -> int | None:
+def _reap(pid: int) -> int | None:
     """Bury whoever is dead; the status of `pid` if it is among them."""
     found = None
     with suppress(ChildProcessError):

@@ -106,7 +106,7 @@ def body_of(request: Request, model: ServedModel, trials: Trials, go_on: GoOn = 
     return VllmBody(CHAT, fields)
 
 
-def blamed(error: RequestError, request: Request) -> RequestError:
+def rename_field(error: RequestError, request: Request) -> RequestError:
     """vLLM's refusal with the field of ours that is to blame, as our own engine names it."""
     text = str(error)
     prompt = "messages" if request.prompt is None else "prompt"

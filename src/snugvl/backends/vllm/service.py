@@ -20,12 +20,18 @@ from snugvl.backends.service import Health, Snapshot, Tokens
 from snugvl.backends.vllm import command, flags, log
 from snugvl.backends.vllm.answer import VllmStream, reasoning_of
 from snugvl.backends.vllm.api import Served, VllmApi
-from snugvl.backends.vllm.facts import capabilities_of, limited, read_facts
+from snugvl.backends.vllm.facts import apply_limits, capabilities_of, read_facts
 from snugvl.backends.vllm.failure import Ending, understand
 from snugvl.backends.vllm.life import AttachedServer, LaunchedServer, Life
 from snugvl.backends.vllm.log import Stage
 from snugvl.backends.vllm.measure import Gauge, read_counters
-from snugvl.backends.vllm.requests import ServedModel, blamed, body_of, refuse_control_tokens, tokenize_body
+from snugvl.backends.vllm.requests import (
+    ServedModel,
+    body_of,
+    refuse_control_tokens,
+    rename_field,
+    tokenize_body,
+)
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.errors import EngineError, RequestError, SnugvlError
 from snugvl.inputs.trials import Trials
@@ -179,7 +185,7 @@ class VllmEngine:
         Raises:
             RequestError, ImageError, EngineError: what it is refused with, by us or by vLLM.
         """
-        session = self._serving()
+        session = self._require_session()
         began = time.monotonic()
         self._waking += 1
         try:
@@ -202,11 +208,11 @@ class VllmEngine:
         try:
             return await answer.open(body.path, data, left_s, lambda: session.answers.discard(answer))
         except RequestError as error:
-            raise blamed(error, request) from None
+            raise rename_field(error, request) from None
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
         """Token ids of a text as it is, or of a conversation through the chat template."""
-        session, preparation = self._serving(), Preparation()
+        session, preparation = self._require_session(), Preparation()
         make = partial(tokenize_body, prompt, tools, session.model, preparation.go_on)
         ids = await session.life.api.tokens(await self._preparers.run(preparation, make))
         pictures = 0 if isinstance(prompt, str) else ids.count(session.model.facts.image_token)
@@ -214,7 +220,7 @@ class VllmEngine:
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
         """The text of token ids, control tokens included."""
-        session = self._serving()
+        session = self._require_session()
         answer = await session.life.api.call(
             "/detokenize", {"model": session.model.name, "tokens": list(ids)}
         )
@@ -230,17 +236,17 @@ class VllmEngine:
         self._preparers.close()
         self._trials.close()
 
-    def loading(self, stage: Stage) -> None:
+    def on_loading(self, stage: Stage) -> None:
         """A start got further."""
         self._lives.load(self._choice.name, stage.detail, stage.progress)
 
-    async def ready(self, life: Life, served: Served, marker_tokens: Mapping[str, int]) -> None:
+    async def on_ready(self, life: Life, served: Served, marker_tokens: Mapping[str, int]) -> None:
         """It serves: measure it once, then open the door."""
         choice = self._choice
         facts = choice.facts
         if facts is None:
             facts = await asyncio.to_thread(read_facts, choice.model or served.root)
-        facts = limited(facts, choice.arguments)
+        facts = apply_limits(facts, choice.arguments)
         sleeper = None
         if choice.sleep_after_s is not None:
             sleeper = Sleeper(life.api, choice.sleep_after_s, choice.sleep_level, lambda: self.busy)
@@ -248,7 +254,7 @@ class VllmEngine:
             life,
             ServedModel(served.model, served.context_tokens, facts, marker_tokens),
             Gauge(choice.planned, facts.gpu_uuids, facts.device),
-            await asyncio.to_thread(log.measured, life.log),
+            await asyncio.to_thread(log.read_measurements, life.log),
             sleeper,
         )
         await self._measure(session)
@@ -258,11 +264,11 @@ class VllmEngine:
         self._retried = self._moved = False
         self._lives.become_ready(f"{self._capabilities.model} is ready (vLLM {served.version})")
 
-    def lost(self, reason: str) -> None:
+    def on_lost(self, reason: str) -> None:
         """It no longer serves; what runs ends when it is known why."""
         self._lives.lose(reason)
 
-    def _serving(self) -> _Session:
+    def _require_session(self) -> _Session:
         if self._lives.state != "ready" or self._session is None:
             raise self._lives.unavailable()
         return self._session
@@ -271,7 +277,7 @@ class VllmEngine:
         """The session that takes the request: vLLM may have died while pictures were made ready."""
         if session.sleeper is not None:
             await session.sleeper.wake()
-        return self._serving()
+        return self._require_session()
 
     async def _room(self, prompt: str | tuple[int, ...], session: _Session) -> int:
         """Tokens that the context leaves for the answer to a bare prompt."""
@@ -285,11 +291,11 @@ class VllmEngine:
     async def _next_life(self) -> float | None:
         """One life; the seconds until the next one, or None where there is none."""
         if self._command is None and not self._choice.attach:
-            self._command = await self._found()
+            self._command = await self._find_command()
         ending = await self._live(self._command)
         return None if self._lives.over else self._pause_s(ending)
 
-    async def _found(self) -> command.VllmCommand:
+    async def _find_command(self) -> command.VllmCommand:
         found = await asyncio.to_thread(command.find, self._choice.command)
         if found.doubt is not None:
             logger.warning("%s", found.doubt)

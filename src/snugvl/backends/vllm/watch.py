@@ -85,7 +85,7 @@ class Watchdog:
         """A piece of an answer came."""
         self._stalled_s = 0.0
 
-    async def doubted(self) -> bool:
+    async def confirm_alive(self) -> bool:
         """An answer failed: whether the server itself is well. If it isn't, `bark` knows at once."""
         with suppress(SnugvlError):
             if await self._api.healthy(LOOK_S):
@@ -146,7 +146,7 @@ def readings(family: Sequence[psutil.Process]) -> dict[int, ProcessReading]:
             cpu = process.cpu_times()
             # Those of children that were waited for: a compiler lives for less than a second.
             cpu_s = cpu.user + cpu.system + cpu.children_user + cpu.children_system
-            found[process.pid] = ProcessReading(cpu_s, _moved(process))
+            found[process.pid] = ProcessReading(cpu_s, _moved_bytes_of(process))
     return found
 
 
@@ -167,7 +167,7 @@ class Activity:
         self._line = ""
         self._cpu_s = 0.0  # since the last progress
         self._moved_bytes = 0  # since the last progress
-        self._held_bytes = self._held()  # the most so far
+        self._held_bytes = self._held_on_gpus()  # the most so far
         self._since_s = 0.0  # the last look
         self.idle_s = 0.0  # without progress
 
@@ -195,7 +195,7 @@ class Activity:
             self._cpu_s += max(reading.cpu_s - before.cpu_s, 0.0)
             self._moved_bytes += max(reading.moved_bytes - before.moved_bytes, 0)
         self._seen = now
-        held = self._held()
+        held = self._held_on_gpus()
         progress = (
             line != self._line
             or self._cpu_s >= WORK_SHARE * self._limit_s
@@ -208,7 +208,7 @@ class Activity:
             self._held_bytes = max(held, self._held_bytes)
         return progress
 
-    def _held(self) -> int:
+    def _held_on_gpus(self) -> int:
         """Bytes held on all GPUs, whoever holds them: what others take and give back sets no new mark."""
         if self._gpus is None:
             return 0
@@ -218,7 +218,7 @@ class Activity:
         return 0
 
 
-def _moved(process: psutil.Process) -> int:
+def _moved_bytes_of(process: psutil.Process) -> int:
     """Bytes that it has read and written, from disks and through calls; 0 where that isn't told."""
     with suppress(psutil.Error, AttributeError, NotImplementedError, OSError):
         io = process.io_counters()

@@ -89,7 +89,7 @@ async def conversation_of(context: Context, asked: MessagesPrompt) -> tuple[Mess
     turns = await together(
         _messages(context, each, f"messages[{index}]") for index, each in enumerate(asked.messages)
     )
-    system = _joined(asked.system)
+    system = _join_texts(asked.system)
     conversation = [Message("system", (Text(system),))] if system else []
     for message in (message for turn in turns for message in turn):
         if conversation and message.role == conversation[-1].role != "tool":
@@ -110,7 +110,7 @@ def _grammar(asked: MessagesRequest) -> Grammar | None:
     return None if wanted is None else Grammar("json_schema", json.dumps(wanted.schema_))
 
 
-def _joined(system: str | list[TextBlock] | None) -> str:
+def _join_texts(system: str | list[TextBlock] | None) -> str:
     if isinstance(system, list):
         return "\n\n".join(block.text for block in system if block.text)
     return system or ""

@@ -131,7 +131,7 @@ class MessageAnswer:
             if index == before:
                 if index:
                     yield _event("content_block_stop", index=index - 1)
-                yield _event("content_block_start", index=index, content_block=_opened(event))
+                yield _event("content_block_start", index=index, content_block=_empty_block(event))
             if not isinstance(event, CallStarted):
                 yield _event("content_block_delta", index=index, delta=_delta(event))
         if blocks.count:
@@ -169,7 +169,7 @@ class _Blocks:
         return self.count - 1
 
 
-def _opened(event: ToolEvent) -> dict[str, Any]:
+def _empty_block(event: ToolEvent) -> dict[str, Any]:
     """The block that begins with `event`, empty."""
     if isinstance(event, CallStarted):
         return ToolUseOut(id=event.id, name=event.name, input={}).model_dump()

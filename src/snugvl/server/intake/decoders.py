@@ -146,7 +146,7 @@ class Decoders:
         width, height = header.get("width"), header.get("height")
         if not (isinstance(width, int) and isinstance(height, int) and width >= 0 and height >= 0):
             self._drop(self._process())
-            raise _failed_on(job["name"])
+            raise _decode_error(job["name"])
         return width * height
 
     def _decode(
@@ -165,7 +165,7 @@ class Decoders:
             return _pictures(header, pixels, max_pixels, max_frames)
         except pipe.BrokenMessage:
             self._drop(self._process())
-            raise _failed_on(job["name"]) from None
+            raise _decode_error(job["name"]) from None
 
     def _ask(
         self, job: dict[str, Any], data: bytes, at_work: "list[_DecoderProcess]", max_payload: int
@@ -183,7 +183,7 @@ class Decoders:
             ) from None
         except _Gone:
             self._drop(process)
-            raise _failed_on(job["name"]) from None
+            raise _decode_error(job["name"]) from None
         except BaseException:
             self._drop(process)
             raise
@@ -197,7 +197,7 @@ class Decoders:
             try:
                 process = _DecoderProcess(self._kind, self._memory_bytes)
             except OSError:
-                raise _not_started() from None
+                raise _start_error() from None
             self._processes.add(process)
             self._mine.process = process
             process.wait_ready()
@@ -214,7 +214,7 @@ class _DecoderProcess:
 
     def __init__(self, kind: Kind, memory_bytes: int) -> None:
         self._region = Region.made(_REGION_BYTES)
-        self._popen = _started(kind, memory_bytes, self._region)
+        self._popen = _spawn(kind, memory_bytes, self._region)
         for stream in (self._popen.stdin, self._popen.stdout):
             _widen(stream)
 
@@ -232,7 +232,7 @@ class _DecoderProcess:
             self._exchange(None, b"", 0, _START_S)
         except _Gone:
             self.kill()
-            raise _not_started() from None
+            raise _start_error() from None
 
     def call(
         self, job: dict[str, Any], data: bytes, max_payload: int, timeout_s: float
@@ -284,7 +284,7 @@ class _DecoderProcess:
         return self._region.view[:count]  # shorter, where the region is
 
 
-def _started(kind: Kind, memory_bytes: int, region: Region | None) -> "subprocess.Popen[bytes]":
+def _spawn(kind: Kind, memory_bytes: int, region: Region | None) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-P", "-m", "snugvl.server.intake.worker", kind, str(memory_bytes)]
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     try:
@@ -374,11 +374,11 @@ def _picture(width: int, height: int, pixels: memoryview) -> Picture:
     return Picture(PpmImageFile(BytesIO(data)), pixels=memoryview(data)[len(head) :])
 
 
-def _not_started() -> SnugvlError:
+def _start_error() -> SnugvlError:
     return SnugvlError("the picture decoder did not start; see whether memory or processes are short")
 
 
-def _failed_on(name: str) -> ImageError:
+def _decode_error(name: str) -> ImageError:
     return ImageError(f"{name} could not be decoded: the decoder failed on it; convert it to PNG or JPEG")
 
 

@@ -159,7 +159,7 @@ class Fetcher:
                     _check(response, target, name)
                     return await _read(response, max_bytes, name)
                 location = _header(response, b"location")
-            target = _redirected(target, location, name)
+            target = _redirect_target(target, location, name)
         raise ImageError(
             f"{name} could not be fetched: more than {self._limits.max_redirects} redirects; "
             "give the address where they end"
@@ -289,7 +289,7 @@ async def _read(response: httpcore2.Response, max_bytes: int, name: str) -> byte
     return bytes(data)
 
 
-def _redirected(target: FetchTarget, location: str | None, name: str) -> FetchTarget:
+def _redirect_target(target: FetchTarget, location: str | None, name: str) -> FetchTarget:
     """Where a redirect leads. Its Location is another's text: not quoted."""
     bad = ImageError(
         f"{name} could not be fetched: {target.host} redirects to something that is not a proper "

@@ -107,7 +107,7 @@ class Intake:
         max_pixels = _pixels_of(detail, field)
         self._check_encoded()
         name = f"the image at {field}"
-        with _blaming(field):
+        with _blame(field):
             data = await self._bytes(url, self._settings.image.max_bytes, _IMAGES, name, field)
             return await self._picture(data, max_pixels, name)
 
@@ -115,7 +115,7 @@ class Intake:
         """The same for a file's bytes (a multipart upload)."""
         self.before(field)
         max_pixels = _pixels_of(detail, field)
-        with _blaming(field):
+        with _blame(field):
             return await self._picture(data, max_pixels, f"the image at {field}")
 
     async def video(self, url: str | list[str], *, fps: float | None = None, field: str) -> Video:
@@ -132,7 +132,7 @@ class Intake:
         _check_fps(fps, field)
         self._check_encoded()
         name = f"the video at {field}"
-        with _blaming(field):
+        with _blame(field):
             if not isinstance(url, str):
                 return await self._list_of_frames(url, fps, field)
             data = await self._bytes(url, self._settings.video.max_bytes, _VIDEOS, name, field)
@@ -142,7 +142,7 @@ class Intake:
         """The same for a file's bytes (a multipart upload)."""
         self.before(field)
         _check_fps(fps, field)
-        with _blaming(field):
+        with _blame(field):
             return await self._video(data, fps, f"the video at {field}")
 
     async def close(self) -> None:
@@ -162,12 +162,12 @@ class Intake:
     async def _picture(self, data: bytes, max_pixels: int | None, name: str) -> Picture:
         settings = self._settings
         _check_bytes(data, settings.image.max_bytes, name)
-        with self._holding(data):
+        with self._count_file(data):
             # Before it is decoded, and known from its head; a liar's picture ends with its decoder.
             pixels = await self._pictures.size(data, settings.image, name)
             async with (
-                self._live.reserved(PIXEL_BYTES * pixels + len(data)) as share,
-                self._at_work.reserved(pixels),
+                self._live.reserve(PIXEL_BYTES * pixels + len(data)) as share,
+                self._at_work.reserve(pixels),
             ):
                 picture, file = await asyncio.gather(
                     self._pictures.picture(data, settings.image, settings.decode_s, name, pixels),
@@ -182,10 +182,10 @@ class Intake:
     async def _video(self, data: bytes, fps: float | None, name: str) -> Video:
         limits = self._settings.video
         _check_bytes(data, limits.max_bytes, name)
-        with self._holding(data):
+        with self._count_file(data):
             # How many frames of what size it has is known when it is decoded: one has room for the most.
             most = PIXEL_BYTES * limits.max_total_pixels + len(data)
-            async with self._one_video, self._live.reserved(most) as share:
+            async with self._one_video, self._live.reserve(most) as share:
                 frames, times = await self._videos.video(data, limits, fps, name)
                 share.keep(frames)
         return Video(tuple(frames), tuple(times))
@@ -197,7 +197,7 @@ class Intake:
             )
 
     @contextmanager
-    def _holding(self, data: bytes) -> Iterator[None]:
+    def _count_file(self, data: bytes) -> Iterator[None]:
         """Counts the file while it is there."""
         self._check_encoded()
         self._encoded += len(data)
@@ -224,7 +224,7 @@ class Intake:
 
 
 @contextmanager
-def _blaming(field: str) -> Iterator[None]:
+def _blame(field: str) -> Iterator[None]:
     """Let errors about a picture say where in the request it was."""
     try:
         yield

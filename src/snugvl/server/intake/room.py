@@ -40,7 +40,7 @@ class PixelRoom:
         return self._used
 
     @asynccontextmanager
-    async def reserved(self, count: int) -> AsyncIterator["PixelShare"]:
+    async def reserve(self, count: int) -> AsyncIterator["PixelShare"]:
         """Room for `count` while the block runs, and beyond it for the pictures that it keeps.
 
         One share always fits when there is no other.

@@ -214,7 +214,7 @@ def read_file_url(url: str, folder: Path | None, max_bytes: int, name: str, fiel
         )
     path = _path(url, field)
     try:
-        with _opened(folder, path) as descriptor:
+        with _open_inside(folder, path) as descriptor:
             size = os.fstat(descriptor).st_size
             if size > max_bytes:
                 raise ImageTooLarge(
@@ -243,7 +243,7 @@ def _path(url: str, field: str) -> Path:
 
 
 @contextmanager
-def _opened(folder: Path, path: Path) -> Iterator[int]:
+def _open_inside(folder: Path, path: Path) -> Iterator[int]:
     """A descriptor of the regular file `path`, which lies inside `folder` at the moment it is opened.
 
     Raises:

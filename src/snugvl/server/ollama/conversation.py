@@ -112,7 +112,7 @@ async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -
             for number, call in enumerate(message.tool_calls or ())
         )
         waiting += calls
-        answers = _answered(message, waiting) if message.role == "tool" else None
+        answers = _match_call(message, waiting) if message.role == "tool" else None
         conversation.append(Message(message.role, content, calls, answers))
     return tuple(conversation)
 
@@ -124,7 +124,7 @@ def _check(message: schemas.ChatMessage, field: str) -> None:
         raise RequestError(f"{field}: only the assistant makes calls", field=f"{field}.tool_calls")
 
 
-def _answered(message: schemas.ChatMessage, waiting: list[ToolCall]) -> str | None:
+def _match_call(message: schemas.ChatMessage, waiting: list[ToolCall]) -> str | None:
     """The id of the call that a tool's message answers: by id, else by name, else the first one left.
 
     None where the conversation no longer has the call.

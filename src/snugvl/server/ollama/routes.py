@@ -142,7 +142,7 @@ class LineAnswer:
         yield Event(self._line(AnswerPiece(), **self._end()).model_dump_json(exclude_none=True))
 
     def _line(self, piece: AnswerPiece, **fields: Any) -> AnswerLine:
-        logprobs = [_generated(each) for each in piece.logprobs] or None
+        logprobs = [_line_logprob(each) for each in piece.logprobs] or None
         return self.shape(piece, model=self.model, created_at=now(), logprobs=logprobs, **fields)
 
     def _end(self) -> dict[str, Any]:
@@ -171,14 +171,14 @@ class LineAnswer:
                 arguments += event.fragment
                 continue
             if started is not None:
-                yield self._piece(calls=(_made(started, arguments),))
+                yield self._piece(calls=(_call_of(started, arguments),))
                 started, arguments = None, ""
             if isinstance(event, CallStarted):
                 started = event
             elif isinstance(event, TextPiece):
                 yield self._piece(text=event.text)
         logprobs = tuple(self.reader.take_logprobs())
-        calls = () if started is None else (_made(started, arguments),)
+        calls = () if started is None else (_call_of(started, arguments),)
         if calls or logprobs:
             yield AnswerPiece(calls=calls, logprobs=logprobs)
 
@@ -191,12 +191,12 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _made(started: CallStarted, arguments: str) -> MadeCall:
+def _call_of(started: CallStarted, arguments: str) -> MadeCall:
     function = CalledFunction(index=started.index, name=started.name, arguments=arguments_of(arguments))
     return MadeCall(id=started.id, function=function)
 
 
-def _generated(logprob: Logprob) -> LineLogprob:
+def _line_logprob(logprob: Logprob) -> LineLogprob:
     top = [LogprobAlternative(token=t.token, logprob=t.logprob, bytes=list(t.bytes)) for t in logprob.top]
     return LineLogprob(
         token=logprob.token, logprob=logprob.logprob, bytes=list(logprob.bytes), top_logprobs=top or None
@@ -229,7 +229,7 @@ async def post_chat(http: Request, chat: ChatRequest) -> Any:
     context, started_ns = context_of(http), time.perf_counter_ns()
     name, capabilities = models.served_name(context, chat.model), context.capabilities
     if not chat.messages:
-        return _loaded(chat, name, chat_line)
+        return _load_answer(chat, name, chat_line)
     request = await chat_request(context, capabilities, chat)
     reader = Reader(await generate_within(context, request), context.call_parser(request.tools))
     answer = LineAnswer(name, reader, chat_line, started_ns)
@@ -247,7 +247,7 @@ async def post_generate(http: Request, asked: GenerateRequest) -> Any:
     context, started_ns = context_of(http), time.perf_counter_ns()
     name, capabilities = models.served_name(context, asked.model), context.capabilities
     if not asked.prompt and not asked.images:
-        return _loaded(asked, name, generate_line)
+        return _load_answer(asked, name, generate_line)
     request = await generate_request(context, capabilities, asked)
     reader = Reader(await generate_within(context, request), None)
     answer = LineAnswer(name, reader, generate_line, started_ns)
@@ -263,7 +263,7 @@ async def get_tags(http: Request) -> Any:
 @router.get("/ps", response_model=models.Running)
 async def get_ps(http: Request) -> Any:
     """The model that is loaded, and what it holds."""
-    return models.running(context_of(http))
+    return models.running_models(context_of(http))
 
 
 @router.post("/show", response_model=models.Shown)
@@ -273,7 +273,7 @@ async def post_show(http: Request, asked: ShowRequest) -> Any:
     if name is None:
         raise RequestError("model is missing", field="model")
     models.served_name(context, name)
-    return models.shown(context)
+    return models.describe(context)
 
 
 @router.get("/version", response_model=models.Version)
@@ -295,7 +295,7 @@ for _method, _path, _instead in ELSEWHERE:
     router.add_api_route(f"/{_path}", _refusal(_path, _instead), methods=[_method], include_in_schema=False)
 
 
-def _loaded(asked: Generating, name: str, shape: Shape) -> AnswerLine:
+def _load_answer(asked: Generating, name: str, shape: Shape) -> AnswerLine:
     """The answer to a request that only wants the model loaded, which it is.
 
     Raises:

@@ -38,7 +38,7 @@ from snugvl.server.openai.constraints import (
 from snugvl.server.openai.document import ChatCompletion
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
-from snugvl.server.openai.sampling import MaxTokens, SamplingFields, StreamOptions, blaming, sampling_of
+from snugvl.server.openai.sampling import MaxTokens, SamplingFields, StreamOptions, rename_fields, sampling_of
 from snugvl.server.streaming import Event, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
@@ -109,7 +109,9 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
     model = context.check_model(body.model)
     usage = wants_usage(body.stream, body.stream_options)
     media = MediaSource(context.intake, attachments_of(http))
-    with blaming(NAMES | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})):
+    with rename_fields(
+        NAMES | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})
+    ):
         request = await _request(body, media)
         parser = partial(context.call_parser, request.tools)
         form = AnswerFormat(model, parser, bool(body.logprobs), request.sampling.n)
@@ -216,7 +218,7 @@ class ChunkedChoice:
         self._logprobs += delta.logprobs
         finish = delta.finish_reason
         reasoning = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
-        added = reasoning | self._added(delta.text, last=finish is not None)
+        added = reasoning | self._content_of(delta.text, last=finish is not None)
         found = []
         if added or (self._logprobs and finish is not None):
             found.append(self._entry(added, logprobs=True))
@@ -225,11 +227,11 @@ class ChunkedChoice:
             found.append(self._entry({}, finish="tool_calls" if calls and finish == "stop" else finish))
         return found
 
-    def _added(self, text: str, *, last: bool) -> dict[str, Any]:
+    def _content_of(self, text: str, *, last: bool) -> dict[str, Any]:
         if self._parser is None:
             return {"content": text} if text else {}
         events = self._parser.push(text)
-        return merged(events + self._parser.flush() if last else events)
+        return merge_events(events + self._parser.flush() if last else events)
 
     def _entry(
         self, delta: dict[str, Any], *, logprobs: bool = False, finish: str | None = None
@@ -241,7 +243,7 @@ class ChunkedChoice:
         return {"index": self._index, "delta": delta, "logprobs": shown, "finish_reason": finish}
 
 
-def merged(events: list[ToolEvent]) -> dict[str, Any]:
+def merge_events(events: list[ToolEvent]) -> dict[str, Any]:
     """One `delta` from several events: clients expect each call at most once in it."""
     text = ""
     calls: dict[int, dict[str, Any]] = {}

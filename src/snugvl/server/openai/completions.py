@@ -28,7 +28,7 @@ from snugvl.server.openai.common import (
     wants_usage,
 )
 from snugvl.server.openai.document import Completion
-from snugvl.server.openai.sampling import SamplingFields, StreamOptions, blaming, sampling_of
+from snugvl.server.openai.sampling import SamplingFields, StreamOptions, rename_fields, sampling_of
 from snugvl.server.streaming import Event, event_stream
 from snugvl.server.together import together
 
@@ -92,19 +92,19 @@ async def create_completion(body: CompletionRequest, http: HttpRequest) -> Respo
     model = context.check_model(body.model)
     usage = wants_usage(body.stream, body.stream_options)
     prompts = _prompts(body)
-    with blaming(NAMES):
+    with rename_fields(NAMES):
         requests = _requests(body, prompts)
-        about = Prompts(model, body.n or 1, await _echoed(body, context, prompts))
+        about = Prompts(model, body.n or 1, await _echo_texts(body, context, prompts))
         if body.stream:
-            generations = await _started(context, requests)
+            generations = await _start_all(context, requests)
             return event_stream(http, context, stream(generations, about, usage=usage))
         turns = asyncio.Semaphore(AT_ONCE)  # so many prompts are no more than one client's share
 
-        async def answered(request: Request) -> tuple[list[Finished], Usage]:
+        async def complete_in_turn(request: Request) -> tuple[list[Finished], Usage]:
             async with turns:
                 return await complete(context, request)
 
-        answers = await together(answered(request) for request in requests)
+        answers = await together(complete_in_turn(request) for request in requests)
     return json_answer(completion(about, answers))
 
 
@@ -142,7 +142,7 @@ def _requests(body: CompletionRequest, prompts: list[str | tuple[int, ...]]) -> 
     return [Request(prompt=prompt, sampling=sampling) for prompt in prompts]
 
 
-async def _echoed(
+async def _echo_texts(
     body: CompletionRequest, context: Context, prompts: list[str | tuple[int, ...]]
 ) -> tuple[str, ...]:
     """What each prompt's choices start with."""
@@ -154,7 +154,7 @@ async def _echoed(
     return tuple(texts)
 
 
-async def _started(context: Context, requests: list[Request]) -> list[Generation]:
+async def _start_all(context: Context, requests: list[Request]) -> list[Generation]:
     """All of them, or none."""
     async with AsyncExitStack() as stack:
         started = [await stack.enter_async_context(await generate(context, request)) for request in requests]
@@ -224,7 +224,7 @@ async def stream(
         for prompt, text in enumerate(prompts.echoed):
             for index in range(prompt * prompts.n, (prompt + 1) * prompts.n if text else 0):
                 yield chunks.event(_choice(index, text))
-        deltas = await stack.enter_async_context(aclosing(interleaved(generations)))
+        deltas = await stack.enter_async_context(aclosing(interleave(generations)))
         async for prompt, delta in deltas:
             index = prompt * prompts.n + delta.choice
             entry = _choice(index, delta.text, delta.finish_reason)
@@ -239,7 +239,7 @@ def _choice(index: int, text: str, finish: str | None = None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
 
 
-async def interleaved(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Delta]]:
+async def interleave(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Delta]]:
     """Deltas of all generations as they come, each with the number of its generation.
 
     The first error ends the others and is raised.

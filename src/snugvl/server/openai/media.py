@@ -52,7 +52,7 @@ class MediaSource:
             return await self._intake.video_bytes(self._file(url, field), fps=fps, field=field)
         if isinstance(url, str):
             return await self._intake.video(url, fps=fps, field=field)
-        frames = [self._embedded(frame, f"{field}[{index}]") for index, frame in enumerate(url)]
+        frames = [self._as_data_url(frame, f"{field}[{index}]") for index, frame in enumerate(url)]
         return await self._intake.video(frames, fps=fps, field=field)
 
     def check_all_used(self) -> None:
@@ -68,7 +68,7 @@ class MediaSource:
                     field=name,
                 )
 
-    def _embedded(self, url: str, field: str) -> str:
+    def _as_data_url(self, url: str, field: str) -> str:
         """The URL itself, or a data URL of the attachment that it names."""
         if not url.startswith(PREFIX):
             return url
@@ -83,7 +83,9 @@ class MediaSource:
         return self._attachments[name]
 
 
-async def fetched(wanted: Mapping[str, T], fetch: Callable[[T, str], Coroutine[Any, Any, M]]) -> dict[str, M]:
+async def fetch_all(
+    wanted: Mapping[str, T], fetch: Callable[[T, str], Coroutine[Any, Any, M]]
+) -> dict[str, M]:
     """What all parts of one request refer to, fetched at once.
 
     Args:
@@ -130,7 +132,7 @@ class UploadRoute(JsonRoute):
 
         async def handle(request: Request) -> Response:
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            return await handle_json(await _unpacked(request) if kind == "multipart/form-data" else request)
+            return await handle_json(await _unpack(request) if kind == "multipart/form-data" else request)
 
         return handle
 
@@ -141,7 +143,7 @@ def attachments_of(request: Request) -> Mapping[str, bytes]:
     return files
 
 
-async def _unpacked(request: Request) -> Request:
+async def _unpack(request: Request) -> Request:
     """The JSON request inside a multipart one.
 
     Raises:

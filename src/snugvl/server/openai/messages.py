@@ -10,7 +10,7 @@ from snugvl.backends.protocol import Message, Part, Picture, Text, ToolCall, Vid
 from snugvl.errors import RequestError
 from snugvl.server.body import count_values
 from snugvl.server.fields import Exact, Harmless, StringOrArray, StringOrObject
-from snugvl.server.openai.media import Detail, MediaSource, fetched
+from snugvl.server.openai.media import Detail, MediaSource, fetch_all
 
 MAX_PARTS = 1024
 
@@ -187,7 +187,7 @@ async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tu
     for index, message in enumerate(messages):
         if isinstance(message, UserMessage):
             wanted |= media_of(message.content, f"messages[{index}].content")
-    found = await fetched(wanted, lambda part, path: fetch(part, path, media))
+    found = await fetch_all(wanted, lambda part, path: fetch(part, path, media))
     return tuple(_message(message, found, f"messages[{index}]") for index, message in enumerate(messages))
 
 

@@ -20,7 +20,7 @@ from snugvl.server.openai.constraints import check_alone
 from snugvl.server.openai.document import ResponseAnswer
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.responses_request import LOGPROBS, ResponseRequest, conversation_of
-from snugvl.server.openai.sampling import blaming
+from snugvl.server.openai.sampling import rename_fields
 from snugvl.server.streaming import Event, compact, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
@@ -44,17 +44,17 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     context = context_of(http)
     model = context.check_model(body.model)
     media = MediaSource(context.intake, attachments_of(http))
-    with blaming(NAMES):
+    with rename_fields(NAMES):
         request = await _request(body, media)
         response = new_response(body, model)
         if body.stream:
             reader = Reader(await generate(context, request), context.call_parser(request.tools))
             events = ResponseEvents(response, reader)
-            return event_stream(http, context, events.run(), on_error=events.failed)
+            return event_stream(http, context, events.run(), on_error=events.failure_event)
         choices, usage = await complete(context, request)
     output = output_of(choices[0], context.call_parser(request.tools))
     complete_answer = choices[0].finish_reason != "length"
-    return json_answer(finished(response, output, usage, complete=complete_answer))
+    return json_answer(finish_response(response, output, usage, complete=complete_answer))
 
 
 async def _request(body: ResponseRequest, media: MediaSource) -> Request:
@@ -120,7 +120,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"description": None, "parameters": None, "strict": None, **tool}
 
 
-def finished(
+def finish_response(
     response: dict[str, Any], output: list[dict[str, Any]], usage: Usage, *, complete: bool
 ) -> dict[str, Any]:
     """`response` with its output. `complete`: whether the answer ended before its token limit."""
@@ -213,7 +213,7 @@ class ResponseEvents:
         """All events from the first to the last.
 
         Raises:
-            SnugvlError: the engine failed; `failed` makes the last event of that.
+            SnugvlError: the engine failed; `failure_event` makes the last event of that.
         """
         async with self._reader.generation:
             yield self._event("response.created", response=self._response)
@@ -228,10 +228,10 @@ class ResponseEvents:
         for event in self._close("incomplete" if length else "completed"):
             yield event
         usage = self._reader.generation.usage
-        response = finished(self._response, self._output, usage, complete=not length)
+        response = finish_response(self._response, self._output, usage, complete=not length)
         yield self._event(f"response.{response['status']}", response=response)
 
-    def failed(self, error: Exception) -> Event:
+    def failure_event(self, error: Exception) -> Event:
         """The last event of a response that failed."""
         code = "rate_limit_exceeded" if isinstance(error, QueueFull) else "server_error"
         message = error_body(error, "openai")["error"]["message"]

@@ -24,7 +24,7 @@ from snugvl.server.openai.constraints import (
     schema_grammar,
     tool_use,
 )
-from snugvl.server.openai.media import Detail, MediaSource, fetched
+from snugvl.server.openai.media import Detail, MediaSource, fetch_all
 from snugvl.server.openai.messages import MAX_MESSAGES, MAX_PARTS, call_arguments
 from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP
 
@@ -133,7 +133,7 @@ async def conversation_of(
     messages = [Message("system", (Text(instructions),))] if instructions else []
     if isinstance(given, str):
         return (*messages, Message("user", (Text(given),)))
-    found = await fetched(_pictures(given), lambda part, path: _fetch(part, path, media))
+    found = await fetch_all(_pictures(given), lambda part, path: _fetch(part, path, media))
     for index, item in enumerate(given):
         message = _message(item, found, f"input[{index}]")
         if message.tool_calls and messages and messages[-1].role == "assistant":

@@ -87,7 +87,7 @@ def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int
 
 
 @contextmanager
-def blaming(names: Mapping[str, str]) -> Iterator[None]:
+def rename_fields(names: Mapping[str, str]) -> Iterator[None]:
     """Errors of the engine speak of fields of its own requests: here they get the names of the protocol.
 
     Args:

@@ -223,7 +223,7 @@ class Bodies(Generic[OptionsT]):
         return {"requestBody": {"required": True, "content": content}}
 
     def _read_json(self, body: object) -> tuple[OptionsT, list[PictureSource]]:
-        options = _validated(self.request, body, strict=True)
+        options = _validate(self.request, body, strict=True)
         urls = options.model_dump(include={"image", "images"})
         one, several = urls.get("image"), urls.get("images", [])
         if one is not None and several:
@@ -237,7 +237,7 @@ class Bodies(Generic[OptionsT]):
     async def _read_form(self, http: Request) -> tuple[OptionsT, list[PictureSource]]:
         async with form_of(http, max_files=MAX_IMAGES, max_fields=MAX_FIELDS) as form:
             sources = [source async for source in _sources(form)]
-            options = _validated(self.options, _fields(form), strict=False)
+            options = _validate(self.options, _fields(form), strict=False)
         if not sources:
             raise RequestError("image is missing: send it as a file, -F image=@FILE with curl", field="image")
         return options, sources
@@ -277,7 +277,7 @@ def _fields(form: FormData) -> dict[str, object]:
     return fields
 
 
-def _validated(kind: type[OptionsT], body: object, *, strict: bool) -> OptionsT:
+def _validate(kind: type[OptionsT], body: object, *, strict: bool) -> OptionsT:
     try:
         return kind.model_validate(body, strict=strict)
     except ValidationError as error:
