@@ -16,7 +16,7 @@ from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.server import body as body_module
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
 from snugvl.server.errors import InvalidRequest
-from snugvl.server.receiving import SMALL_BYTES, HeldBytes
+from snugvl.server.receiving import SMALL_BYTES, BodyBudget
 from snugvl.server.settings import ServerSettings
 from tests.patience import until
 from tests.server.fake import CAPABILITIES, FakeService, FakeStream
@@ -83,7 +83,7 @@ def test_a_body_that_comes_too_slowly_meets_the_deadline() -> None:
 
 
 def test_bytes_of_bodies_are_counted_while_they_are_held() -> None:
-    held = HeldBytes(3 * SMALL_BYTES)
+    held = BodyBudget(3 * SMALL_BYTES)
     held.add(2 * SMALL_BYTES, 2 * SMALL_BYTES)
     held.add(SMALL_BYTES, SMALL_BYTES)
     held.add(SMALL_BYTES, SMALL_BYTES)  # a small one always has room

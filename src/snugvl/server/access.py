@@ -151,11 +151,12 @@ class RateLimits:
 
     def _check_headers(self, scope: Scope) -> None:
         headers = scope["headers"]
-        held, limit = sum(len(name) + len(value) for name, value in headers), self._settings.max_header_bytes
+        header_bytes = sum(len(name) + len(value) for name, value in headers)
+        limit = self._settings.max_header_bytes
         if len(headers) > MAX_HEADERS:
             raise HTTPException(431, f"{len(headers)} header lines; at most {MAX_HEADERS} are read")
-        if held > limit:
-            raise HTTPException(431, f"{held:,} bytes of headers; at most {limit:,} are read")
+        if header_bytes > limit:
+            raise HTTPException(431, f"{header_bytes:,} bytes of headers; at most {limit:,} are read")
 
     @contextmanager
     def _place(self, key: str) -> Iterator[None]:

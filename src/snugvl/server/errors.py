@@ -235,11 +235,11 @@ def _message(param: str | None, entry: Mapping[str, Any], body: object) -> str:
     return f"{param}: {text}"
 
 
-def _unknown_kind(param: str, told: Mapping[str, Any]) -> str:
+def _unknown_kind(param: str, details: Mapping[str, Any]) -> str:
     """An object whose `type` (or whatever tells its kinds apart) is none that we know."""
-    name = str(told["discriminator"]).strip("'")
+    name = str(details["discriminator"]).strip("'")
     named = name if name.isidentifier() else "type"  # a function tells them apart
-    tag, known = str(told["tag"])[:SHOWN], str(told["expected_tags"])
+    tag, known = str(details["tag"])[:SHOWN], str(details["expected_tags"])
     return f"{param}: {named} {tag!r} is not supported; use {known.replace(', ', ' or ')}"
 
 

@@ -43,7 +43,7 @@ class Generation:
         self._metrics = context.metrics
         self._answer: list[str] | None = [] if context.settings.log_prompts else None
         self._started = started
-        self._seen: dict[int, float] = {}  # per choice, when its last piece came
+        self._last_piece_at: dict[int, float] = {}  # per choice, when its last piece came
         self._usage: Usage | None = None
 
     @property
@@ -84,11 +84,11 @@ class Generation:
 
     def _note(self, delta: Delta) -> None:
         now = time.monotonic()
-        if not self._seen:
+        if not self._last_piece_at:
             self._metrics.first_token_seconds.observe(now - self._started)
-        elif delta.choice in self._seen:
-            self._metrics.token_seconds.observe(now - self._seen[delta.choice])
-        self._seen[delta.choice] = now
+        elif delta.choice in self._last_piece_at:
+            self._metrics.token_seconds.observe(now - self._last_piece_at[delta.choice])
+        self._last_piece_at[delta.choice] = now
         if self._answer is not None:
             self._answer.append(delta.text)
         if delta.finish_reason is not None:
@@ -101,8 +101,8 @@ class Generation:
 
 def counting(context: Context) -> AbstractContextManager[None]:
     """Within it pictures are read for their sizes alone, where the engine counts their tokens by these."""
-    known = context.service.capabilities
-    return only_sizes(known is not None and known.engine == "native")
+    capabilities = context.service.capabilities
+    return only_sizes(capabilities is not None and capabilities.engine == "native")
 
 
 async def tokens_of(
@@ -125,14 +125,14 @@ def _check_length(
     Raises:
         RequestTooLarge: with the numbers.
     """
-    known = context.service.capabilities
+    capabilities = context.service.capabilities
     messages = [] if isinstance(prompt, str) else [each for each in prompt if isinstance(each, Message)]
     count = len(prompt) if isinstance(prompt, str) else 0
     count += characters(messages, () if tools is None else tools.tools)
-    if known is not None and 0 < known.most_characters < count:
+    if capabilities is not None and 0 < capabilities.most_characters < count:
         raise RequestTooLarge(
-            f"the prompt has {count:,} characters; the context of {known.context_tokens:,} tokens holds "
-            f"{known.most_characters:,} at most (white space counts); send less text",
+            f"the prompt has {count:,} characters; the context of {capabilities.context_tokens:,} tokens "
+            f"holds {capabilities.most_characters:,} at most (white space counts); send less text",
             field="messages" if messages else "prompt",
         )
 

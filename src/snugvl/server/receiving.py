@@ -29,7 +29,7 @@ class ClientLeft(Exception):
     """The client closed its connection before its request was complete."""
 
 
-class HeldBytes:
+class BodyBudget:
     """Bytes of all bodies that are there, coming in or being worked at. Used from one thread."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -61,7 +61,7 @@ class Receiving:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._settings = settings
-        self._held = HeldBytes(BODIES * settings.max_body_bytes)
+        self._budget = BodyBudget(BODIES * settings.max_body_bytes)
         self._reader = JsonReader()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +69,7 @@ class Receiving:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = RequestBody(scope, receive, self._settings, self._held)
+        body = RequestBody(scope, receive, self._settings, self._budget)
         try:
             if _is_json(scope):
                 async with asyncio.timeout(self._remaining_s(scope)):
@@ -93,12 +93,12 @@ class Receiving:
 class RequestBody:
     """The body of one request on its way in; `receive` is what the app gets."""
 
-    def __init__(self, scope: Scope, receive: Receive, settings: ServerSettings, held: HeldBytes) -> None:
+    def __init__(self, scope: Scope, receive: Receive, settings: ServerSettings, budget: BodyBudget) -> None:
         self._scope = scope
         self._receive = receive
         self._settings = settings
-        self._held = held
-        self._count = 0  # of bytes that came, and are counted in `held`
+        self._budget = budget
+        self._count = 0  # of bytes that came, and are counted in `budget`
         self._pieces: list[bytes] = []
         self._started = time.monotonic()
         self._whole: bytes | None = None
@@ -120,7 +120,7 @@ class RequestBody:
     def close(self) -> None:
         """The request is over: its bytes are gone, also where the error that it ended with is still told."""
         self._pieces.clear()
-        self._held.remove(self._count)
+        self._budget.remove(self._count)
         self._count = 0
 
     async def read_json(self, reader: JsonReader) -> None:
@@ -173,7 +173,7 @@ class RequestBody:
             self._gone.set()
             return message
         count = len(message.get("body", b""))
-        self._held.add(count, self._count + count)
+        self._budget.add(count, self._count + count)
         self._count += count
         if self._count > self._settings.max_body_bytes:
             raise self._too_large(self._count)

@@ -28,7 +28,7 @@ from snugvl.backends.vllm.answer import Chunks, reasoning_of
 from snugvl.backends.vllm.api import error_of, refusal
 from snugvl.backends.vllm.facts import apply_limits, read_facts
 from snugvl.backends.vllm.life import environment
-from snugvl.backends.vllm.log import Log, measured, raised, stage_of
+from snugvl.backends.vllm.log import Log, exception_lines, read_measurements, stage_of
 from snugvl.backends.vllm.measure import read_counters
 from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, ServedModel, body_of, target_size
 from snugvl.backends.vllm.settings import Facts
@@ -313,12 +313,12 @@ def test_a_log_keeps_its_ends_and_what_is_new() -> None:
 
 def test_figures_of_a_real_log() -> None:
     lines = (LOGS / "healthy_vllm033_q2bfp8_4060_wsl2.log").read_text().splitlines()
-    found = measured(tuple(lines))
+    found = read_measurements(tuple(lines))
     assert found.loaded is not None
     assert found.kv is not None
     assert 2 * GIB < found.loaded < 5 * GIB
     assert found.kv_tokens is not None
-    assert measured(()).loaded is None
+    assert read_measurements(()).loaded is None
 
 
 def test_counters_of_several_engines_are_added() -> None:
@@ -366,7 +366,7 @@ def test_no_secret_reaches_the_child() -> None:
 def test_a_validations_messages_are_what_was_raised() -> None:
     """pydantic says what is wrong on the lines after the one that looks like an error."""
     log = (LOGS / "vllm022_gpu_names.log").read_text().splitlines()
-    (said,) = raised(log)
+    (said,) = exception_lines(log)
     assert said.endswith("error for ModelConfig; Value error, invalid literal for int() with base 10: "
                          "'GPU-11111111-2222-3333-4444-555555555555'")  # fmt: skip
     lines = [
@@ -382,7 +382,7 @@ def test_a_validations_messages_are_what_was_raised() -> None:
         "  and this is no message",
         "RuntimeError: gone",
     ]
-    assert raised(lines) == [
+    assert exception_lines(lines) == [
         "pydantic.ValidationError: 2 validation errors for ModelConfig; "
         "max_model_len: Input should be a valid integer; dtype: Unknown",
         "RuntimeError: gone",

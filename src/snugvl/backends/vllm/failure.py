@@ -85,8 +85,8 @@ def understand(ending: Ending, choice: VllmChoice) -> Failure:
     way_out = _way_out(diagnosis)
     if choice.replan is not None and cause.kind in _FULL and retry is None:
         way_out = _LESS  # the plan has given vLLM all that there is: no flag gains anything
-    told = f"vLLM did not start: {text} {way_out}".rstrip()
-    error = DoesNotFit(told) if cause.kind in _MEMORY else EngineError(told)
+    message = f"vLLM did not start: {text} {way_out}".rstrip()
+    error = DoesNotFit(message) if cause.kind in _MEMORY else EngineError(message)
     return Failure(error, text.rstrip("."), retry=retry)
 
 

@@ -101,12 +101,12 @@ class Gauge:
     def read(self, log: Measured, counters: Counters, family: Sequence[psutil.Process]) -> Ledger:
         """The ledger now. Takes milliseconds: call it in a thread."""
         gpu = self._gpu({process.pid for process in family})
-        name, total, free, held = gpu if gpu is not None else _main_memory(family)
+        name, total, free, held_bytes = gpu if gpu is not None else _main_memory(family)
         kv = log.kv if log.kv is not None else counters.kv_bytes
         known = {LOADED: log.loaded, KV: kv, GRAPHS: log.graphs}
-        rest = held - sum(nbytes or 0 for nbytes in known.values())
+        rest = held_bytes - sum(nbytes or 0 for nbytes in known.values())
         # While it sleeps it holds less than it loaded.
-        sizes = known | {REST: rest if held and log.loaded is not None and rest > 0 else None}
+        sizes = known | {REST: rest if held_bytes and log.loaded is not None and rest > 0 else None}
         used = {KV: None if kv is None else round(kv * counters.kv_usage)}
         rows = [
             LedgerRow(part, self._planned.get(part), sizes.get(part), used.get(part))
@@ -114,7 +114,7 @@ class Gauge:
             if sizes.get(part) is not None or part in self._planned
         ]
         rows.sort(key=lambda row: -(row.planned_bytes or row.measured_bytes or 0))
-        return Ledger(self._device or name, tuple(rows), total, free, held)
+        return Ledger(self._device or name, tuple(rows), total, free, held_bytes)
 
     def _gpu(self, pids: set[int]) -> tuple[str, int, int, int] | None:
         """Name, total, free and held bytes of the GPU that holds most of it; None without a GPU."""
@@ -123,9 +123,9 @@ class Gauge:
         best: tuple[int, Any] | None = None
         with suppress(self._nvml.NVMLError):
             for handle in self._handles():
-                held = self._held_bytes(handle, pids)
-                if best is None or held > best[0]:
-                    best = (held, handle)
+                held_bytes = self._held_bytes(handle, pids)
+                if best is None or held_bytes > best[0]:
+                    best = (held_bytes, handle)
             if best is not None:
                 memory = self._nvml.nvmlDeviceGetMemoryInfo(best[1])
                 name = str(self._nvml.nvmlDeviceGetName(best[1]))
@@ -166,12 +166,12 @@ def _join_rows(planned: Sequence[LedgerRow]) -> dict[str, int]:
 
 
 def _main_memory(family: Sequence[psutil.Process]) -> tuple[str, int, int, int]:
-    held = 0
+    held_bytes = 0
     for process in family:
         with suppress(psutil.Error):
-            held += process.memory_info().rss
+            held_bytes += process.memory_info().rss
     memory = host.memory()
-    return "main memory", memory.total_bytes, memory.free_bytes, held
+    return "main memory", memory.total_bytes, memory.free_bytes, held_bytes
 
 
 def start_nvml() -> Any:

@@ -332,9 +332,9 @@ class VllmEngine:
         if failure.retry is not None and self._choice.retry and not self._retried:
             logger.error("%s", failure.error)
             self._retried, self._choice = True, failure.retry
-            told = f"{failure.cause}; trying once more with: {' '.join(failure.retry.arguments)}"
-            logger.warning("%s", told)
-            self._lives.retry(told)
+            message = f"{failure.cause}; trying once more with: {' '.join(failure.retry.arguments)}"
+            logger.warning("%s", message)
+            self._lives.retry(message)
             return 0.0
         if not self._lives.count:  # whoever waits for `failure` tells of it
             tried = f" (A second start, with {' '.join(self._choice.arguments)}, failed too.)"

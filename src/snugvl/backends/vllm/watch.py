@@ -195,17 +195,17 @@ class Activity:
             self._cpu_s += max(reading.cpu_s - before.cpu_s, 0.0)
             self._moved_bytes += max(reading.moved_bytes - before.moved_bytes, 0)
         self._seen = now
-        held = self._held_on_gpus()
+        held_bytes = self._held_on_gpus()
         progress = (
             line != self._line
             or self._cpu_s >= WORK_SHARE * self._limit_s
             or self._moved_bytes >= MOVED_BYTES
-            or held >= self._held_bytes + GPU_BYTES
+            or held_bytes >= self._held_bytes + GPU_BYTES
         )
         self._line = line
         if progress:
             self._cpu_s, self._moved_bytes = 0.0, 0
-            self._held_bytes = max(held, self._held_bytes)
+            self._held_bytes = max(held_bytes, self._held_bytes)
         return progress
 
     def _held_on_gpus(self) -> int:

@@ -199,22 +199,22 @@ EVENTS: Final = events_document(
 
 
 @router.post("", response_model=MessageOut, responses={200: {"content": EVENTS}})
-async def post_messages(http: Request, asked: MessagesRequest) -> Any:
+async def post_messages(http: Request, body: MessagesRequest) -> Any:
     """Continue a conversation, with pictures, tools and structured outputs."""
     context = context_of(http)
-    name = context.check_model(asked.model)
-    request = await request_of(context, asked)
+    name = context.check_model(body.model)
+    request = await request_of(context, body)
     reader = Reader(await generate_within(context, request), context.call_parser(request.tools))
-    answer = MessageAnswer(name, reader, asked.max_tokens)
-    return event_stream(http, context, answer.events()) if asked.stream else await answer.whole()
+    answer = MessageAnswer(name, reader, body.max_tokens)
+    return event_stream(http, context, answer.events()) if body.stream else await answer.whole()
 
 
 @router.post("/count_tokens", response_model=TokenCount)
-async def post_count_tokens(http: Request, asked: CountTokensRequest) -> Any:
+async def post_count_tokens(http: Request, body: CountTokensRequest) -> Any:
     """Count the tokens of a conversation, without continuing it."""
     context = context_of(http)
-    context.check_model(asked.model)
+    context.check_model(body.model)
     with counting(context):
-        conversation = await conversation_of(context, asked)
-    tokens = await tokens_of(context, conversation, tools_of(asked))
+        conversation = await conversation_of(context, body)
+    tokens = await tokens_of(context, conversation, tools_of(body))
     return TokenCount(input_tokens=len(tokens.ids))

@@ -28,10 +28,10 @@ class PixelRoom:
         self._limit = limit
         self._wait_s = wait_s
         self._used = 0
-        self._asked: Counter[str] = Counter()  # by requests: what they have and what they wait for
+        self._demand: Counter[str] = Counter()  # by requests: what they have and what they wait for
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._kept: dict[int, tuple[weakref.ref[Image.Image], str, int]] = {}
-        self._gone: deque[int] = deque()
+        self._holders: dict[int, tuple[weakref.ref[Image.Image], str, int]] = {}
+        self._released: deque[int] = deque()
 
     @property
     def used(self) -> int:
@@ -59,13 +59,13 @@ class PixelRoom:
 
     async def _take(self, count: int, owner: str) -> None:
         self._settle()
-        asked = self._asked[owner]
-        if owner and asked and asked + count > self._limit:
+        demand = self._demand[owner]
+        if owner and demand and demand + count > self._limit:
             raise ImageTooLarge(
                 f"the pictures of this request take more than {self._limit:,} bytes when they are decoded "
                 f"({PIXEL_BYTES} for each pixel); send fewer, or scale them down"
             )
-        self._asked[owner] += count
+        self._demand[owner] += count
         if not self._waiting and self._fits(count):
             self._used += count
             return
@@ -97,9 +97,9 @@ class PixelRoom:
         self._admit()
 
     def _forget(self, count: int, owner: str) -> None:
-        self._asked[owner] -= count
-        if not self._asked[owner]:
-            del self._asked[owner]
+        self._demand[owner] -= count
+        if not self._demand[owner]:
+            del self._demand[owner]
 
     def _admit(self) -> None:
         """Let in whoever fits, in their order."""
@@ -115,17 +115,17 @@ class PixelRoom:
         loop = asyncio.get_running_loop()
 
         def let_go(reference: "weakref.ref[Image.Image]") -> None:
-            self._gone.append(id(reference))
+            self._released.append(id(reference))
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._settle)
 
         reference = weakref.ref(image, let_go)
-        self._kept[id(reference)] = reference, owner, count
+        self._holders[id(reference)] = reference, owner, count
 
     def _settle(self) -> None:
         """Give back what pictures took that are gone."""
-        while self._gone:
-            _, owner, count = self._kept.pop(self._gone.popleft())
+        while self._released:
+            _, owner, count = self._holders.pop(self._released.popleft())
             self._give(count, owner)
 
 

@@ -44,45 +44,45 @@ async def chat_request(context: Context, capabilities: Capabilities, chat: schem
 
 
 async def generate_request(
-    context: Context, capabilities: Capabilities, asked: schemas.GenerateRequest
+    context: Context, capabilities: Capabilities, body: schemas.GenerateRequest
 ) -> Request:
     """The request behind /api/generate, its pictures decoded.
 
     Raises:
         RequestError, ImageError: a field is wrong, or several can't be combined.
     """
-    sampling = sampling_of(asked.options, _logprobs(asked), capabilities)
-    grammar, prompt = _grammar(asked.format), asked.prompt or ""
-    if asked.raw:
+    sampling = sampling_of(body.options, _logprobs(body), capabilities)
+    grammar, prompt = _grammar(body.format), body.prompt or ""
+    if body.raw:
         for field in ("system", "images"):
-            if getattr(asked, field):
+            if getattr(body, field):
                 raise RequestError(
                     f"{field} can't be combined with raw: it needs the chat template", field=field
                 )
         return Request(prompt=prompt, sampling=sampling, grammar=grammar)
-    system = (Message("system", (Text(asked.system),)),) if asked.system else ()
-    pictures = await _pictures(context, asked.images, "images")
-    user = Message("user", (*pictures, *_text(asked.prompt)))
+    system = (Message("system", (Text(body.system),)),) if body.system else ()
+    pictures = await _pictures(context, body.images, "images")
+    user = Message("user", (*pictures, *_text(body.prompt)))
     return Request((*system, user), sampling, grammar=grammar)
 
 
-def _logprobs(asked: schemas.Generating) -> int | None:
+def _logprobs(body: schemas.Generating) -> int | None:
     """How many alternatives to tell; None for no log-probabilities.
 
     Raises:
         RequestError: alternatives without log-probabilities.
     """
-    if asked.logprobs:
-        return asked.top_logprobs or 0
-    if asked.top_logprobs:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
         raise RequestError("top_logprobs needs logprobs: true", field="top_logprobs")
     return None
 
 
-def _grammar(wanted: str | dict[str, Any] | None) -> Grammar | None:
-    if isinstance(wanted, dict):
-        return Grammar("json_schema", json.dumps(wanted))
-    return Grammar("json_schema", '{"type": "object"}') if wanted == "json" else None
+def _grammar(form: str | dict[str, Any] | None) -> Grammar | None:
+    if isinstance(form, dict):
+        return Grammar("json_schema", json.dumps(form))
+    return Grammar("json_schema", '{"type": "object"}') if form == "json" else None
 
 
 def _tools(tools: list[schemas.OllamaTool] | None) -> ToolUse | None:

@@ -224,16 +224,16 @@ ELSEWHERE: Final = (  # method, path, what to do instead
     response_model_exclude_none=True,
     responses={200: {"content": lines_document("ChatLine")}},
 )
-async def post_chat(http: Request, chat: ChatRequest) -> Any:
+async def post_chat(http: Request, body: ChatRequest) -> Any:
     """Continue a conversation, with pictures and tools."""
     context, started_ns = context_of(http), time.perf_counter_ns()
-    name, capabilities = models.served_name(context, chat.model), context.capabilities
-    if not chat.messages:
-        return _load_answer(chat, name, chat_line)
-    request = await chat_request(context, capabilities, chat)
+    name, capabilities = models.served_name(context, body.model), context.capabilities
+    if not body.messages:
+        return _load_answer(body, name, chat_line)
+    request = await chat_request(context, capabilities, body)
     reader = Reader(await generate_within(context, request), context.call_parser(request.tools))
     answer = LineAnswer(name, reader, chat_line, started_ns)
-    return await answer.whole() if chat.stream is False else line_stream(http, context, answer.lines())
+    return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
 
 
 @router.post(
@@ -242,16 +242,16 @@ async def post_chat(http: Request, chat: ChatRequest) -> Any:
     response_model_exclude_none=True,
     responses={200: {"content": lines_document("GenerateLine")}},
 )
-async def post_generate(http: Request, asked: GenerateRequest) -> Any:
+async def post_generate(http: Request, body: GenerateRequest) -> Any:
     """Answer a prompt, with pictures."""
     context, started_ns = context_of(http), time.perf_counter_ns()
-    name, capabilities = models.served_name(context, asked.model), context.capabilities
-    if not asked.prompt and not asked.images:
-        return _load_answer(asked, name, generate_line)
-    request = await generate_request(context, capabilities, asked)
+    name, capabilities = models.served_name(context, body.model), context.capabilities
+    if not body.prompt and not body.images:
+        return _load_answer(body, name, generate_line)
+    request = await generate_request(context, capabilities, body)
     reader = Reader(await generate_within(context, request), None)
     answer = LineAnswer(name, reader, generate_line, started_ns)
-    return await answer.whole() if asked.stream is False else line_stream(http, context, answer.lines())
+    return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
 
 
 @router.get("/tags", response_model=models.Tags)
@@ -267,9 +267,9 @@ async def get_ps(http: Request) -> Any:
 
 
 @router.post("/show", response_model=models.Shown)
-async def post_show(http: Request, asked: ShowRequest) -> Any:
+async def post_show(http: Request, body: ShowRequest) -> Any:
     """What is known about a model."""
-    context, name = context_of(http), asked.model or asked.name
+    context, name = context_of(http), body.model or body.name
     if name is None:
         raise RequestError("model is missing", field="model")
     models.served_name(context, name)
@@ -295,13 +295,13 @@ for _method, _path, _instead in ELSEWHERE:
     router.add_api_route(f"/{_path}", _refusal(_path, _instead), methods=[_method], include_in_schema=False)
 
 
-def _load_answer(asked: Generating, name: str, shape: Shape) -> AnswerLine:
+def _load_answer(body: Generating, name: str, shape: Shape) -> AnswerLine:
     """The answer to a request that only wants the model loaded, which it is.
 
     Raises:
         RequestError: it wants it unloaded.
     """
-    if asked.keep_alive in (0, "0", "0s", "0m"):
+    if body.keep_alive in (0, "0", "0s", "0m"):
         raise RequestError(
             "keep_alive 0 without a prompt unloads the model, but this one stays as long as the server runs; "
             "stop the server instead",

@@ -123,7 +123,7 @@ Input = StringOrArray[Annotated[list[Item], Field(min_length=1, max_length=MAX_M
 
 
 async def conversation_of(
-    given: str | list[Item], instructions: str | None, media: MediaSource
+    input_items: str | list[Item], instructions: str | None, media: MediaSource
 ) -> tuple[Message, ...]:
     """The conversation, its pictures fetched at once.
 
@@ -131,10 +131,10 @@ async def conversation_of(
         RequestError, ImageError: with the path of the field to blame.
     """
     messages = [Message("system", (Text(instructions),))] if instructions else []
-    if isinstance(given, str):
-        return (*messages, Message("user", (Text(given),)))
-    found = await fetch_all(_pictures(given), lambda part, path: _fetch(part, path, media))
-    for index, item in enumerate(given):
+    if isinstance(input_items, str):
+        return (*messages, Message("user", (Text(input_items),)))
+    found = await fetch_all(_pictures(input_items), lambda part, path: _fetch(part, path, media))
+    for index, item in enumerate(input_items):
         message = _message(item, found, f"input[{index}]")
         if message.tool_calls and messages and messages[-1].role == "assistant":
             last = messages.pop()

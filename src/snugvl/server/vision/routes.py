@@ -64,9 +64,9 @@ PNG: Final[dict[str, Any]] = {"image/png": {"schema": {"type": "string", "format
 )
 async def post_caption(http: HttpRequest) -> Any:
     """Describe a picture, in one sentence or in detail."""
-    received = await CAPTION.read(http)
-    options, name, capabilities = received.options, received.model, received.capabilities
-    picture = await received.picture()
+    task = await CAPTION.read(http)
+    options, name, capabilities = task.options, task.model, task.capabilities
+    picture = await task.picture()
     request = caption.request(
         picture,
         capabilities,
@@ -80,7 +80,7 @@ async def post_caption(http: HttpRequest) -> Any:
 
     if options.stream:
         return await _stream(http, request, options, finish)
-    return await _answer(received, request, finish)
+    return await _answer(task, request, finish)
 
 
 @router.post(
@@ -88,10 +88,10 @@ async def post_caption(http: HttpRequest) -> Any:
 )
 async def post_ask(http: HttpRequest) -> Any:
     """Answer a question about one picture, or about several together."""
-    received = await ASK.read(http)
-    options, name, capabilities = received.options, received.model, received.capabilities
+    task = await ASK.read(http)
+    options, name, capabilities = task.options, task.model, task.capabilities
     request = ask.request(
-        await received.pictures(),
+        await task.pictures(),
         options.question,
         capabilities,
         sampling=options.sampling(),
@@ -103,20 +103,18 @@ async def post_ask(http: HttpRequest) -> Any:
 
     if options.stream:
         return await _stream(http, request, options, finish)
-    return await _answer(received, request, finish)
+    return await _answer(task, request, finish)
 
 
 @router.post("/scene", response_model=SceneResponse, openapi_extra=SCENE.openapi())
 async def post_scene(http: HttpRequest) -> Any:
     """Analyse a picture: summary, setting, objects with counts and positions, written text, relations."""
-    received = await SCENE.read(http)
-    options, name, capabilities = received.options, received.model, received.capabilities
+    task = await SCENE.read(http)
+    options, name, capabilities = task.options, task.model, task.capabilities
     scene.check(capabilities)
-    picture = await received.picture()
+    picture = await task.picture()
     request = scene.request(picture, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels)
-    return await _answer(
-        received, request, lambda reply: SceneResponse(model=name, **dict(scene.result(reply)))
-    )
+    return await _answer(task, request, lambda reply: SceneResponse(model=name, **dict(scene.result(reply))))
 
 
 @router.post(
@@ -127,11 +125,11 @@ async def post_scene(http: HttpRequest) -> Any:
 )
 async def post_detect(http: HttpRequest) -> Any:
     """Find objects: boxes in pixels of the picture that was sent, a COCO data set, or a drawn picture."""
-    received = await DETECT.read(http)
-    names = detect.check_names(received.options.objects)
-    options, name, capabilities = received.options, received.model, received.capabilities
+    task = await DETECT.read(http)
+    names = detect.check_names(task.options.objects)
+    options, name, capabilities = task.options, task.model, task.capabilities
     detect.check(names, capabilities)
-    picture = await received.picture()
+    picture = await task.picture()
     request = detect.request(
         picture, names, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
     )
@@ -139,25 +137,25 @@ async def post_detect(http: HttpRequest) -> Any:
     def finish(reply: Reply) -> Detections:
         return detect.result(reply, picture.image.size, names, capabilities, max_pixels=options.max_pixels)
 
-    found = await _answer(received, request, finish)
+    found = await _answer(task, request, finish)
     if options.format == "png":
         return Response(await asyncio.to_thread(_png, picture.image, found), media_type="image/png")
     if options.format == "coco":
-        data_set = await asyncio.to_thread(export.coco, [(_file_name(received.sources[0]), found)], names)
+        data_set = await asyncio.to_thread(export.coco, [(_file_name(task.sources[0]), found)], names)
         return Response(data_set, media_type="application/json")
     return DetectionsResponse(model=name, **dict(found))
 
 
-async def _answer(received: Received[Any], request: Request, finish: Callable[[Reply], ResultT]) -> ResultT:
+async def _answer(task: Received[Any], request: Request, finish: Callable[[Reply], ResultT]) -> ResultT:
     """The response to a task, complete.
 
     Raises:
         OutputError: the model's answer isn't what the task asked for; the message shows it.
         RequestError: it isn't because `max_tokens` cut it.
     """
-    (choice,), usage = await complete(received.context, request)
+    (choice,), usage = await complete(task.context, request)
     reply = Reply(text=choice.text, finish_reason=choice.finish_reason, usage=usage)
-    return _result(reply, received.options, finish)
+    return _result(reply, task.options, finish)
 
 
 async def _stream(
