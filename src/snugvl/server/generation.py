@@ -191,24 +191,6 @@ def _words(request: Request) -> str | list[tuple[str, list[str]]]:
     ]
 
 
-async def generate_within(context: Context, request: Request) -> Generation:
-    """Start a request whose `max_tokens` is a ceiling: the answer ends when the context does.
-
-    Anthropic's clients must send a number, and Ollama's send large ones as a matter of course.
-
-    Raises:
-        SnugvlError: refused; nothing was started.
-    """
-    most = request.sampling.max_tokens
-    if most is not None and most < context.capabilities.context_tokens:
-        try:
-            return await generate(context, request)
-        except RequestTooLarge as error:
-            if error.field != "max_tokens":
-                raise
-    return await generate(context, replace(request, sampling=replace(request.sampling, max_tokens=None)))
-
-
 class Reader:
     """The events of an answer with one choice, read once; afterwards, how it ended.
 
@@ -256,6 +238,25 @@ class Reader:
         if self._parser is not None:
             return self._parser.push(text)
         return [TextPiece(text)] if text else []
+
+
+async def read_answer(context: Context, request: Request) -> Reader:
+    """Start a request of one choice whose `max_tokens` is a ceiling: its answer ends when the context does.
+
+    Anthropic's clients must send a number, and Ollama's send large ones as a matter of course.
+
+    Raises:
+        SnugvlError: refused; nothing was started.
+    """
+    parser, most = context.call_parser(request.tools), request.sampling.max_tokens
+    if most is not None and most < context.capabilities.context_tokens:
+        try:
+            return Reader(await generate(context, request), parser)
+        except RequestTooLarge as error:
+            if error.field != "max_tokens":
+                raise
+    unlimited = replace(request, sampling=replace(request.sampling, max_tokens=None))
+    return Reader(await generate(context, unlimited), parser)
 
 
 def split_calls(text: str, parser: CallParser | None) -> tuple[str, tuple[ToolCall, ...]]:

@@ -1,7 +1,7 @@
 """Anthropic's routes, POST /v1/messages and /v1/messages/count_tokens, and their answers."""
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -15,7 +15,7 @@ from snugvl.server.anthropic.conversation import conversation_of, request_of, to
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
-from snugvl.server.generation import Reader, arguments_of, counting, generate_within, tokens_of
+from snugvl.server.generation import Reader, arguments_of, counting, read_answer, tokens_of
 from snugvl.server.streaming import Event, compact, event_stream, events_document
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -80,24 +80,20 @@ class MessageAnswer:
 
     async def whole(self) -> MessageOut:
         """The message, complete."""
-        texts: dict[int, str] = {}
-        calls: dict[int, CallStarted] = {}
-        blocks = _Blocks()
+        blocks: list[tuple[CallStarted | None, list[str]]] = []
         async with self.reader.generation:
-            async for event in self.reader:
-                index = blocks.place(event)
-                if isinstance(event, CallStarted):
-                    calls[index] = event
-                else:
-                    texts[index] = texts.get(index, "") + _text_of(event)
-        content: list[TextOut | ToolUseOut] = []
-        for index in range(blocks.count):
-            text = texts.get(index, "")
-            if call := calls.get(index):
-                content.append(ToolUseOut(id=call.id, name=call.name, input=arguments_of(text)))
-            else:
-                content.append(TextOut(text=text))
-        usage = self._usage()
+            async for begins, event in self._events():
+                if begins:
+                    blocks.append((event if isinstance(event, CallStarted) else None, []))
+                if not isinstance(event, CallStarted):
+                    blocks[-1][1].append(_text_of(event))
+        content = [
+            TextOut(text="".join(pieces))
+            if call is None
+            else ToolUseOut(id=call.id, name=call.name, input=arguments_of("".join(pieces)))
+            for call, pieces in blocks
+        ]
+        usage = self.reader.generation.usage
         return self._message(
             content,
             stop_reason=self._stop_reason(usage),
@@ -114,7 +110,7 @@ class MessageAnswer:
             yield _event("ping")
             async for event in self._blocks():
                 yield event
-        usage = self._usage()
+        usage = self.reader.generation.usage
         yield _event(
             "message_delta",
             delta={"stop_reason": self._stop_reason(usage), "stop_sequence": self.reader.stop},
@@ -124,21 +120,30 @@ class MessageAnswer:
 
     async def _blocks(self) -> AsyncIterator[Event]:
         """Each content block: its start, what it is made of, its end."""
-        blocks = _Blocks()
-        async for event in self.reader:
-            before = blocks.count
-            index = blocks.place(event)
-            if index == before:
-                if index:
-                    yield _event("content_block_stop", index=index - 1)
+        index = -1
+        async for begins, event in self._events():
+            if begins:
+                if index >= 0:
+                    yield _event("content_block_stop", index=index)
+                index += 1
                 yield _event("content_block_start", index=index, content_block=_empty_block(event))
             if not isinstance(event, CallStarted):
                 yield _event("content_block_delta", index=index, delta=_delta(event))
-        if blocks.count:
-            yield _event("content_block_stop", index=blocks.count - 1)
+        if index >= 0:
+            yield _event("content_block_stop", index=index)
 
-    def _message(self, content: list[TextOut | ToolUseOut], **fields: Any) -> MessageOut:
-        return MessageOut(id=f"msg_{secrets.token_hex(12)}", model=self.model, content=content, **fields)
+    async def _events(self) -> AsyncIterator[tuple[bool, ToolEvent]]:
+        """What comes, and whether a content block begins: text after text is one block, every call is one."""
+        in_text = False
+        async for event in self.reader:
+            is_text = isinstance(event, TextPiece)
+            yield isinstance(event, CallStarted) or (is_text and not in_text), event
+            in_text = is_text
+
+    def _message(self, content: Sequence[TextOut | ToolUseOut], **fields: Any) -> MessageOut:
+        return MessageOut(
+            id=f"msg_{secrets.token_hex(12)}", model=self.model, content=list(content), **fields
+        )
 
     def _stop_reason(self, usage: Usage) -> StopReason:
         if self.reader.stop is not None:
@@ -147,26 +152,6 @@ class MessageAnswer:
             full = usage.completion_tokens < self.max_tokens
             return "model_context_window_exceeded" if full else "max_tokens"
         return "tool_use" if self.reader.calls else "end_turn"
-
-    def _usage(self) -> Usage:
-        usage = self.reader.generation.usage
-        assert usage is not None, "an answer that ended tells its tokens"
-        return usage
-
-
-class _Blocks:
-    """Gives each event the index of its content block: text that follows text is one, every call is one."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._in_text = False
-
-    def place(self, event: ToolEvent) -> int:
-        """The block of `event`; a new one if it is `count` as it was before."""
-        if isinstance(event, CallStarted) or (isinstance(event, TextPiece) and not self._in_text):
-            self.count += 1
-        self._in_text = isinstance(event, TextPiece)
-        return self.count - 1
 
 
 def _empty_block(event: ToolEvent) -> dict[str, Any]:
@@ -204,8 +189,7 @@ async def post_messages(http: Request, body: MessagesRequest) -> Any:
     context = context_of(http)
     name = context.check_model(body.model)
     request = await request_of(context, body)
-    reader = Reader(await generate_within(context, request), context.call_parser(request.tools))
-    answer = MessageAnswer(name, reader, body.max_tokens)
+    answer = MessageAnswer(name, await read_answer(context, request), body.max_tokens)
     return event_stream(http, context, answer.events()) if body.stream else await answer.whole()
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -15,7 +15,7 @@ from snugvl.errors import RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
-from snugvl.server.generation import Reader, arguments_of, generate_within
+from snugvl.server.generation import Reader, arguments_of, read_answer
 from snugvl.server.ollama import models
 from snugvl.server.ollama.conversation import chat_request, generate_request
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, ShowRequest
@@ -115,12 +115,12 @@ def generate_line(piece: AnswerPiece, **fields: Any) -> GenerateLine:
 
 @dataclass(slots=True)
 class LineAnswer:
-    """One answer on its way: `reader` tells it, `shape` writes its lines, `started_ns` measures it."""
+    """One answer, read by `reader`, written in lines by `shape`, and timed from `started_ns`."""
 
     model: str
     reader: Reader
     shape: Shape
-    started_ns: int = field(default_factory=time.perf_counter_ns)
+    started_ns: int
     _first_ns: int | None = None
 
     async def whole(self) -> AnswerLine:
@@ -149,7 +149,6 @@ class LineAnswer:
         end = time.perf_counter_ns()
         first = self._first_ns or end
         usage = self.reader.generation.usage
-        assert usage is not None, "an answer that ended tells its tokens"
         return {
             "done": True,
             "done_reason": "length" if self.reader.length else "stop",
@@ -177,10 +176,9 @@ class LineAnswer:
                 started = event
             elif isinstance(event, TextPiece):
                 yield self._piece(text=event.text)
-        logprobs = tuple(self.reader.take_logprobs())
-        calls = () if started is None else (_call_of(started, arguments),)
-        if calls or logprobs:
-            yield AnswerPiece(calls=calls, logprobs=logprobs)
+        last = self._piece(calls=() if started is None else (_call_of(started, arguments),))
+        if last.calls or last.logprobs:
+            yield last
 
     def _piece(self, *, text: str = "", calls: tuple[MadeCall, ...] = ()) -> AnswerPiece:
         return AnswerPiece(text, calls, tuple(self.reader.take_logprobs()))
@@ -231,8 +229,7 @@ async def post_chat(http: Request, body: ChatRequest) -> Any:
     if not body.messages:
         return _load_answer(body, name, chat_line)
     request = await chat_request(context, capabilities, body)
-    reader = Reader(await generate_within(context, request), context.call_parser(request.tools))
-    answer = LineAnswer(name, reader, chat_line, started_ns)
+    answer = LineAnswer(name, await read_answer(context, request), chat_line, started_ns)
     return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
 
 
@@ -249,8 +246,7 @@ async def post_generate(http: Request, body: GenerateRequest) -> Any:
     if not body.prompt and not body.images:
         return _load_answer(body, name, generate_line)
     request = await generate_request(context, capabilities, body)
-    reader = Reader(await generate_within(context, request), None)
-    answer = LineAnswer(name, reader, generate_line, started_ns)
+    answer = LineAnswer(name, await read_answer(context, request), generate_line, started_ns)
     return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
 
 
