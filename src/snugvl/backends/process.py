@@ -1,4 +1,4 @@
-"""One life of the engine's process, seen from the server's event loop: started, talked to, buried."""
+"""One life of the engine's process, seen from the server's event loop: started, talked to, ended."""
 
 import asyncio
 import logging

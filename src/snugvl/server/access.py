@@ -146,7 +146,7 @@ class RateLimits:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        with self._place(current().key):
+        with self._running_request(current().key):
             await self._app(scope, receive, send)
 
     def _check_headers(self, scope: Scope) -> None:
@@ -159,8 +159,8 @@ class RateLimits:
             raise HTTPException(431, f"{header_bytes:,} bytes of headers; at most {limit:,} are read")
 
     @contextmanager
-    def _place(self, key: str) -> Iterator[None]:
-        """A place in the building while the block runs."""
+    def _running_request(self, key: str) -> Iterator[None]:
+        """Count a request as running while the block runs."""
         settings = self._settings
         total, own = sum(self._running.values()), self._running.get(key, 0)
         if total >= settings.max_concurrent:

@@ -91,7 +91,7 @@ MEANINGS = {
     503: "The engine is starting, restarting or shutting down; Retry-After says when to come back.",
     504: "The deadline passed before the answer was complete.",
 }
-EVERYWHERE = (401, 403, 429, 431, 500)  # what the doors before the routes answer
+EVERYWHERE = (401, 403, 429, 431, 500)  # what the layers before the routes answer
 WITH_BODY = (400, 404, 408, 413, 502, 503, 504)
 
 
@@ -141,7 +141,7 @@ FORMS: dict[Family, type[BaseModel]] = {
 def responses_of(*statuses: int, family: Family = "openai") -> Responses:
     """`responses=` of a route that answers with more errors than every route does.
 
-    Not needed for what the doors answer and what any request with a body may get: `document` adds those.
+    `document` adds what the layers before the routes answer, and what any request with a body may get.
     """
     return {status: {"model": FORMS[family], "description": MEANINGS[status]} for status in statuses}
 

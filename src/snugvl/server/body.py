@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON and forms of strangers. What a parser would let through is refused at the door.
+"""Bodies of requests: JSON and forms of strangers. What a parser would let through is refused here.
 
 A large body of JSON is read in a thread of its own, one at a time, so that it stops nobody's stream; and its
 values are counted before the parser makes objects of them, by the commas and brackets outside of strings.
@@ -39,7 +39,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class JsonRoute(APIRoute):
-    """A route that takes the value that the door has made of the body, which is not parsed again."""
+    """A route that takes the value that was parsed as the body came in, instead of parsing it again."""
 
     def get_route_handler(self) -> Handler:
         """FastAPI's own, with such a request."""

@@ -28,10 +28,10 @@ class ServerSettings:
     Attributes:
         host, port: where it listens.
         names: names that requests may use for the model, the first one is the one it answers with.
-        api_keys: any of them opens the door; empty: no key is needed.
+        api_keys: a request needs one of them; empty: none is needed.
         max_body_bytes: of one request.
         max_header_bytes: of all its header lines together.
-        max_concurrent: requests in the building at once, queued ones included; beyond it 429.
+        max_concurrent: requests at once, queued ones included; beyond it 429.
         deadline_s: seconds a request may take in all, its wait included; None for no limit.
         drain_s: seconds that running requests get when the server is told to stop.
         read_timeout_s: seconds a client has for its head, and for its body before a least pace is asked for.

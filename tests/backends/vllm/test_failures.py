@@ -327,7 +327,7 @@ async def test_it_hangs(word: str, words: str, monkeypatch: pytest.MonkeyPatch) 
         await ready(service)
         stream = await service.submit(say(f"begin {word}"))
         assert service._session is not None
-        dog, count = service._session.life.dog, "_silent_s" if word == "hang" else "_stalled_s"
+        dog, count = service._session.life.watchdog, "_silent_s" if word == "hang" else "_stalled_s"
         await until(lambda: getattr(dog, count) > 3 * QUICK.ping_s)
         setattr(dog, count, getattr(dog, count) + QUICK.watchdog_s)
         with pytest.raises(EngineError, match=f"vLLM hung.*{words}"):

@@ -186,17 +186,17 @@ DYING_S = 20.0  # until it is known why vLLM died; whoever watches it ends the a
 
 
 class VllmStream:
-    """The answer to one request. `dog` is told of every piece that comes, and asked when none does.
+    """The answer to one request. `watchdog` is told of every piece that comes, and asked when none does.
 
     `reasoning`: see `Chunks`.
     """
 
     def __init__(
-        self, api: VllmApi, sampling: SamplingParams, dog: Watchdog, reasoning: Reasoning | None = None
+        self, api: VllmApi, sampling: SamplingParams, watchdog: Watchdog, reasoning: Reasoning | None = None
     ) -> None:
         self._api = api
         self._chunks = Chunks(sampling, reasoning)
-        self._dog = dog
+        self._watchdog = watchdog
         self._inbox = Inbox()
         self._began: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -266,14 +266,14 @@ class VllmStream:
 
     async def _wait_for_death(self) -> None:
         """Return at once if vLLM is well; otherwise this answer is about to be ended with the reason."""
-        if not await self._dog.confirm_alive():
+        if not await self._watchdog.confirm_alive():
             await asyncio.sleep(DYING_S)
 
     async def _stream(self, response: httpx.Response) -> None:
         async for line in response.aiter_lines():
             if not line.startswith("data:"):
                 continue
-            self._dog.alive()
+            self._watchdog.alive()
             data = line[5:].strip()
             if data == "[DONE]":
                 break

@@ -34,9 +34,9 @@ from snugvl.errors import EngineError, SnugvlError
 logger = logging.getLogger("snugvl.vllm")
 
 GRACE_S: Final = 5.0  # from SIGTERM to SIGKILL
-BURY_S: Final = 12.0  # more than the nanny takes to give up
+REAP_S: Final = 12.0  # more than the reaper takes to give up
 LAST_WORDS_S: Final = 0.5
-NANNY: Final = Path(__file__).with_name("nanny.py")
+REAPER: Final = Path(__file__).with_name("reaper.py")
 
 _SECRET: Final = re.compile(r"(KEY|KEYS|TOKEN|SECRET|PASSWORD)$", re.I)
 _HUB: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # vLLM downloads what isn't there
@@ -60,9 +60,9 @@ class VllmProcess:
 
     @classmethod
     def spawn(cls, words: Sequence[str], own: Mapping[str, str]) -> "VllmProcess":
-        """Start it behind a nanny (see `nanny.py`)."""
+        """Start it behind a reaper (see `reaper.py`)."""
         popen = subprocess.Popen(  # noqa: S603 (what the user asked for)
-            [sys.executable, "-I", "-S", str(NANNY), str(GRACE_S), *words],
+            [sys.executable, "-I", "-S", str(REAPER), str(GRACE_S), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -73,7 +73,7 @@ class VllmProcess:
 
     @property
     def pid(self) -> int:
-        """Of the nanny: every process of vLLM descends from it."""
+        """Of the reaper: every process of vLLM descends from it."""
         return self._popen.pid
 
     def family(self) -> list[psutil.Process]:
@@ -113,9 +113,9 @@ class VllmProcess:
         """End it and wait; nothing is left of it."""
         self._hang_up()
         with suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_S + BURY_S):
+            async with asyncio.timeout(GRACE_S + REAP_S):
                 await wait_for_exit(self._popen)
-        if self._popen.poll() is None:  # the nanny itself hangs
+        if self._popen.poll() is None:  # the reaper itself hangs
             for process in self.family():
                 with suppress(psutil.Error):
                     process.kill()
@@ -145,7 +145,7 @@ class VllmProcess:
         return text.replace("the engine process", "vLLM")
 
 
-DOOR: Final = "vllm.sock"
+SOCKET_NAME: Final = "vllm.sock"
 MAX_PATH_BYTES: Final = 107  # of an address of a Unix socket
 DEATH_S: Final = 5.0  # until a server whose engine died has ended by itself
 
@@ -183,7 +183,7 @@ class Life(Protocol):
         ...
 
     @property
-    def dog(self) -> watch.Watchdog:
+    def watchdog(self) -> watch.Watchdog:
         """Watches it, and is told what answers show."""
         ...
 
@@ -211,16 +211,16 @@ class LaunchedServer:
         self, choice: VllmChoice, command: VllmCommand, supervision: Supervision, listener: Listener
     ) -> None:
         self._room = tempfile.TemporaryDirectory(prefix="snugvl-vllm-", ignore_cleanup_errors=True)
-        door = _door(self._room)
+        address = _socket_path(self._room)
         key = secrets.token_urlsafe(24)
-        self.api = VllmApi(f"{UNIX}{door}", key)
+        self.api = VllmApi(f"{UNIX}{address}", key)
         self._choice = choice
         self._supervision = supervision
         self._listener = listener
-        self.dog = watch.Watchdog(self.api, supervision, lambda: listener.running, self._well)
+        self.watchdog = watch.Watchdog(self.api, supervision, lambda: listener.running, self._mark_healthy)
         self._process: VllmProcess | None = None
         sleeps = choice.sleep_after_s is not None
-        added = flags.common(choice.name, door, sleeps)
+        added = flags.common(choice.name, address, sleeps)
         self._words = command.serve(choice.folder, (*added, *choice.arguments))
         self._environment = {"VLLM_API_KEY": key, **({"VLLM_SERVER_DEV_MODE": "1"} if sleeps else {})}
         self._environment |= dict(choice.environment)
@@ -265,7 +265,7 @@ class LaunchedServer:
         await self.api.close()
         self._room.cleanup()
 
-    def _well(self) -> None:
+    def _mark_healthy(self) -> None:
         if self._process is not None:
             self._process.log.all_is_well()
 
@@ -303,7 +303,7 @@ class LaunchedServer:
             return failed
         self._progress.ready = True
         await self._listener.on_ready(self, served, markers)
-        reason = await self.dog.bark()
+        reason = await self.watchdog.wait_for_failure()
         self._listener.on_lost(reason)
         if not reason.startswith(watch.HUNG):
             await asyncio.sleep(DEATH_S)  # it ends by itself, with last words that say more
@@ -320,7 +320,7 @@ class LaunchedServer:
         return await watch.until_ready(self.api, self._choice.name, watchdog_s, waited)
 
 
-def _door(room: "tempfile.TemporaryDirectory[str]") -> str:
+def _socket_path(room: "tempfile.TemporaryDirectory[str]") -> str:
     """Path of the socket that vLLM listens on, in a folder that is this user's alone.
 
     It is no port: some of vLLM's routes ask for no key, and any user of this machine reaches a port.
@@ -328,14 +328,14 @@ def _door(room: "tempfile.TemporaryDirectory[str]") -> str:
     Raises:
         EngineError: the system's limit on such paths is exceeded.
     """
-    door = str(Path(room.name) / DOOR)
-    if len(os.fsencode(door)) > MAX_PATH_BYTES:
+    address = str(Path(room.name) / SOCKET_NAME)
+    if len(os.fsencode(address)) > MAX_PATH_BYTES:
         room.cleanup()
         raise EngineError(
-            f"the folder for temporary files has too long a path for vLLM's socket ({door}); set the "
+            f"the folder for temporary files has too long a path for vLLM's socket ({address}); set the "
             "environment variable TMPDIR to a shorter one, such as /tmp"
         )
-    return door
+    return address
 
 
 class AttachedServer:
@@ -350,7 +350,7 @@ class AttachedServer:
         self._supervision = supervision
         self._listener = listener
         self._again = again
-        self.dog = watch.Watchdog(self.api, supervision, lambda: listener.running)
+        self.watchdog = watch.Watchdog(self.api, supervision, lambda: listener.running)
 
     @property
     def log(self) -> tuple[str, ...]:
@@ -389,6 +389,6 @@ class AttachedServer:
         except SnugvlError as error:
             return Ending(str(error), error=error)
         await self._listener.on_ready(self, served, markers)
-        reason = await self.dog.bark()
+        reason = await self.watchdog.wait_for_failure()
         self._listener.on_lost(reason)
         return Ending(reason, was_ready=True)

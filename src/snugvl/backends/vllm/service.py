@@ -200,7 +200,7 @@ class VllmEngine:
         finally:
             self._waking -= 1
         reasoning = reasoning_of(request, session.model.facts)
-        answer = VllmStream(session.life.api, request.sampling, session.life.dog, reasoning)
+        answer = VllmStream(session.life.api, request.sampling, session.life.watchdog, reasoning)
         session.answers.add(answer)
         left_s = request.deadline_s
         if left_s is not None:
@@ -241,7 +241,7 @@ class VllmEngine:
         self._lives.load(self._choice.name, stage.detail, stage.progress)
 
     async def on_ready(self, life: Life, served: Served, marker_tokens: Mapping[str, int]) -> None:
-        """It serves: measure it once, then open the door."""
+        """It serves: measure it once, then take requests."""
         choice = self._choice
         facts = choice.facts
         if facts is None:

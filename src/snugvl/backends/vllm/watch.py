@@ -71,13 +71,13 @@ class Watchdog:
         api: VllmApi,
         supervision: Supervision,
         running: Callable[[], int],
-        well: Callable[[], None] = lambda: None,
+        on_healthy: Callable[[], None] = lambda: None,
     ) -> None:
-        """`running`: requests under way; `well` is called whenever it said that it is."""
+        """`running`: requests under way; `on_healthy` is called whenever it said that it is."""
         self._api = api
         self._supervision = supervision
         self._running = running
-        self._well = well
+        self._on_healthy = on_healthy
         self._roused = asyncio.Event()
         self._silent_s = self._stalled_s = 0.0
 
@@ -86,14 +86,14 @@ class Watchdog:
         self._stalled_s = 0.0
 
     async def confirm_alive(self) -> bool:
-        """An answer failed: whether the server itself is well. If it isn't, `bark` knows at once."""
+        """Whether the server is well though an answer failed. If not, `wait_for_failure` knows at once."""
         with suppress(SnugvlError):
             if await self._api.healthy(LOOK_S):
                 return True
         self._roused.set()
         return False
 
-    async def bark(self) -> str:
+    async def wait_for_failure(self) -> str:
         """Wait until it hangs, is dead or gone; why, as half a sentence."""
         limit_s, ping_s = self._supervision.watchdog_s, self._supervision.ping_s
         while True:
@@ -105,7 +105,7 @@ class Watchdog:
                 if not await self._api.healthy(min(LOOK_S, limit_s)):
                     return "vLLM's engine died"
                 self._silent_s = 0.0
-                self._well()
+                self._on_healthy()
             except NotVllm as error:
                 return str(error)
             except NobodyThere as error:

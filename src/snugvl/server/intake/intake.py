@@ -163,7 +163,7 @@ class Intake:
         settings = self._settings
         _check_bytes(data, settings.image.max_bytes, name)
         with self._count_file(data):
-            # Before it is decoded, and known from its head; a liar's picture ends with its decoder.
+            # Before it is decoded, and known from its head; a picture whose head lies ends with its decoder.
             pixels = await self._pictures.size(data, settings.image, name)
             async with (
                 self._live.reserve(PIXEL_BYTES * pixels + len(data)) as share,

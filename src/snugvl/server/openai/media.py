@@ -163,7 +163,7 @@ async def _unpack(request: Request) -> Request:
         )
     body = content.pop(given[0])
     unpacked = _json_request(request, body[:1], content)
-    await _READER.read(body, unpacked.scope)  # what the door does with other requests
+    await _READER.read(body, unpacked.scope)  # as `receiving.py` does with other requests
     return unpacked
 
 
