@@ -118,13 +118,13 @@ def server(checkpoint: str, device: str) -> int:
     from snugvl.backends import process, wire
     from snugvl.backends.supervised import SupervisedEngine
     from snugvl.backends.wire import EngineChoice
+    from snugvl.server.connection import address_of, listen
     from snugvl.server.intake.decoders import Decoders
     from snugvl.server.intake.intake import Intake
     from snugvl.server.receiving import RequestBody
     from snugvl.server.record import current
     from snugvl.server.run import run
     from snugvl.server.settings import ServerSettings
-    from snugvl.server.connection import address_of, listen
 
     jobs: dict[int, str] = {}  # whose bytes a decoder was given
     seen: set[int] = set()

@@ -25,8 +25,7 @@ from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Strict
 from snugvl.server.intake import urls
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.metrics import Metrics
-from snugvl.server.ollama.schemas import OllamaOptions
-from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, ShowRequest
+from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaOptions, ShowRequest
 from snugvl.server.openai import constraints, media, messages
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, CompletionRequest

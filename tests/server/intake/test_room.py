@@ -135,7 +135,7 @@ def test_who_leaves_while_waiting_leaves_nothing() -> None:
             await asyncio.sleep(0.01)
         await asyncio.gather(*waits[1:])
         assert room.used == 0
-        assert not room._asked
+        assert not room._demand
         assert not room._waiting
 
     async def take(room: PixelRoom, count: int) -> None:
