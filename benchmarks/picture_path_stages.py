@@ -118,13 +118,13 @@ def server(checkpoint: str, device: str) -> int:
     from snugvl.backends import process, wire
     from snugvl.backends.supervised import SupervisedEngine
     from snugvl.backends.wire import EngineChoice
+    from snugvl.server.connection import address_of, listen
     from snugvl.server.intake.decoders import Decoders
     from snugvl.server.intake.intake import Intake
-    from snugvl.server.receiving import Body
+    from snugvl.server.receiving import RequestBody
     from snugvl.server.record import current
     from snugvl.server.run import run
     from snugvl.server.settings import ServerSettings
-    from snugvl.server.sockets import address_of, listen
 
     jobs: dict[int, str] = {}  # whose bytes a decoder was given
     seen: set[int] = set()
@@ -137,7 +137,7 @@ def server(checkpoint: str, device: str) -> int:
     def decodes(_: Any, __: Any, data: bytes, *___: Any) -> None:
         tell(jobs[id(data)], QUEUE)
 
-    watch_async(Body, "read_json", BODY)
+    watch_async(RequestBody, "read_json", BODY)
     before(Intake, "picture", lambda *_, **__: tell(current().id, FIELDS))
     watch_async(Intake, "_bytes", BASE64)
     before(Decoders, "_decoded", lambda _, __, data, *___: jobs.update({id(data): current().id}))

@@ -78,7 +78,7 @@ def test_deaths_in_a_row_back_off_and_say_why(model: str, why: str) -> None:
     async def test() -> None:
         found: list[tuple[str, str]] = []
         async with engine(model, Supervision(ping_s=0.05, backoff_s=0.01, backoff_max_s=1e6)) as service:
-            await until(lambda: service._deaths >= 2)
+            await until(lambda: service._lives.deaths >= 2)
             assert service.health.state in ("starting", "restarting")
             # The pauses double until one is seen.
             await until(lambda: found.extend(re.findall(PAUSE, service.health.detail)) or found)

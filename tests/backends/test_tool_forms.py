@@ -10,7 +10,7 @@ import snugvl
 from snugvl.backends.protocol import Request, Tool, ToolForm, ToolUse, user
 from snugvl.backends.vllm.api import Served
 from snugvl.backends.vllm.facts import capabilities_of, read_facts
-from snugvl.backends.vllm.requests import Model, body_of
+from snugvl.backends.vllm.requests import ServedModel, body_of
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.forms import call_parser
@@ -74,7 +74,7 @@ def test_vllm_is_told_the_form_of_the_folder(tmp_path: Path) -> None:
     assert facts.tool_form == form
     choice = VllmChoice("m")
     assert capabilities_of(choice, Served("m", "m", 100, "1"), facts).tool_form == form
-    trials, model = Trials(1), Model("m", 9, facts, {"<tool_call>": 7})
+    trials, model = Trials(1), ServedModel("m", 9, facts, {"<tool_call>": 7})
     fields = body_of(Request((user("x"),), tools=USE), model, trials).fields
     grammar = fields["structured_outputs"]["grammar"]
     assert grammar.startswith("start: <[7]> call")
@@ -82,5 +82,5 @@ def test_vllm_is_told_the_form_of_the_folder(tmp_path: Path) -> None:
     assert read_facts("nobody/knows-this").tool_form == ToolForm()
     wrong = ToolUse((Tool("a"), Tool("b", "", {"properties": {"x": {"type": 5}}})))
     with pytest.raises(RequestError, match="type must be a string") as raised:
-        body_of(Request((user("x"),), tools=wrong), Model("m", 9, facts), trials)
+        body_of(Request((user("x"),), tools=wrong), ServedModel("m", 9, facts), trials)
     assert raised.value.field == "tools[1].parameters"

@@ -19,21 +19,20 @@ from snugvl.inputs import constraints
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
 from snugvl.inputs.trial import CPU_S
 from snugvl.sampling import MAX_STOP, MAX_STOP_CHARACTERS
-from snugvl.server import body, connection, errors, limits, openapi, receiving, validation
+from snugvl.server import access, app, body, connection, errors, receiving
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Strict
 from snugvl.server.intake import urls
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.metrics import Metrics
-from snugvl.server.ollama.options import Options
-from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, ShowRequest
-from snugvl.server.openai import media, messages, tools, upload
+from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaOptions, ShowRequest
+from snugvl.server.openai import constraints, media, messages
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, CompletionRequest
-from snugvl.server.openai.responses_schema import ResponseRequest
+from snugvl.server.openai.responses_request import ResponseRequest
 from snugvl.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 from snugvl.server.settings import ServerSettings
-from snugvl.server.vision import schemas as vision
+from snugvl.server.vision import requests as vision
 from tests.server.fake import FakeService
 
 FOLDER = Path(__file__).parents[2] / "docs"
@@ -47,7 +46,7 @@ REQUESTS: Mapping[str, type[Strict]] = {
     "messages": MessagesRequest,
     "ollama-chat": ChatRequest,
     "ollama-generate": GenerateRequest,
-    "ollama-options": Options,
+    "ollama-options": OllamaOptions,
     "ollama-show": ShowRequest,
     "tokenize": TokenizeRequest,
 }
@@ -130,7 +129,7 @@ def error_table() -> str:
         "unsupported_value": "A value of the protocol that we don't support.",
         "invalid_json": "The body is not JSON.",
     }
-    rows += [(400, f"`{code}`", words[code], "") for code in dict.fromkeys(validation.CODES.values())]
+    rows += [(400, f"`{code}`", words[code], "") for code in dict.fromkeys(errors.VALIDATION_CODES.values())]
     rows += [
         (400, "`invalid_type`", "A field has a value of the wrong type.", ""),
         (400, "`invalid_value`", "A field has a value out of its bounds.", ""),
@@ -144,7 +143,7 @@ def error_table() -> str:
     ]
     known = {(status, code) for status, code, *_ in rows}
     rows += [
-        (status, f"`{code}`", openapi.MEANINGS[status], "")
+        (status, f"`{code}`", app.MEANINGS[status], "")
         for status, code in errors.STATUS_CODES.items()
         if (status, f"`{code}`") not in known and status != 404
     ]
@@ -173,7 +172,7 @@ def limit_rows() -> list[Limit]:
     s = ServerSettings()
     return [
         Limit("bytes of a request", _mib(s.max_body_bytes), "`--max-body`"),
-        Limit("header lines; their bytes", f"{limits.MAX_HEADERS}; {s.max_header_bytes:,}"),
+        Limit("header lines; their bytes", f"{access.MAX_HEADERS}; {s.max_header_bytes:,}"),
         Limit("bytes of all bodies at once, beyond 1 MiB each", _mib(receiving.BODIES * s.max_body_bytes)),
         Limit("characters of a prompt, white space included", "context × the longest token's"),
         Limit("bytes of trailers, and of what describes chunks", f"{s.max_header_bytes:,}"),
@@ -193,8 +192,8 @@ def limit_rows() -> list[Limit]:
         Limit("parts of all messages", f"{MAX_ALL_PARTS:,}"),
         Limit("pictures and videos of a conversation", str(media.MAX_MEDIA)),
         Limit("pictures of `/v1/vision/ask`", str(vision.MAX_IMAGES)),
-        Limit("files of an upload", str(upload.MAX_FILES)),
-        Limit("tools", str(tools.MAX_TOOLS)),
+        Limit("files of an upload", str(media.MAX_FILES)),
+        Limit("tools", str(constraints.MAX_TOOLS)),
         Limit("stop sequences; their characters in all", f"{MAX_STOP}; {MAX_STOP_CHARACTERS:,}"),
         Limit("prompts of `/v1/completions`; choices of all", f"{MAX_PROMPTS}; {MAX_CHOICES}"),
         Limit("seconds that running requests get at the end", f"{s.drain_s:g}", "`--drain`"),

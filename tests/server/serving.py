@@ -7,9 +7,9 @@ import signal
 import sys
 
 from snugvl.backends.service import Health
+from snugvl.server.connection import address_of, listen
 from snugvl.server.run import run
 from snugvl.server.settings import ServerSettings
-from snugvl.server.sockets import address_of, listen
 from tests.server.fake import FakeService, Script
 
 

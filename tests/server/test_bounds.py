@@ -15,9 +15,9 @@ from snugvl.backends.protocol import Request
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.server import body as body_module
 from snugvl.server.body import MAX_VALUES, count_values, parse_json
-from snugvl.server.receiving import SMALL_BYTES, Held
+from snugvl.server.errors import InvalidRequest
+from snugvl.server.receiving import SMALL_BYTES, BodyBudget
 from snugvl.server.settings import ServerSettings
-from snugvl.server.validation import InvalidRequest
 from tests.patience import until
 from tests.server.fake import CAPABILITIES, FakeService, FakeStream
 from tests.server.live import live
@@ -83,7 +83,7 @@ def test_a_body_that_comes_too_slowly_meets_the_deadline() -> None:
 
 
 def test_bytes_of_bodies_are_counted_while_they_are_held() -> None:
-    held = Held(3 * SMALL_BYTES)
+    held = BodyBudget(3 * SMALL_BYTES)
     held.add(2 * SMALL_BYTES, 2 * SMALL_BYTES)
     held.add(SMALL_BYTES, SMALL_BYTES)
     held.add(SMALL_BYTES, SMALL_BYTES)  # a small one always has room

@@ -17,9 +17,9 @@ import pytest
 from snugvl.backends.service import Health
 from snugvl.errors import CheckpointError, EngineError
 from snugvl.server import run as run_module
+from snugvl.server.connection import PortTaken, address_of, listen
 from snugvl.server.run import run
 from snugvl.server.settings import ServerSettings
-from snugvl.server.sockets import PortTaken, address_of, listen
 from tests.patience import PATIENCE_S, until
 from tests.server.fake import FakeService
 from tests.server.raw import connect, head, read_all

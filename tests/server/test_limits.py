@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from snugvl.server.limits import Bucket
+from snugvl.server.access import Bucket
 from snugvl.server.settings import ServerSettings
 from tests.patience import until
 from tests.server.fake import FakeService, Script

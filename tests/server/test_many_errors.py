@@ -14,7 +14,7 @@ from snugvl.server.fields import MAX_NAME
 from snugvl.server.intake.intake import Intake
 from snugvl.server.ollama.schemas import ChatRequest as OllamaRequest
 from snugvl.server.openai.chat import ChatCompletionRequest
-from snugvl.server.openai.responses_schema import ResponseRequest
+from snugvl.server.openai.responses_request import ResponseRequest
 from snugvl.server.settings import ServerSettings
 from tests.server.fake import FakeService
 from tests.server.hostile import ASK, CHAT, EVERY, MESSAGES

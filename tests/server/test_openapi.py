@@ -5,7 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from snugvl.server.openapi import FORMS, open_to_all, responses_of
+from snugvl.server.access import open_to_all
+from snugvl.server.app import FORMS, responses_of
 from tests.server.fake import FakeService
 from tests.server.live import live
 

@@ -1,4 +1,4 @@
-"""One life of the engine's process, seen from the server's event loop: started, talked to, buried."""
+"""One life of the engine's process, seen from the server's event loop: started, talked to, ended."""
 
 import asyncio
 import logging
@@ -6,11 +6,12 @@ import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from itertools import count
-from typing import IO, Any
+from typing import Any
 
 from snugvl.backends import postmortem, wire
 from snugvl.backends.arena import Arena
 from snugvl.backends.launch import Launched
+from snugvl.backends.lives import read_output, wait_for_exit
 from snugvl.backends.protocol import Delta, Message, Request, ToolUse
 from snugvl.backends.remote import Inbox, RemoteStream
 from snugvl.backends.service import Snapshot, Tokens
@@ -68,13 +69,13 @@ class EngineProcess:
     async def run(self, notice: Callable[[Notice], None]) -> str:
         """Deliver what the process says until it is gone; then why it went, as half a sentence."""
         assert self._popen.stdout is not None
-        listener = asyncio.create_task(self._listen(self._popen.stdout))
+        listener = asyncio.create_task(read_output(self._popen.stdout, self._log))
         try:
             while (events := await wire.receive(self._reader)) is not None:
                 for event in events:
                     self._deliver(event, notice)
             with suppress(TimeoutError):
-                await self._gone(BURY_S)
+                await self._wait_for_exit(BURY_S)
             await asyncio.wait([listener], timeout=BURY_S)  # its last words; a grandchild may hold the pipe
             return self._killed_because or postmortem.describe(self._popen.poll(), self._words.lines)
         finally:
@@ -101,7 +102,7 @@ class EngineProcess:
         for end in (self._say_goodbye, self._popen.terminate, self._popen.kill):
             end()
             try:
-                await self._gone(STOP_S)
+                await self._wait_for_exit(STOP_S)
                 break
             except TimeoutError:
                 continue
@@ -162,10 +163,10 @@ class EngineProcess:
             await asyncio.shield(asked)
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            await _finished(asked)
+            await _wait_quietly(asked)
             if not answer.done() and not asked.cancelled() and asked.exception() is None:
                 self._send(wire.encode(wire.Abort(message.id)))
-                await _finished(answer)
+                await _wait_quietly(answer)
             raise
         finally:
             self._calls.pop(message.id, None)
@@ -174,7 +175,7 @@ class EngineProcess:
         data = await asyncio.to_thread(wire.encode, message, self._arena) if heavy else wire.encode(message)
         if message.id in self._calls and not self._calls[message.id].done():  # the process may have died
             self._send(data)
-            await self._drained()
+            await self._drain()
         else:
             self._free(message.id)
 
@@ -190,7 +191,7 @@ class EngineProcess:
     def _say_goodbye(self) -> None:
         self._send(wire.encode(wire.Bye()))
 
-    async def _drained(self) -> None:
+    async def _drain(self) -> None:
         with suppress(ConnectionError):  # `run` sees it too, and says why
             await self._writer.drain()
 
@@ -222,32 +223,22 @@ class EngineProcess:
             case wire.Loading() | wire.Ready() | wire.Failed() | wire.Pong() | Snapshot():
                 notice(event)
 
-    async def _gone(self, timeout_s: float) -> None:
+    async def _wait_for_exit(self, timeout_s: float) -> None:
         """Wait until the process has ended.
 
         Raises:
             TimeoutError: it has not.
         """
         async with asyncio.timeout(timeout_s):
-            pause = 0.002
-            while self._popen.poll() is None:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 0.1)
+            await wait_for_exit(self._popen)
 
-    async def _listen(self, pipe: IO[bytes]) -> None:
+    def _log(self, text: str) -> None:
         """What the process prints goes to the server's log; the last lines are kept."""
-        reader = asyncio.StreamReader()
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        try:
-            while text := await reader.read(1 << 16):
-                for line in self._words.feed(text.decode("utf-8", "replace")):
-                    logger.warning("%s", line)
-        finally:
-            transport.close()
+        for line in self._words.feed(text):
+            logger.warning("%s", line)
 
 
-async def _finished(work: "asyncio.Future[Any]") -> None:
+async def _wait_quietly(work: "asyncio.Future[Any]") -> None:
     """Wait for it, cancelled or not; what comes of it is nobody's business any more."""
     await asyncio.wait([work])
     if not work.cancelled():

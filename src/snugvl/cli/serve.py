@@ -106,8 +106,8 @@ class Serving:
         with launch(self.load, self.vllm, begun) as launched:  # it imports torch while we import and plan
             seen = None if self.vllm.attach is not None else look()
             from snugvl.cli.serve_show import Loading
+            from snugvl.server.connection import address_of, listen
             from snugvl.server.run import run
-            from snugvl.server.sockets import address_of, listen
 
             with listen(
                 self.settings
@@ -147,7 +147,7 @@ class Serving:
 
 
 def _keys(given: list[str], file: Path | None, *, no_auth: bool, host: str) -> tuple[str, ...]:
-    from snugvl.server import keys
+    from snugvl.server import settings as keys
     from snugvl.server.settings import is_loopback
 
     found = list(given)

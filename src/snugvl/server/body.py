@@ -1,20 +1,25 @@
-"""JSON of strangers: what a parser would let through and trip somebody later is refused at the door.
+"""Bodies of requests: JSON and forms of strangers. What a parser would let through is refused here.
 
-A large body is read in a thread of its own, one at a time, so that it stops nobody's stream; and its values
-are counted before the parser makes objects of them, by the commas and brackets outside of strings.
+A large body of JSON is read in a thread of its own, one at a time, so that it stops nobody's stream; and its
+values are counted before the parser makes objects of them, by the commas and brackets outside of strings.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi.routing import APIRoute
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import Response
 
-from snugvl.server.validation import InvalidRequest
+from snugvl.server.context import context_of
+from snugvl.server.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +39,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class JsonRoute(APIRoute):
-    """A route that takes the value that the door has made of the body, which is not parsed again."""
+    """A route that takes the value that was parsed as the body came in, instead of parsing it again."""
 
     def get_route_handler(self) -> Handler:
         """FastAPI's own, with such a request."""
@@ -205,3 +210,53 @@ def _too_deep() -> InvalidRequest:
 
 def _wrong(message: str, *, field: str | None = None) -> InvalidRequest:
     return InvalidRequest(message, field=field, code="invalid_json")
+
+
+# What the parser has to say of a form, our answer says.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
+
+
+@asynccontextmanager
+async def form_of(request: Request, *, max_files: int, max_fields: int) -> AsyncIterator[FormData]:
+    """The form in a request's body; its files are closed at the end of the block.
+
+    Raises:
+        InvalidRequest: it is malformed, has too many parts, or text that is not UTF-8.
+    """
+    limit = context_of(request).settings.max_body_bytes
+    try:
+        async with aclosing(request.stream()) as stream:
+            parser = _Parser(
+                request.headers, stream, max_files=max_files, max_fields=max_fields, max_part_size=limit
+            )
+            form = await parser.parse()
+    except MultiPartException as error:
+        raise InvalidRequest(
+            f"the form can't be read: {error.message}", field=None, code="invalid_form"
+        ) from None
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+class _Parser(MultiPartParser):
+    """Starlette's, which takes what is not UTF-8 for Latin-1, and believes a form about its charset."""
+
+    def on_headers_finished(self) -> None:
+        self._charset = "utf-8"
+        super().on_headers_finished()
+
+    def on_part_end(self) -> None:
+        part = self._current_part
+        if part.file is None:
+            try:
+                part.data.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise InvalidRequest(
+                    f"{part.field_name} is not UTF-8: {error.reason} at byte {error.start}; "
+                    "a picture needs a file name: -F image=@FILE with curl",
+                    field=part.field_name,
+                    code="invalid_form",
+                ) from None
+        super().on_part_end()

@@ -1,11 +1,17 @@
-"""HTTP/1.1 on one connection, and what uvicorn leaves open there: endless heads and trailers, pipelines."""
+"""The socket, uvicorn on it, and what uvicorn leaves open there: endless heads and trailers, pipelines."""
 
 import asyncio
+import errno
 import json
+import socket
+from typing import Any, ClassVar
 
+from starlette.types import ASGIApp
+from uvicorn import Config
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from snugvl.errors import SnugvlError
 from snugvl.server.settings import ServerSettings
 
 LINGER_S = 2
@@ -15,127 +21,200 @@ PIPELINED_BYTES = 1 << 16  # of requests that wait for the one before them; no u
 FRAME_BYTES = 32  # around a piece of a chunked body: its length, its line ends
 
 
-def protocol_of(settings: ServerSettings) -> type[HttpToolsProtocol]:
+class BoundedProtocol(HttpToolsProtocol):
     """HTTP/1.1 with bounds on all that the app never sees.
 
     The head of a request, in bytes and in seconds; what the parser swallows behind it (trailers, extensions
     of chunks), in bytes; and requests that are sent before the one ahead of them is answered.
     """
 
-    class Bounded(HttpToolsProtocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._unread = memoryview(b"")  # what the parser has not been given yet
-            self._head_bytes = 0
-            self._swallowed = 0  # bytes of this request that came behind its head and were no body
-            self._in_head = True
-            self._refused = False
-            self._running: RequestResponseCycle | None = None
-            self._slow: asyncio.TimerHandle | None = None
+    settings: ClassVar[ServerSettings]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._unread = memoryview(b"")  # what the parser has not been given yet
+        self._head_bytes = 0
+        self._swallowed = 0  # bytes of this request that came behind its head and were no body
+        self._in_head = True
+        self._refused = False
+        self._running: RequestResponseCycle | None = None
+        self._slow: asyncio.TimerHandle | None = None
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._unread = memoryview(b"")
+        self.pipeline.clear()
+        super().connection_lost(exc)  # which tells the last request that came, not the one that runs
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
+        self._feed()
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._swallowed = False, 0
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else a trailer, which would be taken for a header
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._swallowed -= len(body) + FRAME_BYTES
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head, self._head_bytes, self._swallowed = True, 0, 0
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._unread and not self.pipeline:
+            self.loop.call_soon(self._feed)  # after whoever else has something to do
+
+    def _feed(self) -> None:
+        """Let the parser have what came, until a request waits for the one before it."""
+        while self._unread and not self.pipeline and not self._refused and self.parser is not None:
+            size = HEAD_PIECE_BYTES if self._in_head else BODY_PIECE_BYTES
+            piece, self._unread = self._unread[:size], self._unread[size:]
+            self._parse(piece)
+        if not self._unread:
+            return
+        self._stop_waiting()  # the rest of its head is here
+        if len(self._unread) > PIPELINED_BYTES:
+            # Not only unread until later: then nobody would notice that the client has left.
+            self.transport.abort()
+
+    def _parse(self, piece: memoryview) -> None:
+        if self._in_head:
+            self._head_bytes += len(piece)
             self._await_head()
+        else:
+            self._swallowed += len(piece)
+        super().data_received(piece)  # type: ignore[arg-type]  # it only hands it on to the parser
+        # What came beside the head is not counted: the parser has read on by then.
+        if (self._in_head and self._head_bytes > self.settings.max_header_bytes) or (
+            not self._in_head and self._swallowed > self.settings.max_header_bytes
+        ):
+            what = "head" if self._in_head else "trailer, or what describes its chunks,"
+            self._refuse(
+                "431 Request Header Fields Too Large",
+                f"the {what} of the request has more than {self.settings.max_header_bytes:,} bytes",
+                "headers_too_large",
+            )
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_waiting()
-            self._unread = memoryview(b"")
-            self.pipeline.clear()
-            super().connection_lost(exc)  # which tells the last request that came, not the one that runs
-            if self._running is not None and not self._running.response_complete:
-                self._running.disconnected = True
-                self._running.message_event.set()
+    def _await_head(self) -> None:
+        if self._slow is None:
+            self._slow = self.loop.call_later(self.settings.read_timeout_s, self.transport.close)
 
-        def data_received(self, data: bytes) -> None:
-            if self._refused:
-                return
-            self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
-            self._feed()
+    def _stop_waiting(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
 
-        def on_headers_complete(self) -> None:
-            self._in_head, self._swallowed = False, 0
-            self._stop_waiting()
-            super().on_headers_complete()
+    def send_400_response(self, msg: str) -> None:
+        self._refuse("400 Bad Request", "the request is not valid HTTP", "invalid_http")
 
-        def on_header(self, name: bytes, value: bytes) -> None:
-            if self._in_head:  # else a trailer, which would be taken for a header
-                super().on_header(name, value)
+    def _refuse(self, status: str, message: str, code: str) -> None:
+        if self.transport.is_closing():
+            return
+        self._refused = True
+        self._unread = memoryview(b"")
+        self.pipeline.clear()
+        self._stop_waiting()
+        running = self._running
+        if running is not None and running.response_started and not running.response_complete:
+            self.transport.abort()  # ours would be read as a part of that answer
+            return
+        detail = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        body = json.dumps({"error": detail}).encode()
+        head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n"
+        head += "content-type: application/json\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        # Closing while the client still sends would reset the connection, and the answer with it.
+        self.transport.write_eof()
+        self._slow = self.loop.call_later(LINGER_S, self.transport.close)
 
-        def on_body(self, body: bytes) -> None:
-            self._swallowed -= len(body) + FRAME_BYTES
-            super().on_body(body)
 
-        def on_message_complete(self) -> None:
-            super().on_message_complete()
-            self._in_head, self._head_bytes, self._swallowed = True, 0, 0
+def protocol_of(settings: ServerSettings) -> type[BoundedProtocol]:
+    """The protocol with a server's bounds."""
+    return type("ServerProtocol", (BoundedProtocol,), {"settings": settings})
 
-        def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-            self._running = cycle
-            super()._start_asgi_task(cycle, app)
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self._unread and not self.pipeline:
-                self.loop.call_soon(self._feed)  # after whoever else has something to do
+KEEP_ALIVE_S = 30
+BACKLOG = 512
 
-        def _feed(self) -> None:
-            """Let the parser have what came, until a request waits for the one before it."""
-            while self._unread and not self.pipeline and not self._refused and self.parser is not None:
-                size = HEAD_PIECE_BYTES if self._in_head else BODY_PIECE_BYTES
-                piece, self._unread = self._unread[:size], self._unread[size:]
-                self._parse(piece)
-            if not self._unread:
-                return
-            self._stop_waiting()  # the rest of its head is here
-            if len(self._unread) > PIPELINED_BYTES:
-                # Not only unread until later: then nobody would notice that the client has left.
-                self.transport.abort()
 
-        def _parse(self, piece: memoryview) -> None:
-            if self._in_head:
-                self._head_bytes += len(piece)
-                self._await_head()
-            else:
-                self._swallowed += len(piece)
-            super().data_received(piece)  # type: ignore[arg-type]  # it only hands it on to the parser
-            # What came beside the head is not counted: the parser has read on by then.
-            if (self._in_head and self._head_bytes > settings.max_header_bytes) or (
-                not self._in_head and self._swallowed > settings.max_header_bytes
-            ):
-                what = "head" if self._in_head else "trailer, or what describes its chunks,"
-                self._refuse(
-                    "431 Request Header Fields Too Large",
-                    f"the {what} of the request has more than {settings.max_header_bytes:,} bytes",
-                    "headers_too_large",
-                )
+class PortTaken(SnugvlError):
+    """Another program listens where the server should."""
 
-        def _await_head(self) -> None:
-            if self._slow is None:
-                self._slow = self.loop.call_later(settings.read_timeout_s, self.transport.close)
 
-        def _stop_waiting(self) -> None:
-            if self._slow is not None:
-                self._slow.cancel()
-                self._slow = None
+def listen(settings: ServerSettings) -> socket.socket:
+    """The listening socket. Clients that connect before the server runs wait in its queue.
 
-        def send_400_response(self, msg: str) -> None:
-            self._refuse("400 Bad Request", "the request is not valid HTTP", "invalid_http")
+    Raises:
+        PortTaken: somebody else listens there.
+        SnugvlError: the address is not one of this machine, or may not be used.
+    """
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise SnugvlError(f"--host {settings.host}: {error.strerror or error}") from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # The kernel drops a connection whose client acknowledges or reads nothing for so long (milliseconds).
+        unread_ms = int(settings.write_timeout_s * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _listen_error(settings, error) from None
+    return listener
 
-        def _refuse(self, status: str, message: str, code: str) -> None:
-            if self.transport.is_closing():
-                return
-            self._refused = True
-            self._unread = memoryview(b"")
-            self.pipeline.clear()
-            self._stop_waiting()
-            running = self._running
-            if running is not None and running.response_started and not running.response_complete:
-                self.transport.abort()  # ours would be read as a part of that answer
-                return
-            detail = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-            body = json.dumps({"error": detail}).encode()
-            head = f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n"
-            head += "content-type: application/json\r\nconnection: close\r\n\r\n"
-            self.transport.write(head.encode() + body)
-            # Closing while the client still sends would reset the connection, and the answer with it.
-            self.transport.write_eof()
-            self._slow = self.loop.call_later(LINGER_S, self.transport.close)
 
-    return Bounded
+def _listen_error(settings: ServerSettings, error: OSError) -> SnugvlError:
+    where = f"{settings.host}:{settings.port}"
+    if error.errno == errno.EADDRINUSE:
+        return PortTaken(
+            f"another program listens on {where}; stop it, or choose another port, "
+            f"such as --port {settings.port + 1} (--port 0 takes any free one)"
+        )
+    if error.errno == errno.EACCES:
+        return SnugvlError(f"{where} may not be used without privileges; choose a --port of 1024 or more")
+    return SnugvlError(f"cannot listen on {where}: {error.strerror or error}")
+
+
+def uvicorn_config(app: ASGIApp, settings: ServerSettings, **changes: Any) -> Config:
+    """How uvicorn runs the app: our access log instead of its own, no trust in proxies' headers."""
+    values: dict[str, Any] = {
+        "http": protocol_of(settings),
+        "ws": "none",
+        "lifespan": "on",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+        "timeout_keep_alive": KEEP_ALIVE_S,
+        "timeout_graceful_shutdown": 5,
+    }
+    return Config(app, **{**values, **changes})
+
+
+def address_of(listener: socket.socket) -> tuple[str, int]:
+    """Host and port that it listens on."""
+    host, port = listener.getsockname()[:2]
+    return host, port

@@ -11,7 +11,7 @@ or without it, it passes. Every error has the path of the field as people write 
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -19,15 +19,20 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     GetCoreSchemaHandler,
+    Tag,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from snugvl.server.validation import InvalidRequest
+from snugvl.server.errors import InvalidRequest
 
 # Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
 STRING_OR_ARRAY = Discriminator(lambda value: "array" if isinstance(value, list) else "string")
 STRING_OR_OBJECT = Discriminator(lambda value: "string" if isinstance(value, str) else "object")
+
+FormT = TypeVar("FormT")
+StringOrArray = Annotated[Annotated[str, Tag("string")] | Annotated[FormT, Tag("array")], STRING_OR_ARRAY]
+StringOrObject = Annotated[Annotated[str, Tag("string")] | Annotated[FormT, Tag("object")], STRING_OR_OBJECT]
 
 
 def _whole(value: object) -> object:

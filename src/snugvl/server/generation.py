@@ -1,12 +1,13 @@
-"""One generation from start to end, the same for every protocol: started, read, measured, given up."""
+"""One generation from start to end, the same for every protocol: started, read, measured, aborted."""
 
+import json
 import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from snugvl.backends.protocol import (
     Delta,
@@ -15,15 +16,18 @@ from snugvl.backends.protocol import (
     Request,
     Stream,
     Text,
+    ToolCall,
     ToolUse,
     Usage,
     characters,
 )
 from snugvl.backends.service import Tokens
 from snugvl.errors import EngineError, RequestTooLarge
+from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.context import Context
 from snugvl.server.intake.intake import only_sizes
 from snugvl.server.record import current
+from snugvl.tasks.parse import find_json
 
 prompts = logging.getLogger("snugvl.prompts")  # silent unless --log-prompts
 
@@ -39,8 +43,14 @@ class Generation:
         self._metrics = context.metrics
         self._answer: list[str] | None = [] if context.settings.log_prompts else None
         self._started = started
-        self._seen: dict[int, float] = {}  # per choice, when its last piece came
-        self.usage: Usage | None = None
+        self._last_piece_at: dict[int, float] = {}  # per choice, when its last piece came
+        self._usage: Usage | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the request, once the answer was read to its end."""
+        assert self._usage is not None, "an answer that was read to its end has its tokens"
+        return self._usage
 
     @property
     def prompt_tokens(self) -> int:
@@ -48,9 +58,18 @@ class Generation:
         return self._stream.prompt_tokens
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
+        """The pieces of all choices.
+
+        Raises:
+            EngineError: the engine aborted the request, or the stream ended before the answer did.
+        """
         async for delta in self._stream:
             self._note(delta)
+            if delta.finish_reason == "abort":
+                raise EngineError("the request was aborted before its answer was complete")
             yield delta
+        if self._usage is None:
+            raise EngineError("the request ended before its answer was complete")
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,25 +84,25 @@ class Generation:
 
     def _note(self, delta: Delta) -> None:
         now = time.monotonic()
-        if not self._seen:
+        if not self._last_piece_at:
             self._metrics.first_token_seconds.observe(now - self._started)
-        elif delta.choice in self._seen:
-            self._metrics.token_seconds.observe(now - self._seen[delta.choice])
-        self._seen[delta.choice] = now
+        elif delta.choice in self._last_piece_at:
+            self._metrics.token_seconds.observe(now - self._last_piece_at[delta.choice])
+        self._last_piece_at[delta.choice] = now
         if self._answer is not None:
             self._answer.append(delta.text)
         if delta.finish_reason is not None:
             self._metrics.finished.labels(delta.finish_reason).inc()
         if delta.usage is not None:
-            self.usage = delta.usage
+            self._usage = delta.usage
             self._metrics.count(delta.usage)
             current().add(delta.usage)
 
 
 def counting(context: Context) -> AbstractContextManager[None]:
     """Within it pictures are read for their sizes alone, where the engine counts their tokens by these."""
-    known = context.service.capabilities
-    return only_sizes(known is not None and known.engine == "native")
+    capabilities = context.service.capabilities
+    return only_sizes(capabilities is not None and capabilities.engine == "native")
 
 
 async def tokens_of(
@@ -106,25 +125,26 @@ def _check_length(
     Raises:
         RequestTooLarge: with the numbers.
     """
-    known = context.service.capabilities
+    capabilities = context.service.capabilities
     messages = [] if isinstance(prompt, str) else [each for each in prompt if isinstance(each, Message)]
     count = len(prompt) if isinstance(prompt, str) else 0
     count += characters(messages, () if tools is None else tools.tools)
-    if known is not None and 0 < known.most_characters < count:
+    if capabilities is not None and 0 < capabilities.most_characters < count:
         raise RequestTooLarge(
-            f"the prompt has {count:,} characters; the context of {known.context_tokens:,} tokens holds "
-            f"{known.most_characters:,} at most (white space counts); send less text",
+            f"the prompt has {count:,} characters; the context of {capabilities.context_tokens:,} tokens "
+            f"holds {capabilities.most_characters:,} at most (white space counts); send less text",
             field="messages" if messages else "prompt",
         )
 
 
+@dataclass(slots=True)
 class Finished:
     """One choice that is complete."""
 
-    def __init__(self) -> None:
-        self.text = self.reasoning = ""
-        self.finish_reason = "abort"
-        self.logprobs: list[Logprob] = []
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str = "abort"
+    logprobs: list[Logprob] = field(default_factory=list)
 
 
 async def generate(context: Context, request: Request) -> Generation:
@@ -155,8 +175,6 @@ async def complete(context: Context, request: Request) -> tuple[list[Finished], 
             choice.reasoning += delta.reasoning
             choice.logprobs += delta.logprobs
             choice.finish_reason = delta.finish_reason or choice.finish_reason
-    if generation.usage is None or any(choice.finish_reason == "abort" for choice in choices):
-        raise EngineError("the request was aborted before its answer was complete")
     return choices, generation.usage
 
 
@@ -171,3 +189,101 @@ def _words(request: Request) -> str | list[tuple[str, list[str]]]:
         )
         for message in request.messages
     ]
+
+
+class Reader:
+    """The events of an answer with one choice, read once; afterwards, how it ended.
+
+    Whoever reads it does so within `async with reader.generation`, which aborts what is not finished.
+
+    Attributes:
+        stop: the stop string that ended it, if one did.
+    """
+
+    def __init__(self, generation: Generation, parser: CallParser | None) -> None:
+        """`parser`: finds the calls in the text; None where it can't hold any."""
+        self.generation = generation
+        self._parser = parser
+        self.stop: str | None = None
+        self._logprobs: list[Logprob] = []
+        self._finish_reason: str | None = None
+
+    @property
+    def length(self) -> bool:
+        """Whether it ended at its token limit."""
+        return self._finish_reason == "length"
+
+    @property
+    def calls(self) -> int:
+        """Tool calls so far."""
+        return 0 if self._parser is None else self._parser.calls
+
+    async def __aiter__(self) -> AsyncIterator[ToolEvent]:
+        async for delta in self.generation:
+            self._logprobs += delta.logprobs
+            self._finish_reason = delta.finish_reason or self._finish_reason
+            self.stop = delta.stop
+            for event in self._split(delta.text):
+                yield event
+        if self._parser is not None:
+            for event in self._parser.flush():
+                yield event
+
+    def take_logprobs(self) -> list[Logprob]:
+        """Log-probabilities that came since they were taken last."""
+        taken, self._logprobs = self._logprobs, []
+        return taken
+
+    def _split(self, text: str) -> list[ToolEvent]:
+        if self._parser is not None:
+            return self._parser.push(text)
+        return [TextPiece(text)] if text else []
+
+
+async def read_answer(context: Context, request: Request) -> Reader:
+    """Start a request of one choice whose `max_tokens` is a ceiling: its answer ends when the context does.
+
+    Anthropic's clients must send a number, and Ollama's send large ones as a matter of course.
+
+    Raises:
+        SnugvlError: refused; nothing was started.
+    """
+    parser, most = context.call_parser(request.tools), request.sampling.max_tokens
+    if most is not None and most < context.capabilities.context_tokens:
+        try:
+            return Reader(await generate(context, request), parser)
+        except RequestTooLarge as error:
+            if error.field != "max_tokens":
+                raise
+    unlimited = replace(request, sampling=replace(request.sampling, max_tokens=None))
+    return Reader(await generate(context, unlimited), parser)
+
+
+def split_calls(text: str, parser: CallParser | None) -> tuple[str, tuple[ToolCall, ...]]:
+    """A complete answer as its text and its calls."""
+    if parser is None:
+        return text, ()
+    shown = ""
+    started: list[CallStarted] = []
+    arguments: list[str] = []
+    for event in (*parser.push(text), *parser.flush()):
+        match event:
+            case TextPiece(text=piece):
+                shown += piece
+            case CallStarted():
+                started.append(event)
+                arguments.append("")
+            case CallArguments(index=index, fragment=fragment):
+                arguments[index] += fragment
+    calls = zip(started, arguments, strict=True)
+    return shown, tuple(ToolCall(call.id, call.name, text) for call, text in calls)
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """A call's arguments; of a text that was cut, as far as it goes."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        found = find_json(text)
+        value = found[0].value if found else {}
+    return value if isinstance(value, dict) else {}

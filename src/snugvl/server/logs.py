@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from snugvl.errors import SnugvlError
 from snugvl.server.context import Context
 from snugvl.server.errors import code_of, error_response, family_of, status_of
-from snugvl.server.record import RECORD, Record
+from snugvl.server.record import REQUEST_RECORD, RequestRecord
 from snugvl.server.streaming import SlowClient
 
 CLIENT_LEFT = 499
@@ -38,17 +38,17 @@ class Logs:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = Record(f"req_{uuid.uuid4().hex}")
-        token = RECORD.set(record)
+        record = RequestRecord(f"req_{uuid.uuid4().hex}")
+        token = REQUEST_RECORD.set(record)
         self._context.metrics.in_flight.inc()
         try:
-            await self._run(scope, receive, _Answer(self._context, record, scope, send))
+            await self._run(scope, receive, _AnswerSender(self._context, record, scope, send))
         finally:
             self._context.metrics.in_flight.dec()
-            RECORD.reset(token)
+            REQUEST_RECORD.reset(token)
             self._note(scope, record)
 
-    async def _run(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+    async def _run(self, scope: Scope, receive: Receive, answer: "_AnswerSender") -> None:
         record = answer.record
         try:
             await self._app(scope, receive, answer.send)
@@ -63,7 +63,7 @@ class Logs:
         if record.left and record.status is None:
             record.status = CLIENT_LEFT
 
-    def _note(self, scope: Scope, record: Record) -> None:
+    def _note(self, scope: Scope, record: RequestRecord) -> None:
         metrics, path = self._context.metrics, _template(scope)
         method = scope["method"] if scope["method"] in METHODS else "other"
         metrics.requests.labels(method, path, str(record.status)).inc()
@@ -87,10 +87,10 @@ class Logs:
         )
 
 
-class _Answer:
+class _AnswerSender:
     """The way out of one answer: adds what every answer has, sees its status."""
 
-    def __init__(self, context: Context, record: Record, scope: Scope, send: Send) -> None:
+    def __init__(self, context: Context, record: RequestRecord, scope: Scope, send: Send) -> None:
         self._context = context
         self._scope = scope
         self._send = send

@@ -29,7 +29,7 @@ class ClientLeft(Exception):
     """The client closed its connection before its request was complete."""
 
 
-class Held:
+class BodyBudget:
     """Bytes of all bodies that are there, coming in or being worked at. Used from one thread."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -61,7 +61,7 @@ class Receiving:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._settings = settings
-        self._held = Held(BODIES * settings.max_body_bytes)
+        self._budget = BodyBudget(BODIES * settings.max_body_bytes)
         self._reader = JsonReader()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,12 +69,12 @@ class Receiving:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = Body(scope, receive, self._settings, self._held)
+        body = RequestBody(scope, receive, self._settings, self._budget)
         try:
             if _is_json(scope):
-                async with asyncio.timeout(self._left_s(scope)):
+                async with asyncio.timeout(self._remaining_s(scope)):
                     await body.read_json(self._reader)
-            await _until_client_leaves(self._app, scope, body, send, self._left_s(scope))
+            await _until_client_leaves(self._app, scope, body, send, self._remaining_s(scope))
         except ClientLeft:
             current().left = True
         except TimeoutError:
@@ -84,21 +84,21 @@ class Receiving:
         finally:
             body.close()
 
-    def _left_s(self, scope: Scope) -> float | None:
+    def _remaining_s(self, scope: Scope) -> float | None:
         """Seconds until the deadline of the request that runs here; what only reads (GET) has none."""
         limit_s = self._settings.deadline_s
         return None if limit_s is None or scope["method"] != "POST" else limit_s - current().seconds
 
 
-class Body:
+class RequestBody:
     """The body of one request on its way in; `receive` is what the app gets."""
 
-    def __init__(self, scope: Scope, receive: Receive, settings: ServerSettings, held: Held) -> None:
+    def __init__(self, scope: Scope, receive: Receive, settings: ServerSettings, budget: BodyBudget) -> None:
         self._scope = scope
         self._receive = receive
         self._settings = settings
-        self._held = held
-        self._count = 0  # of bytes that came, and are counted in `held`
+        self._budget = budget
+        self._count = 0  # of bytes that came, and are counted in `budget`
         self._pieces: list[bytes] = []
         self._started = time.monotonic()
         self._whole: bytes | None = None
@@ -120,7 +120,7 @@ class Body:
     def close(self) -> None:
         """The request is over: its bytes are gone, also where the error that it ended with is still told."""
         self._pieces.clear()
-        self._held.remove(self._count)
+        self._budget.remove(self._count)
         self._count = 0
 
     async def read_json(self, reader: JsonReader) -> None:
@@ -151,7 +151,7 @@ class Body:
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
-    async def gone(self) -> None:
+    async def wait_until_gone(self) -> None:
         """Wait until the client leaves; the body must have been read before that can be seen."""
         await self._complete.wait()
         while not self._gone.is_set():
@@ -173,7 +173,7 @@ class Body:
             self._gone.set()
             return message
         count = len(message.get("body", b""))
-        self._held.add(count, self._count + count)
+        self._budget.add(count, self._count + count)
         self._count += count
         if self._count > self._settings.max_body_bytes:
             raise self._too_large(self._count)
@@ -189,7 +189,7 @@ class Body:
 
 
 async def _until_client_leaves(
-    app: ASGIApp, scope: Scope, body: Body, send: Send, left_s: float | None
+    app: ASGIApp, scope: Scope, body: RequestBody, send: Send, left_s: float | None
 ) -> None:
     """Run the app until it is done, or its client has left.
 
@@ -210,7 +210,7 @@ async def _until_client_leaves(
             answered = True
 
     handler = asyncio.ensure_future(_call(app, scope, body, watched_send))
-    watcher = asyncio.ensure_future(body.gone())
+    watcher = asyncio.ensure_future(body.wait_until_gone())
     try:
         first = asyncio.FIRST_COMPLETED
         done, _ = await asyncio.wait({handler, watcher}, timeout=left_s, return_when=first)
@@ -232,7 +232,7 @@ async def _until_client_leaves(
         handler.cancel()
 
 
-async def _call(app: ASGIApp, scope: Scope, body: Body, send: Send) -> Any:
+async def _call(app: ASGIApp, scope: Scope, body: RequestBody, send: Send) -> Any:
     return await app(scope, body.receive, send)
 
 

@@ -10,7 +10,7 @@ from snugvl.backends.protocol import Usage
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """Of one request; changes while it runs.
 
     Attributes:
@@ -46,9 +46,9 @@ class Record:
         )
 
 
-RECORD: ContextVar[Record | None] = ContextVar("record", default=None)
+REQUEST_RECORD: ContextVar[RequestRecord | None] = ContextVar("record", default=None)
 
 
-def current() -> Record:
+def current() -> RequestRecord:
     """The record of the request that runs here; one that nobody reads outside of requests."""
-    return RECORD.get() or Record("-")
+    return REQUEST_RECORD.get() or RequestRecord("-")

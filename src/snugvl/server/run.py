@@ -20,8 +20,8 @@ import uvicorn
 from snugvl.backends.service import EngineService, Health
 from snugvl.errors import EngineError
 from snugvl.heap import keep_freed_memory
+from snugvl.server.connection import uvicorn_config
 from snugvl.server.settings import ServerSettings
-from snugvl.server.sockets import uvicorn_config
 
 if TYPE_CHECKING:
     from snugvl.server.context import Context

@@ -1,8 +1,11 @@
-"""Frozen settings of a server."""
+"""Frozen settings of a server, and API keys from options, environment and files."""
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from snugvl.errors import InputError
 
 MIB = 1024 * 1024
 
@@ -25,10 +28,10 @@ class ServerSettings:
     Attributes:
         host, port: where it listens.
         names: names that requests may use for the model, the first one is the one it answers with.
-        api_keys: any of them opens the door; empty: no key is needed.
+        api_keys: a request needs one of them; empty: none is needed.
         max_body_bytes: of one request.
         max_header_bytes: of all its header lines together.
-        max_concurrent: requests in the building at once, queued ones included; beyond it 429.
+        max_concurrent: requests at once, queued ones included; beyond it 429.
         deadline_s: seconds a request may take in all, its wait included; None for no limit.
         drain_s: seconds that running requests get when the server is told to stop.
         read_timeout_s: seconds a client has for its head, and for its body before a least pace is asked for.
@@ -56,3 +59,41 @@ class ServerSettings:
     allow_local_media: Path | None = None
     allow_private_media: bool = False
     log_prompts: bool = False
+
+
+OTHERS_MAY_READ = 0o044
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The keys of a file: one a line; empty lines and lines that begin with # are skipped.
+
+    Raises:
+        InputError: it can't be read, or there is no key in it.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InputError(f"--api-key-file {path}: {reason}") from None
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.strip().startswith("#"))
+    if not keys:
+        raise InputError(f"--api-key-file {path} has no key; write one a line")
+    return keys
+
+
+def others_may_read(path: Path) -> bool:
+    """Whether other users of this machine may read the file."""
+    return bool(path.stat().st_mode & OTHERS_MAY_READ)
+
+
+def checked(keys: Sequence[str]) -> tuple[str, ...]:
+    """Every key once.
+
+    Raises:
+        InputError: one is empty, or can't be sent in a header.
+    """
+    for number, key in enumerate(keys, 1):
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            # The key itself is not shown: it is a secret.
+            raise InputError(f"API key {number} must be printable ASCII characters without spaces")
+    return tuple(dict.fromkeys(keys))

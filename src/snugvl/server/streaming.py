@@ -107,25 +107,25 @@ class _Streamed(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all; `server.connection` cancels this when the client leaves."""
-        patience = Patience(self._write_timeout_s)
+        timeout = WriteTimeout(self._write_timeout_s)
         try:
-            await patience.send(
+            await timeout.send(
                 send, {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             )
-            await self._pump(send, patience)
-            await patience.send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+            await self._pump(send, timeout)
+            await timeout.send(send, {"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            patience.end()
+            timeout.end()
 
-    async def _pump(self, send: Send, patience: "Patience") -> None:
+    async def _pump(self, send: Send, timeout: "WriteTimeout") -> None:
         alive = asyncio.ensure_future(self._keep_alive(send)) if self._form == "sse" else None
         try:
             async for event in self._events:
-                await self._put(send, patience, self._written(event))
+                await self._put(send, timeout, self._encode(event))
         except SlowClient:
             raise
         except Exception as error:
-            await self._put(send, patience, self._written(self._error(error)))
+            await self._put(send, timeout, self._encode(self._error(error)))
         finally:
             if alive is not None:
                 alive.cancel()
@@ -151,22 +151,22 @@ class _Streamed(Response):
         family = family_of(self._request.url.path)
         return Event(compact(error_body(error, family)), "error" if family == "anthropic" else None)
 
-    def _written(self, event: Event) -> bytes:
+    def _encode(self, event: Event) -> bytes:
         if self._form == "lines":
             return f"{event.data}\n".encode()
         name = f"event: {event.name}\n" if event.name else ""
         return f"{name}data: {event.data}\n\n".encode()
 
-    async def _put(self, send: Send, patience: "Patience", chunk: bytes) -> None:
+    async def _put(self, send: Send, timeout: "WriteTimeout", chunk: bytes) -> None:
         self._sent_at = time.monotonic()
-        await patience.send(send, _piece(chunk))
+        await timeout.send(send, _piece(chunk))
 
 
 def _piece(chunk: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": chunk, "more_body": True}
 
 
-class Patience:
+class WriteTimeout:
     """Ends a send of the present task that takes longer than `limit_s`.
 
     One timer a stream that looks whether a send waits: a timer a send would take a fifth of what a token

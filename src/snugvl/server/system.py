@@ -2,21 +2,111 @@
 
 import math
 import time
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
+from snugvl.backends.service import Health, Load, Snapshot, State
+from snugvl.ledger import LedgerRow
 from snugvl.server.context import Context, context_of
-from snugvl.server.reports import (
-    HealthReport,
-    MemoryReport,
-    ModelCard,
-    ModelList,
-    VersionReport,
-)
 from snugvl.tasks.conventions import tasks_of
 from snugvl.version import __version__
+
+
+class HealthReport(BaseModel):
+    """Where the engine stands. `ready`: whether requests are taken now."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    ready: bool
+    state: State
+    detail: str
+    progress: float | None = Field(description="Of loading, from 0 to 1.")
+    restarts: int
+    retry_after_s: float | None
+
+
+class LedgerReport(BaseModel):
+    """What the engine holds on its device, in bytes, and what the device has."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    device: str
+    rows: tuple[LedgerRow, ...]
+    total_bytes: int
+    free_bytes: int
+    process_bytes: int
+    others_bytes: int = Field(description="Held by other processes.")
+    cap_bytes: int | None
+
+
+class StartStep(BaseModel):
+    """A step of starting the engine, and when it was reached."""
+
+    step: str
+    at: float = Field(description="Seconds since 1970.")
+
+
+class MemoryReport(BaseModel):
+    """The ledger and the load at one moment, and the health now. Without an engine only the health.
+
+    `start`: what our own engine reached on its last way to being ready, in order.
+    """
+
+    at: float | None = Field(description="Seconds since 1970.")
+    ledger: LedgerReport | None
+    load: Load | None
+    health: HealthReport
+    start: tuple[StartStep, ...] = Field((), description="Of our own engine.")
+
+    @classmethod
+    def of(cls, snapshot: Snapshot | None, health: Health) -> "MemoryReport":
+        """The report of the last snapshot known."""
+        return cls(
+            at=snapshot.at if snapshot else None,
+            ledger=LedgerReport.model_validate(snapshot.ledger) if snapshot else None,
+            load=snapshot.load if snapshot else None,
+            health=HealthReport.model_validate(health),
+            start=tuple(StartStep(step=step, at=at) for step, at in health.timeline),
+        )
+
+
+class VersionReport(BaseModel):
+    """Of the server."""
+
+    version: str
+
+
+class ModelCard(BaseModel):
+    """A name under which the model is served, in OpenAI's form, with what the model can do."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: Literal["snugvl"] = "snugvl"
+    root: str | None = Field(default=None, description="The checkpoint that is loaded; null until it is.")
+    max_model_len: int | None = Field(
+        default=None, description="Tokens of prompt, images and answer together."
+    )
+    max_pixels: int | None = Field(default=None, description="Larger images are scaled down to this.")
+    images: bool | None = None
+    video: bool | None = None
+    tasks: tuple[str, ...] | None = Field(
+        default=None, description="Which of /v1/vision/ it can do; none for a model of text alone."
+    )
+    tools: bool | None = Field(default=None, description="Whether the model is shown tools.")
+    architecture: str | None = None
+    parameters: int | None = Field(default=None, description="Number of weights.")
+
+
+class ModelList(BaseModel):
+    """Every name of the model."""
+
+    object: Literal["list"] = "list"
+    data: tuple[ModelCard, ...]
+
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STARTED = int(time.time())
@@ -38,14 +128,16 @@ async def ready(request: Request) -> JSONResponse:
     headers = {"Cache-Control": "no-store"}
     if not health.ready:
         headers["Retry-After"] = str(max(1, math.ceil(health.retry_after_s or 1)))
-    return JSONResponse(HealthReport.of(health).model_dump(), 200 if health.ready else 503, headers)
+    return JSONResponse(
+        HealthReport.model_validate(health).model_dump(), 200 if health.ready else 503, headers
+    )
 
 
 @health_routes.get("/health/live")
 async def live(request: Request, response: Response) -> HealthReport:
     """Whether the server is there at all, whatever its engine does."""
     response.headers["Cache-Control"] = "no-store"
-    return HealthReport.of(context_of(request).service.health)
+    return HealthReport.model_validate(context_of(request).service.health)
 
 
 @server_routes.get(

@@ -27,7 +27,7 @@ START = """\
 (EngineCore pid=9) INFO 11-21 10:13:01 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='fake'
 (EngineCore pid=9) INFO 11-21 10:13:10 [gpu_model_runner.py:68] Starting to load model fake...
 \rLoading safetensors checkpoint shards:  50% Completed | 1/2 [00:00<?, ?it/s]\r
-(EngineCore pid=9) INFO 11-21 10:13:11 [gpu_model_runner.py:5] Model loading took 3.25 GiB memory and 2.000000 seconds
+(EngineCore pid=9) INFO 11-21 10:13:11 [gpu_model_runner.py:5] ServedModel loading took 3.25 GiB memory and 2.000000 seconds
 (EngineCore pid=9) INFO 11-21 10:13:11 [gpu_worker.py:773] Available KV cache memory: 1.50 GiB
 (EngineCore pid=9) INFO 11-21 10:13:11 [kv_cache_utils.py:1] GPU KV cache size: 14,016 tokens, Maximum concurrency for 64 tokens per request: 219.00x
 (EngineCore pid=9) INFO 11-21 10:13:12 [model_runner.py:1164] Graph capturing finished in 3 secs, took 0.25 GiB

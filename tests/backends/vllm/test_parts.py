@@ -24,16 +24,15 @@ from snugvl.backends.protocol import (
     user,
 )
 from snugvl.backends.vllm import flags
-from snugvl.backends.vllm.activity import GPU_BYTES, Activity, Stalled
+from snugvl.backends.vllm.answer import Chunks, reasoning_of
 from snugvl.backends.vllm.api import error_of, refusal
-from snugvl.backends.vllm.child import environment
-from snugvl.backends.vllm.chunks import Chunks, reasoning_of
-from snugvl.backends.vllm.facts import limited, read_facts
-from snugvl.backends.vllm.log import Log, measured, raised, stage_of
-from snugvl.backends.vllm.metrics import read
-from snugvl.backends.vllm.pictures import target_size
-from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, Model, body_of
+from snugvl.backends.vllm.facts import apply_limits, read_facts
+from snugvl.backends.vllm.life import environment
+from snugvl.backends.vllm.log import Log, exception_lines, read_measurements, stage_of
+from snugvl.backends.vllm.measure import read_counters
+from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, ServedModel, body_of, target_size
 from snugvl.backends.vllm.settings import Facts
+from snugvl.backends.vllm.watch import GPU_BYTES, Activity, Stalled
 from snugvl.diagnose.result import Change
 from snugvl.errors import EngineError, ImageError, RequestError, RequestTooLarge
 from snugvl.inputs.trials import Trials, Verdict
@@ -41,14 +40,14 @@ from snugvl.sampling import SamplingParams
 from tests.test_layering import modules_after
 
 LOGS = Path(__file__).parents[2] / "diagnose" / "logs"
-MODEL = Model("m", 100, Facts(max_pixels=65536, min_pixels=1024, pixel_factor=32))
+MODEL = ServedModel("m", 100, Facts(max_pixels=65536, min_pixels=1024, pixel_factor=32))
 GIB = 1 << 30
 
 
 TRIALS = Trials(1)
 
 
-def body(request: Request, model: Model = MODEL) -> dict[str, Any]:
+def body(request: Request, model: ServedModel = MODEL) -> dict[str, Any]:
     """The fields of a request's body."""
     return body_of(request, model, TRIALS).fields
 
@@ -155,7 +154,7 @@ def test_grammars_in_their_dialects() -> None:
 @pytest.mark.parametrize("marker_tokens", [{}, {"<tool_call>": 7, "</tool_call>": 8}])
 def test_tools_are_shown_and_calls_constrained(marker_tokens: dict[str, int]) -> None:
     use = ToolUse((Tool("f", "does f", {"properties": {"x": {"type": "integer"}}}),), "required")
-    fields = body(Request((user("x"),), tools=use), Model("m", 9, Facts(), marker_tokens))
+    fields = body(Request((user("x"),), tools=use), ServedModel("m", 9, Facts(), marker_tokens))
     assert fields["tools"][0]["function"]["name"] == "f"
     assert fields["tool_choice"] == "none"  # nobody but us reads the calls
     assert fields["skip_special_tokens"] is False
@@ -314,12 +313,12 @@ def test_a_log_keeps_its_ends_and_what_is_new() -> None:
 
 def test_figures_of_a_real_log() -> None:
     lines = (LOGS / "healthy_vllm033_q2bfp8_4060_wsl2.log").read_text().splitlines()
-    found = measured(tuple(lines))
+    found = read_measurements(tuple(lines))
     assert found.loaded is not None
     assert found.kv is not None
     assert 2 * GIB < found.loaded < 5 * GIB
     assert found.kv_tokens is not None
-    assert measured(()).loaded is None
+    assert read_measurements(()).loaded is None
 
 
 def test_counters_of_several_engines_are_added() -> None:
@@ -329,10 +328,10 @@ def test_counters_of_several_engines_are_added() -> None:
         f'vllm:cache_config_info{{engine="{engine}",num_gpu_blocks="100",block_size="16"}} 1.0'
         for engine in (0, 1)
     )
-    found = read(text)
+    found = read_counters(text)
     assert (found.load.running, found.load.num_blocks, found.load.free_blocks) == (4, 200, 100)
     assert found.load.block_size == 16
-    assert read("").load.num_blocks == 0
+    assert read_counters("").load.num_blocks == 0
 
 
 def test_facts_of_a_checkpoint() -> None:
@@ -342,7 +341,7 @@ def test_facts_of_a_checkpoint() -> None:
     assert "<|im_end|>" in facts.control_tokens
     assert facts.image_token == 3596
     assert read_facts("nobody/knows-this") == Facts() == read_facts("")
-    assert limited(facts, ("--language-model-only",)).images is False
+    assert apply_limits(facts, ("--language-model-only",)).images is False
 
 
 def test_sizes_of_pictures() -> None:
@@ -367,7 +366,7 @@ def test_no_secret_reaches_the_child() -> None:
 def test_a_validations_messages_are_what_was_raised() -> None:
     """pydantic says what is wrong on the lines after the one that looks like an error."""
     log = (LOGS / "vllm022_gpu_names.log").read_text().splitlines()
-    (said,) = raised(log)
+    (said,) = exception_lines(log)
     assert said.endswith("error for ModelConfig; Value error, invalid literal for int() with base 10: "
                          "'GPU-11111111-2222-3333-4444-555555555555'")  # fmt: skip
     lines = [
@@ -383,7 +382,7 @@ def test_a_validations_messages_are_what_was_raised() -> None:
         "  and this is no message",
         "RuntimeError: gone",
     ]
-    assert raised(lines) == [
+    assert exception_lines(lines) == [
         "pydantic.ValidationError: 2 validation errors for ModelConfig; "
         "max_model_len: Input should be a valid integer; dtype: Unknown",
         "RuntimeError: gone",
@@ -398,14 +397,14 @@ def test_a_validations_messages_are_what_was_raised() -> None:
     ],
 )
 def test_no_control_token_comes_through_a_tool(tool: Tool, field: str) -> None:
-    model = Model("m", 99, Facts(control_tokens=("<|im_end|>",)))
+    model = ServedModel("m", 99, Facts(control_tokens=("<|im_end|>",)))
     with pytest.raises(RequestError, match="control token") as raised:
         body(Request((user("x"),), tools=ToolUse((tool,))), model)
     assert raised.value.field == field
 
 
 def test_no_control_token_comes_through_the_id_of_a_call() -> None:
-    model = Model("m", 99, Facts(control_tokens=("<|im_end|>",)))
+    model = ServedModel("m", 99, Facts(control_tokens=("<|im_end|>",)))
     answer = Message("tool", (Text("42"),), tool_call_id="c<|im_end|>")
     with pytest.raises(RequestError, match="control token") as raised:
         body(Request((user("x"), answer)), model)
@@ -414,7 +413,7 @@ def test_no_control_token_comes_through_the_id_of_a_call() -> None:
 
 def test_text_is_bounded_before_it_goes_to_vllm() -> None:
     with pytest.raises(RequestTooLarge, match="25,601 characters; the context holds 100 tokens"):
-        body(Request((user(" " * 25_601),)), Model("m", 100, Facts()))
+        body(Request((user(" " * 25_601),)), ServedModel("m", 100, Facts()))
 
 
 def test_a_grammar_is_tried_before_vllm_compiles_it() -> None:

@@ -4,8 +4,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from snugvl.server.intake import addresses
-from snugvl.server.intake.addresses import is_foreign, is_public
+from snugvl.server.intake import fetch
+from snugvl.server.intake.fetch import is_foreign, is_public
 
 
 def _words(text: str) -> list[str]:
@@ -56,10 +56,10 @@ def test_everything_the_library_calls_private_is_refused() -> None:
 def test_a_public_address_of_this_machine_is_not_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = ip_address("93.184.216.34")
     assert is_foreign(mine)
-    monkeypatch.setattr(addresses, "_own_addresses", lambda: {mine})
+    monkeypatch.setattr(fetch, "_own_addresses", lambda: {mine})
     assert is_public(mine)
     assert not is_foreign(mine)
 
 
 def test_own_addresses_are_found() -> None:
-    assert ip_address("127.0.0.1") in addresses._own_addresses()
+    assert ip_address("127.0.0.1") in fetch._own_addresses()

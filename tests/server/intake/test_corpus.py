@@ -10,8 +10,7 @@ from ipaddress import ip_address
 import pytest
 
 from snugvl.inputs.image import ImageLimits
-from snugvl.server.intake.addresses import Address, is_foreign
-from snugvl.server.intake.fetch import Fetcher
+from snugvl.server.intake.fetch import Address, Fetcher, is_foreign
 from snugvl.server.intake.intake import Intake
 from snugvl.server.intake.settings import FetchLimits, IntakeSettings
 from tests.patience import PATIENCE_S

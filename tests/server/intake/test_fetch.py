@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from snugvl.errors import ImageError, QueueFull, SnugvlError
-from snugvl.server.intake.addresses import Address
-from snugvl.server.intake.fetch import Fetcher, resolve
+from snugvl.server.intake.fetch import Address, Fetcher, resolve
 from snugvl.server.intake.intake import Intake
 from snugvl.server.intake.settings import FetchLimits, IntakeSettings
 from tests.patience import PATIENCE_S

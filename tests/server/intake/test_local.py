@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from snugvl.errors import ImageError, ImageTooLarge, InputError, RequestError
-from snugvl.server.intake import local
+from snugvl.server.intake import urls
 from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.local import check_folder, read_file_url
+from snugvl.server.intake.urls import check_folder, read_file_url
 from snugvl.server.settings import ServerSettings
 from tests.patience import PATIENCE_S
 from tests.server.intake.pictures import encoded
@@ -120,7 +120,7 @@ def test_a_folder_swapped_for_a_link_after_the_check_leads_nowhere(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path is resolved; then the attacker swaps; then it is opened."""
-    open_steps = local._open_steps
+    open_steps = urls._open_steps
 
     def swap_then_open(root: Path, parts: tuple[str, ...]) -> int:
         (folder / "sub").rename(folder / "old")
@@ -128,7 +128,7 @@ def test_a_folder_swapped_for_a_link_after_the_check_leads_nowhere(
         return open_steps(root, parts)
 
     (folder.parent / "picture.png").write_bytes(b"secret")
-    monkeypatch.setattr(local, "_open_steps", swap_then_open)
+    monkeypatch.setattr(urls, "_open_steps", swap_then_open)
     with pytest.raises(ImageError) as caught:
         read(f"file://{folder}/sub/picture.png", folder)
     assert str(caught.value) == OUTSIDE

@@ -11,9 +11,9 @@ import pytest
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull
 from snugvl.server.intake.decoders import Decoders
 from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.room import Room
+from snugvl.server.intake.room import PixelRoom
 from snugvl.server.intake.settings import IntakeSettings
-from snugvl.server.record import RECORD, Record
+from snugvl.server.record import REQUEST_RECORD, RequestRecord
 from snugvl.server.together import together
 from tests.server.intake.pictures import encoded, png_bomb
 from tests.server.intake.pool import LIMITS
@@ -28,7 +28,7 @@ def intake_of(pictures: float, wait_s: float = 10.0) -> Intake:
 
 
 async def one(intake: Intake, request: str, data: bytes = PNG) -> Any:
-    RECORD.set(Record(request))
+    REQUEST_RECORD.set(RequestRecord(request))
     return await intake.picture_bytes(data, field="a")
 
 
@@ -127,19 +127,19 @@ def test_one_picture_alone_always_fits() -> None:
 
 def test_who_leaves_while_waiting_leaves_nothing() -> None:
     async def work() -> None:
-        room = Room(10, 10.0)
-        async with room.reserved(8):
+        room = PixelRoom(10, 10.0)
+        async with room.reserve(8):
             waits = [asyncio.create_task(take(room, 5)) for _ in range(3)]
             await asyncio.sleep(0.01)
             waits[0].cancel()
             await asyncio.sleep(0.01)
         await asyncio.gather(*waits[1:])
         assert room.used == 0
-        assert not room._asked
+        assert not room._demand
         assert not room._waiting
 
-    async def take(room: Room, count: int) -> None:
-        async with room.reserved(count):
+    async def take(room: PixelRoom, count: int) -> None:
+        async with room.reserve(count):
             await asyncio.sleep(0.01)
 
     asyncio.run(work())

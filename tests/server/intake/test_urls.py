@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
 from snugvl.server.intake import urls
-from snugvl.server.intake.urls import Target, parse_target, read_data_url, scheme_of
+from snugvl.server.intake.urls import FetchTarget, parse_target, read_data_url, scheme_of
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_any_text_is_a_url_or_refused(text: str) -> None:
         target = parse_target(text, "url")
     except RequestError:
         return
-    assert isinstance(target, Target)
+    assert isinstance(target, FetchTarget)
     assert target.url.isascii()
     assert not any(c in target.url for c in " \r\n\t\\")
 

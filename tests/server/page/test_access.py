@@ -11,10 +11,10 @@ from playwright.sync_api import expect
 
 from snugvl.backends.service import EngineService
 from snugvl.server.app import create_app
+from snugvl.server.connection import address_of, listen, uvicorn_config
 from snugvl.server.context import Context
 from snugvl.server.intake.intake import Intake
 from snugvl.server.settings import ServerSettings
-from snugvl.server.sockets import address_of, listen, uvicorn_config
 from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked

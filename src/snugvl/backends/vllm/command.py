@@ -32,7 +32,7 @@ _ASK: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class VllmCommand:
     """Words that stand for `vllm`, and its version where it could be read."""
 
     words: tuple[str, ...]
@@ -58,13 +58,13 @@ class Command:
         return f"vLLM {self.version} is newer than {tried}, the last one that snugvl was tried with"
 
 
-def find(words: Sequence[str] | None) -> Command:
+def find(words: Sequence[str] | None) -> VllmCommand:
     """The command to launch. Takes up to a second: call it in a thread.
 
     Raises:
         EngineError: there is none, or it is too old; says what to do.
     """
-    found = _named(words) if words else _here() or _on_path()
+    found = _by_words(words) if words else _here() or _on_path()
     if found is None:
         raise EngineError(f"vLLM is not installed; install it into this environment: {_INSTALL}")
     version = _numbers(found.version)
@@ -76,15 +76,15 @@ def find(words: Sequence[str] | None) -> Command:
     return found
 
 
-def _named(words: Sequence[str]) -> Command:
+def _by_words(words: Sequence[str]) -> VllmCommand:
     if shutil.which(words[0]) is None:
         raise EngineError(
             f"--vllm-command: there is no program {words[0]!r}; give the path of a vllm command"
         )
-    return Command(tuple(words), _version_by(_python_of(words[0])))
+    return VllmCommand(tuple(words), _version_by(_python_of(words[0])))
 
 
-def _here() -> Command | None:
+def _here() -> VllmCommand | None:
     """Beside this interpreter."""
     for name in PACKAGES:
         try:
@@ -93,12 +93,12 @@ def _here() -> Command | None:
             continue
         script = Path(sys.executable).parent / "vllm"
         if name == "vllm" and script.exists():
-            return Command((str(script),), version)
-        return Command((sys.executable, "-m", MODULE), version)
+            return VllmCommand((str(script),), version)
+        return VllmCommand((sys.executable, "-m", MODULE), version)
     return None
 
 
-def _on_path() -> Command | None:
+def _on_path() -> VllmCommand | None:
     script = shutil.which("vllm")
     if script is None:
         return None
@@ -106,8 +106,8 @@ def _on_path() -> Command | None:
     named = _ask(python) if python else None
     if named is not None and named[0] != "vllm":
         assert python is not None
-        return Command((python, "-m", MODULE), named[1])
-    return Command((script,), None if named is None else named[1])
+        return VllmCommand((python, "-m", MODULE), named[1])
+    return VllmCommand((script,), None if named is None else named[1])
 
 
 def _python_of(program: str) -> str | None:

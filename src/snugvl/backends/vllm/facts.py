@@ -56,7 +56,7 @@ def read_facts(model: str) -> Facts:
     )
 
 
-def limited(facts: Facts, arguments: tuple[str, ...]) -> Facts:
+def apply_limits(facts: Facts, arguments: tuple[str, ...]) -> Facts:
     """The facts under the limits that the arguments set."""
     if flags.most_images(arguments) == 0 or "--language-model-only" in arguments:
         return replace(facts, images=False, min_pixels=0, max_pixels=0, pixel_factor=0)
@@ -120,13 +120,13 @@ def _reasoning(template: ChatTemplate) -> bool | None:
 def _control_tokens(folder: Path) -> tuple[str, ...]:
     """Strings that the tokenizer reads as control tokens, longest first."""
     found = set()
-    for entry in _added(folder):
+    for entry in _added_tokens(folder):
         if isinstance(entry, dict) and entry.get("special") and isinstance(entry.get("content"), str):
             found.add(entry["content"])
     return tuple(sorted(found, key=len, reverse=True))
 
 
-def _added(folder: Path) -> list[Any]:
+def _added_tokens(folder: Path) -> list[Any]:
     listed: list[Any] = []
     if (folder / "tokenizer_config.json").exists():
         decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder")

@@ -85,12 +85,12 @@ def understand(ending: Ending, choice: VllmChoice) -> Failure:
     way_out = _way_out(diagnosis)
     if choice.replan is not None and cause.kind in _FULL and retry is None:
         way_out = _LESS  # the plan has given vLLM all that there is: no flag gains anything
-    told = f"vLLM did not start: {text} {way_out}".rstrip()
-    error = DoesNotFit(told) if cause.kind in _MEMORY else EngineError(told)
+    message = f"vLLM did not start: {text} {way_out}".rstrip()
+    error = DoesNotFit(message) if cause.kind in _MEMORY else EngineError(message)
     return Failure(error, text.rstrip("."), retry=retry)
 
 
-def stalled(how: str, log: Log, choice: VllmChoice) -> EngineError:
+def stall_error(how: str, log: Log, choice: VllmChoice) -> EngineError:
     """A start that does nothing any more. `how`: since when, in a clause."""
     last = f'its last line: "{shorten(log.last, MAX_QUOTED)}"' if log.last else "it has written no line"
     remote = choice.model != POCKET and not Path(choice.model).is_dir()

@@ -12,13 +12,13 @@ OURS: Final = ("--host", "--port", "--uds", "--api-key", "--served-model-name", 
 Words = tuple[str, ...]
 
 
-def common(model: str, door: str, sleep: bool) -> Words:
-    """What every start of ours has, whatever the plan says. `door`: the socket it listens on.
+def common(model: str, address: str, sleep: bool) -> Words:
+    """What every start of ours has, whatever the plan says. `address`: the socket it listens on.
 
     Defaults of sampling are ours, not the checkpoint's generation_config; grammars are llguidance's, as in
     our own engine; the usage tells which tokens of a prompt are pictures'.
     """
-    words: Words = ("--uds", door, "--served-model-name", model)
+    words: Words = ("--uds", address, "--served-model-name", model)
     words += ("--generation-config", "vllm", "--enable-prompt-tokens-details")
     words += ("--disable-uvicorn-access-log",)  # it is asked for its health every second
     words += ("--structured-outputs-config", '{"backend":"guidance"}')

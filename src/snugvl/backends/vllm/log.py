@@ -134,7 +134,7 @@ def is_error(line: str) -> bool:
     return _FAILED.match(plain(line)) is not None
 
 
-def raised(lines: Sequence[str]) -> list[str]:
+def exception_lines(lines: Sequence[str]) -> list[str]:
     """The lines of a log that say what failed, without their prefixes; a validation's with its messages."""
     rest = [plain(line) for line in lines]
     return [
@@ -178,7 +178,7 @@ class Measured:
     kv_tokens: int | None = None
 
 
-def measured(lines: tuple[str, ...]) -> Measured:
+def read_measurements(lines: tuple[str, ...]) -> Measured:
     """The figures of a start."""
     run = scan(blocks(BytesIO("\n".join(lines).encode("utf-8", "replace"))))
     facts = gather(run)

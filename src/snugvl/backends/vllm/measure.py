@@ -1,4 +1,4 @@
-"""The ledger of a vLLM server: the plan beside what its log and the driver say, for one GPU of those it uses.
+"""The ledger of a vLLM server: the plan beside what its log, its counters and the driver say, for one GPU.
 
 vLLM tells less than our own engine: weights come with the buffers that are made with them ("Model loading
 took"), and what a step needs is in no line. So the plan's rows are joined to those that can be compared:
@@ -6,16 +6,81 @@ took"), and what a step needs is in no line. So the plan's rows are joined to th
     weights and buffers · KV cache · CUDA graphs · activations and libraries (the rest of the process)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
+from snugvl.backends.service import Load
 from snugvl.backends.vllm.log import Measured
-from snugvl.backends.vllm.metrics import Counters
 from snugvl.hardware import host
 from snugvl.ledger import Ledger, LedgerRow
+
+_RUNNING: Final = "vllm:num_requests_running"
+_WAITING: Final = "vllm:num_requests_waiting"
+_USAGE: Final = "vllm:kv_cache_usage_perc"
+_CONFIG: Final = "vllm:cache_config_info"
+# The sum over all engines (of data parallelism) of each → the field of `Load`.
+_SUMS: Final = {
+    _RUNNING: "running",
+    _WAITING: "waiting",
+    "vllm:num_preemptions_total": "preemptions",
+    "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:generation_tokens_total": "generated_tokens",
+    "vllm:prefix_cache_hits_total": "prefix_hit_tokens",
+    "vllm:prefix_cache_queries_total": "prefix_query_tokens",
+    "vllm:mm_cache_queries_total": "items_encoded",
+}
+_WANTED: Final = (*_SUMS, _USAGE, _CONFIG)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What vLLM does. `kv_usage`: part of the KV cache that requests hold, from 0 to 1."""
+
+    load: Load
+    kv_usage: float
+    kv_bytes: int | None = None
+
+
+def read_counters(text: str) -> Counters:
+    """The counters of all engines of one server."""
+    sums = dict.fromkeys(_SUMS.values(), 0)
+    usages: list[float] = []
+    config: Mapping[str, str] = {}
+    engines = 0
+    for name, labels, value in _samples(text):
+        if name in _SUMS:
+            sums[_SUMS[name]] += int(value)
+        elif name == _USAGE:
+            usages.append(value)
+        elif name == _CONFIG:
+            config, engines = labels, engines + 1
+    usage = sum(usages) / len(usages) if usages else 0.0
+    blocks = _whole(config.get("num_gpu_blocks")) * max(engines, 1)
+    load = Load(
+        free_blocks=blocks - round(blocks * usage),
+        num_blocks=blocks,
+        block_size=_whole(config.get("block_size")) or 1,
+        **sums,
+    )
+    return Counters(load, usage, _whole(config.get("kv_cache_memory_bytes")) or None)
+
+
+def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
+    """Those that we want; the others are most of the text and would take the parser its time."""
+    lines = [line for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] in _WANTED]
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        for sample in family.samples:
+            yield sample.name, sample.labels, sample.value
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isdigit() else 0
+
 
 LOADED: Final = "weights and buffers"
 KV: Final = "KV cache"
@@ -28,7 +93,7 @@ class Gauge:
     """Measures one vLLM server. `gpu_uuids`: NVML's names of its GPUs, where the plan knows them."""
 
     def __init__(self, planned: Sequence[LedgerRow], gpu_uuids: Sequence[str], device: str) -> None:
-        self._planned = _joined(planned)
+        self._planned = _join_rows(planned)
         self._gpu_uuids = gpu_uuids
         self._device = device
         self._nvml = start_nvml()
@@ -36,12 +101,12 @@ class Gauge:
     def read(self, log: Measured, counters: Counters, family: Sequence[psutil.Process]) -> Ledger:
         """The ledger now. Takes milliseconds: call it in a thread."""
         gpu = self._gpu({process.pid for process in family})
-        name, total, free, held = gpu if gpu is not None else _main_memory(family)
+        name, total, free, held_bytes = gpu if gpu is not None else _main_memory(family)
         kv = log.kv if log.kv is not None else counters.kv_bytes
         known = {LOADED: log.loaded, KV: kv, GRAPHS: log.graphs}
-        rest = held - sum(nbytes or 0 for nbytes in known.values())
+        rest = held_bytes - sum(nbytes or 0 for nbytes in known.values())
         # While it sleeps it holds less than it loaded.
-        sizes = known | {REST: rest if held and log.loaded is not None and rest > 0 else None}
+        sizes = known | {REST: rest if held_bytes and log.loaded is not None and rest > 0 else None}
         used = {KV: None if kv is None else round(kv * counters.kv_usage)}
         rows = [
             LedgerRow(part, self._planned.get(part), sizes.get(part), used.get(part))
@@ -49,7 +114,7 @@ class Gauge:
             if sizes.get(part) is not None or part in self._planned
         ]
         rows.sort(key=lambda row: -(row.planned_bytes or row.measured_bytes or 0))
-        return Ledger(self._device or name, tuple(rows), total, free, held)
+        return Ledger(self._device or name, tuple(rows), total, free, held_bytes)
 
     def _gpu(self, pids: set[int]) -> tuple[str, int, int, int] | None:
         """Name, total, free and held bytes of the GPU that holds most of it; None without a GPU."""
@@ -58,9 +123,9 @@ class Gauge:
         best: tuple[int, Any] | None = None
         with suppress(self._nvml.NVMLError):
             for handle in self._handles():
-                held = self._held(handle, pids)
-                if best is None or held > best[0]:
-                    best = (held, handle)
+                held_bytes = self._held_bytes(handle, pids)
+                if best is None or held_bytes > best[0]:
+                    best = (held_bytes, handle)
             if best is not None:
                 memory = self._nvml.nvmlDeviceGetMemoryInfo(best[1])
                 name = str(self._nvml.nvmlDeviceGetName(best[1]))
@@ -75,7 +140,7 @@ class Gauge:
             self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(self._nvml.nvmlDeviceGetCount())
         ]
 
-    def _held(self, handle: Any, pids: set[int]) -> int:
+    def _held_bytes(self, handle: Any, pids: set[int]) -> int:
         """Bytes of our processes; 0 where the driver doesn't tell (WSL2)."""
         assert self._nvml is not None
         try:
@@ -88,7 +153,7 @@ class Gauge:
         return sum(int(process.usedGpuMemory or 0) for process in own)
 
 
-def _joined(planned: Sequence[LedgerRow]) -> dict[str, int]:
+def _join_rows(planned: Sequence[LedgerRow]) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in planned:
         name = row.name if row.name in (LOADED, KV, GRAPHS, REST) else REST
@@ -101,12 +166,12 @@ def _joined(planned: Sequence[LedgerRow]) -> dict[str, int]:
 
 
 def _main_memory(family: Sequence[psutil.Process]) -> tuple[str, int, int, int]:
-    held = 0
+    held_bytes = 0
     for process in family:
         with suppress(psutil.Error):
-            held += process.memory_info().rss
+            held_bytes += process.memory_info().rss
     memory = host.memory()
-    return "main memory", memory.total_bytes, memory.free_bytes, held
+    return "main memory", memory.total_bytes, memory.free_bytes, held_bytes
 
 
 def start_nvml() -> Any:

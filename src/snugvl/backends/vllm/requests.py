@@ -1,4 +1,4 @@
-"""A request of ours as the body of one of vLLM's.
+"""A request of ours as the body of one of vLLM's, its pictures scaled to what the model reads.
 
 Every sampling parameter is written out, so that no default of vLLM's or of the checkpoint's decides. Tools go
 to the chat template only (`tool_choice` "none"): our server finds the calls in the text, and the grammar that
@@ -7,11 +7,15 @@ for.
 """
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
+from math import sqrt
 from typing import Any, Final
 
 from llguidance import LLMatcher
+from PIL import Image
 
 from snugvl.backends.protocol import (
     GoOn,
@@ -27,11 +31,12 @@ from snugvl.backends.protocol import (
     going_on,
 )
 from snugvl.backends.vllm.facts import TOKEN_CHARACTERS
-from snugvl.backends.vllm.pictures import data_url
 from snugvl.backends.vllm.settings import Facts
+from snugvl.checkpoint.resize import smart_resize
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.chat import call_arguments, texts, tool_json
 from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, refused, tools_lark
+from snugvl.inputs.image import to_rgb
 from snugvl.inputs.trials import Trials
 from snugvl.sampling import SamplingParams
 
@@ -42,7 +47,7 @@ _KINDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """What a body depends on besides the request.
 
     Attributes:
@@ -57,7 +62,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class VllmBody:
     """Where to POST what. `prompt`: a bare one, whose length decides `max_tokens` where that is None."""
 
     path: str
@@ -68,7 +73,7 @@ class Body:
         return json.dumps(self.fields, ensure_ascii=False).encode()
 
 
-def body_of(request: Request, model: Model, trials: Trials, go_on: GoOn = going_on) -> Body:
+def body_of(request: Request, model: ServedModel, trials: Trials, go_on: GoOn = going_on) -> VllmBody:
     """The body, pictures included. Takes time for pictures and grammars: call it in a thread.
 
     Args:
@@ -90,7 +95,7 @@ def body_of(request: Request, model: Model, trials: Trials, go_on: GoOn = going_
         fields["add_special_tokens"] = False
         if request.sampling.logprobs is not None:
             fields["logprobs"] = request.sampling.logprobs
-        return Body(COMPLETIONS, fields)
+        return VllmBody(COMPLETIONS, fields)
     tools = () if request.tools is None else request.tools.tools
     fields["messages"] = messages_json(request.messages, model, tools, go_on)
     if request.sampling.logprobs is not None:
@@ -98,10 +103,10 @@ def body_of(request: Request, model: Model, trials: Trials, go_on: GoOn = going_
     if request.tools is not None:
         # The markers may be special tokens, and are text for whoever parses them.
         fields |= {**tools_json(request.tools), "tool_choice": "none", "skip_special_tokens": False}
-    return Body(CHAT, fields)
+    return VllmBody(CHAT, fields)
 
 
-def blamed(error: RequestError, request: Request) -> RequestError:
+def rename_field(error: RequestError, request: Request) -> RequestError:
     """vLLM's refusal with the field of ours that is to blame, as our own engine names it."""
     text = str(error)
     prompt = "messages" if request.prompt is None else "prompt"
@@ -115,7 +120,7 @@ def blamed(error: RequestError, request: Request) -> RequestError:
 
 
 def messages_json(
-    messages: tuple[Message, ...], model: Model, tools: tuple[Tool, ...] = (), go_on: GoOn = going_on
+    messages: tuple[Message, ...], model: ServedModel, tools: tuple[Tool, ...] = (), go_on: GoOn = going_on
 ) -> list[dict[str, Any]]:
     """A conversation, pictures as data URLs. `tools`: those that stand in the prompt with it.
 
@@ -134,7 +139,7 @@ def messages_json(
     return found
 
 
-def refuse_oversized(count: int, model: Model, field: str) -> None:
+def refuse_oversized(count: int, model: ServedModel, field: str) -> None:
     """Raise RequestTooLarge if no text of so many characters fits into the context.
 
     The tokenizer is vLLM's: what is not known here is how long its longest token is.
@@ -148,7 +153,7 @@ def refuse_oversized(count: int, model: Model, field: str) -> None:
 
 
 def tokenize_body(
-    prompt: str | tuple[Message, ...], tools: ToolUse | None, model: Model, go_on: GoOn = going_on
+    prompt: str | tuple[Message, ...], tools: ToolUse | None, model: ServedModel, go_on: GoOn = going_on
 ) -> dict[str, Any]:
     """What vLLM's /tokenize is asked. Takes time for pictures: call it in a thread.
 
@@ -181,7 +186,7 @@ def refuse_control_tokens(text: str, facts: Facts, field: str) -> None:
         )
 
 
-def _check(request: Request, model: Model) -> None:
+def _check(request: Request, model: ServedModel) -> None:
     """Refuse what contradicts itself, in the words of our own engine."""
     if request.prompt is not None and request.messages:
         raise RequestError("a request has messages or a prompt, not both", field="prompt")
@@ -223,7 +228,7 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
     return fields
 
 
-def _constraint(request: Request, model: Model, trials: Trials, go_on: GoOn) -> dict[str, Any] | None:
+def _constraint(request: Request, model: ServedModel, trials: Trials, go_on: GoOn) -> dict[str, Any] | None:
     """`structured_outputs`: the grammar that our own engine would follow."""
     if request.tools is not None:
         form = model.facts.tool_form
@@ -295,3 +300,56 @@ def _part(part: Text | Picture | Video, where: str, facts: Facts) -> dict[str, A
     if facts.images is False:
         raise RequestError("this model is served without images; send text only", field=f"{where}.content")
     return {"type": "image_url", "image_url": {"url": data_url(part, facts)}}
+
+
+FAST: Final = 1  # of zlib's levels; the bytes go to this very machine
+
+
+def data_url(picture: Picture, facts: Facts) -> str:
+    """The picture as vLLM gets it. Takes time: call it in a thread.
+
+    Raises:
+        RequestError, ImageError: it can't be scaled as asked.
+    """
+    image = to_rgb(picture.image)
+    size = target_size(image.size, picture.max_pixels, facts)
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    buffer = BytesIO()
+    image.save(buffer, "PNG", compress_level=FAST)
+    return f"data:image/png;base64,{b64encode(buffer.getbuffer()).decode()}"
+
+
+def target_size(size: tuple[int, int], wished: int | None, facts: Facts) -> tuple[int, int]:
+    """Width and height to send.
+
+    Where the model's rule is known (sides are multiples of `pixel_factor`, the area within two limits) it is
+    applied here, as the model's own processor would: what vLLM gets it need not scale again. Otherwise only
+    what is larger than the limits is scaled down, with its aspect ratio.
+
+    Args:
+        wished: most pixels of this picture, or None.
+
+    Raises:
+        RequestError: fewer pixels than one token has.
+        ImageError: one side is more than 200 times the other.
+    """
+    limits = [limit for limit in (wished, facts.max_pixels) if limit]
+    if not limits:
+        return size
+    most = min(limits)
+    width, height = size
+    factor = facts.pixel_factor
+    if factor:
+        if most < factor**2:
+            raise RequestError(
+                f"max_pixels is {most}; at least {factor**2} are needed ({factor}×{factor}, one token)",
+                field="max_pixels",
+            )
+        least = min(facts.min_pixels, most)
+        new_height, new_width = smart_resize(height, width, factor=factor, min_pixels=least, max_pixels=most)
+        return new_width, new_height
+    if width * height <= most:
+        return size
+    shrink = sqrt(most / (width * height))
+    return max(1, int(width * shrink)), max(1, int(height * shrink))

@@ -1,9 +1,7 @@
 """A vLLM server behind the service protocol: launched as a supervised child, or found running.
 
-    start ─► starting ─► ready ─ died ─► restarting ─► ready …       with pauses after three deaths in a row
-                 │ its start failed
-                 ├─ the log says why, and changed flags could help ─► once more with those
-                 └─ otherwise ─► failed                                  `failure` has the cause and a way out
+Its lives are counted as those of our own engine are (see `lives.py`). Where its start fails and the log says
+that changed flags could help, it is started once more with those.
 
 The server's process talks HTTP with it and imports neither torch nor transformers.
 """
@@ -11,32 +9,94 @@ The server's process talks HTTP with it and imports neither torch nor transforme
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from snugvl.backends.lives import Lives, Supervision
 from snugvl.backends.preparers import Preparation, Preparers
 from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
-from snugvl.backends.service import Health, Snapshot, State, Tokens
-from snugvl.backends.supervised import FIRST_LOAD_S, GIVEN_UP_S, Supervision
-from snugvl.backends.vllm import command, flags, log, metrics
-from snugvl.backends.vllm.answer import Answer
-from snugvl.backends.vllm.api import Served
-from snugvl.backends.vllm.chunks import reasoning_of
-from snugvl.backends.vllm.facts import capabilities_of, limited, read_facts
+from snugvl.backends.service import Health, Snapshot, Tokens
+from snugvl.backends.vllm import command, flags, log
+from snugvl.backends.vllm.answer import VllmStream, reasoning_of
+from snugvl.backends.vllm.api import Served, VllmApi
+from snugvl.backends.vllm.facts import apply_limits, capabilities_of, read_facts
 from snugvl.backends.vllm.failure import Ending, understand
-from snugvl.backends.vllm.life import Attached, Launched, Life
+from snugvl.backends.vllm.life import AttachedServer, LaunchedServer, Life
 from snugvl.backends.vllm.log import Stage
-from snugvl.backends.vllm.measure import Gauge
-from snugvl.backends.vllm.requests import Model, blamed, body_of, refuse_control_tokens, tokenize_body
+from snugvl.backends.vllm.measure import Gauge, read_counters
+from snugvl.backends.vllm.requests import (
+    ServedModel,
+    body_of,
+    refuse_control_tokens,
+    rename_field,
+    tokenize_body,
+)
 from snugvl.backends.vllm.settings import VllmChoice
-from snugvl.backends.vllm.sleep import Sleeper
-from snugvl.errors import EngineError, EngineUnavailable, RequestError, SnugvlError
+from snugvl.errors import EngineError, RequestError, SnugvlError
 from snugvl.inputs.trials import Trials
 
-DRAIN_POLL_S = 0.05
-
 logger = logging.getLogger("snugvl.vllm")
+
+SLEEP_POLL_S = 1.0
+MOVE_S = 600.0  # moving or reading all weights may take
+
+
+class Sleeper:
+    """Gives the GPU's memory back while nobody asks (vLLM's sleep mode), and takes it for the next request.
+
+    awake ── idle for so long ──► POST /sleep ──► asleep ── a request ──► POST /wake_up ──► awake
+
+    Level 1 keeps the weights in main memory. Level 2 drops them too; then waking reads them from disk again.
+    """
+
+    def __init__(self, api: VllmApi, after_s: float, level: int, busy: Callable[[], bool]) -> None:
+        """`busy`: whether requests are under way or wait for it to wake."""
+        self._api = api
+        self._after_s = after_s
+        self._level = level
+        self._busy = busy
+        self._lock = asyncio.Lock()
+        self.asleep = False
+
+    async def doze(self) -> None:
+        """Sleep whenever nothing ran for long enough. Never ends, unless vLLM can't sleep."""
+        busy_at = time.monotonic()
+        pause_s = min(SLEEP_POLL_S, self._after_s / 4)
+        while True:
+            await asyncio.sleep(pause_s)
+            if self._busy() or self.asleep:
+                busy_at = time.monotonic()
+            elif time.monotonic() - busy_at >= self._after_s:
+                try:
+                    await self._sleep()
+                except SnugvlError as error:
+                    logger.warning("vLLM can't sleep, so it stays awake: %s", error)
+                    return
+
+    async def wake(self) -> None:
+        """Return once it is awake.
+
+        Raises:
+            EngineError: it can't wake up.
+        """
+        async with self._lock:
+            if not self.asleep:
+                return
+            if self._level == 1:
+                await self._api.call("/wake_up", timeout_s=MOVE_S)
+            else:
+                await self._api.call("/wake_up?tags=weights", timeout_s=MOVE_S)
+                await self._api.call("/collective_rpc", {"method": "reload_weights"}, timeout_s=MOVE_S)
+                await self._api.call("/wake_up?tags=kv_cache", timeout_s=MOVE_S)
+            self.asleep = False
+
+    async def _sleep(self) -> None:
+        async with self._lock:
+            if self._busy():  # one came meanwhile
+                return
+            await self._api.call(f"/sleep?level={self._level}", timeout_s=MOVE_S)
+            self.asleep = True
 
 
 @dataclass(slots=True)
@@ -44,11 +104,11 @@ class _Session:
     """A life that serves, and what belongs to it."""
 
     life: Life
-    model: Model
+    model: ServedModel
     gauge: Gauge
     measured: log.Measured
     sleeper: Sleeper | None
-    answers: set[Answer] = field(default_factory=set)
+    answers: set[VllmStream] = field(default_factory=set)
 
 
 class VllmEngine:
@@ -58,23 +118,17 @@ class VllmEngine:
         flags.check(choice.arguments)
         self._choice = choice
         self._supervision = supervision or Supervision()
+        waiting = {"again": "waiting for it", "after_pause": "waiting for it"} if choice.attach else {}
+        self._lives = Lives(self._supervision, "vLLM has not been started", **waiting)
         self._session: _Session | None = None
         self._life: Life | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._command: command.VllmCommand | None = None
         self._preparers, self._trials = Preparers(), Trials()
         self._waking = 0  # requests that wait for their pictures, or for vLLM to wake up
-        self._state: State = "starting"
-        self._detail = "vLLM has not been started"
-        self._progress: float | None = None
-        self._load_s = FIRST_LOAD_S
-        self._ready_by = 0.0  # monotonic seconds at which it should be ready
-        self._started_at = self._ready_at = 0.0  # monotonic, of the present life; 0: not ready yet
-        self._lives = self._deaths = 0  # that became ready; in a row
-        self._retried = self._moved = False  # with changed flags; to another port
-        self._last_death = ""
+        # With changed flags; with another port, since it was ready last.
+        self._retried = self._moved = False
         self._capabilities: Capabilities | None = None
         self._snapshot: Snapshot | None = None
-        self._failure: SnugvlError | None = None
 
     @property
     def capabilities(self) -> Capabilities | None:
@@ -89,12 +143,12 @@ class VllmEngine:
     @property
     def failure(self) -> SnugvlError | None:
         """Why it doesn't run, once `health.state` is "failed" for it."""
-        return self._failure
+        return self._lives.failure
 
     @property
     def pid(self) -> int | None:
         """Process that holds those of the present vLLM together; None where it isn't ours."""
-        return self._life.pid if isinstance(self._life, Launched) else None
+        return self._life.pid if isinstance(self._life, LaunchedServer) else None
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -114,23 +168,16 @@ class VllmEngine:
     @property
     def health(self) -> Health:
         """Where the engine stands now."""
-        wait_s = None
-        if self._state in ("starting", "restarting"):
-            wait_s = max(1.0, round(self._ready_by - time.monotonic(), 1))
-        elif self._state == "draining":
-            wait_s = FIRST_LOAD_S  # whoever starts a server in its place needs that, too
-        detail = self._detail
         sleeper = None if self._session is None else self._session.sleeper
-        if self._state == "ready" and sleeper is not None and sleeper.asleep:
-            detail = f"{self._choice.name} sleeps: its GPU memory is given back; the next request wakes it"
-        return Health(self._state, detail, self._progress, max(self._lives - 1, 0), wait_s)
+        asleep = None
+        if sleeper is not None and sleeper.asleep:
+            asleep = f"{self._choice.name} sleeps: its GPU memory is given back; the next request wakes it"
+        return self._lives.health(asleep=asleep)
 
     async def start(self) -> None:
         """Begin to launch or to look, and return."""
-        assert self._task is None, "an engine is started once"
         what = f"looking for vLLM at {self._choice.attach}" if self._choice.attach else "vLLM is starting"
-        self._expect_ready("starting", what, 0.0)
-        self._task = asyncio.create_task(self._supervise(), name="snugvl-vllm")
+        self._lives.start(what, self._next_life)
 
     async def submit(self, request: Request) -> Stream:
         """Start a request; returns with the first piece of its answer.
@@ -138,7 +185,7 @@ class VllmEngine:
         Raises:
             RequestError, ImageError, EngineError: what it is refused with, by us or by vLLM.
         """
-        session = self._serving()
+        session = self._require_session()
         began = time.monotonic()
         self._waking += 1
         try:
@@ -153,7 +200,7 @@ class VllmEngine:
         finally:
             self._waking -= 1
         reasoning = reasoning_of(request, session.model.facts)
-        answer = Answer(session.life.api, request.sampling, session.life.dog, reasoning)
+        answer = VllmStream(session.life.api, request.sampling, session.life.watchdog, reasoning)
         session.answers.add(answer)
         left_s = request.deadline_s
         if left_s is not None:
@@ -161,11 +208,11 @@ class VllmEngine:
         try:
             return await answer.open(body.path, data, left_s, lambda: session.answers.discard(answer))
         except RequestError as error:
-            raise blamed(error, request) from None
+            raise rename_field(error, request) from None
 
     async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
         """Token ids of a text as it is, or of a conversation through the chat template."""
-        session, preparation = self._serving(), Preparation()
+        session, preparation = self._require_session(), Preparation()
         make = partial(tokenize_body, prompt, tools, session.model, preparation.go_on)
         ids = await session.life.api.tokens(await self._preparers.run(preparation, make))
         pictures = 0 if isinstance(prompt, str) else ids.count(session.model.facts.image_token)
@@ -173,7 +220,7 @@ class VllmEngine:
 
     async def detokenize(self, ids: tuple[int, ...]) -> str:
         """The text of token ids, control tokens included."""
-        session = self._serving()
+        session = self._require_session()
         answer = await session.life.api.call(
             "/detokenize", {"model": session.model.name, "tokens": list(ids)}
         )
@@ -181,78 +228,56 @@ class VllmEngine:
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse what is new, wait for what runs. Whether everything finished in time."""
-        if self._state != "failed":
-            self._state, self._progress = "draining", None
-            self._detail = "the server is shutting down and takes no new requests"
-        end = time.monotonic() + timeout_s
-        while self.busy:
-            if time.monotonic() >= end:
-                return False
-            await asyncio.sleep(DRAIN_POLL_S)
-        return True
+        return await self._lives.drain(timeout_s, lambda: self.busy)
 
     async def close(self) -> None:
         """End everything: a vLLM that was launched with all its processes. Safe to call twice."""
-        self._state, self._progress = "failed", None
-        self._detail = str(self._failure) if self._failure is not None else "the server has shut down"
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._lives.close()
         self._preparers.close()
         self._trials.close()
 
-    def loading(self, stage: Stage) -> None:
+    def on_loading(self, stage: Stage) -> None:
         """A start got further."""
-        self._progress = stage.progress
-        if self._state == "starting":
-            self._detail = f"{self._choice.name} is loading: {stage.detail}"
-        elif self._state == "restarting":  # why it died stays visible while it comes back
-            self._detail = f"{self._last_death} ({stage.detail})"
+        self._lives.load(self._choice.name, stage.detail, stage.progress)
 
-    async def ready(self, life: Life, served: Served, marker_tokens: Mapping[str, int]) -> None:
-        """It serves: measure it once, then open the door."""
+    async def on_ready(self, life: Life, served: Served, marker_tokens: Mapping[str, int]) -> None:
+        """It serves: measure it once, then take requests."""
         choice = self._choice
         facts = choice.facts
         if facts is None:
             facts = await asyncio.to_thread(read_facts, choice.model or served.root)
-        facts = limited(facts, choice.arguments)
+        facts = apply_limits(facts, choice.arguments)
         sleeper = None
         if choice.sleep_after_s is not None:
             sleeper = Sleeper(life.api, choice.sleep_after_s, choice.sleep_level, lambda: self.busy)
         session = _Session(
             life,
-            Model(served.model, served.context_tokens, facts, marker_tokens),
+            ServedModel(served.model, served.context_tokens, facts, marker_tokens),
             Gauge(choice.planned, facts.gpu_uuids, facts.device),
-            await asyncio.to_thread(log.measured, life.log),
+            await asyncio.to_thread(log.read_measurements, life.log),
             sleeper,
         )
         await self._measure(session)
         self._session = session
-        self._ready_at = time.monotonic()
-        self._load_s = self._ready_at - self._started_at
         device = facts.device or (self._snapshot.ledger.device if self._snapshot else "")
         self._capabilities = capabilities_of(choice, served, replace(facts, device=device))
-        self._lives += 1
         self._retried = self._moved = False
-        if self._state in ("starting", "restarting"):
-            self._state, self._progress = "ready", None
-            self._detail = f"{self._capabilities.model} is ready (vLLM {served.version})"
+        self._lives.become_ready(f"{self._capabilities.model} is ready (vLLM {served.version})")
 
-    def lost(self, reason: str) -> None:
+    def on_lost(self, reason: str) -> None:
         """It no longer serves; what runs ends when it is known why."""
-        if self._state == "ready":
-            self._expect_ready("restarting", f"{reason}; {self._again}", 0.0)
+        self._lives.lose(reason)
 
-    def _serving(self) -> _Session:
-        if self._state != "ready" or self._session is None:
-            raise self._unavailable()
+    def _require_session(self) -> _Session:
+        if self._lives.state != "ready" or self._session is None:
+            raise self._lives.unavailable()
         return self._session
 
     async def _awake(self, session: _Session) -> _Session:
         """The session that takes the request: vLLM may have died while pictures were made ready."""
         if session.sleeper is not None:
             await session.sleeper.wake()
-        return self._serving()
+        return self._require_session()
 
     async def _room(self, prompt: str | tuple[int, ...], session: _Session) -> int:
         """Tokens that the context leaves for the answer to a bare prompt."""
@@ -263,48 +288,26 @@ class VllmEngine:
             length = len(await session.life.api.tokens(body))
         return max(session.model.context_tokens - length, 1)
 
-    def _unavailable(self) -> EngineUnavailable:
-        return EngineUnavailable(self._detail, retry_after_s=self.health.retry_after_s or GIVEN_UP_S)
+    async def _next_life(self) -> float | None:
+        """One life; the seconds until the next one, or None where there is none."""
+        if self._command is None and not self._choice.attach:
+            self._command = await self._find_command()
+        ending = await self._live(self._command)
+        return None if self._lives.over else self._pause_s(ending)
 
-    def _expect_ready(self, state: State, detail: str, pause_s: float) -> None:
-        self._state, self._detail, self._progress = state, detail, 0.0
-        self._ready_by = time.monotonic() + pause_s + self._load_s
-
-    def _fail(self, error: SnugvlError) -> None:
-        self._failure = error
-        self._state, self._detail, self._progress = "failed", str(error), None
-
-    async def _supervise(self) -> None:
-        """One life after the other."""
-        try:
-            found = None if self._choice.attach else await self._found()
-            while True:
-                ending = await self._live(found)
-                if self._state in ("failed", "draining"):
-                    return
-                pause_s = self._next(ending)
-                if pause_s is None:
-                    return
-                await asyncio.sleep(pause_s)
-        except SnugvlError as error:
-            self._fail(error)
-        except Exception as error:  # a bug of ours: nobody may wait for an engine that won't come
-            logger.exception("the supervisor failed")
-            self._fail(EngineError(f"the supervisor failed: {type(error).__name__}: {error}"))
-
-    async def _found(self) -> command.Command:
+    async def _find_command(self) -> command.VllmCommand:
         found = await asyncio.to_thread(command.find, self._choice.command)
         if found.doubt is not None:
             logger.warning("%s", found.doubt)
         return found
 
-    async def _live(self, found: command.Command | None) -> Ending:
+    async def _live(self, found: command.VllmCommand | None) -> Ending:
         """One life from start to end."""
-        self._ready_at, self._started_at = 0.0, time.monotonic()
+        self._lives.begin()
         if found is None:
-            self._life = Attached(self._choice, self._supervision, self, again=self._lives > 0)
+            self._life = AttachedServer(self._choice, self._supervision, self, again=self._lives.count > 0)
         else:
-            self._life = Launched(self._choice, found, self._supervision, self)
+            self._life = LaunchedServer(self._choice, found, self._supervision, self)
         helpers = asyncio.create_task(self._while_ready())
         reason = "the server has shut down"
         try:
@@ -316,11 +319,11 @@ class VllmEngine:
             self._session = self._snapshot = self._life = None
         return ending
 
-    def _next(self, ending: Ending) -> float | None:
+    def _pause_s(self, ending: Ending) -> float | None:
         """Seconds until the next life, or None where there will be none."""
         if ending.was_ready:
             logger.error("%s", ending.reason)
-            return self._count_death(ending.reason)
+            return self._lives.count_death(ending.reason)
         failure = understand(ending, self._choice)
         if failure.port_taken and not self._moved:
             self._moved = True
@@ -329,44 +332,26 @@ class VllmEngine:
         if failure.retry is not None and self._choice.retry and not self._retried:
             logger.error("%s", failure.error)
             self._retried, self._choice = True, failure.retry
-            told = f"{failure.cause}; trying once more with: {' '.join(failure.retry.arguments)}"
-            logger.warning("%s", told)
-            self._last_death = told
-            self._expect_ready("restarting", told, 0.0)
+            message = f"{failure.cause}; trying once more with: {' '.join(failure.retry.arguments)}"
+            logger.warning("%s", message)
+            self._lives.retry(message)
             return 0.0
-        if not self._lives:  # whoever waits for `failure` tells of it
+        if not self._lives.count:  # whoever waits for `failure` tells of it
             tried = f" (A second start, with {' '.join(self._choice.arguments)}, failed too.)"
-            self._fail(type(failure.error)(f"{failure.error}{tried}") if self._retried else failure.error)
+            self._lives.fail(
+                type(failure.error)(f"{failure.error}{tried}") if self._retried else failure.error
+            )
             return None
         logger.error("%s", failure.error)
-        return self._count_death(failure.cause)
-
-    def _count_death(self, reason: str) -> float:
-        """Seconds to wait before the next life."""
-        settled = self._ready_at and time.monotonic() - self._ready_at >= self._supervision.settle_s
-        self._deaths = 1 if settled else self._deaths + 1
-        pause_s = self._supervision.pause_s(self._deaths)
-        if pause_s:
-            reason = f"{reason}; that was {self._deaths} times in a row"
-            detail = f"{reason}, {self._again} in {pause_s:g} s"
-        else:
-            detail = f"{reason}; {self._again}"
-        self._last_death = f"{reason}; {self._again}"
-        self._expect_ready("restarting", detail, pause_s)
-        return pause_s
-
-    @property
-    def _again(self) -> str:
-        return "waiting for it" if self._choice.attach else "it is starting again"
+        return self._lives.count_death(failure.cause)
 
     def _end_requests(self, reason: str) -> None:
         if self._session is None:
             return
-        if self._state in ("ready", "restarting"):
-            self._expect_ready("restarting", f"{reason}; {self._again}", 0.0)
-        text = self._detail if self._state != "draining" else f"{reason}; {self._detail}"
+        self._lives.lose(reason)
+        text = self._lives.death_of_request(reason)
         for answer in tuple(self._session.answers):
-            answer.end(EngineError(text) if answer.began else self._unavailable())
+            answer.end(EngineError(text) if answer.began else self._lives.unavailable())
 
     async def _while_ready(self) -> None:
         """What goes on beside the requests: a snapshot now and then, and sleep."""
@@ -387,7 +372,7 @@ class VllmEngine:
     async def _measure(self, session: _Session) -> None:
         """A snapshot; where vLLM doesn't answer, the last one stays."""
         try:
-            counters = metrics.read(await session.life.api.metrics())
+            counters = read_counters(await session.life.api.metrics())
         except (SnugvlError, ValueError):
             return
         ledger = await asyncio.to_thread(

@@ -1,12 +1,21 @@
-"""A vLLM server as seen over HTTP: when it is ready, and when it no longer is."""
+"""A vLLM server as seen from outside: whether its start goes on, when it is ready, and when it no longer is.
+
+Slow is not hung. A start that compiles uses the processor, one that reads weights reads them, one that loads
+them fills the GPU's memory, and most write lines. Only one that does none of it for a while has stopped. What
+spins for ever looks like work from here: the limit on the whole start is for that.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
 
-from snugvl.backends.supervised import Supervision
+import psutil
+
+from snugvl.backends.lives import Supervision
 from snugvl.backends.vllm.api import NobodyThere, NotVllm, Served, Unreachable, VllmApi
-from snugvl.errors import SnugvlError
+from snugvl.errors import EngineError, SnugvlError
 from snugvl.inputs.tools.forms import MARKERS
 
 POLL_S = 0.25  # between two looks at a server that is starting
@@ -62,13 +71,13 @@ class Watchdog:
         api: VllmApi,
         supervision: Supervision,
         running: Callable[[], int],
-        well: Callable[[], None] = lambda: None,
+        on_healthy: Callable[[], None] = lambda: None,
     ) -> None:
-        """`running`: requests under way; `well` is called whenever it said that it is."""
+        """`running`: requests under way; `on_healthy` is called whenever it said that it is."""
         self._api = api
         self._supervision = supervision
         self._running = running
-        self._well = well
+        self._on_healthy = on_healthy
         self._roused = asyncio.Event()
         self._silent_s = self._stalled_s = 0.0
 
@@ -76,15 +85,15 @@ class Watchdog:
         """A piece of an answer came."""
         self._stalled_s = 0.0
 
-    async def doubted(self) -> bool:
-        """An answer failed: whether the server itself is well. If it isn't, `bark` knows at once."""
+    async def confirm_alive(self) -> bool:
+        """Whether the server is well though an answer failed. If not, `wait_for_failure` knows at once."""
         with suppress(SnugvlError):
             if await self._api.healthy(LOOK_S):
                 return True
         self._roused.set()
         return False
 
-    async def bark(self) -> str:
+    async def wait_for_failure(self) -> str:
         """Wait until it hangs, is dead or gone; why, as half a sentence."""
         limit_s, ping_s = self._supervision.watchdog_s, self._supervision.ping_s
         while True:
@@ -96,7 +105,7 @@ class Watchdog:
                 if not await self._api.healthy(min(LOOK_S, limit_s)):
                     return "vLLM's engine died"
                 self._silent_s = 0.0
-                self._well()
+                self._on_healthy()
             except NotVllm as error:
                 return str(error)
             except NobodyThere as error:
@@ -108,3 +117,110 @@ class Watchdog:
             self._stalled_s = self._stalled_s + ping_s if self._running() else 0.0
             if self._stalled_s > limit_s:
                 return f"{HUNG}: nothing came of {self._running()} running requests for {limit_s:g} s"
+
+
+# Less than this since the last progress is no progress: an event loop that waits wakes up now and then.
+WORK_SHARE: Final = 1 / 60  # of one processor core over the limit, by all processes together
+MOVED_BYTES: Final = 1 << 16  # read and written: files, pipes, a slow download's file
+GPU_BYTES: Final = 64 << 20  # above the most that was held on the GPUs before
+ACTIVITY_LOOK_S: Final = 1.0  # between two looks
+
+
+class Stalled(EngineError):
+    """It does nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """What one process has done since it began."""
+
+    cpu_s: float
+    moved_bytes: int
+
+
+def readings(family: Sequence[psutil.Process]) -> dict[int, ProcessReading]:
+    """What each process has done, by its id. One that has ended is left out."""
+    found: dict[int, ProcessReading] = {}
+    for process in family:
+        with suppress(psutil.Error):
+            cpu = process.cpu_times()
+            # Those of children that were waited for: a compiler lives for less than a second.
+            cpu_s = cpu.user + cpu.system + cpu.children_user + cpu.children_system
+            found[process.pid] = ProcessReading(cpu_s, _moved_bytes_of(process))
+    return found
+
+
+class Activity:
+    """Counts how long the processes of a start have been idle.
+
+    Time is counted in looks, not by the clock: a machine that slept or had no time for us proves nothing.
+    """
+
+    def __init__(
+        self, family: Callable[[], Sequence[psutil.Process]], limit_s: float, gpus: Any = None
+    ) -> None:
+        """`family`: the processes as they are now; `gpus`: NVML where there is a GPU."""
+        self._family = family
+        self._limit_s = limit_s
+        self._gpus = gpus
+        self._seen: dict[int, ProcessReading] = {}
+        self._line = ""
+        self._cpu_s = 0.0  # since the last progress
+        self._moved_bytes = 0  # since the last progress
+        self._held_bytes = self._held_on_gpus()  # the most so far
+        self._since_s = 0.0  # the last look
+        self.idle_s = 0.0  # without progress
+
+    def look(self, line: str, since_s: float) -> None:
+        """Look, if it is time to. Takes milliseconds: call it in a thread.
+
+        `line`: the last one of the log, without its time: one that is said again and again is no progress.
+        `since_s`: since the last call.
+
+        Raises:
+            Stalled: nothing has happened for `limit_s`.
+        """
+        self._since_s += since_s
+        if self._since_s < min(ACTIVITY_LOOK_S, self._limit_s / 4):
+            return
+        since_s, self._since_s = self._since_s, 0.0
+        self.idle_s = 0.0 if self._progress(line) else self.idle_s + since_s
+        if self.idle_s >= self._limit_s:
+            raise Stalled(f"for {self.idle_s:.0f} s it has computed, read and written nothing")
+
+    def _progress(self, line: str) -> bool:
+        now = readings(self._family())
+        for pid, reading in now.items():
+            before = self._seen.get(pid, ProcessReading(0.0, 0))
+            self._cpu_s += max(reading.cpu_s - before.cpu_s, 0.0)
+            self._moved_bytes += max(reading.moved_bytes - before.moved_bytes, 0)
+        self._seen = now
+        held_bytes = self._held_on_gpus()
+        progress = (
+            line != self._line
+            or self._cpu_s >= WORK_SHARE * self._limit_s
+            or self._moved_bytes >= MOVED_BYTES
+            or held_bytes >= self._held_bytes + GPU_BYTES
+        )
+        self._line = line
+        if progress:
+            self._cpu_s, self._moved_bytes = 0.0, 0
+            self._held_bytes = max(held_bytes, self._held_bytes)
+        return progress
+
+    def _held_on_gpus(self) -> int:
+        """Bytes held on all GPUs, whoever holds them: what others take and give back sets no new mark."""
+        if self._gpus is None:
+            return 0
+        with suppress(self._gpus.NVMLError):
+            handles = map(self._gpus.nvmlDeviceGetHandleByIndex, range(self._gpus.nvmlDeviceGetCount()))
+            return sum(int(self._gpus.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
+        return 0
+
+
+def _moved_bytes_of(process: psutil.Process) -> int:
+    """Bytes that it has read and written, from disks and through calls; 0 where that isn't told."""
+    with suppress(psutil.Error, AttributeError, NotImplementedError, OSError):
+        io = process.io_counters()
+        return int(io.read_bytes + io.write_bytes + io.read_chars + io.write_chars)
+    return 0

@@ -5,21 +5,19 @@ import json
 from snugvl.backends.protocol import Grammar, Message, Part, Request, Text, Tool, ToolCall, ToolUse
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
-from snugvl.server.anthropic.blocks import (
+from snugvl.server.anthropic.schemas import (
+    AnyChoice,
     Base64Source,
     ImageBlock,
+    MessagesPrompt,
+    MessagesRequest,
+    NoChoice,
+    OneToolChoice,
     TextBlock,
     ToolResultBlock,
     ToolUseBlock,
+    Turn,
     UrlSource,
-)
-from snugvl.server.anthropic.schemas import (
-    AnyChoice,
-    AnyMessage,
-    MessagesRequest,
-    NoChoice,
-    Prompt,
-    ToolChoice,
 )
 from snugvl.server.context import Context
 from snugvl.server.together import together
@@ -27,41 +25,41 @@ from snugvl.server.together import together
 Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock
 
 
-async def request_of(context: Context, asked: MessagesRequest) -> Request:
+async def request_of(context: Context, body: MessagesRequest) -> Request:
     """The request behind /v1/messages, its pictures decoded.
 
     Raises:
         RequestError, ImageError: a field is wrong, or several can't be combined.
     """
-    tools, grammar = tools_of(asked), _grammar(asked)
+    tools, grammar = tools_of(body), _grammar(body)
     if tools and grammar:
         raise RequestError(
             "output_config.format and tools can't be combined; leave one out, or send tool_choice none",
             field="output_config.format",
         )
     sampling = SamplingParams(
-        max_tokens=asked.max_tokens,
-        temperature=asked.temperature or 0.0,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        top_k=asked.top_k or 0,
-        stop=tuple(asked.stop_sequences or ()),
+        max_tokens=body.max_tokens,
+        temperature=body.temperature or 0.0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=body.top_k or 0,
+        stop=tuple(body.stop_sequences or ()),
     )
-    return Request(await conversation_of(context, asked), sampling, tools=tools, grammar=grammar)
+    return Request(await conversation_of(context, body), sampling, tools=tools, grammar=grammar)
 
 
-def tools_of(asked: Prompt) -> ToolUse | None:
+def tools_of(body: MessagesPrompt) -> ToolUse | None:
     """The tools that the model sees, and how it may use them.
 
     Raises:
         RequestError: a name twice, or a choice that the tools don't have.
     """
-    choice = asked.tool_choice
-    tools = tuple(Tool(tool.name, tool.description or "", tool.input_schema) for tool in asked.tools or ())
+    choice = body.tool_choice
+    tools = tuple(Tool(tool.name, tool.description or "", tool.input_schema) for tool in body.tools or ())
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise RequestError(f"tools[{index}]: the name {name!r} is there twice", field=f"tools[{index}]")
-    if isinstance(choice, ToolChoice) and choice.name not in names:
+    if isinstance(choice, OneToolChoice) and choice.name not in names:
         offered = ", ".join(map(repr, names)) or "no tools"
         raise RequestError(
             f"tool_choice names {choice.name!r}, which tools doesn't have ({offered})",
@@ -71,27 +69,27 @@ def tools_of(asked: Prompt) -> ToolUse | None:
         raise RequestError("tool_choice is any, but the request has no tools", field="tool_choice")
     if not tools or isinstance(choice, NoChoice):
         return None
-    wanted = "required" if isinstance(choice, AnyChoice) else "auto"
-    if isinstance(choice, ToolChoice):
-        wanted = choice.name
-    return ToolUse(tools, wanted, parallel=not (choice and choice.disable_parallel_tool_use))
+    selected = "required" if isinstance(choice, AnyChoice) else "auto"
+    if isinstance(choice, OneToolChoice):
+        selected = choice.name
+    return ToolUse(tools, selected, parallel=not (choice and choice.disable_parallel_tool_use))
 
 
-async def conversation_of(context: Context, asked: Prompt) -> tuple[Message, ...]:
+async def conversation_of(context: Context, body: MessagesPrompt) -> tuple[Message, ...]:
     """The conversation with its system prompt first; neighbours of one role become one turn.
 
     Raises:
         RequestError, ImageError: a picture can't be had, or the turns make no conversation.
     """
-    if asked.messages[-1].role == "assistant":
+    if body.messages[-1].role == "assistant":
         raise RequestError(
             "the last message is the assistant's: prefill is not supported; end with the user's",
             field="messages",
         )
     turns = await together(
-        _messages(context, each, f"messages[{index}]") for index, each in enumerate(asked.messages)
+        _messages(context, each, f"messages[{index}]") for index, each in enumerate(body.messages)
     )
-    system = _joined(asked.system)
+    system = _join_texts(body.system)
     conversation = [Message("system", (Text(system),))] if system else []
     for message in (message for turn in turns for message in turn):
         if conversation and message.role == conversation[-1].role != "tool":
@@ -104,15 +102,15 @@ async def conversation_of(context: Context, asked: Prompt) -> tuple[Message, ...
     return tuple(conversation)
 
 
-def _grammar(asked: MessagesRequest) -> Grammar | None:
-    newer = asked.output_config.format if asked.output_config else None
-    if newer and asked.output_format:
+def _grammar(body: MessagesRequest) -> Grammar | None:
+    newer = body.output_config.format if body.output_config else None
+    if newer and body.output_format:
         raise RequestError("send output_config.format or output_format, not both", field="output_format")
-    wanted = newer or asked.output_format
-    return None if wanted is None else Grammar("json_schema", json.dumps(wanted.schema_))
+    selected = newer or body.output_format
+    return None if selected is None else Grammar("json_schema", json.dumps(selected.schema_))
 
 
-def _joined(system: str | list[TextBlock] | None) -> str:
+def _join_texts(system: str | list[TextBlock] | None) -> str:
     if isinstance(system, list):
         return "\n\n".join(block.text for block in system if block.text)
     return system or ""
@@ -120,17 +118,17 @@ def _joined(system: str | list[TextBlock] | None) -> str:
 
 def _check_results(conversation: list[Message]) -> None:
     """Raises RequestError where a tool answers a call that nobody made."""
-    made: set[str | None] = set()
+    call_ids: set[str | None] = set()
     for message in conversation:
-        made |= {call.id for call in message.tool_calls}
-        if message.role == "tool" and message.tool_call_id not in made:
+        call_ids |= {call.id for call in message.tool_calls}
+        if message.role == "tool" and message.tool_call_id not in call_ids:
             raise RequestError(
                 f"a tool_result answers {message.tool_call_id!r}, but no tool_use before it has this id",
                 field="messages",
             )
 
 
-async def _messages(context: Context, message: AnyMessage, field: str) -> list[Message]:
+async def _messages(context: Context, message: Turn, field: str) -> list[Message]:
     """The turns in one message: results of tools are turns of their own."""
     if isinstance(message.content, str):
         return [Message(message.role, _text(message.content))]

@@ -1,48 +1,152 @@
-"""Anthropic's requests: /v1/messages and /v1/messages/count_tokens."""
+"""Anthropic's requests, /v1/messages and /v1/messages/count_tokens, and their content blocks."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from snugvl.sampling import MAX_STOP
-from snugvl.server.anthropic.blocks import (
-    AssistantContent,
-    CacheControl,
-    TextContent,
-    UserContent,
-    only,
-)
-from snugvl.server.fields import WHOLE, Exact, Harmless
+from snugvl.server.fields import WHOLE, Exact, Harmless, StringOrArray
+
+MAX_BLOCKS = 1024
+
+
+def only(what: str, *types: str) -> BeforeValidator:
+    """Refuses, by name, an object whose `type` is another than `types`. `what`: such objects, in words."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in types:
+            raise PydanticCustomError(
+                "unsupported_type",
+                "{what} of type '{kind}' is not supported here; supported: {types}",
+                {"what": what, "kind": kind[:40], "types": ", ".join(types)},
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+def json_kind(value: object) -> str:
+    """Tells a list from a string, so that an error speaks of the one that was meant."""
+    return "array" if isinstance(value, list) else "string"
+
+
+class CacheControl(Exact):
+    """Accepted without effect: the beginnings of prompts are cached anyway."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(Exact):
+    """Text."""
+
+    harmless: ClassVar[Harmless] = {"citations": ([],)}
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+
+
+class Base64Source(Exact):
+    """A picture itself. Its content decides what it is, not `media_type`."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class UrlSource(Exact):
+    """A picture behind a public http(s) URL, or in a data URL."""
+
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(Exact):
+    """A picture."""
+
+    harmless: ClassVar[Harmless] = {"transformations": ({},)}
+
+    type: Literal["image"]
+    source: Annotated[
+        Base64Source | UrlSource, Field(discriminator="type"), only("a source", "base64", "url")
+    ]
+    cache_control: CacheControl | None = None
+
+
+class ToolUseBlock(Exact):
+    """A call that the assistant made."""
+
+    harmless: ClassVar[Harmless] = {"caller": ({"type": "direct"},), "toolset_name": ()}
+
+    type: Literal["tool_use"]
+    id: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type"), only("a block", "text", "image")]
+
+
+class ToolResultBlock(Exact):
+    """What a tool answered."""
+
+    harmless: ClassVar[Harmless] = {"toolset_name": ()}
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: StringOrArray[Annotated[list[ResultBlock], Field(max_length=MAX_BLOCKS)]] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+OnlyText = Annotated[TextBlock, only("a block", "text")]
+UserBlock = Annotated[
+    TextBlock | ImageBlock | ToolResultBlock,
+    Field(discriminator="type"),
+    only("a block", "text", "image", "tool_result"),
+]
+AssistantBlock = Annotated[
+    TextBlock | ToolUseBlock, Field(discriminator="type"), only("a block", "text", "tool_use")
+]
+
+TextContent = StringOrArray[Annotated[list[OnlyText], Field(max_length=MAX_BLOCKS)]]
+UserContent = StringOrArray[Annotated[list[UserBlock], Field(max_length=MAX_BLOCKS)]]
+AssistantContent = StringOrArray[Annotated[list[AssistantBlock], Field(max_length=MAX_BLOCKS)]]
+
 
 MAX_MESSAGES = 10_000
 
 
-class UserMessage(Exact):
+class UserTurn(Exact):
     """What the user said, and what tools answered."""
 
     role: Literal["user"]
     content: UserContent
 
 
-class AssistantMessage(Exact):
+class AssistantTurn(Exact):
     """What the model answered before."""
 
     role: Literal["assistant"]
     content: AssistantContent
 
 
-class SystemMessage(Exact):
+class SystemTurn(Exact):
     """Instructions in the middle of a conversation."""
 
     role: Literal["system"]
     content: TextContent
 
 
-AnyMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
-class Tool(Exact):
+class ClientTool(Exact):
     """A tool that the client runs. Arguments always follow `input_schema`, so `strict` changes nothing."""
 
     harmless: ClassVar[Harmless] = {
@@ -74,7 +178,7 @@ class AnyChoice(Exact):
     disable_parallel_tool_use: bool | None = None
 
 
-class ToolChoice(Exact):
+class OneToolChoice(Exact):
     """A call of this tool."""
 
     type: Literal["tool"]
@@ -113,7 +217,7 @@ class OutputConfig(Exact):
     format: Format | None = None
 
 
-class Prompt(Exact):
+class MessagesPrompt(Exact):
     """What the model reads, and how it may answer."""
 
     harmless: ClassVar[Harmless] = {
@@ -132,11 +236,13 @@ class Prompt(Exact):
     }
 
     model: Annotated[str, Field(min_length=1)]
-    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: TextContent | None = None
-    tools: Annotated[list[Annotated[Tool, only("a tool", "custom")]], Field(max_length=128)] | None = None
+    tools: Annotated[list[Annotated[ClientTool, only("a tool", "custom")]], Field(max_length=128)] | None = (
+        None
+    )
     tool_choice: (
-        Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discriminator="type")] | None
+        Annotated[AutoChoice | AnyChoice | OneToolChoice | NoChoice, Field(discriminator="type")] | None
     ) = None
     thinking: Annotated[Thinking, only("thinking", "disabled", "adaptive")] | None = None
     output_config: OutputConfig | None = None
@@ -144,7 +250,7 @@ class Prompt(Exact):
     cache_control: CacheControl | None = None
 
 
-class CountTokensRequest(Prompt):
+class CountTokensRequest(MessagesPrompt):
     """A prompt to count."""
 
 
@@ -154,7 +260,7 @@ class Metadata(Exact):
     user_id: str | None = None
 
 
-class MessagesRequest(Prompt):
+class MessagesRequest(MessagesPrompt):
     """A conversation to continue."""
 
     max_tokens: Annotated[

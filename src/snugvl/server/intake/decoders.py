@@ -64,7 +64,7 @@ class Decoders:
         self._kind: Kind = kind
         self._memory_bytes = memory_bytes
         self._mine = threading.local()
-        self._processes: set[_Process] = set()
+        self._processes: set[_DecoderProcess] = set()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix=f"snugvl-{kind}")
         # Whoever forgets to close leaves no process behind.
         self._finalizer = weakref.finalize(self, _end, self._processes)
@@ -123,7 +123,7 @@ class Decoders:
 
     async def _run(self, work: Callable[..., T], job: dict[str, Any], data: bytes, *limits: int) -> T:
         """What a thread makes of a job. Whoever no longer waits for it ends it."""
-        at_work: list[_Process] = []
+        at_work: list[_DecoderProcess] = []
         try:
             future = self._threads.submit(work, job, data, at_work, *limits)
         except RuntimeError:  # the threads are shut down
@@ -141,16 +141,21 @@ class Decoders:
                 waited.exception()
             raise
 
-    def _size(self, job: dict[str, Any], data: bytes, at_work: "list[_Process]") -> int:
+    def _size(self, job: dict[str, Any], data: bytes, at_work: "list[_DecoderProcess]") -> int:
         header, _ = self._ask(job, data, at_work, 0)
         width, height = header.get("width"), header.get("height")
         if not (isinstance(width, int) and isinstance(height, int) and width >= 0 and height >= 0):
             self._drop(self._process())
-            raise _failed_on(job["name"])
+            raise _decode_error(job["name"])
         return width * height
 
     def _decode(
-        self, job: dict[str, Any], data: bytes, at_work: "list[_Process]", max_pixels: int, max_frames: int
+        self,
+        job: dict[str, Any],
+        data: bytes,
+        at_work: "list[_DecoderProcess]",
+        max_pixels: int,
+        max_frames: int,
     ) -> tuple[list[Picture], list[float]]:
         header, pixels = self._ask(job, data, at_work, 3 * max_pixels)
         if "error" in header:
@@ -160,10 +165,10 @@ class Decoders:
             return _pictures(header, pixels, max_pixels, max_frames)
         except pipe.BrokenMessage:
             self._drop(self._process())
-            raise _failed_on(job["name"]) from None
+            raise _decode_error(job["name"]) from None
 
     def _ask(
-        self, job: dict[str, Any], data: bytes, at_work: "list[_Process]", max_payload: int
+        self, job: dict[str, Any], data: bytes, at_work: "list[_DecoderProcess]", max_payload: int
     ) -> tuple[dict[str, Any], bytearray | memoryview]:
         """What this thread's process answers. A process that did not answer in full is never used again."""
         process = self._process()
@@ -178,38 +183,38 @@ class Decoders:
             ) from None
         except _Gone:
             self._drop(process)
-            raise _failed_on(job["name"]) from None
+            raise _decode_error(job["name"]) from None
         except BaseException:
             self._drop(process)
             raise
 
-    def _process(self) -> "_Process":
+    def _process(self) -> "_DecoderProcess":
         """This thread's process, started if there is none that lives."""
-        process: _Process | None = getattr(self._mine, "process", None)
+        process: _DecoderProcess | None = getattr(self._mine, "process", None)
         if process is None or not process.alive:
             if process is not None:
                 self._drop(process)
             try:
-                process = _Process(self._kind, self._memory_bytes)
+                process = _DecoderProcess(self._kind, self._memory_bytes)
             except OSError:
-                raise _not_started() from None
+                raise _start_error() from None
             self._processes.add(process)
             self._mine.process = process
             process.wait_ready()
         return process
 
-    def _drop(self, process: "_Process") -> None:
+    def _drop(self, process: "_DecoderProcess") -> None:
         self._mine.process = None
         self._processes.discard(process)
         process.kill()
 
 
-class _Process:
+class _DecoderProcess:
     """One decoder process, used by one thread. Calls block."""
 
     def __init__(self, kind: Kind, memory_bytes: int) -> None:
         self._region = Region.made(_REGION_BYTES)
-        self._popen = _started(kind, memory_bytes, self._region)
+        self._popen = _spawn(kind, memory_bytes, self._region)
         for stream in (self._popen.stdin, self._popen.stdout):
             _widen(stream)
 
@@ -227,7 +232,7 @@ class _Process:
             self._exchange(None, b"", 0, _START_S)
         except _Gone:
             self.kill()
-            raise _not_started() from None
+            raise _start_error() from None
 
     def call(
         self, job: dict[str, Any], data: bytes, max_payload: int, timeout_s: float
@@ -279,7 +284,7 @@ class _Process:
         return self._region.view[:count]  # shorter, where the region is
 
 
-def _started(kind: Kind, memory_bytes: int, region: Region | None) -> "subprocess.Popen[bytes]":
+def _spawn(kind: Kind, memory_bytes: int, region: Region | None) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-P", "-m", "snugvl.server.intake.worker", kind, str(memory_bytes)]
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     try:
@@ -369,15 +374,15 @@ def _picture(width: int, height: int, pixels: memoryview) -> Picture:
     return Picture(PpmImageFile(BytesIO(data)), pixels=memoryview(data)[len(head) :])
 
 
-def _not_started() -> SnugvlError:
+def _start_error() -> SnugvlError:
     return SnugvlError("the picture decoder did not start; see whether memory or processes are short")
 
 
-def _failed_on(name: str) -> ImageError:
+def _decode_error(name: str) -> ImageError:
     return ImageError(f"{name} could not be decoded: the decoder failed on it; convert it to PNG or JPEG")
 
 
-def _end(processes: "set[_Process]") -> None:
+def _end(processes: "set[_DecoderProcess]") -> None:
     for process in list(processes):
         process.kill()
     processes.clear()

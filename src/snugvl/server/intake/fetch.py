@@ -6,6 +6,10 @@
 
 No proxy, no cookies, no credentials, no compression; bytes and seconds are limited. Errors never quote what
 a server answered, and they are the same for an address that is forbidden and a name that doesn't exist.
+
+Which addresses are public says our own table instead of `ipaddress.is_global`: what that means changed
+between Python versions, and it calls some addresses global through which IPv4 ones can be reached (6to4,
+NAT64). IPv6 is an allow list: only global unicast space, less the parts of it that are special.
 """
 
 import asyncio
@@ -14,16 +18,76 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from ipaddress import ip_address
+from ipaddress import IPv4Address, ip_address, ip_network
 from urllib.parse import urljoin
 from weakref import WeakValueDictionary
 
 import httpcore2
+import psutil
 
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
-from snugvl.server.intake.addresses import Address, is_foreign
 from snugvl.server.intake.settings import FetchLimits
-from snugvl.server.intake.urls import Target, parse_target
+from snugvl.server.intake.urls import Address, FetchTarget, parse_target
+
+_SPECIAL_V4 = tuple(
+    ip_network(network)
+    for network in (
+        "0.0.0.0/8",  # this network, unspecified
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # carrier-grade NAT
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # Azure's host services: public space, answered by the machine's own host
+        "169.254.0.0/16",  # link-local, where clouds keep their metadata
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",  # documentation
+        "192.31.196.0/24",
+        "192.52.193.0/24",
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",
+        "192.175.48.0/24",
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, broadcast
+    )
+)
+_GLOBAL_V6 = ip_network("2000::/3")  # not in it: mapped IPv4, NAT64, unique local, link-local, multicast, …
+_SPECIAL_V6 = tuple(
+    ip_network(network)
+    for network in (
+        "2001::/23",  # protocol assignments: Teredo, benchmarks, ORCHID
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4: an IPv4 address inside
+        "2620:4f:8000::/48",
+        "3fff::/20",  # documentation
+    )
+)
+
+
+def is_public(address: Address) -> bool:
+    """Whether `address` is an ordinary one on the public internet."""
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _SPECIAL_V4)
+    return address in _GLOBAL_V6 and not any(address in network for network in _SPECIAL_V6)
+
+
+def is_foreign(address: Address) -> bool:
+    """Whether `address` is public and none of this machine's own, where services listen unprotected."""
+    return is_public(address) and address not in _own_addresses()
+
+
+def _own_addresses() -> set[Address]:
+    found: set[Address] = set()
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            try:
+                found.add(ip_address(entry.address.partition("%")[0]))
+            except ValueError:  # a hardware address
+                continue
+    return found
+
 
 Resolver = Callable[[str, int], Sequence[str]]  # host, port → addresses as text; may block
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -86,7 +150,7 @@ class Fetcher:
         """Stop the threads for look-ups."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _follow(self, target: Target, accept: str, max_bytes: int, name: str) -> bytes:
+    async def _follow(self, target: FetchTarget, accept: str, max_bytes: int, name: str) -> bytes:
         for _ in range(self._limits.max_redirects + 1):
             addresses = await self._addresses(target, name)
             slot = self._per_address.setdefault(addresses[0], asyncio.Semaphore(self._limits.per_address))
@@ -95,13 +159,13 @@ class Fetcher:
                     _check(response, target, name)
                     return await _read(response, max_bytes, name)
                 location = _header(response, b"location")
-            target = _redirected(target, location, name)
+            target = _redirect_target(target, location, name)
         raise ImageError(
             f"{name} could not be fetched: more than {self._limits.max_redirects} redirects; "
             "give the address where they end"
         )
 
-    async def _addresses(self, target: Target, name: str) -> list[Address]:
+    async def _addresses(self, target: FetchTarget, name: str) -> list[Address]:
         """Where to connect; every address of the name was checked."""
         hidden = ImageError(
             f"{name} could not be fetched: {target.host} is not the name or address of a public host; "
@@ -122,7 +186,7 @@ class Fetcher:
 
     @asynccontextmanager
     async def _request(
-        self, target: Target, addresses: Iterable[Address], accept: str, name: str
+        self, target: FetchTarget, addresses: Iterable[Address], accept: str, name: str
     ) -> AsyncIterator[httpcore2.Response]:
         if self._tls is None and target.scheme == "https":
             self._tls = await asyncio.to_thread(httpcore2.default_ssl_context)
@@ -198,7 +262,7 @@ def _header(response: httpcore2.Response, name: bytes) -> str | None:
     return values[0].decode("latin-1").strip() if values else None
 
 
-def _check(response: httpcore2.Response, target: Target, name: str) -> None:
+def _check(response: httpcore2.Response, target: FetchTarget, name: str) -> None:
     if response.status != 200:
         raise ImageError(
             f"{name} could not be fetched: {target.host} answered {response.status}; "
@@ -225,7 +289,7 @@ async def _read(response: httpcore2.Response, max_bytes: int, name: str) -> byte
     return bytes(data)
 
 
-def _redirected(target: Target, location: str | None, name: str) -> Target:
+def _redirect_target(target: FetchTarget, location: str | None, name: str) -> FetchTarget:
     """Where a redirect leads. Its Location is another's text: not quoted."""
     bad = ImageError(
         f"{name} could not be fetched: {target.host} redirects to something that is not a proper "

@@ -116,7 +116,7 @@ def _check_duration(seconds: float, limits: VideoLimits, name: str) -> None:
 
 
 def _decode_animation(data: bytes, limits: VideoLimits, fps: float, name: str) -> Frames:
-    image = _opened(data, name)
+    image = _open_image(data, name)
     _check_size(*image.size, limits, name)
     total = int(getattr(image, "n_frames", 1)) if image.format in _ANIMATIONS else 1
     if total < 2:
@@ -140,7 +140,7 @@ def _decode_animation(data: bytes, limits: VideoLimits, fps: float, name: str) -
     return Frames(frames, [starts[index] for index in indices])
 
 
-def _opened(data: bytes, name: str) -> Image.Image:
+def _open_image(data: bytes, name: str) -> Image.Image:
     try:
         return Image.open(BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:

@@ -2,7 +2,7 @@
 
     data:  ──► base64 or percent-encoded ┐
     http(s) ─► fetch.py                  ├─► bytes ─► decoders.py: type by content, size before decoding,
-    file:  ──► local.py, where allowed   ┘            decoded in a process of its own ─► RGB, upright
+    file:  ──► urls.py, where allowed    ┘            decoded in a process of its own ─► RGB, upright
 
 What follows a picture in the same file (a ZIP archive, a script) is never looked at: only pixels leave the
 decoder. What begins as anything else is refused, whatever its media type or ending says.
@@ -10,7 +10,7 @@ decoder. What begins as anything else is refused, whatever its media type or end
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -21,14 +21,13 @@ from PIL import Image
 
 from snugvl.backends.protocol import Picture, Size, Video
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
-from snugvl.server.intake.addresses import Address, is_foreign
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures, memory_for_videos
-from snugvl.server.intake.fetch import Fetcher
-from snugvl.server.intake.local import check_folder, read_file_url
-from snugvl.server.intake.room import PIXEL_BYTES, Room
+from snugvl.server.intake.fetch import Fetcher, is_foreign
+from snugvl.server.intake.room import PIXEL_BYTES, PixelRoom
 from snugvl.server.intake.settings import IntakeSettings
-from snugvl.server.intake.urls import read_data_url, scheme_of
+from snugvl.server.intake.urls import Address, check_folder, read_data_url, read_file_url, scheme_of
 from snugvl.server.settings import ServerSettings
+from snugvl.server.together import together
 
 LOW_DETAIL_PIXELS = 512 * 512
 _IMAGES = "image/*"
@@ -68,9 +67,9 @@ class Intake:
         )
         self._pictures = Decoders("pictures", settings.workers, memory_for_pictures(settings.image))
         self._videos = Decoders("videos", 1, memory_for_videos(settings.video))
-        self._live = Room(settings.max_live_bytes, settings.wait_s)
+        self._live = PixelRoom(settings.max_live_bytes, settings.wait_s)
         # While it is decoded a picture takes several times what it takes then: few large ones at once.
-        self._at_work = Room(settings.image.max_pixels, None)
+        self._at_work = PixelRoom(settings.image.max_pixels, None)
         self._one_video = asyncio.Lock()
         self._encoded = 0
         self.before: Callable[[str], None] = lambda _field: None
@@ -108,7 +107,7 @@ class Intake:
         max_pixels = _pixels_of(detail, field)
         self._check_encoded()
         name = f"the image at {field}"
-        with _blaming(field):
+        with _blame(field):
             data = await self._bytes(url, self._settings.image.max_bytes, _IMAGES, name, field)
             return await self._picture(data, max_pixels, name)
 
@@ -116,7 +115,7 @@ class Intake:
         """The same for a file's bytes (a multipart upload)."""
         self.before(field)
         max_pixels = _pixels_of(detail, field)
-        with _blaming(field):
+        with _blame(field):
             return await self._picture(data, max_pixels, f"the image at {field}")
 
     async def video(self, url: str | list[str], *, fps: float | None = None, field: str) -> Video:
@@ -133,7 +132,7 @@ class Intake:
         _check_fps(fps, field)
         self._check_encoded()
         name = f"the video at {field}"
-        with _blaming(field):
+        with _blame(field):
             if not isinstance(url, str):
                 return await self._list_of_frames(url, fps, field)
             data = await self._bytes(url, self._settings.video.max_bytes, _VIDEOS, name, field)
@@ -143,7 +142,7 @@ class Intake:
         """The same for a file's bytes (a multipart upload)."""
         self.before(field)
         _check_fps(fps, field)
-        with _blaming(field):
+        with _blame(field):
             return await self._video(data, fps, f"the video at {field}")
 
     async def close(self) -> None:
@@ -163,12 +162,12 @@ class Intake:
     async def _picture(self, data: bytes, max_pixels: int | None, name: str) -> Picture:
         settings = self._settings
         _check_bytes(data, settings.image.max_bytes, name)
-        with self._holding(data):
-            # Before it is decoded, and known from its head; a liar's picture ends with its decoder.
+        with self._count_file(data):
+            # Before it is decoded, and known from its head; a picture whose head lies ends with its decoder.
             pixels = await self._pictures.size(data, settings.image, name)
             async with (
-                self._live.reserved(PIXEL_BYTES * pixels + len(data)) as share,
-                self._at_work.reserved(pixels),
+                self._live.reserve(PIXEL_BYTES * pixels + len(data)) as share,
+                self._at_work.reserve(pixels),
             ):
                 picture, file = await asyncio.gather(
                     self._pictures.picture(data, settings.image, settings.decode_s, name, pixels),
@@ -183,10 +182,10 @@ class Intake:
     async def _video(self, data: bytes, fps: float | None, name: str) -> Video:
         limits = self._settings.video
         _check_bytes(data, limits.max_bytes, name)
-        with self._holding(data):
+        with self._count_file(data):
             # How many frames of what size it has is known when it is decoded: one has room for the most.
             most = PIXEL_BYTES * limits.max_total_pixels + len(data)
-            async with self._one_video, self._live.reserved(most) as share:
+            async with self._one_video, self._live.reserve(most) as share:
                 frames, times = await self._videos.video(data, limits, fps, name)
                 share.keep(frames)
         return Video(tuple(frames), tuple(times))
@@ -198,7 +197,7 @@ class Intake:
             )
 
     @contextmanager
-    def _holding(self, data: bytes) -> Iterator[None]:
+    def _count_file(self, data: bytes) -> Iterator[None]:
         """Counts the file while it is there."""
         self._check_encoded()
         self._encoded += len(data)
@@ -213,7 +212,7 @@ class Intake:
             raise RequestError(
                 f"the video has {len(urls)} frames; send from 2 to {limits.max_frames}", field=field
             )
-        pictures = await _all([self.picture(url, field=f"{field}[{i}]") for i, url in enumerate(urls)])
+        pictures = await together(self.picture(url, field=f"{field}[{i}]") for i, url in enumerate(urls))
         pixels = sum(picture.image.width * picture.image.height for picture in pictures)
         if pixels > limits.max_total_pixels:
             raise ImageTooLarge(
@@ -225,7 +224,7 @@ class Intake:
 
 
 @contextmanager
-def _blaming(field: str) -> Iterator[None]:
+def _blame(field: str) -> Iterator[None]:
     """Let errors about a picture say where in the request it was."""
     try:
         yield
@@ -258,13 +257,3 @@ def _check_bytes(data: bytes, max_bytes: int, name: str) -> None:
     """Here too, before a copy is made for the decoder."""
     if len(data) > max_bytes:
         raise ImageTooLarge(f"{name} has {len(data):,} bytes, the limit is {max_bytes:,}; save it smaller")
-
-
-async def _all(pictures: Sequence[Coroutine[None, None, Picture]]) -> list[Picture]:
-    """All of them at once; the first error ends the others."""
-    tasks = [asyncio.ensure_future(picture) for picture in pictures]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager, suppress
 from PIL import Image
 
 from snugvl.errors import ImageTooLarge, QueueFull
-from snugvl.server.record import RECORD
+from snugvl.server.record import REQUEST_RECORD
 
 PIXEL_BYTES = 3
 
 
-class Room:
+class PixelRoom:
     """So many bytes, or whatever is counted. Used from one thread; pictures may be let go from any."""
 
     def __init__(self, limit: int, wait_s: float | None) -> None:
@@ -28,10 +28,10 @@ class Room:
         self._limit = limit
         self._wait_s = wait_s
         self._used = 0
-        self._asked: Counter[str] = Counter()  # by requests: what they have and what they wait for
+        self._demand: Counter[str] = Counter()  # by requests: what they have and what they wait for
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._kept: dict[int, tuple[weakref.ref[Image.Image], str, int]] = {}
-        self._gone: deque[int] = deque()
+        self._holders: dict[int, tuple[weakref.ref[Image.Image], str, int]] = {}
+        self._released: deque[int] = deque()
 
     @property
     def used(self) -> int:
@@ -40,7 +40,7 @@ class Room:
         return self._used
 
     @asynccontextmanager
-    async def reserved(self, count: int) -> AsyncIterator["Share"]:
+    async def reserve(self, count: int) -> AsyncIterator["PixelShare"]:
         """Room for `count` while the block runs, and beyond it for the pictures that it keeps.
 
         One share always fits when there is no other.
@@ -49,8 +49,8 @@ class Room:
             QueueFull: others held it all for too long.
             ImageTooLarge: the pictures of this request alone don't fit.
         """
-        record = RECORD.get() if self._wait_s is not None else None
-        share = Share(self, count, record.id if record else "")
+        record = REQUEST_RECORD.get() if self._wait_s is not None else None
+        share = PixelShare(self, count, record.id if record else "")
         await self._take(count, share.owner)
         try:
             yield share
@@ -59,13 +59,13 @@ class Room:
 
     async def _take(self, count: int, owner: str) -> None:
         self._settle()
-        asked = self._asked[owner]
-        if owner and asked and asked + count > self._limit:
+        demand = self._demand[owner]
+        if owner and demand and demand + count > self._limit:
             raise ImageTooLarge(
                 f"the pictures of this request take more than {self._limit:,} bytes when they are decoded "
                 f"({PIXEL_BYTES} for each pixel); send fewer, or scale them down"
             )
-        self._asked[owner] += count
+        self._demand[owner] += count
         if not self._waiting and self._fits(count):
             self._used += count
             return
@@ -97,9 +97,9 @@ class Room:
         self._admit()
 
     def _forget(self, count: int, owner: str) -> None:
-        self._asked[owner] -= count
-        if not self._asked[owner]:
-            del self._asked[owner]
+        self._demand[owner] -= count
+        if not self._demand[owner]:
+            del self._demand[owner]
 
     def _admit(self) -> None:
         """Let in whoever fits, in their order."""
@@ -115,24 +115,24 @@ class Room:
         loop = asyncio.get_running_loop()
 
         def let_go(reference: "weakref.ref[Image.Image]") -> None:
-            self._gone.append(id(reference))
+            self._released.append(id(reference))
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._settle)
 
         reference = weakref.ref(image, let_go)
-        self._kept[id(reference)] = reference, owner, count
+        self._holders[id(reference)] = reference, owner, count
 
     def _settle(self) -> None:
         """Give back what pictures took that are gone."""
-        while self._gone:
-            _, owner, count = self._kept.pop(self._gone.popleft())
+        while self._released:
+            _, owner, count = self._holders.pop(self._released.popleft())
             self._give(count, owner)
 
 
-class Share:
+class PixelShare:
     """A part of a room. `count`: what of it is not kept by pictures."""
 
-    def __init__(self, room: Room, count: int, owner: str) -> None:
+    def __init__(self, room: PixelRoom, count: int, owner: str) -> None:
         self._room = room
         self.count = count
         self.owner = owner

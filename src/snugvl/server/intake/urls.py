@@ -1,20 +1,27 @@
-"""URLs, read strictly: what two parsers could understand differently is refused.
+"""URLs, read strictly: what two parsers could understand differently is refused. Nothing touches the network.
 
-Nothing here touches the network or the disk.
+`file:` URLs are read from one folder that the operator opened. The path is resolved first and then opened
+step by step from the folder's own descriptor, refusing links: a folder that is swapped for a link in between
+leads nowhere.
 """
 
 import binascii
+import os
 import re
 import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
-from urllib.parse import quote, unquote_to_bytes, urlsplit
+from pathlib import Path
+from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
 import idna
 
-from snugvl.errors import ImageTooLarge, RequestError
-from snugvl.server.intake.addresses import Address
+from snugvl.errors import ImageError, ImageTooLarge, InputError, RequestError
 
+Address = IPv4Address | IPv6Address
 MAX_URL = 8192
 MAX_PERCENT_ENCODED = 1 << 20  # characters of a data URL that isn't base64, as nobody makes large ones
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.ASCII)
@@ -31,7 +38,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FetchTarget:
     """An http(s) URL in the one form in which it is used.
 
     Attributes:
@@ -58,7 +65,7 @@ class Target:
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def parse_target(url: str, field: str) -> Target:
+def parse_target(url: str, field: str) -> FetchTarget:
     """Read an http(s) URL.
 
     Raises:
@@ -88,7 +95,7 @@ def parse_target(url: str, field: str) -> Target:
     host, literal = _host(parts.netloc, parts.hostname or "", field)
     path = quote(parts.path or "/", safe=_SAFE_IN_TARGET)
     query = f"?{quote(parts.query, safe=_SAFE_IN_TARGET)}" if parts.query else ""
-    return Target(scheme, host, port or _PORTS[scheme], path + query, literal)
+    return FetchTarget(scheme, host, port or _PORTS[scheme], path + query, literal)
 
 
 def _host(netloc: str, host: str, field: str) -> tuple[str, Address | None]:
@@ -178,3 +185,100 @@ def _percent(body: str, field: str) -> bytes:
             "the data URL is not percent-encoded properly; encode it, or use ;base64", field=field
         )
     return unquote_to_bytes(body)
+
+
+def check_folder(folder: Path) -> Path:
+    """`folder`, resolved.
+
+    Raises:
+        InputError: it is no folder.
+    """
+    if not folder.is_dir():
+        raise InputError(f"--allow-local-media {folder} is not a folder; give one that exists")
+    return folder.resolve()
+
+
+def read_file_url(url: str, folder: Path | None, max_bytes: int, name: str, field: str) -> bytes:
+    """The bytes of a regular file inside `folder` (resolved).
+
+    Raises:
+        RequestError: such URLs are not read here, or malformed.
+        ImageError, ImageTooLarge: not a file inside the folder, or too large. One text for all that is
+            outside, missing, unreadable or no regular file, so that nothing can be found out by asking.
+    """
+    if folder is None:
+        raise RequestError(
+            "file: URLs are not read by this server; send a data URL, "
+            "or start it with --allow-local-media FOLDER",
+            field=field,
+        )
+    path = _path(url, field)
+    try:
+        with _open_inside(folder, path) as descriptor:
+            size = os.fstat(descriptor).st_size
+            if size > max_bytes:
+                raise ImageTooLarge(
+                    f"{name} has {size:,} bytes, the limit is {max_bytes:,}; use a smaller one"
+                )
+            with open(descriptor, "rb", closefd=False) as stream:
+                return stream.read(max_bytes)
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a loop of links, before Python 3.13
+        raise ImageError(
+            f"{name} is not a readable file inside the folder that --allow-local-media names"
+        ) from None
+
+
+def _path(url: str, field: str) -> Path:
+    bad = RequestError("the file: URL must look like file:///folder/picture.png", field=field)
+    try:
+        parts = urlsplit(url)
+        path = unquote(parts.path, errors="strict")
+    except ValueError:
+        raise bad from None
+    if parts.netloc not in ("", "localhost") or parts.query or not path.startswith("/") or "\0" in path:
+        raise bad
+    if os.name == "nt":
+        path = path.removeprefix("/")  # file:///C:/folder
+    return Path(path)
+
+
+@contextmanager
+def _open_inside(folder: Path, path: Path) -> Iterator[int]:
+    """A descriptor of the regular file `path`, which lies inside `folder` at the moment it is opened.
+
+    Raises:
+        OSError, ValueError: it doesn't.
+    """
+    parts = path.resolve(strict=True).relative_to(folder).parts
+    descriptor = _open_steps(folder, parts) if os.open in os.supports_dir_fd else _open_once(folder, path)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("not a regular file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_steps(folder: Path, parts: tuple[str, ...]) -> int:
+    current = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for position, part in enumerate(parts, 1):
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        if position < len(parts):
+            flags |= os.O_DIRECTORY
+        try:
+            following = os.open(part, flags, dir_fd=current)
+        finally:
+            os.close(current)
+        current = following
+    return current
+
+
+def _open_once(folder: Path, path: Path) -> int:
+    """For systems without openat (Windows): opened, then compared with what the path resolves to now."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    resolved = path.resolve(strict=True)
+    if resolved.is_relative_to(folder) and os.path.samestat(os.fstat(descriptor), resolved.stat()):
+        return descriptor
+    os.close(descriptor)
+    raise OSError("outside the folder")

@@ -25,7 +25,7 @@ from snugvl.server.intake import frames, pipe
 from snugvl.server.intake.frames import Frames, decode_video
 from snugvl.server.intake.settings import VideoLimits
 
-# Imported by Pillow, or by our own code, only when a rare picture needs it: too late once the doors are shut.
+# Imported by Pillow, or by our own code, only when a rare picture needs it: by then no file can be opened.
 _LATER = (
     "numpy",
     *(f"PIL.{name}" for name in ("ImageChops", "ImageCms", "ImageColor", "ImageFile", "ImageFilter")),

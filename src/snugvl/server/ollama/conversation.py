@@ -18,7 +18,7 @@ from snugvl.backends.protocol import (
 from snugvl.errors import RequestError
 from snugvl.server.context import Context
 from snugvl.server.ollama import schemas
-from snugvl.server.ollama.options import sampling_of
+from snugvl.server.ollama.schemas import sampling_of
 from snugvl.server.together import together
 
 
@@ -44,48 +44,48 @@ async def chat_request(context: Context, capabilities: Capabilities, chat: schem
 
 
 async def generate_request(
-    context: Context, capabilities: Capabilities, asked: schemas.GenerateRequest
+    context: Context, capabilities: Capabilities, body: schemas.GenerateRequest
 ) -> Request:
     """The request behind /api/generate, its pictures decoded.
 
     Raises:
         RequestError, ImageError: a field is wrong, or several can't be combined.
     """
-    sampling = sampling_of(asked.options, _logprobs(asked), capabilities)
-    grammar, prompt = _grammar(asked.format), asked.prompt or ""
-    if asked.raw:
+    sampling = sampling_of(body.options, _logprobs(body), capabilities)
+    grammar, prompt = _grammar(body.format), body.prompt or ""
+    if body.raw:
         for field in ("system", "images"):
-            if getattr(asked, field):
+            if getattr(body, field):
                 raise RequestError(
                     f"{field} can't be combined with raw: it needs the chat template", field=field
                 )
         return Request(prompt=prompt, sampling=sampling, grammar=grammar)
-    system = (Message("system", (Text(asked.system),)),) if asked.system else ()
-    pictures = await _pictures(context, asked.images, "images")
-    user = Message("user", (*pictures, *_text(asked.prompt)))
+    system = (Message("system", (Text(body.system),)),) if body.system else ()
+    pictures = await _pictures(context, body.images, "images")
+    user = Message("user", (*pictures, *_text(body.prompt)))
     return Request((*system, user), sampling, grammar=grammar)
 
 
-def _logprobs(asked: schemas.Generating) -> int | None:
+def _logprobs(body: schemas.Generating) -> int | None:
     """How many alternatives to tell; None for no log-probabilities.
 
     Raises:
         RequestError: alternatives without log-probabilities.
     """
-    if asked.logprobs:
-        return asked.top_logprobs or 0
-    if asked.top_logprobs:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
         raise RequestError("top_logprobs needs logprobs: true", field="top_logprobs")
     return None
 
 
-def _grammar(wanted: str | dict[str, Any] | None) -> Grammar | None:
-    if isinstance(wanted, dict):
-        return Grammar("json_schema", json.dumps(wanted))
-    return Grammar("json_schema", '{"type": "object"}') if wanted == "json" else None
+def _grammar(form: str | dict[str, Any] | None) -> Grammar | None:
+    if isinstance(form, dict):
+        return Grammar("json_schema", json.dumps(form))
+    return Grammar("json_schema", '{"type": "object"}') if form == "json" else None
 
 
-def _tools(tools: list[schemas.Tool] | None) -> ToolUse | None:
+def _tools(tools: list[schemas.OllamaTool] | None) -> ToolUse | None:
     if not tools:
         return None
     functions = [tool.function for tool in tools]
@@ -112,7 +112,7 @@ async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -
             for number, call in enumerate(message.tool_calls or ())
         )
         waiting += calls
-        answers = _answered(message, waiting) if message.role == "tool" else None
+        answers = _match_call(message, waiting) if message.role == "tool" else None
         conversation.append(Message(message.role, content, calls, answers))
     return tuple(conversation)
 
@@ -124,7 +124,7 @@ def _check(message: schemas.ChatMessage, field: str) -> None:
         raise RequestError(f"{field}: only the assistant makes calls", field=f"{field}.tool_calls")
 
 
-def _answered(message: schemas.ChatMessage, waiting: list[ToolCall]) -> str | None:
+def _match_call(message: schemas.ChatMessage, waiting: list[ToolCall]) -> str | None:
     """The id of the call that a tool's message answers: by id, else by name, else the first one left.
 
     None where the conversation no longer has the call.

@@ -111,18 +111,18 @@ def tags(context: Context) -> Tags:
                 digest=_digest(capabilities),
                 details=_details(capabilities),
             )
-            for name in map(_tagged, context.settings.names)
+            for name in map(_with_tag, context.settings.names)
         ]
     )
 
 
-def running(context: Context) -> Running:
+def running_models(context: Context) -> Running:
     """The model that is loaded; none while the engine starts."""
     capabilities, snapshot = context.service.capabilities, context.service.snapshot
     if capabilities is None or not context.service.health.ready:
         return Running(models=[])
     held = snapshot.ledger.process_bytes if snapshot else 0
-    name = _tagged(context.settings.names[0])
+    name = _with_tag(context.settings.names[0])
     model = RunningModel(
         name=name,
         model=name,
@@ -136,7 +136,7 @@ def running(context: Context) -> Running:
     return Running(models=[model])
 
 
-def shown(context: Context) -> Shown:
+def describe(context: Context) -> Shown:
     """What the engine tells about its model."""
     capabilities = context.capabilities
     family = _family(capabilities)
@@ -156,7 +156,7 @@ def shown(context: Context) -> Shown:
     )
 
 
-def _tagged(name: str) -> str:
+def _with_tag(name: str) -> str:
     """With ":latest", where a name has no tag: Ollama's clients expect one."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
 

@@ -1,33 +1,205 @@
-"""Ollama's routes. Lines of JSON stream by default, as there."""
+"""Ollama's routes and their answers, at once or line by line. Lines of JSON stream by default, as there."""
 
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 
+from snugvl.backends.protocol import Logprob
 from snugvl.errors import RequestError
+from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
-from snugvl.server.ceiling import generate_within
 from snugvl.server.context import context_of
+from snugvl.server.generation import Reader, arguments_of, read_answer
 from snugvl.server.ollama import models
-from snugvl.server.ollama.answers import (
-    Answer,
-    ChatLine,
-    GenerateLine,
-    Line,
-    Piece,
-    Shape,
-    chat_line,
-    generate_line,
-    now,
-)
 from snugvl.server.ollama.conversation import chat_request, generate_request
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, ShowRequest
-from snugvl.server.reader import Reader
-from snugvl.server.streaming import line_stream, lines_document
+from snugvl.server.streaming import Event, line_stream, lines_document
 from snugvl.version import __version__
+
+
+class CalledFunction(BaseModel):
+    """A function with the arguments that the model chose."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class MadeCall(BaseModel):
+    """A call that the model made."""
+
+    id: str
+    function: CalledFunction
+
+
+class LogprobAlternative(BaseModel):
+    """A token and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class LineLogprob(LogprobAlternative):
+    """A generated token, with the most likely alternatives."""
+
+    top_logprobs: list[LogprobAlternative] | None = None
+
+
+class AnswerMessage(BaseModel):
+    """The assistant's message, or a piece of it."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str = ""
+    tool_calls: list[MadeCall] | None = None
+
+
+class AnswerLine(BaseModel):
+    """What every answer has. Durations are in nanoseconds; counts and durations come with the last line."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: Literal["stop", "length", "load"] | None = None
+    logprobs: list[LineLogprob] | None = None
+    total_duration: int | None = None
+    load_duration: int | None = Field(
+        default=None, description="0: the model is loaded before the server is ready"
+    )
+    prompt_eval_count: int | None = Field(default=None, description="tokens of the prompt, pictures included")
+    prompt_eval_duration: int | None = Field(default=None, description="until the first token")
+    eval_count: int | None = Field(default=None, description="tokens of the answer")
+    eval_duration: int | None = Field(default=None, description="from the first token to the last")
+
+
+class ChatLine(AnswerLine):
+    """An answer of /api/chat."""
+
+    message: AnswerMessage
+
+
+class GenerateLine(AnswerLine):
+    """An answer of /api/generate."""
+
+    response: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """A part of an answer."""
+
+    text: str = ""
+    calls: tuple[MadeCall, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
+
+
+Shape = Callable[..., AnswerLine]  # (piece, **fields of AnswerLine) → a line of chat or generate
+
+
+def chat_line(piece: AnswerPiece, **fields: Any) -> ChatLine:
+    """A line of /api/chat."""
+    message = AnswerMessage(content=piece.text, tool_calls=list(piece.calls) or None)
+    return ChatLine(message=message, **fields)
+
+
+def generate_line(piece: AnswerPiece, **fields: Any) -> GenerateLine:
+    """A line of /api/generate."""
+    return GenerateLine(response=piece.text, **fields)
+
+
+@dataclass(slots=True)
+class LineAnswer:
+    """One answer, read by `reader`, written in lines by `shape`, and timed from `started_ns`."""
+
+    model: str
+    reader: Reader
+    shape: Shape
+    started_ns: int
+    _first_ns: int | None = None
+
+    async def whole(self) -> AnswerLine:
+        """Everything in one line."""
+        async with self.reader.generation:
+            pieces = [piece async for piece in self._pieces()]
+        piece = AnswerPiece(
+            "".join(piece.text for piece in pieces),
+            tuple(call for piece in pieces for call in piece.calls),
+            tuple(each for piece in pieces for each in piece.logprobs),
+        )
+        return self._line(piece, **self._end())
+
+    async def lines(self) -> AsyncGenerator[Event]:
+        """A line for each piece, and one for the end."""
+        async with self.reader.generation:
+            async for piece in self._pieces():
+                yield Event(self._line(piece, done=False).model_dump_json(exclude_none=True))
+        yield Event(self._line(AnswerPiece(), **self._end()).model_dump_json(exclude_none=True))
+
+    def _line(self, piece: AnswerPiece, **fields: Any) -> AnswerLine:
+        logprobs = [_line_logprob(each) for each in piece.logprobs] or None
+        return self.shape(piece, model=self.model, created_at=now(), logprobs=logprobs, **fields)
+
+    def _end(self) -> dict[str, Any]:
+        end = time.perf_counter_ns()
+        first = self._first_ns or end
+        usage = self.reader.generation.usage
+        return {
+            "done": True,
+            "done_reason": "length" if self.reader.length else "stop",
+            "total_duration": end - self.started_ns,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": first - self.started_ns,
+            "eval_count": usage.completion_tokens,
+            "eval_duration": end - first,
+        }
+
+    async def _pieces(self) -> AsyncIterator[AnswerPiece]:
+        """Text as it comes; a call when its arguments are complete, since Ollama sends them as an object."""
+        started: CallStarted | None = None
+        arguments = ""
+        async for event in self.reader:
+            self._first_ns = self._first_ns or time.perf_counter_ns()
+            if isinstance(event, CallArguments):
+                arguments += event.fragment
+                continue
+            if started is not None:
+                yield self._piece(calls=(_call_of(started, arguments),))
+                started, arguments = None, ""
+            if isinstance(event, CallStarted):
+                started = event
+            elif isinstance(event, TextPiece):
+                yield self._piece(text=event.text)
+        last = self._piece(calls=() if started is None else (_call_of(started, arguments),))
+        if last.calls or last.logprobs:
+            yield last
+
+    def _piece(self, *, text: str = "", calls: tuple[MadeCall, ...] = ()) -> AnswerPiece:
+        return AnswerPiece(text, calls, tuple(self.reader.take_logprobs()))
+
+
+def now() -> str:
+    """This moment, as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _call_of(started: CallStarted, arguments: str) -> MadeCall:
+    function = CalledFunction(index=started.index, name=started.name, arguments=arguments_of(arguments))
+    return MadeCall(id=started.id, function=function)
+
+
+def _line_logprob(logprob: Logprob) -> LineLogprob:
+    top = [LogprobAlternative(token=t.token, logprob=t.logprob, bytes=list(t.bytes)) for t in logprob.top]
+    return LineLogprob(
+        token=logprob.token, logprob=logprob.logprob, bytes=list(logprob.bytes), top_logprobs=top or None
+    )
+
 
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=JsonRoute)
 
@@ -50,16 +222,15 @@ ELSEWHERE: Final = (  # method, path, what to do instead
     response_model_exclude_none=True,
     responses={200: {"content": lines_document("ChatLine")}},
 )
-async def post_chat(http: Request, chat: ChatRequest) -> Any:
+async def post_chat(http: Request, body: ChatRequest) -> Any:
     """Continue a conversation, with pictures and tools."""
     context, started_ns = context_of(http), time.perf_counter_ns()
-    name, capabilities = models.served_name(context, chat.model), context.capabilities
-    if not chat.messages:
-        return _loaded(chat, name, chat_line)
-    request = await chat_request(context, capabilities, chat)
-    reader = Reader(await generate_within(context, request), context.call_parser(request.tools))
-    answer = Answer(name, reader, chat_line, started_ns)
-    return await answer.whole() if chat.stream is False else line_stream(http, context, answer.lines())
+    name, capabilities = models.served_name(context, body.model), context.capabilities
+    if not body.messages:
+        return _load_answer(body, name, chat_line)
+    request = await chat_request(context, capabilities, body)
+    answer = LineAnswer(name, await read_answer(context, request), chat_line, started_ns)
+    return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
 
 
 @router.post(
@@ -68,16 +239,15 @@ async def post_chat(http: Request, chat: ChatRequest) -> Any:
     response_model_exclude_none=True,
     responses={200: {"content": lines_document("GenerateLine")}},
 )
-async def post_generate(http: Request, asked: GenerateRequest) -> Any:
+async def post_generate(http: Request, body: GenerateRequest) -> Any:
     """Answer a prompt, with pictures."""
     context, started_ns = context_of(http), time.perf_counter_ns()
-    name, capabilities = models.served_name(context, asked.model), context.capabilities
-    if not asked.prompt and not asked.images:
-        return _loaded(asked, name, generate_line)
-    request = await generate_request(context, capabilities, asked)
-    reader = Reader(await generate_within(context, request), None)
-    answer = Answer(name, reader, generate_line, started_ns)
-    return await answer.whole() if asked.stream is False else line_stream(http, context, answer.lines())
+    name, capabilities = models.served_name(context, body.model), context.capabilities
+    if not body.prompt and not body.images:
+        return _load_answer(body, name, generate_line)
+    request = await generate_request(context, capabilities, body)
+    answer = LineAnswer(name, await read_answer(context, request), generate_line, started_ns)
+    return await answer.whole() if body.stream is False else line_stream(http, context, answer.lines())
 
 
 @router.get("/tags", response_model=models.Tags)
@@ -89,17 +259,17 @@ async def get_tags(http: Request) -> Any:
 @router.get("/ps", response_model=models.Running)
 async def get_ps(http: Request) -> Any:
     """The model that is loaded, and what it holds."""
-    return models.running(context_of(http))
+    return models.running_models(context_of(http))
 
 
 @router.post("/show", response_model=models.Shown)
-async def post_show(http: Request, asked: ShowRequest) -> Any:
+async def post_show(http: Request, body: ShowRequest) -> Any:
     """What is known about a model."""
-    context, name = context_of(http), asked.model or asked.name
+    context, name = context_of(http), body.model or body.name
     if name is None:
         raise RequestError("model is missing", field="model")
     models.served_name(context, name)
-    return models.shown(context)
+    return models.describe(context)
 
 
 @router.get("/version", response_model=models.Version)
@@ -121,16 +291,16 @@ for _method, _path, _instead in ELSEWHERE:
     router.add_api_route(f"/{_path}", _refusal(_path, _instead), methods=[_method], include_in_schema=False)
 
 
-def _loaded(asked: Generating, name: str, shape: Shape) -> Line:
+def _load_answer(body: Generating, name: str, shape: Shape) -> AnswerLine:
     """The answer to a request that only wants the model loaded, which it is.
 
     Raises:
         RequestError: it wants it unloaded.
     """
-    if asked.keep_alive in (0, "0", "0s", "0m"):
+    if body.keep_alive in (0, "0", "0s", "0m"):
         raise RequestError(
             "keep_alive 0 without a prompt unloads the model, but this one stays as long as the server runs; "
             "stop the server instead",
             field="keep_alive",
         )
-    return shape(Piece(), model=name, created_at=now(), done=True, done_reason="load")
+    return shape(AnswerPiece(), model=name, created_at=now(), done=True, done_reason="load")

@@ -1,29 +1,45 @@
 """POST /v1/chat/completions."""
 
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.backends.protocol import Request
+from snugvl.backends.protocol import Delta, Logprob, Request, Usage
 from snugvl.errors import RequestError
+from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.context import context_of
 from snugvl.server.fields import WHOLE, Harmless
-from snugvl.server.generation import complete, generate
-from snugvl.server.openai.chat_answer import About, completion
-from snugvl.server.openai.chat_stream import chunks
-from snugvl.server.openai.common import EVENTS_DOCUMENT, Metadata, json_answer, wants_usage
+from snugvl.server.generation import Finished, Generation, complete, generate, split_calls
+from snugvl.server.openai.common import (
+    EVENTS_DOCUMENT,
+    ChunkWriter,
+    Metadata,
+    head,
+    json_answer,
+    token_logprobs,
+    usage_of,
+    wants_usage,
+)
+from snugvl.server.openai.constraints import (
+    MAX_TOOLS,
+    ChatTool,
+    ChatToolChoice,
+    ResponseFormat,
+    chat_tool_use,
+    check_alone,
+    grammar_of,
+)
 from snugvl.server.openai.document import ChatCompletion
-from snugvl.server.openai.formats import ResponseFormat, check_alone, grammar_of
-from snugvl.server.openai.media import MediaSource
+from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
-from snugvl.server.openai.sampling import MaxTokens, Sampling, StreamOptions, blaming, sampling_of
-from snugvl.server.openai.tools import MAX_TOOLS, ChatTool, ChatToolChoice, chat_tool_use
-from snugvl.server.openai.upload import UploadRoute, attachments_of, multipart_document
-from snugvl.server.streaming import event_stream
+from snugvl.server.openai.sampling import MaxTokens, SamplingFields, StreamOptions, rename_fields, sampling_of
+from snugvl.server.streaming import Event, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
@@ -35,7 +51,7 @@ NAMES = {
 }
 
 
-class ChatCompletionRequest(Sampling):
+class ChatCompletionRequest(SamplingFields):
     """A chat completion to make."""
 
     harmless: ClassVar[Harmless] = {
@@ -93,15 +109,17 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
     model = context.check_model(body.model)
     usage = wants_usage(body.stream, body.stream_options)
     media = MediaSource(context.intake, attachments_of(http))
-    with blaming(NAMES | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})):
+    with rename_fields(
+        NAMES | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})
+    ):
         request = await _request(body, media)
         parser = partial(context.call_parser, request.tools)
-        about = About(model, parser, bool(body.logprobs), request.sampling.n)
+        form = AnswerFormat(model, parser, bool(body.logprobs), request.sampling.n)
         if body.stream:
             generation = await generate(context, request)
-            return event_stream(http, context, chunks(generation, about, usage=usage))
+            return event_stream(http, context, stream(generation, form, usage=usage))
         choices, tokens = await complete(context, request)
-    return json_answer(completion(about, choices, tokens))
+    return json_answer(completion(form, choices, tokens))
 
 
 async def _request(body: ChatCompletionRequest, media: MediaSource) -> Request:
@@ -131,3 +149,132 @@ def _max_tokens(body: ChatCompletionRequest) -> int | None:
             field="max_completion_tokens",
         )
     return new or old
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How the answer to a request is written.
+
+    Attributes:
+        model: the name that the request used.
+        parser: makes what finds the calls in one choice's text; None where it can't hold any.
+        logprobs: whether they were asked for.
+        n: number of choices.
+    """
+
+    model: str
+    parser: Callable[[], CallParser | None]
+    logprobs: bool
+    n: int
+
+
+def completion(form: AnswerFormat, choices: list[Finished], usage: Usage) -> dict[str, Any]:
+    """The whole answer."""
+    return {
+        **head("chatcmpl-", "chat.completion", form.model),
+        "choices": [_choice(form, index, choice) for index, choice in enumerate(choices)],
+        "usage": usage_of(usage),
+    }
+
+
+def _choice(form: AnswerFormat, index: int, choice: Finished) -> dict[str, Any]:
+    text, calls = split_calls(choice.text, form.parser())
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": text if text.strip() or not calls else None,
+        "refusal": None,
+    }
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
+    logprobs = {"content": token_logprobs(choice.logprobs), "refusal": None} if form.logprobs else None
+    finish = "tool_calls" if calls and choice.finish_reason == "stop" else choice.finish_reason
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+
+class ChunkedChoice:
+    """One choice of a stream: from deltas of the engine to the `choices` entries of chunks.
+
+    Entries are plain dicts: OpenAI's types would cost more than all else that is done for a chunk. The tests
+    read every chunk with the types.
+    """
+
+    def __init__(self, form: AnswerFormat, index: int) -> None:
+        self._form = form
+        self._index = index
+        self._parser = form.parser()
+        self._logprobs: list[Logprob] = []  # of text that the parser still holds back
+
+    def opening(self) -> dict[str, Any]:
+        """The role. Without tools the content is text for sure; with tools it may stay null."""
+        return self._entry({"role": "assistant", "content": None if self._parser else ""})
+
+    def entries(self, delta: Delta) -> list[dict[str, Any]]:
+        """What a delta adds: at most one entry of content, and the finish."""
+        self._logprobs += delta.logprobs
+        finish = delta.finish_reason
+        reasoning = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+        added = reasoning | self._content_of(delta.text, last=finish is not None)
+        found = []
+        if added or (self._logprobs and finish is not None):
+            found.append(self._entry(added, logprobs=True))
+        if finish is not None:
+            calls = self._parser is not None and self._parser.calls > 0
+            found.append(self._entry({}, finish="tool_calls" if calls and finish == "stop" else finish))
+        return found
+
+    def _content_of(self, text: str, *, last: bool) -> dict[str, Any]:
+        if self._parser is None:
+            return {"content": text} if text else {}
+        events = self._parser.push(text)
+        return merge_events(events + self._parser.flush() if last else events)
+
+    def _entry(
+        self, delta: dict[str, Any], *, logprobs: bool = False, finish: str | None = None
+    ) -> dict[str, Any]:
+        shown = None
+        if logprobs and self._form.logprobs:
+            shown = {"content": token_logprobs(self._logprobs), "refusal": None}
+            self._logprobs = []
+        return {"index": self._index, "delta": delta, "logprobs": shown, "finish_reason": finish}
+
+
+def merge_events(events: list[ToolEvent]) -> dict[str, Any]:
+    """One `delta` from several events: clients expect each call at most once in it."""
+    text = ""
+    calls: dict[int, dict[str, Any]] = {}
+    for event in events:
+        match event:
+            case TextPiece(text=piece):
+                text += piece
+            case CallStarted(index=index, id=name, name=function):
+                function_part = {"name": function, "arguments": ""}
+                calls[index] = {"index": index, "id": name, "type": "function", "function": function_part}
+            case CallArguments(index=index, fragment=fragment):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += fragment
+    return ({"content": text} if text else {}) | ({"tool_calls": list(calls.values())} if calls else {})
+
+
+async def stream(generation: Generation, form: AnswerFormat, *, usage: bool) -> AsyncGenerator[Event]:
+    """The events of a streamed chat completion: roles, then text and calls, then a finish for each choice.
+
+    `usage`: one more chunk for it at the end.
+    """
+    chunks = ChunkWriter(head("chatcmpl-", "chat.completion.chunk", form.model), usage=usage)
+    choices = [ChunkedChoice(form, index) for index in range(form.n)]
+    opened = False
+    async with generation:
+        async for delta in generation:
+            if not opened:  # all of them, in order: the SDK's accumulator counts on it
+                opened = True
+                for choice in choices:
+                    yield chunks.event(choice.opening())
+            for entry in choices[delta.choice].entries(delta):
+                yield chunks.event(entry)
+    for event in chunks.end(generation.usage):
+        yield event

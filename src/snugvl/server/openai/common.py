@@ -1,7 +1,7 @@
-"""What chat completions and completions share in their answers."""
+"""What the answers of chat completions, completions and responses share."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -9,16 +9,14 @@ from pydantic import Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from snugvl.backends.protocol import Delta, Usage
-from snugvl.errors import EngineError, RequestError
+from snugvl.backends.protocol import Logprob, TokenLogprob, Usage
+from snugvl.errors import RequestError
 from snugvl.server.fields import at_most
-from snugvl.server.generation import Generation
 from snugvl.server.openai.sampling import StreamOptions
-from snugvl.server.streaming import Event, events_document
+from snugvl.server.streaming import Event, compact, events_document
 from snugvl.version import __version__
 
-FINGERPRINT = f"snugvl-{__version__}"
-DONE = Event("[DONE]")
+LOWEST = -9999.0  # OpenAI's word for "never"; JSON has no minus infinity
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
@@ -37,6 +35,17 @@ def new_id(prefix: str) -> str:
 def now() -> int:
     """Seconds since 1970."""
     return int(time.time())
+
+
+def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+    """What an answer, or every chunk of one, begins with. `prefix`: of its id; `kind`: its `object`."""
+    return {
+        "id": new_id(prefix),
+        "object": kind,
+        "created": now(),
+        "model": model,
+        "system_fingerprint": f"snugvl-{__version__}",
+    }
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
@@ -70,28 +79,39 @@ def wants_usage(stream: bool | None, options: StreamOptions | None) -> bool:
     return options is not None and options.include_usage
 
 
-def finish_of(delta: Delta) -> str | None:
-    """The finish reason of a delta.
-
-    Raises:
-        EngineError: the engine gave the answer up.
-    """
-    if delta.finish_reason == "abort":
-        raise EngineError("the request was aborted before its answer was complete")
-    return delta.finish_reason
-
-
 def json_answer(answer: Mapping[str, Any]) -> Response:
     """A complete answer. Plain dicts: with log-probabilities, OpenAI's types would take half a second."""
     return Response(to_json(answer), media_type="application/json")
 
 
-def usage_at_end(generation: Generation) -> Usage:
-    """The tokens of a generation that was read to its end.
+class ChunkWriter:
+    """The chunks of one stream: what all of them repeat, around their choices."""
 
-    Raises:
-        EngineError: it wasn't complete.
-    """
-    if generation.usage is None:
-        raise EngineError("the request ended before its answer was complete")
-    return generation.usage
+    def __init__(self, head: dict[str, Any], *, usage: bool) -> None:
+        """`usage`: whether one more chunk has the tokens of the request."""
+        self._head = head
+        self._usage = usage
+        self._tail: dict[str, Any] = {"usage": None} if usage else {}
+
+    def event(self, choice: dict[str, Any]) -> Event:
+        """A chunk with one choice."""
+        return Event(compact({**self._head, "choices": [choice], **self._tail}))
+
+    def end(self, usage: Usage) -> Iterator[Event]:
+        """What ends the stream."""
+        if self._usage:
+            yield Event(compact({**self._head, "choices": [], "usage": usage_of(usage)}))
+        yield Event("[DONE]")
+
+
+def token_logprob(token: TokenLogprob) -> dict[str, Any]:
+    """One token."""
+    return {"token": token.token, "bytes": list(token.bytes), "logprob": max(token.logprob, LOWEST)}
+
+
+def token_logprobs(tokens: Iterable[Logprob]) -> list[dict[str, Any]]:
+    """Tokens with their alternatives."""
+    return [
+        {**token_logprob(token), "top_logprobs": [token_logprob(other) for other in token.top]}
+        for token in tokens
+    ]

@@ -1,31 +1,41 @@
 """POST /v1/completions: bare prompts, continued as they are."""
 
 import asyncio
-from contextlib import AsyncExitStack
-from typing import Annotated, ClassVar, cast
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, cast
 
 from fastapi import APIRouter
 from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.backends.protocol import Request, Usage
+from snugvl.backends.protocol import Delta, Logprob, Request, Usage
 from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Harmless
 from snugvl.server.generation import Finished, Generation, complete, generate
-from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer, wants_usage
-from snugvl.server.openai.completions_answer import Asked, completion
-from snugvl.server.openai.completions_stream import chunks
+from snugvl.server.openai.common import (
+    EVENTS_DOCUMENT,
+    LOWEST,
+    ChunkWriter,
+    head,
+    json_answer,
+    total,
+    usage_of,
+    wants_usage,
+)
 from snugvl.server.openai.document import Completion
-from snugvl.server.openai.sampling import Sampling, StreamOptions, blaming, sampling_of
-from snugvl.server.streaming import event_stream
+from snugvl.server.openai.sampling import SamplingFields, StreamOptions, rename_fields, sampling_of
+from snugvl.server.streaming import Event, event_stream
 from snugvl.server.together import together
 
 router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
 MAX_PROMPTS = 128
+HEAD = ("cmpl-", "text_completion")
 AT_ONCE = 4  # prompts of one request that the engine has
 MAX_CHOICES = 128  # of all prompts together
 
@@ -59,7 +69,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(SamplingFields):
     """A continuation of one or several prompts."""
 
     harmless: ClassVar[Harmless] = {"suffix": ("",)}
@@ -82,20 +92,20 @@ async def create_completion(body: CompletionRequest, http: HttpRequest) -> Respo
     model = context.check_model(body.model)
     usage = wants_usage(body.stream, body.stream_options)
     prompts = _prompts(body)
-    with blaming(NAMES):
+    with rename_fields(NAMES):
         requests = _requests(body, prompts)
-        asked = Asked(model, body.n or 1, await _echoed(body, context, prompts))
+        about = Prompts(model, body.n or 1, await _echo_texts(body, context, prompts))
         if body.stream:
-            generations = await _started(context, requests)
-            return event_stream(http, context, chunks(generations, asked, usage=usage))
+            generations = await _start_all(context, requests)
+            return event_stream(http, context, stream(generations, about, usage=usage))
         turns = asyncio.Semaphore(AT_ONCE)  # so many prompts are no more than one client's share
 
-        async def answered(request: Request) -> tuple[list[Finished], Usage]:
+        async def complete_in_turn(request: Request) -> tuple[list[Finished], Usage]:
             async with turns:
                 return await complete(context, request)
 
-        answers = await together(answered(request) for request in requests)
-    return json_answer(completion(asked, answers))
+        answers = await together(complete_in_turn(request) for request in requests)
+    return json_answer(completion(about, answers))
 
 
 def _prompts(body: CompletionRequest) -> list[str | tuple[int, ...]]:
@@ -132,7 +142,7 @@ def _requests(body: CompletionRequest, prompts: list[str | tuple[int, ...]]) -> 
     return [Request(prompt=prompt, sampling=sampling) for prompt in prompts]
 
 
-async def _echoed(
+async def _echo_texts(
     body: CompletionRequest, context: Context, prompts: list[str | tuple[int, ...]]
 ) -> tuple[str, ...]:
     """What each prompt's choices start with."""
@@ -144,9 +154,118 @@ async def _echoed(
     return tuple(texts)
 
 
-async def _started(context: Context, requests: list[Request]) -> list[Generation]:
+async def _start_all(context: Context, requests: list[Request]) -> list[Generation]:
     """All of them, or none."""
     async with AsyncExitStack() as stack:
         started = [await stack.enter_async_context(await generate(context, request)) for request in requests]
         stack.pop_all()  # from here on the stream ends them
         return started
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What an answer has to know of the prompts.
+
+    Attributes:
+        model: the name that the request used.
+        n: choices of each prompt.
+        echoed: what the choices of each prompt start with.
+    """
+
+    model: str
+    n: int
+    echoed: tuple[str, ...]
+
+
+def completion(prompts: Prompts, answers: Sequence[tuple[list[Finished], Usage]]) -> dict[str, Any]:
+    """The whole answer to all prompts."""
+    choices = []
+    for prompt, (finished, _) in enumerate(answers):
+        for k, choice in enumerate(finished):
+            text = prompts.echoed[prompt] + choice.text
+            choices.append(_choice(prompt * prompts.n + k, text, choice.finish_reason))
+            if choice.logprobs:
+                choices[-1]["logprobs"] = LogprobLists().add(choice.logprobs)
+    usage = total(usage for _, usage in answers)
+    return {**head(*HEAD, prompts.model), "choices": choices, "usage": usage_of(usage)}
+
+
+class LogprobLists:
+    """Log-probabilities in the form that completions have: four lists of equal length."""
+
+    def __init__(self) -> None:
+        self._offset = 0  # characters of the answer so far
+
+    def add(self, tokens: Sequence[Logprob]) -> dict[str, Any]:
+        """The lists of the next tokens."""
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        lists: dict[str, list[Any]] = {name: [] for name in names}
+        for token in tokens:
+            lists["tokens"].append(token.token)
+            lists["token_logprobs"].append(max(token.logprob, LOWEST))
+            lists["top_logprobs"].append({other.token: max(other.logprob, LOWEST) for other in token.top})
+            lists["text_offset"].append(self._offset)
+            self._offset += len(token.token)
+        return lists
+
+
+async def stream(
+    generations: Sequence[Generation], prompts: Prompts, *, usage: bool
+) -> AsyncGenerator[Event]:
+    """The events of a streamed completion: those of all prompts as they come, told apart by their index.
+
+    `usage`: one more chunk for it at the end.
+    """
+    chunks = ChunkWriter(head(*HEAD, prompts.model), usage=usage)
+    logprobs = [LogprobLists() for _ in range(len(generations) * prompts.n)]
+    async with AsyncExitStack() as stack:
+        for generation in generations:
+            await stack.enter_async_context(generation)
+        for prompt, text in enumerate(prompts.echoed):
+            for index in range(prompt * prompts.n, (prompt + 1) * prompts.n if text else 0):
+                yield chunks.event(_choice(index, text))
+        deltas = await stack.enter_async_context(aclosing(interleave(generations)))
+        async for prompt, delta in deltas:
+            index = prompt * prompts.n + delta.choice
+            entry = _choice(index, delta.text, delta.finish_reason)
+            if delta.logprobs:
+                entry["logprobs"] = logprobs[index].add(delta.logprobs)
+            yield chunks.event(entry)
+    for event in chunks.end(total(generation.usage for generation in generations)):
+        yield event
+
+
+def _choice(index: int, text: str, finish: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+
+
+async def interleave(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Delta]]:
+    """Deltas of all generations as they come, each with the number of its generation.
+
+    The first error ends the others and is raised.
+    """
+    queue: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(maxsize=1)
+
+    async def read(number: int, generation: Generation) -> None:
+        try:
+            async for delta in generation:
+                await queue.put((number, delta))
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    tasks = [asyncio.ensure_future(read(*item)) for item in enumerate(generations)]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,11 +1,25 @@
-"""Pictures and videos of one request: URLs, or files uploaded beside it ("attachment:NAME")."""
+"""Pictures and videos of one request: URLs, or files that were uploaded with it ("attachment:NAME").
+
+multipart/form-data is another way to send a JSON request together with its files. The field `request` (or
+`payload_json`) holds the JSON; every other field is a file, which the JSON refers to by the field's name:
+
+    curl URL/v1/chat/completions -F cat=@cat.jpg -F 'request={"messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "attachment:cat"}}]}]}'
+"""
 
 import base64
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, TypeVar
 
+from pydantic import BaseModel
+from starlette.datastructures import Headers, MutableHeaders, UploadFile
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive
+
 from snugvl.backends.protocol import Picture, Video
 from snugvl.errors import RequestError
+from snugvl.server.body import Handler, JsonReader, JsonRoute, form_of
 from snugvl.server.intake.intake import Intake
 from snugvl.server.together import together
 
@@ -38,7 +52,7 @@ class MediaSource:
             return await self._intake.video_bytes(self._file(url, field), fps=fps, field=field)
         if isinstance(url, str):
             return await self._intake.video(url, fps=fps, field=field)
-        frames = [self._embedded(frame, f"{field}[{index}]") for index, frame in enumerate(url)]
+        frames = [self._as_data_url(frame, f"{field}[{index}]") for index, frame in enumerate(url)]
         return await self._intake.video(frames, fps=fps, field=field)
 
     def check_all_used(self) -> None:
@@ -54,7 +68,7 @@ class MediaSource:
                     field=name,
                 )
 
-    def _embedded(self, url: str, field: str) -> str:
+    def _as_data_url(self, url: str, field: str) -> str:
         """The URL itself, or a data URL of the attachment that it names."""
         if not url.startswith(PREFIX):
             return url
@@ -69,7 +83,9 @@ class MediaSource:
         return self._attachments[name]
 
 
-async def fetched(wanted: Mapping[str, T], fetch: Callable[[T, str], Coroutine[Any, Any, M]]) -> dict[str, M]:
+async def fetch_all(
+    wanted: Mapping[str, T], fetch: Callable[[T, str], Coroutine[Any, Any, M]]
+) -> dict[str, M]:
     """What all parts of one request refer to, fetched at once.
 
     Args:
@@ -86,3 +102,84 @@ async def fetched(wanted: Mapping[str, T], fetch: Callable[[T, str], Coroutine[A
         )
     found = await together(fetch(part, path) for path, part in wanted.items())
     return dict(zip(wanted, found, strict=True))
+
+
+NAMES = ("request", "payload_json")
+MAX_FILES = 64
+_KEY = "snugvl.attachments"
+
+_READER = JsonReader()
+
+
+def multipart_document(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra=` of a route: the form that it takes beside JSON."""
+    form = {
+        "type": "object",
+        "description": "The JSON request, and files that it refers to as attachment:NAME.",
+        "properties": {"request": {"$ref": f"#/components/schemas/{model.__name__}"}},
+        "additionalProperties": {"type": "string", "format": "binary"},
+        "required": ["request"],
+    }
+    return {"requestBody": {"content": {"multipart/form-data": {"schema": form}}}}
+
+
+class UploadRoute(JsonRoute):
+    """A route with a JSON body that takes the same JSON in a multipart upload."""
+
+    def get_route_handler(self) -> Handler:
+        """The handler of JSON requests, with uploads turned into such."""
+        handle_json = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            return await handle_json(await _unpack(request) if kind == "multipart/form-data" else request)
+
+        return handle
+
+
+def attachments_of(request: Request) -> Mapping[str, bytes]:
+    """Files that came with a request, by name."""
+    files: Mapping[str, bytes] = request.scope.get(_KEY, {})
+    return files
+
+
+async def _unpack(request: Request) -> Request:
+    """The JSON request inside a multipart one.
+
+    Raises:
+        RequestError: no JSON, two of them, or two files of one name.
+    """
+    content: dict[str, bytes] = {}
+    async with form_of(request, max_files=MAX_FILES, max_fields=MAX_FILES) as form:
+        for name, value in form.multi_items():
+            if name in content:
+                raise RequestError(f"the form has two parts named {name!r}; names must differ", field=name)
+            content[name] = await value.read() if isinstance(value, UploadFile) else value.encode()
+    given = [name for name in NAMES if name in content]
+    if len(given) != 1:
+        raise RequestError(
+            f"the form has {len(given) or 'no'} JSON parts; send the request once, in a part named 'request'",
+            field="request",
+        )
+    body = content.pop(given[0])
+    unpacked = _json_request(request, body[:1], content)
+    await _READER.read(body, unpacked.scope)  # as `receiving.py` does with other requests
+    return unpacked
+
+
+def _json_request(request: Request, body: bytes, files: Mapping[str, bytes]) -> Request:
+    headers = MutableHeaders(raw=list(Headers(scope=request.scope).raw))
+    headers["content-type"] = "application/json"
+    headers["content-length"] = str(len(body))
+    scope = {**request.scope, "headers": headers.raw, _KEY: files}
+    return Request(scope, _replay(body, request.receive))
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Receives `body` once, then whatever the connection has to say."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return next_message

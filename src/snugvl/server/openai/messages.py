@@ -1,4 +1,4 @@
-"""Messages of a chat completion: their JSON, and the conversation they make."""
+"""Messages of a chat completion and their parts: their JSON, and the conversation they make."""
 
 import json
 from collections.abc import Mapping
@@ -6,21 +6,107 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from snugvl.backends.protocol import Message, ToolCall
+from snugvl.backends.protocol import Message, Part, Picture, Text, ToolCall, Video
 from snugvl.errors import RequestError
 from snugvl.server.body import count_values
-from snugvl.server.fields import Exact, Harmless
-from snugvl.server.openai.content import (
-    Found,
-    MediaPart,
-    TextContent,
-    UserContent,
-    fetch,
-    media_of,
-    parts_of,
-    texts_of,
-)
-from snugvl.server.openai.media import MediaSource, fetched
+from snugvl.server.fields import Exact, Harmless, StringOrArray, StringOrObject
+from snugvl.server.openai.media import Detail, MediaSource, fetch_all
+
+MAX_PARTS = 1024
+
+
+class TextPart(Exact):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(Exact):
+    """A data URL, a public http(s) URL, or `attachment:NAME` for a file of the same upload."""
+
+    url: str
+    detail: Detail = Field("auto", description="low: scaled down to 512×512 pixels' worth")
+
+
+class ImagePart(Exact):
+    """A picture."""
+
+    type: Literal["image_url"]
+    image_url: StringOrObject[ImageUrl]
+
+
+class VideoUrl(Exact):
+    """A video file, or an animated picture."""
+
+    url: str
+    fps: float | None = Field(None, gt=0, le=1000, description="frames per second to keep")
+
+
+class VideoUrlPart(Exact):
+    """A video by its URL."""
+
+    type: Literal["video_url"]
+    video_url: StringOrObject[VideoUrl]
+
+
+class VideoFramesPart(Exact):
+    """A video by the URLs of its frames."""
+
+    type: Literal["video"]
+    video: list[str] = Field(min_length=1, max_length=MAX_PARTS)
+    fps: float | None = Field(None, gt=0, le=1000, description="frames per second that these frames are")
+
+
+Found = Picture | Video
+MediaPart = ImagePart | VideoUrlPart | VideoFramesPart
+UserPart = Annotated[TextPart | ImagePart | VideoUrlPart | VideoFramesPart, Field(discriminator="type")]
+
+TextContent = StringOrArray[Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]]
+UserContent = StringOrArray[Annotated[list[UserPart], Field(min_length=1, max_length=MAX_PARTS)]]
+
+
+def texts_of(content: str | list[TextPart] | None) -> tuple[Part, ...]:
+    """Content that is text only."""
+    if content is None or content == "":
+        return ()
+    if isinstance(content, str):
+        return (Text(content),)
+    return tuple(Text(part.text) for part in content)
+
+
+def parts_of(content: str | list[UserPart], found: Mapping[str, Found], field: str) -> tuple[Part, ...]:
+    """Content of a user. `found`: its pictures and videos by path; `field`: the content's own path."""
+    if isinstance(content, str):
+        return (Text(content),)
+    return tuple(
+        Text(part.text) if isinstance(part, TextPart) else found[f"{field}[{index}]"]
+        for index, part in enumerate(content)
+    )
+
+
+def media_of(content: str | list[UserPart], field: str) -> dict[str, MediaPart]:
+    """The pictures and videos of a user's content by path."""
+    if isinstance(content, str):
+        return {}
+    return {f"{field}[{index}]": part for index, part in enumerate(content) if not isinstance(part, TextPart)}
+
+
+async def fetch(part: MediaPart, field: str, media: MediaSource) -> Found:
+    """The picture or video behind a part; `field` is the part's path."""
+    match part:
+        case ImagePart(image_url=str() as url):
+            return await media.picture(url, "auto", f"{field}.image_url")
+        case ImagePart(image_url=ImageUrl(url=url, detail=detail)):
+            return await media.picture(url, detail, f"{field}.image_url.url")
+        case VideoUrlPart(video_url=str() as url):
+            return await media.video(url, None, f"{field}.video_url")
+        case VideoUrlPart(video_url=VideoUrl(url=url, fps=fps)):
+            return await media.video(url, fps, f"{field}.video_url.url")
+        case VideoFramesPart(video=frames, fps=fps):
+            return await media.video(frames, fps, f"{field}.video")
+    raise AssertionError("no other part passes the schema")
+
 
 MAX_ARGUMENTS = 10_000  # values in the arguments of one call
 MAX_MESSAGES = 8192
@@ -101,7 +187,7 @@ async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tu
     for index, message in enumerate(messages):
         if isinstance(message, UserMessage):
             wanted |= media_of(message.content, f"messages[{index}].content")
-    found = await fetched(wanted, lambda part, path: fetch(part, path, media))
+    found = await fetch_all(wanted, lambda part, path: fetch(part, path, media))
     return tuple(_message(message, found, f"messages[{index}]") for index, message in enumerate(messages))
 
 

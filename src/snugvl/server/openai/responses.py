@@ -1,25 +1,27 @@
 """POST /v1/responses: stateless, so every request brings the whole conversation."""
 
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.backends.protocol import Request
-from snugvl.errors import RequestError
+from snugvl.backends.protocol import Logprob, Request, ToolCall, Usage
+from snugvl.errors import QueueFull, RequestError
+from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.sampling import SamplingParams
 from snugvl.server.context import context_of
-from snugvl.server.generation import complete, generate
-from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer
-from snugvl.server.openai.formats import check_alone
-from snugvl.server.openai.media import MediaSource
-from snugvl.server.openai.responses_answer import finished, new_response, output_of
-from snugvl.server.openai.responses_document import ResponseAnswer
-from snugvl.server.openai.responses_input import conversation_of
-from snugvl.server.openai.responses_schema import LOGPROBS, ResponseRequest
-from snugvl.server.openai.responses_stream import ResponseEvents
-from snugvl.server.openai.sampling import blaming
-from snugvl.server.openai.upload import UploadRoute, attachments_of, multipart_document
-from snugvl.server.streaming import event_stream
+from snugvl.server.errors import error_body
+from snugvl.server.generation import Finished, Reader, complete, generate, split_calls
+from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer, new_id, now, token_logprobs
+from snugvl.server.openai.constraints import check_alone
+from snugvl.server.openai.document import ResponseAnswer
+from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
+from snugvl.server.openai.responses_request import LOGPROBS, ResponseRequest, conversation_of
+from snugvl.server.openai.sampling import rename_fields
+from snugvl.server.streaming import Event, compact, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
 
@@ -42,16 +44,17 @@ async def create_response(body: ResponseRequest, http: HttpRequest) -> Response:
     context = context_of(http)
     model = context.check_model(body.model)
     media = MediaSource(context.intake, attachments_of(http))
-    with blaming(NAMES):
+    with rename_fields(NAMES):
         request = await _request(body, media)
         response = new_response(body, model)
         if body.stream:
-            events = ResponseEvents(response, context.call_parser(request.tools))
-            generation = await generate(context, request)
-            return event_stream(http, context, events.run(generation), on_error=events.failed)
+            reader = Reader(await generate(context, request), context.call_parser(request.tools))
+            events = ResponseEvents(response, reader)
+            return event_stream(http, context, events.run(), on_error=events.failure_event)
         choices, usage = await complete(context, request)
     output = output_of(choices[0], context.call_parser(request.tools))
-    return json_answer(finished(response, output, choices[0].finish_reason, usage))
+    complete_answer = choices[0].finish_reason != "length"
+    return json_answer(finish_response(response, output, usage, complete=complete_answer))
 
 
 async def _request(body: ResponseRequest, media: MediaSource) -> Request:
@@ -73,3 +76,236 @@ async def _request(body: ResponseRequest, media: MediaSource) -> Request:
     messages = await conversation_of(body.input, body.instructions, media)
     media.check_all_used()
     return Request(messages, sampling, tools=tools, grammar=grammar)
+
+
+def new_response(body: ResponseRequest, model: str) -> dict[str, Any]:
+    """A response that has only begun: what was asked, and no output yet."""
+    echoed = {"text", "tools", "tool_choice"}
+    shown = body.model_dump(mode="json", by_alias=True, exclude_unset=True, include=echoed)
+    text = shown.get("text") or {}
+    return {
+        "id": new_id("resp_"),
+        "object": "response",
+        "created_at": now(),
+        "status": "in_progress",
+        "background": False,
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": body.temperature or 0.0,
+        "text": {"format": text.get("format") or {"type": "text"}},
+        "tool_choice": shown.get("tool_choice") or "auto",
+        "tools": [_tool(tool) for tool in shown.get("tools") or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+    }
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"description": None, "parameters": None, "strict": None, **tool}
+
+
+def finish_response(
+    response: dict[str, Any], output: list[dict[str, Any]], usage: Usage, *, complete: bool
+) -> dict[str, Any]:
+    """`response` with its output. `complete`: whether the answer ended before its token limit."""
+    if not complete:
+        output = [*output[:-1], {**output[-1], "status": "incomplete"}]
+    return {
+        **response,
+        "status": "completed" if complete else "incomplete",
+        "completed_at": now() if complete else None,
+        "incomplete_details": None if complete else {"reason": "max_output_tokens"},
+        "output": output,
+        "usage": {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": 0,
+                "cache_write_tokens": 0,
+                "image_tokens": usage.image_tokens,
+            },
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        },
+    }
+
+
+def output_of(choice: Finished, parser: CallParser | None) -> list[dict[str, Any]]:
+    """The items of a complete answer; one message at least, be it empty."""
+    text, calls = split_calls(choice.text, parser)
+    items = [call_item(call) for call in calls]
+    if text or not items:
+        items.insert(0, message_item(new_id("msg_"), text, choice.logprobs))
+    return items
+
+
+def message_item(item_id: str, text: str, logprobs: Sequence[Logprob]) -> dict[str, Any]:
+    """A message that is complete."""
+    return {
+        "id": item_id,
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [text_part(text, logprobs)],
+    }
+
+
+def text_part(text: str, logprobs: Sequence[Logprob] = ()) -> dict[str, Any]:
+    """The one part of a message."""
+    return {
+        "type": "output_text",
+        "text": text,
+        "annotations": [],
+        "logprobs": token_logprobs(logprobs),
+    }
+
+
+def call_item(call: ToolCall, item_id: str | None = None, status: str = "completed") -> dict[str, Any]:
+    """A call."""
+    return {
+        "id": item_id or new_id("fc_"),
+        "type": "function_call",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+        "status": status,
+    }
+
+
+class ResponseEvents:
+    """The named events of one response: counts them, and opens and closes items as text and calls come.
+
+    response.created, response.in_progress
+    for each message:  output_item.added, content_part.added, output_text.delta …, output_text.done,
+                       content_part.done, output_item.done
+    for each call:     output_item.added, function_call_arguments.delta …, function_call_arguments.done,
+                       output_item.done
+    response.completed | response.incomplete | response.failed
+    """
+
+    def __init__(self, response: dict[str, Any], reader: Reader) -> None:
+        self._response = response
+        self._reader = reader
+        self._count = 0  # of events so far
+        self._output: list[dict[str, Any]] = []  # items that are complete
+        self._item_id = ""  # of the open item, which is a text or a call
+        self._text: str | None = None
+        self._call: ToolCall | None = None
+        self._logprobs: list[Logprob] = []  # of the open text
+
+    async def run(self) -> AsyncGenerator[Event]:
+        """All events from the first to the last.
+
+        Raises:
+            SnugvlError: the engine failed; `failure_event` makes the last event of that.
+        """
+        async with self._reader.generation:
+            yield self._event("response.created", response=self._response)
+            yield self._event("response.in_progress", response=self._response)
+            async for piece in self._reader:
+                for event in self._events(piece):
+                    yield event
+        if not self._output and self._text is None and self._call is None:
+            for event in self._open_text():  # an empty answer is an empty message
+                yield event
+        length = self._reader.length
+        for event in self._close("incomplete" if length else "completed"):
+            yield event
+        usage = self._reader.generation.usage
+        response = finish_response(self._response, self._output, usage, complete=not length)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def failure_event(self, error: Exception) -> Event:
+        """The last event of a response that failed."""
+        code = "rate_limit_exceeded" if isinstance(error, QueueFull) else "server_error"
+        message = error_body(error, "openai")["error"]["message"]
+        response = {**self._response, "status": "failed", "error": {"code": code, "message": message}}
+        return self._event("response.failed", response={**response, "output": self._output})
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        number, self._count = self._count, self._count + 1
+        return Event(compact({"type": kind, "sequence_number": number, **fields}), kind)
+
+    def _item_event(self, kind: str, **fields: Any) -> Event:
+        """An event of the open item."""
+        return self._event(f"response.{kind}", output_index=len(self._output), **fields)
+
+    def _events(self, piece: ToolEvent) -> Iterator[Event]:
+        match piece:
+            case TextPiece(text=text):
+                yield from self._extend_text(text)
+            case CallStarted(id=call_id, name=name):
+                yield from self._open_call(ToolCall(call_id, name, ""))
+            case CallArguments(fragment=fragment):
+                yield self._extend_call(fragment)
+
+    def _extend_text(self, text: str) -> Iterator[Event]:
+        if self._text is None:
+            yield from self._open_text()
+        shown = self._reader.take_logprobs()
+        self._logprobs += shown
+        self._text = (self._text or "") + text
+        yield self._item_event(
+            "output_text.delta",
+            item_id=self._item_id,
+            content_index=0,
+            delta=text,
+            logprobs=token_logprobs(shown),
+        )
+
+    def _open_text(self) -> Iterator[Event]:
+        yield from self._close("completed")
+        self._item_id, self._text, self._logprobs = new_id("msg_"), "", []
+        item = {**message_item(self._item_id, "", ()), "status": "in_progress", "content": []}
+        yield self._item_event("output_item.added", item=item)
+        yield self._item_event(
+            "content_part.added", item_id=self._item_id, content_index=0, part=text_part("")
+        )
+
+    def _open_call(self, call: ToolCall) -> Iterator[Event]:
+        yield from self._close("completed")
+        self._reader.take_logprobs()  # those of calls are not sent
+        self._item_id, self._call = new_id("fc_"), call
+        yield self._item_event("output_item.added", item=call_item(call, self._item_id, "in_progress"))
+
+    def _extend_call(self, fragment: str) -> Event:
+        assert self._call is not None, "arguments follow the start of their call"
+        self._reader.take_logprobs()
+        self._call = replace(self._call, arguments=self._call.arguments + fragment)
+        return self._item_event("function_call_arguments.delta", item_id=self._item_id, delta=fragment)
+
+    def _close(self, status: str) -> Iterator[Event]:
+        """End the open item, if there is one."""
+        item_id, text, call = self._item_id, self._text, self._call
+        if text is not None:
+            part = text_part(text, self._logprobs)
+            item = {**message_item(item_id, text, self._logprobs), "status": status}
+            where = {"item_id": item_id, "content_index": 0}
+            yield self._item_event("output_text.done", **where, text=text, logprobs=part["logprobs"])
+            yield self._item_event("content_part.done", **where, part=part)
+        elif call is not None:
+            item = call_item(call, item_id, status)
+            yield self._item_event(
+                "function_call_arguments.done", item_id=item_id, name=call.name, arguments=call.arguments
+            )
+        else:
+            return
+        yield self._item_event("output_item.done", item=item)
+        self._output.append(item)
+        self._text = self._call = None

@@ -42,7 +42,7 @@ class StreamOptions(Exact):
     )
 
 
-class Sampling(Exact):
+class SamplingFields(Exact):
     """OpenAI's sampling fields, and vLLM's additions from `top_k` on."""
 
     temperature: Temperature | None = None
@@ -61,7 +61,7 @@ class Sampling(Exact):
     ignore_eos: bool | None = None
 
 
-def sampling_of(fields: Sampling, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     """The parameters of a request; what it leaves out is greedy and neutral."""
     given = {
         "temperature": fields.temperature,
@@ -87,7 +87,7 @@ def sampling_of(fields: Sampling, *, max_tokens: int | None, logprobs: int | Non
 
 
 @contextmanager
-def blaming(names: Mapping[str, str]) -> Iterator[None]:
+def rename_fields(names: Mapping[str, str]) -> Iterator[None]:
     """Errors of the engine speak of fields of its own requests: here they get the names of the protocol.
 
     Args:

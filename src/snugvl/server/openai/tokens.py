@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 
 from snugvl.errors import RequestError
@@ -11,10 +11,9 @@ from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.fields import Strict
 from snugvl.server.generation import counting, tokens_of
+from snugvl.server.openai.constraints import MAX_TOOLS, ChatTool, chat_tool_use
 from snugvl.server.openai.media import MediaSource
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
-from snugvl.server.openai.tools import MAX_TOOLS, ChatTool, chat_tool_use
-from snugvl.server.reports import DetokenizeReport, TokenizeReport
 
 MAX_IDS = 262_144  # the longest context there is
 
@@ -43,6 +42,21 @@ class DetokenizeRequest(Strict):
         list[Annotated[int, Field(ge=0, lt=2**31, strict=True)]],
         Field(max_length=MAX_IDS, fail_fast=True),
     ]
+
+
+class TokenizeReport(BaseModel):
+    """A prompt as the model reads it, in vLLM's form."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    image_tokens: int = Field(description="How many of `tokens` stand for pictures.")
+
+
+class DetokenizeReport(BaseModel):
+    """The text of token ids, in vLLM's form."""
+
+    prompt: str
 
 
 @router.post("/tokenize")

@@ -1,36 +1,49 @@
-"""POST /v1/vision/caption, ask, scene, detect: a picture in, a typed result out."""
+"""POST /v1/vision/caption, ask, scene, detect: a picture in, a typed result out, complete or as events."""
 
 import asyncio
+import io
+from collections.abc import AsyncGenerator, Callable
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter
-from starlette.requests import Request
+from PIL.Image import Image
+from pydantic import BaseModel
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from snugvl.backends.protocol import Request
+from snugvl.errors import OutputError, RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
-from snugvl.server.generation import generate
-from snugvl.server.streaming import event_stream, events_document
-from snugvl.server.vision.answers import answer, drawn, events
-from snugvl.server.vision.received import Bodies, Source, picture, pictures
-from snugvl.server.vision.schemas import (
+from snugvl.server.generation import Generation, complete, generate
+from snugvl.server.streaming import Event, compact, event_stream, events_document
+from snugvl.server.vision.requests import (
     AnswerResponse,
     AskOptions,
     AskRequest,
+    Bodies,
     CaptionOptions,
     CaptionRequest,
     CaptionResponse,
     DetectionsResponse,
     DetectOptions,
     DetectRequest,
+    PictureSource,
+    Received,
     SceneOptions,
     SceneRequest,
     SceneResponse,
+    TaskOptions,
 )
-from snugvl.tasks import ask, caption, detect, export, scene
+from snugvl.tasks import ask, caption, detect, draw, export, scene
 from snugvl.tasks.results import Detections, Reply
+
+SHOWN: Final = 2000  # characters of the model's text in an error
+
+ResultT = TypeVar("ResultT", bound=BaseModel)
+
 
 router = APIRouter(prefix="/v1/vision", tags=["vision"], route_class=JsonRoute)
 
@@ -49,15 +62,13 @@ PNG: Final[dict[str, Any]] = {"image/png": {"schema": {"type": "string", "format
     responses={200: {"content": EVENTS}},
     openapi_extra=CAPTION.openapi(),
 )
-async def post_caption(http: Request) -> Any:
+async def post_caption(http: HttpRequest) -> Any:
     """Describe a picture, in one sentence or in detail."""
-    context = context_of(http)
-    received = await CAPTION.read(http)
-    options = received.options
-    name, capabilities = context.check_model(options.model), context.capabilities
-    shown = await picture(context, received.sources)
+    task = await CAPTION.read(http)
+    options, name, capabilities = task.options, task.model, task.capabilities
+    picture = await task.picture()
     request = caption.request(
-        shown,
+        picture,
         capabilities,
         detail=options.detail,
         sampling=options.sampling(),
@@ -68,21 +79,19 @@ async def post_caption(http: Request) -> Any:
         return CaptionResponse(model=name, **dict(caption.result(reply)))
 
     if options.stream:
-        return event_stream(http, context, events(await generate(context, request), options, finish))
-    return await answer(context, request, options, finish)
+        return await _stream(http, request, options, finish)
+    return await _answer(task, request, finish)
 
 
 @router.post(
     "/ask", response_model=AnswerResponse, responses={200: {"content": EVENTS}}, openapi_extra=ASK.openapi()
 )
-async def post_ask(http: Request) -> Any:
+async def post_ask(http: HttpRequest) -> Any:
     """Answer a question about one picture, or about several together."""
-    context = context_of(http)
-    received = await ASK.read(http)
-    options = received.options
-    name, capabilities = context.check_model(options.model), context.capabilities
+    task = await ASK.read(http)
+    options, name, capabilities = task.options, task.model, task.capabilities
     request = ask.request(
-        await pictures(context, received.sources),
+        await task.pictures(),
         options.question,
         capabilities,
         sampling=options.sampling(),
@@ -93,23 +102,19 @@ async def post_ask(http: Request) -> Any:
         return AnswerResponse(model=name, **dict(ask.result(reply)))
 
     if options.stream:
-        return event_stream(http, context, events(await generate(context, request), options, finish))
-    return await answer(context, request, options, finish)
+        return await _stream(http, request, options, finish)
+    return await _answer(task, request, finish)
 
 
 @router.post("/scene", response_model=SceneResponse, openapi_extra=SCENE.openapi())
-async def post_scene(http: Request) -> Any:
+async def post_scene(http: HttpRequest) -> Any:
     """Analyse a picture: summary, setting, objects with counts and positions, written text, relations."""
-    context = context_of(http)
-    received = await SCENE.read(http)
-    options = received.options
-    name, capabilities = context.check_model(options.model), context.capabilities
+    task = await SCENE.read(http)
+    options, name, capabilities = task.options, task.model, task.capabilities
     scene.check(capabilities)
-    shown = await picture(context, received.sources)
-    request = scene.request(shown, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels)
-    return await answer(
-        context, request, options, lambda reply: SceneResponse(model=name, **dict(scene.result(reply)))
-    )
+    picture = await task.picture()
+    request = scene.request(picture, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels)
+    return await _answer(task, request, lambda reply: SceneResponse(model=name, **dict(scene.result(reply))))
 
 
 @router.post(
@@ -118,32 +123,87 @@ async def post_scene(http: Request) -> Any:
     responses={200: {"content": PNG}},
     openapi_extra=DETECT.openapi(),
 )
-async def post_detect(http: Request) -> Any:
+async def post_detect(http: HttpRequest) -> Any:
     """Find objects: boxes in pixels of the picture that was sent, a COCO data set, or a drawn picture."""
-    context = context_of(http)
-    received = await DETECT.read(http)
-    options = received.options
-    names = detect.check_names(options.objects)
-    name, capabilities = context.check_model(options.model), context.capabilities
+    task = await DETECT.read(http)
+    names = detect.check_names(task.options.objects)
+    options, name, capabilities = task.options, task.model, task.capabilities
     detect.check(names, capabilities)
-    shown = await picture(context, received.sources)
+    picture = await task.picture()
     request = detect.request(
-        shown, names, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
+        picture, names, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels
     )
 
     def finish(reply: Reply) -> Detections:
-        return detect.result(reply, shown.image.size, names, capabilities, max_pixels=options.max_pixels)
+        return detect.result(reply, picture.image.size, names, capabilities, max_pixels=options.max_pixels)
 
-    found = await answer(context, request, options, finish)
+    found = await _answer(task, request, finish)
     if options.format == "png":
-        return Response(await drawn(shown.image, found), media_type="image/png")
+        return Response(await asyncio.to_thread(_png, picture.image, found), media_type="image/png")
     if options.format == "coco":
-        data_set = await asyncio.to_thread(export.coco, [(_file_name(received.sources[0]), found)], names)
+        data_set = await asyncio.to_thread(export.coco, [(_file_name(task.sources[0]), found)], names)
         return Response(data_set, media_type="application/json")
     return DetectionsResponse(model=name, **dict(found))
 
 
-def _file_name(source: Source) -> str:
+async def _answer(task: Received[Any], request: Request, finish: Callable[[Reply], ResultT]) -> ResultT:
+    """The response to a task, complete.
+
+    Raises:
+        OutputError: the model's answer isn't what the task asked for; the message shows it.
+        RequestError: it isn't because `max_tokens` cut it.
+    """
+    (choice,), usage = await complete(task.context, request)
+    reply = Reply(text=choice.text, finish_reason=choice.finish_reason, usage=usage)
+    return _result(reply, task.options, finish)
+
+
+async def _stream(
+    http: HttpRequest, request: Request, options: TaskOptions, finish: Callable[[Reply], BaseModel]
+) -> Response:
+    """The response to a task as events."""
+    context = context_of(http)
+    return event_stream(http, context, _events(await generate(context, request), options, finish))
+
+
+async def _events(
+    generation: Generation, options: TaskOptions, finish: Callable[[Reply], BaseModel]
+) -> AsyncGenerator[Event]:
+    """The pieces of a task's answer as they come, then its result."""
+    text, finish_reason = "", ""
+    async with generation:
+        async for delta in generation:
+            text += delta.text
+            finish_reason = delta.finish_reason or finish_reason
+            if delta.text:
+                yield Event(compact({"delta": delta.text}))
+    reply = Reply(text=text, finish_reason=finish_reason, usage=generation.usage)
+    response = _result(reply, options, finish)
+    yield Event(compact({"result": response.model_dump(mode="json")}))
+
+
+def _result(reply: Reply, options: TaskOptions, finish: Callable[[Reply], ResultT]) -> ResultT:
+    try:
+        return finish(reply)
+    except OutputError as error:
+        if reply.truncated and options.max_tokens is not None:
+            raise RequestError(
+                f"max_tokens {options.max_tokens} cut the answer before there was a result in it; "
+                "allow more, or leave it out",
+                field="max_tokens",
+            ) from None
+        said = reply.text if len(reply.text) <= SHOWN else f"{reply.text[:SHOWN]}…"
+        raise OutputError(f"{error}; the model said: {said!r}", text=reply.text) from None
+
+
+def _png(image: Image, detections: Detections) -> bytes:
+    """A PNG of `image` with boxes and labels on it."""
+    file = io.BytesIO()
+    draw.annotate(image, detections).save(file, "PNG")
+    return file.getvalue()
+
+
+def _file_name(source: PictureSource) -> str:
     """What a COCO data set calls the picture: the uploaded file's name, or the last part of its URL."""
     if isinstance(source.value, str) and source.value.startswith(("http://", "https://")):
         return PurePosixPath(urlsplit(source.value).path).name or source.name

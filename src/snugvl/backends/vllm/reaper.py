@@ -1,13 +1,13 @@
 """Stands between the server and vLLM, so that nothing of vLLM outlives it: run as a script, on its own.
 
-    server ──(pipe: its end is the word to stop)──► nanny ──► vLLM's server ──► EngineCore ──► workers …
+    server ──(pipe: its end is the word to stop)──► reaper ──► vLLM's server ──► EngineCore ──► workers …
 
 vLLM's processes have processes of their own. When one of them is killed the others may stay, with the GPU's
-memory. The nanny adopts every orphan among its descendants (PR_SET_CHILD_SUBREAPER), so it can end them all:
+memory. The reaper adopts every orphan among its descendants (PR_SET_CHILD_SUBREAPER), so it can end them all:
 when vLLM's server has ended, when it is told to (by the pipe or by SIGTERM), and when the server that started
 it is gone, however it went. It ends as vLLM's server did: with its exit code, or by its signal.
 
-    nanny.py GRACE_SECONDS COMMAND…      standard input: the pipe
+    reaper.py GRACE_SECONDS COMMAND…      standard input: the pipe
 """
 
 import ctypes
@@ -35,7 +35,7 @@ def main(grace_s: float, command: list[str]) -> NoReturn:
         ctypes.CDLL(None).prctl(option, value)
     try:
         child = subprocess.Popen(  # noqa: S603 (what the user asked for)
-            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_the_nanny
+            command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_the_reaper
         )
     except OSError as error:
         sys.stderr.write(f"{command[0]} can't be started: {error.strerror}\n")
@@ -43,7 +43,7 @@ def main(grace_s: float, command: list[str]) -> NoReturn:
         os._exit(NOT_FOUND)
     status = _wait(child.pid, wake)
     if status is None:
-        status = _ask(child.pid, grace_s)
+        status = _terminate(child.pid, grace_s)
     _kill_all()
     _end(signal.SIGKILL if status is None else status)
 
@@ -64,7 +64,7 @@ def _end_the_pipe() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 
-def _die_with_the_nanny() -> None:
+def _die_with_the_reaper() -> None:
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
@@ -76,25 +76,25 @@ def _wait(pid: int, wake: int) -> int | None:
             return None
         with suppress(BlockingIOError):
             os.read(wake, 512)
-        status = _reaped(pid)
+        status = _reap(pid)
         if status is not None:
             return status
 
 
-def _ask(pid: int, grace_s: float) -> int | None:
+def _terminate(pid: int, grace_s: float) -> int | None:
     """SIGTERM, and time to follow it."""
     os.kill(pid, signal.SIGTERM)
     end = time.monotonic() + grace_s
     while time.monotonic() < end:
-        status = _reaped(pid)
+        status = _reap(pid)
         if status is not None:
             return status
         time.sleep(0.01)
     return None
 
 
-def _reaped(pid: int) -> int | None:
-    """Bury whoever is dead; the status of `pid` if it is among them."""
+def _reap(pid: int) -> int | None:
+    """Reap every child that has ended; the status of `pid` if it is among them."""
     found = None
     with suppress(ChildProcessError):
         while (dead := os.waitpid(-1, os.WNOHANG))[0]:

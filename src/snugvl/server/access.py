@@ -1,0 +1,202 @@
+"""What is refused before a body is read: strangers, foreign pages, and too much at once.
+
+A web page that a user happens to visit can make their browser send requests to 127.0.0.1. Two things stop
+it: on a loopback address only loopback names are answered (a name that was rebound to 127.0.0.1 is not one),
+and without API keys a request that a foreign page sent is refused. No CORS header is ever sent.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from snugvl.errors import QueueFull, RateLimited, Unauthorized
+from snugvl.server.record import current
+from snugvl.server.settings import ServerSettings, is_loopback
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+def open_to_all(path: str) -> bool:
+    """Whether a path needs no API key: health, and the files of the page, which hold no secret."""
+    return path in ("/", "/favicon.ico", "/health") or path.startswith(("/health/", "/page/"))
+
+
+class Auth:
+    """ASGI middleware: refuses before the body is read."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._digests = tuple(_digest(key) for key in settings.api_keys)
+        self._loopback = is_loopback(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check, then pass on."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            self._check_host(headers)
+            if self._digests:
+                if not open_to_all(scope["path"]):
+                    self._check_key(headers)
+            elif scope["method"] not in SAFE_METHODS:
+                _check_origin(headers)
+        await self._app(scope, receive, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if self._loopback and not is_loopback(_name(host)):
+            raise HTTPException(
+                403,
+                f"this server answers to localhost, not to {host[:100]!r}; "
+                "to serve other names, bind another address with --host and --api-key",
+            )
+
+    def _check_key(self, headers: Headers) -> None:
+        key = _key_of(headers)
+        if not key:
+            raise Unauthorized("no API key; send one as 'Authorization: Bearer KEY' or 'x-api-key: KEY'")
+        digest = _digest(key)
+        # Every key is compared, each in constant time: how long it takes says nothing.
+        if not sum(hmac.compare_digest(digest, known) for known in self._digests):
+            raise Unauthorized("the API key is wrong")
+        current().key = digest.hex()[:8]
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _key_of(headers: Headers) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return headers.get("x-api-key", "").strip()
+
+
+def _name(host: str) -> str:
+    """The name of a Host header, without its port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _check_origin(headers: Headers) -> None:
+    origin = headers.get("origin")
+    if origin is None:
+        return
+    try:
+        sender = urlsplit(origin).netloc
+    except ValueError:
+        sender = ""
+    if not sender or sender.lower() != headers.get("host", "").lower():
+        raise HTTPException(
+            403,
+            f"a page of {origin[:100]!r} may not use this server; "
+            "start it with --api-key to let programs of other origins in",
+        )
+
+
+MAX_HEADERS = 100
+Clock = Callable[[], float]
+
+
+class Bucket:
+    """A minute's worth of requests that fills up evenly."""
+
+    def __init__(self, per_minute: int, now: float) -> None:
+        self._per_minute = per_minute
+        self._left = float(per_minute)
+        self._at = now
+
+    def take(self, now: float) -> float:
+        """Take one; 0, or the seconds after which there is one."""
+        rate = self._per_minute / 60
+        self._left = min(self._per_minute, self._left + (now - self._at) * rate)
+        self._at = now
+        if self._left < 1:
+            return (1 - self._left) / rate
+        self._left -= 1
+        return 0.0
+
+
+class RateLimits:
+    """ASGI middleware. Only requests that do work (POST) are counted: health and metrics always answer."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, clock: Clock = time.monotonic) -> None:
+        self._app = app
+        self._settings = settings
+        self._clock = clock
+        self._running: dict[str, int] = {}  # per key; only keys that were let in, so it stays small
+        self._buckets: dict[str, Bucket] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse what is too much, pass the rest on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._check_headers(scope)
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        with self._running_request(current().key):
+            await self._app(scope, receive, send)
+
+    def _check_headers(self, scope: Scope) -> None:
+        headers = scope["headers"]
+        header_bytes = sum(len(name) + len(value) for name, value in headers)
+        limit = self._settings.max_header_bytes
+        if len(headers) > MAX_HEADERS:
+            raise HTTPException(431, f"{len(headers)} header lines; at most {MAX_HEADERS} are read")
+        if header_bytes > limit:
+            raise HTTPException(431, f"{header_bytes:,} bytes of headers; at most {limit:,} are read")
+
+    @contextmanager
+    def _running_request(self, key: str) -> Iterator[None]:
+        """Count a request as running while the block runs."""
+        settings = self._settings
+        total, own = sum(self._running.values()), self._running.get(key, 0)
+        if total >= settings.max_concurrent:
+            raise QueueFull(f"{total} requests are being served, which is the limit; try again in a moment")
+        if settings.key_concurrent is not None and own >= settings.key_concurrent:
+            raise RateLimited(f"this API key has {own} requests running, which is its limit")
+        self._take(key)
+        self._running[key] = own + 1
+        record = current()
+        try:
+            yield
+        finally:
+            if record.lingering is not None and not record.lingering.done():
+                record.lingering.add_done_callback(lambda ended: self._end(key, ended))
+            else:
+                self._leave(key)
+
+    def _end(self, key: str, ended: "asyncio.Future[object]") -> None:
+        if not ended.cancelled():
+            ended.exception()  # nobody is left to tell
+        self._leave(key)
+
+    def _leave(self, key: str) -> None:
+        self._running[key] -= 1
+        if not self._running[key]:
+            del self._running[key]
+
+    def _take(self, key: str) -> None:
+        per_minute = self._settings.key_requests_per_minute
+        if per_minute is None:
+            return
+        now = self._clock()
+        bucket = self._buckets.setdefault(key, Bucket(per_minute, now))
+        wait_s = bucket.take(now)
+        if wait_s:
+            raise RateLimited(
+                f"this API key may send {per_minute} requests a minute; the next in {wait_s:.1f} s",
+                retry_after_s=wait_s,
+            )
