@@ -94,7 +94,7 @@ class Job:
             self.fail(DeadlineExceeded(text))
 
 
-class Answer(LogitsProcessor):  # type: ignore[misc]
+class Answer(LogitsProcessor):
     """One choice of a request: samples its tokens, one at every call, and remembers what sampling needs.
 
     Attributes:
@@ -176,7 +176,7 @@ class Answer(LogitsProcessor):  # type: ignore[misc]
         return EngineError(f"the model's logits are not finite {self.where}")
 
 
-class Over(StoppingCriteria):  # type: ignore[misc]
+class Over(StoppingCriteria):
     """Ends `generate` when an answer is complete, or nobody wants it any more."""
 
     def __init__(self, answer: Answer) -> None:
