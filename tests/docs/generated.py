@@ -26,7 +26,8 @@ from snugvl.server.intake import urls
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.metrics import Metrics
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaOptions, ShowRequest
-from snugvl.server.openai import constraints, media, messages
+from snugvl.server.openai import constraints as asked
+from snugvl.server.openai import media, messages
 from snugvl.server.openai.chat import ChatCompletionRequest
 from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, CompletionRequest
 from snugvl.server.openai.responses_request import ResponseRequest
@@ -193,7 +194,7 @@ def limit_rows() -> list[Limit]:
         Limit("pictures and videos of a conversation", str(media.MAX_MEDIA)),
         Limit("pictures of `/v1/vision/ask`", str(vision.MAX_IMAGES)),
         Limit("files of an upload", str(media.MAX_FILES)),
-        Limit("tools", str(constraints.MAX_TOOLS)),
+        Limit("tools", str(asked.MAX_TOOLS)),
         Limit("stop sequences; their characters in all", f"{MAX_STOP}; {MAX_STOP_CHARACTERS:,}"),
         Limit("prompts of `/v1/completions`; choices of all", f"{MAX_PROMPTS}; {MAX_CHOICES}"),
         Limit("seconds that running requests get at the end", f"{s.drain_s:g}", "`--drain`"),

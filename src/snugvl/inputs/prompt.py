@@ -14,7 +14,7 @@ with it; transformers 4.57, with which Qwen3-VL was published, dropped it.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -297,12 +297,8 @@ class Processor:
         ids = self.tokenizer.encode(marked)
         go_on()
         count = len(ids) - len(runs) + image_tokens
-        if exactly and max_tokens is not None and count > max_tokens:
-            raise RequestTooLarge(
-                f"the prompt has {count:,} tokens ({image_tokens:,} of them for pictures), at most "
-                f"{max_tokens:,} fit; send fewer or smaller pictures (max_pixels), or less text",
-                field="messages",
-            )
+        if exactly:
+            check_length(count, image_tokens, max_tokens, "messages")
         if pictures is not None:
             ids = pictures.expanded(ids, runs)
         reasoning = opened(rendered) if self.template.thinks else None
@@ -324,28 +320,36 @@ class Processor:
             ids = tuple(self.tokenizer.encode(prompt, framed=True))
         else:
             ids = tuple(prompt)
-            self._check_ids(ids)
+            check_ids(ids, self.config.text.vocab_size, self.config.placeholders)
         if not ids:
             raise RequestError("the prompt is empty; it needs at least one token", field="prompt")
-        if max_tokens is not None and len(ids) > max_tokens:
-            raise RequestTooLarge(
-                f"the prompt has {len(ids):,} tokens, at most {max_tokens:,} fit; send less", field="prompt"
-            )
+        check_length(len(ids), 0, max_tokens, "prompt")
         return PreparedPrompt(ids, (), 0, bare=True)
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        vocab = self.config.text.vocab_size
-        placeholders = self.config.placeholders
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-                raise RequestError(
-                    f"a token id is a whole number from 0 to {vocab - 1}, not {token!r}", field="prompt"
-                )
-            if token in placeholders:
-                raise RequestError(
-                    f"token id {token} stands for a picture, which a bare prompt can't have; send messages",
-                    field="prompt",
-                )
+
+def check_length(tokens: int, image_tokens: int, most: int | None, field: str) -> None:
+    """Raise RequestTooLarge if a prompt has more than `most` tokens; `image_tokens` of them are pictures'."""
+    if most is None or tokens <= most:
+        return
+    pictures = f" ({image_tokens:,} of them for pictures)" if image_tokens else ""
+    less = "fewer or smaller pictures (max_pixels), or less text" if image_tokens else "less text"
+    raise RequestTooLarge(
+        f"the prompt has {tokens:,} tokens{pictures}, at most {most:,} fit; send {less}", field=field
+    )
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, placeholders: Collection[int]) -> None:
+    """Raise RequestError if a bare prompt has an id that the model doesn't have, or that is a picture's."""
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise RequestError(
+                f"a token id is a whole number from 0 to {vocab_size - 1}, not {token!r}", field="prompt"
+            )
+        if token in placeholders:
+            raise RequestError(
+                f"token id {token} stands for a picture, which a bare prompt can't have; send messages",
+                field="prompt",
+            )
 
 
 def _pictures(messages: Sequence[Message]) -> list[Picture | Video]:

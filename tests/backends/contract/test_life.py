@@ -18,9 +18,10 @@ LONG = asked(max_tokens=900)
 KEPT = asked(picture(), QUESTION, max_tokens=200)
 
 
-def load_is(service: EngineService, running: int) -> bool:
+def load_is(service: EngineService, requests: int) -> bool:
+    """Whether it has so many requests, running or (where one runs at a time) waiting."""
     snapshot = service.snapshot
-    return snapshot is not None and snapshot.load.running == running
+    return snapshot is not None and snapshot.load.running + snapshot.load.waiting == requests
 
 
 @pytest.mark.parametrize("leave", ["close", "drop", "cancel"])

@@ -1,18 +1,21 @@
 """Loaded tiny checkpoints, each once a session, and transformers' own `generate` beside them."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from snugvl.backends.protocol import Message
+from snugvl.backends.protocol import Delta, Message
+from snugvl.backends.receiver import Receiver
+from snugvl.backends.transformers.answer import Job, ModelPrompt
 from snugvl.backends.transformers.backend import TransformersBackend
 from snugvl.backends.transformers.engine import Limits, TransformersEngine
 from snugvl.backends.transformers.loading import load_engine
-from snugvl.backends.transformers.row import ModelPrompt, ModelRequest
+from snugvl.engine.request import TokenOutput
+from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.sampling import SamplingParams
 from tests.backends.transformers import families
 from tests.inputs.conftest import checkpoint, video_oracle  # noqa: F401 - fixtures
@@ -32,10 +35,18 @@ class Opened:
         self.preparer = self.backend._preparer
         self.model: Any = self.backend._engine.model
 
-    def engine(self, **limits: int) -> TransformersEngine:
-        """An engine of its own over the shared network, stepped by the test."""
-        values = {"context": 1024, "rows": 8, "cache_tokens": 8192} | limits
-        return TransformersEngine(self.model, Limits(**values), CPU, torch.float32)
+    @contextmanager
+    def engine(self, **limits: int) -> Iterator[TransformersEngine]:
+        """An engine of its own over the shared network."""
+        engine = TransformersEngine(self.model, Limits(**{"context": 1024} | limits), CPU, torch.float32)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    def job(self, prompt: ModelPrompt, sampling: SamplingParams = GREEDY, **changes: Any) -> "Asked":
+        """A request that keeps its tokens."""
+        return Asked(self.preparer.tokenizer, prompt, sampling, **changes)
 
     def prompt(self, *messages: Message) -> ModelPrompt:
         """A conversation as the network takes it."""
@@ -49,35 +60,52 @@ class Opened:
         return output[0, len(prompt.prompt.prompt_ids) :].tolist()  # type: ignore[no-any-return]
 
 
-def request(
-    name: str, prompt: ModelPrompt, sampling: SamplingParams = GREEDY, **changes: Any
-) -> ModelRequest:
-    made = ModelRequest(name, prompt, sampling, frozenset(), None, None, frozenset(prompt.prompt.prompt_ids))
-    return replace(made, **changes)
+class Kept(Receiver):
+    """A receiver that keeps the tokens of each choice. `seen` is called with every one of them."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: ModelPrompt, sampling: SamplingParams) -> None:
+        super().__init__(tokenizer, prompt.prompt, sampling, frozenset())
+        self.tokens: dict[int, list[int]] = {}
+        self.seen: Callable[[TokenOutput], None] = lambda _: None
+
+    def receive(self, output: TokenOutput) -> bool:
+        assert output.token_id is not None
+        self.tokens.setdefault(output.choice, []).append(output.token_id)
+        self.seen(output)
+        return super().receive(output)
 
 
-def run(
-    engine: TransformersEngine, requests: list[ModelRequest], *, late: tuple[str, ...] = (), after: int = 3
-) -> dict[str, list[int]]:
-    """Tokens of each choice by "name" or "name/choice"; requests in `late` come after so many steps."""
-    tokens: dict[str, list[int]] = {}
-    for each in requests:
-        if each.request_id not in late:
-            engine.add(each)
-    steps = 0
-    while engine.has_work:
-        for output in engine.step():
-            assert output.error is None, output.error
-            assert output.token_id is not None
-            name = f"{output.request_id}/{output.choice}" if output.choice else output.request_id
-            tokens.setdefault(name, []).append(output.token_id)
-        steps += 1
-        if steps == after:
-            for each in requests:
-                if each.request_id in late:
-                    engine.add(each)
-    assert engine.stats.faults == 0, "a batch failed, and its rows ran again alone"
-    return tokens
+class Asked(Job):
+    """A request with a receiver that keeps tokens."""
+
+    receiver: Kept
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: ModelPrompt, sampling: SamplingParams, **changes: Any
+    ) -> None:
+        super().__init__(prompt, sampling, frozenset(), Kept(tokenizer, prompt, sampling), **changes)
+
+    def wait(self) -> list[Delta]:
+        """The whole answer, or what ended it."""
+        deltas = []
+        while (delta := self.receiver.mailbox.get()) is not None:
+            deltas.append(delta)
+        return deltas
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the one choice."""
+        return self.receiver.tokens[0]
+
+
+def run(engine: TransformersEngine, jobs: dict[str, Asked]) -> dict[str, list[int]]:
+    """Tokens of each request; all are queued before the first is read."""
+    for job in jobs.values():
+        engine.submit(job)
+    for job in jobs.values():
+        job.wait()
+    assert engine.stats().faults == 0
+    return {name: job.tokens for name, job in jobs.items()}
 
 
 @pytest.fixture(scope="session")

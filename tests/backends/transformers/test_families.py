@@ -1,4 +1,4 @@
-"""Greedy tokens of many families equal to `generate` alone, in every company."""
+"""Greedy tokens of many families equal to those of `generate` alone, and what each family refuses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +8,11 @@ import pytest
 from PIL import Image
 
 from snugvl.backends.protocol import Message, Request, Text, user
-from snugvl.backends.transformers import cache
-from snugvl.backends.transformers.row import ModelPrompt
+from snugvl.backends.transformers.answer import ModelPrompt
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
 from tests.backends.transformers import families
-from tests.backends.transformers.conftest import GREEDY, Opened, request, run
+from tests.backends.transformers.conftest import Opened, run
 
 ALL = (*families.SEEING, *families.TEXTS, "qwen")
 
@@ -43,63 +42,29 @@ def prompts(opened: Opened) -> dict[str, ModelPrompt]:
     return made
 
 
-def same(got: dict[str, list[int]], opened: Opened, asked: dict[str, ModelPrompt]) -> None:
+@pytest.mark.parametrize("opened", ALL, indirect=True)
+def test_greedy_tokens_of_prompts_of_every_kind(opened: Opened) -> None:
+    asked = prompts(opened)
+    with opened.engine() as engine:
+        got = run(engine, {name: opened.job(prompt) for name, prompt in asked.items()})
+        assert engine.memory()["kv_cache"] == 0
+    assert len({tuple(tokens) for tokens in got.values()}) > 1
+    assert len({token for tokens in got.values() for token in tokens}) > 8
     for name, prompt in asked.items():
         assert got[name] == opened.expected(prompt), name
 
 
-@pytest.mark.parametrize("opened", ALL, indirect=True)
-def test_greedy_tokens_among_strangers_who_come_and_go(opened: Opened) -> None:
-    asked = prompts(opened)
-    engine = opened.engine()
-    brief = request(
-        "brief", asked["long"], SamplingParams(max_tokens=4, ignore_eos=True)
-    )  # the longest leaves
-    requests = [brief, *(request(name, prompt) for name, prompt in asked.items())]
-    names = list(asked)
-    got = run(engine, requests, late=tuple(names[1::2]), after=6)
-    assert got.pop("brief") == opened.expected(asked["long"])[:4]
-    assert len({tuple(tokens) for tokens in got.values()}) > 1
-    assert len({token for tokens in got.values() for token in tokens}) > 8
-    same(got, opened, asked)
-    assert engine.memory()["kv_cache"] == 0
-
-
-@pytest.mark.parametrize("opened", ["gemma3", "qwen3_5"], indirect=True)
-def test_rows_that_were_left_alone_shrink_to_what_they_need(opened: Opened) -> None:
-    asked = prompts(opened)
-    engine = opened.engine()
-    engine.add(request("long", asked["long"], SamplingParams(max_tokens=3, ignore_eos=True)))
-    engine.add(request("short", asked["short"]))
-    columns = []
-    while engine.has_work:
-        engine.step()
-        columns.append(0 if engine._batch is None else engine._batch.columns)
-    assert max(columns) > len(asked["long"].prompt.prompt_ids)
-    assert engine.stats.faults == 0
-    assert columns[-2] == len(asked["short"].prompt.prompt_ids) + GREEDY.max_tokens - 1
-
-
 @pytest.mark.parametrize("opened", ["gemma3", "qwen"], indirect=True)
-def test_rows_run_one_after_the_other_where_their_cache_is_a_stranger(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "_KNOWN", ())
-    asked = prompts(opened)
-    engine = opened.engine()
-    most = 0
-    twice = SamplingParams(max_tokens=5, n=2, ignore_eos=True)
-    for each in [request("n", asked["short"], twice), *(request(*item) for item in asked.items())]:
-        engine.add(each)
-    got: dict[str, list[int]] = {}
-    while engine.has_work:
-        for output in engine.step():
-            assert output.token_id is not None
-            got.setdefault(f"{output.request_id}{output.choice}", []).append(output.token_id)
-        most = max(most, engine.stats.running)
-    assert most == 1
-    same({name: got[f"{name}0"] for name in asked}, opened, asked)
-    assert got["n0"] == got["n1"] == got["short0"][:5]
+def test_choices_are_answers_of_their_own(opened: Opened) -> None:
+    """With two pictures: repeated as rows of a batch, families would give them to the wrong rows."""
+    prompt = prompts(opened)["two pictures"]
+    twice = SamplingParams(max_tokens=5, n=3, ignore_eos=True)
+    sampled = SamplingParams(max_tokens=12, n=3, ignore_eos=True, temperature=1.0, seed=5)
+    greedy, drawn = opened.job(prompt, twice), opened.job(prompt, sampled)
+    with opened.engine() as engine:
+        run(engine, {"greedy": greedy, "drawn": drawn})
+    assert greedy.receiver.tokens == dict.fromkeys(range(3), opened.expected(prompt, 5))
+    assert len({tuple(tokens) for tokens in drawn.receiver.tokens.values()}) == 3
 
 
 @pytest.mark.parametrize("opened", [*families.SEEING, "qwen"], indirect=True)

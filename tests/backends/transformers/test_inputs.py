@@ -12,8 +12,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from snugvl.backends.protocol import Message, Picture, Request, Text, Tool, ToolUse, Video, user
+from snugvl.backends.transformers.opening import DecodedTokenizer, tokenizer_of
 from snugvl.backends.transformers.resolution import resolution_of
-from snugvl.backends.transformers.tokenizer import DecodedTokenizer, tokenizer_of
 from snugvl.errors import ImageError, RequestError, RequestTooLarge, UnsupportedModel
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.sampling import SamplingParams

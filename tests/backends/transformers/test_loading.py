@@ -14,8 +14,8 @@ from PIL import Image
 from snugvl.backends.protocol import Picture, Request, user
 from snugvl.backends.transformers import requirements
 from snugvl.backends.transformers.loading import load_engine, load_hosted
-from snugvl.backends.transformers.opening import open_checkpoint, skeleton_of
-from snugvl.backends.transformers.placement import checked, without_tower
+from snugvl.backends.transformers.network import checked, skeleton_of, without_tower
+from snugvl.backends.transformers.opening import open_checkpoint
 from snugvl.backends.wire import EngineChoice
 from snugvl.errors import (
     CheckpointError,
@@ -29,7 +29,7 @@ from snugvl.hardware import host
 from snugvl.sampling import SamplingParams
 from tests import checkpoints
 from tests.backends.transformers import families
-from tests.backends.transformers.conftest import CPU, Opened
+from tests.backends.transformers.conftest import CPU, Opened, run
 from tests.inputs.conftest import write_checkpoint
 
 SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -146,11 +146,10 @@ def test_foreign_code_runs_only_by_flag(foreign: Path) -> None:
         load_engine(foreign, device="cpu")
 
 
-def test_trusted_code_runs_one_row_at_a_time(foreign: Path) -> None:
+def test_trusted_code_runs(foreign: Path) -> None:
     backend = load_engine(foreign, device="cpu", context=256, trust_remote_code=True).backend
     streams = [backend.submit(Request((user(text),), SAMPLING)) for text in ("Hi", "What?")]
     assert all(list(stream) for stream in streams)
-    assert not backend._engine._shares
     assert backend.capabilities.architecture == "OwnModel"
     backend.close()
 
@@ -272,11 +271,9 @@ def test_weights_that_wait_elsewhere_answer_the_same(qwen: Opened) -> None:
     cpu_offload(qwen.model, CPU)
     try:
         assert all(parameter.device.type == "meta" for parameter in qwen.model.parameters())
-        engine = qwen.engine()
-        from tests.backends.transformers.conftest import request, run
-
-        twice = [request("one", prompt), request("two", prompt)]
-        assert run(engine, twice) == {"one": expected, "two": expected}
+        with qwen.engine() as engine:
+            got = run(engine, {"one": qwen.job(prompt), "two": qwen.job(prompt)})
+        assert got == {"one": expected, "two": expected}
     finally:
         remove_hook_from_submodules(qwen.model)
 

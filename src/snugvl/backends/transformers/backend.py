@@ -1,23 +1,34 @@
-"""transformers in this process: prompts are prepared in the caller's thread, tokens made in the engine's."""
+"""A loaded model of transformers as a backend: put together, asked, measured.
+
+Prompts are prepared in the caller's thread, tokens made in the engine's (`engine.py`).
+"""
 
 import weakref
 from collections.abc import Mapping
-from functools import partial
-from itertools import count
+from dataclasses import dataclass, replace
 from time import monotonic
+from typing import Any
 
+import torch
+
+from snugvl.backends.measure import Meter
 from snugvl.backends.protocol import Capabilities, GoOn, Message, Request, ToolUse, going_on
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.service import Load, Tokens
-from snugvl.backends.streams import ReceiverStream, check_combination, check_pictures, deliver, fail_all
+from snugvl.backends.streams import ReceiverStream, check_combination, check_pictures
+from snugvl.backends.transformers.answer import Job, ModelPrompt
 from snugvl.backends.transformers.engine import TransformersEngine
+from snugvl.backends.transformers.network import HOST_WEIGHTS, split_bytes
+from snugvl.backends.transformers.opening import Checkpoint, Inputs, tokenizer_of
 from snugvl.backends.transformers.prompts import Preparer
-from snugvl.backends.transformers.pulse import Pulse, Reading
-from snugvl.backends.transformers.row import ModelPrompt, ModelRequest
-from snugvl.backends.worker import EngineWorker
+from snugvl.backends.transformers.resolution import Resolution, resolution_of
+from snugvl.backends.transformers.sizes import Costs, fit, longest
 from snugvl.engine.sampling.grammar import TokenGrammar
-from snugvl.errors import EngineError, RequestError
+from snugvl.errors import RequestError
+from snugvl.hardware import host
 from snugvl.inputs.grammar import GrammarCompiler
+from snugvl.ledger import Ledger, LedgerRow
+from snugvl.place import Place
 
 
 class TransformersBackend:
@@ -36,16 +47,8 @@ class TransformersBackend:
         self._capabilities = capabilities
         self._weights = dict(weights)
         self._grammars = GrammarCompiler(preparer.tokenizer, preparer.vocab_size, preparer.tool_form)
-        self._receivers: dict[str, Receiver] = {}  # touched by the engine's thread only
-        self._ids = count()
-        pulse = Pulse(engine.model)
-        self._memory = Reading(engine.memory, pulse)
-        self._stats = Reading(lambda: engine.stats, pulse)
-        # The worker must not hold this backend: dropped without `close`, it stops its thread, also at exit.
-        self._worker = EngineWorker(
-            engine, partial(deliver, engine.abort, self._receivers), partial(fail_all, self._receivers)
-        )
-        weakref.finalize(self, self._worker.close)
+        # The engine's thread doesn't hold this backend: dropped without `close`, it ends that, also at exit.
+        weakref.finalize(self, engine.close)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -53,7 +56,7 @@ class TransformersBackend:
         return self._capabilities
 
     def submit(self, request: Request, go_on: GoOn = going_on) -> ReceiverStream:
-        """Prepare and start a request; it runs whether or not the stream is read.
+        """Prepare and queue a request; it runs whether or not the stream is read.
 
         Args:
             go_on: called while it is prepared; nothing is started where it raises.
@@ -64,21 +67,12 @@ class TransformersBackend:
         """
         check_combination(request)
         check_pictures(request, self._capabilities)
-        self._check_ids(request)
+        self._check_bias(request)
         grammar = self._grammar(request, go_on)  # before the pictures, which cost more
         prompt = self._prompt(request, go_on)
         go_on()
         tokenizer = self._preparer.tokenizer
         stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
-        model_request = ModelRequest(
-            request_id=str(next(self._ids)),
-            prompt=prompt,
-            sampling=request.sampling,
-            stop_ids=stop_ids,
-            deadline=None if request.deadline_s is None else monotonic() + request.deadline_s,
-            grammar=grammar,
-            vocabulary=frozenset(prompt.prompt.prompt_ids),
-        )
         receiver = Receiver(
             tokenizer,
             prompt.prompt,
@@ -87,17 +81,18 @@ class TransformersBackend:
             calls=None if request.tools is None else self._preparer.tool_form,
             grammar=request.grammar is not None,
         )
-        self._worker.call(lambda: self._add(model_request, receiver))
-        return ReceiverStream(partial(self.abort, model_request.request_id), receiver)
+        deadline = None if request.deadline_s is None else monotonic() + request.deadline_s
+        job = Job(prompt, request.sampling, stop_ids, receiver, deadline, grammar)
+        self._engine.submit(job)
+        return ReceiverStream(job.drop, receiver)
 
     def memory(self) -> Mapping[str, int]:
         """Bytes held, by component."""
-        held = self._memory.now(self._worker.ask)
-        return {"weights": sum(self._weights.values()), **held}
+        return {"weights": sum(self._weights.values()), **self._engine.memory()}
 
     def stats(self) -> Load:
-        """What the engine is doing; as it was before the present step, where that lasts."""
-        return self._stats.now(self._worker.ask)
+        """What the engine is doing."""
+        return self._engine.stats()
 
     def tokenize(
         self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None, go_on: GoOn = going_on
@@ -127,15 +122,10 @@ class TransformersBackend:
 
     def close(self) -> None:
         """End all requests with an error and stop the engine. Safe to call twice."""
-        self._worker.close()
+        self._engine.close()
         self._grammars.close()
-        fail_all(self._receivers, EngineError("the model was closed while this request was running"))
 
-    def abort(self, request_id: str) -> None:
-        """End a request and free what it holds; unknown ids are ignored."""
-        self._worker.post(lambda: self._abort(request_id))
-
-    def _check_ids(self, request: Request) -> None:
+    def _check_bias(self, request: Request) -> None:
         vocab = self._preparer.vocab_size
         for token in request.sampling.logit_bias:
             if not 0 <= token < vocab:
@@ -159,12 +149,140 @@ class TransformersBackend:
             return None
         return self._grammars.compile(request.grammar, choices=request.sampling.n, go_on=go_on)
 
-    def _add(self, request: ModelRequest, receiver: Receiver) -> None:
-        self._engine.add(request)
-        self._receivers[request.request_id] = receiver
 
-    def _abort(self, request_id: str) -> None:
-        self._engine.abort(request_id)
-        receiver = self._receivers.pop(request_id, None)
-        if receiver is not None:
-            receiver.mailbox.close()
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """What was loaded, and how.
+
+    Attributes:
+        placed: module to device, or None for plain main memory.
+        parameters: of the files; 0 where they don't tell.
+    """
+
+    checkpoint: Checkpoint
+    inputs: Inputs
+    network: Any
+    place: Place
+    dtype: torch.dtype
+    placed: Mapping[str, str] | None
+    language_only: bool
+    parameters: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go: the GPU, unless nothing is there."""
+        on_gpu = self.placed is None or str(self.place.device) in self.placed.values()
+        return self.place.device if on_gpu else torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """A backend, its weights and what else is planned, in bytes by row of the ledger."""
+
+    backend: TransformersBackend
+    weights: Mapping[str, int]
+    planned: dict[str, int]
+
+
+def assemble(
+    parts: Parts,
+    *,
+    context: int | None,
+    max_pixels: int | None,
+    max_waiting: int | None,
+    weights: str,
+) -> Made:
+    """Decide how long a conversation may be, and start the engine.
+
+    Raises:
+        DoesNotFit: no room for a context beside the weights.
+        RequestError: `context` or `max_pixels` can't be had.
+        CheckpointError, UnsupportedModel: the tokenizer or the chat template can't be used.
+    """
+    config = parts.checkpoint.config
+    sees = parts.checkpoint.sees and not parts.language_only
+    resolution = resolution_of(parts.inputs.processor.image_processor, max_pixels) if sees else None
+    decided = fit(Costs.of(config, parts.dtype), longest(config), context, _free(parts), sees=sees)
+    limits = decided.limits if max_waiting is None else replace(decided.limits, max_waiting=max_waiting)
+    tokenizer = tokenizer_of(parts.checkpoint.folder, parts.inputs.tokenizer, _ends(parts.network))
+    engine = TransformersEngine(parts.network, limits, parts.device, parts.dtype)
+    preparer = Preparer(parts.checkpoint, parts.inputs, tokenizer, resolution, engine.vocab_size)
+    held = split_bytes(parts.network, parts.placed, parts.device)
+    capabilities = _capabilities(parts, preparer, resolution, limits.context, weights)
+    backend = TransformersBackend(engine, preparer, capabilities, held)
+    planned = {"KV cache": decided.cache_bytes, "workspace": decided.workspace_bytes}
+    return Made(backend, held, planned)
+
+
+def _capabilities(
+    parts: Parts, preparer: Preparer, resolution: Resolution | None, context: int, weights: str
+) -> Capabilities:
+    config, quantization = parts.checkpoint.config, parts.checkpoint.quantization
+    named = str(parts.dtype).removeprefix("torch.")
+    if weights in ("int8", "int4"):
+        stored = f"{weights} (bitsandbytes)"
+    elif quantization is not None and not parts.checkpoint.widened:
+        stored = str(quantization.get("quant_method", "quantised"))
+    else:
+        stored = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[named]
+    return Capabilities(
+        model=parts.checkpoint.name,
+        context_tokens=context,
+        images=resolution is not None,
+        video=preparer.videos,
+        max_pixels=0 if resolution is None else resolution.max_pixels,
+        min_pixels=0 if resolution is None else resolution.smallest,
+        engine="transformers",
+        device="CPU" if parts.device.type == "cpu" else parts.place.name,
+        dtype=named,
+        weights=stored,
+        architecture=(getattr(config, "architectures", None) or [type(parts.network).__name__])[0],
+        parameters=parts.parameters,
+        tools=preparer.shows_tools,
+        tool_form=preparer.tool_form,
+        most_characters=preparer.tokenizer.most_characters(context),
+        language_only=parts.language_only and parts.checkpoint.sees,
+    )
+
+
+def _free(parts: Parts) -> int:
+    """Bytes that may still be taken, now that the weights are in place."""
+    place = parts.place
+    if parts.device.type == "cpu":
+        free = host.memory().free_bytes - place.margin_bytes
+        if place.limit_bytes is not None:
+            free = min(free, place.limit_bytes - sum(split_bytes(parts.network, None, parts.device).values()))
+        return free
+    return place.usable_bytes - place.context_bytes - torch.cuda.memory_reserved(parts.device)
+
+
+def _ends(network: Any) -> frozenset[int]:
+    """Tokens that end an answer, as the generation settings say."""
+    value = network.generation_config.eos_token_id
+    listed = value if isinstance(value, list) else [value]
+    return frozenset(token for token in listed if isinstance(token, int))
+
+
+class TransformersMeter:
+    """Measures one model of transformers in this process.
+
+    What differs from our engine: the cache is as large as what is in it, and weights may wait in main memory
+    beside a GPU, where they are no part of its sum.
+    """
+
+    def __init__(self, meter: Meter, host_weights: int, planned: Mapping[str, int]) -> None:
+        self._meter = meter
+        self._host_weights = host_weights
+        self._planned = planned
+
+    def read(self, memory: Mapping[str, int], load: Load) -> Ledger:
+        """The ledger now."""
+        ledger = self._meter.read(memory, load)
+        rows = [
+            replace(row, used_bytes=row.measured_bytes) if row.name == "KV cache" else row
+            for row in ledger.rows
+            if row.name != "encoder outputs"  # they live inside a forward: workspace
+        ]
+        if self._host_weights:
+            rows.append(LedgerRow(HOST_WEIGHTS, self._planned.get(HOST_WEIGHTS), self._host_weights))
+        return replace(ledger, rows=tuple(rows))

@@ -47,8 +47,6 @@ class Loaded:
 
 def load_hosted(choice: EngineChoice, report: Report) -> HostedModel:
     """The chosen model on transformers, with a meter."""
-    from snugvl.backends.transformers.meter import HOST_WEIGHTS, TransformersMeter
-
     os.environ["HF_HUB_OFFLINE"] = "1"  # this process asks no network, whatever a library thinks
     loaded = load_engine(
         choice.model,
@@ -64,6 +62,9 @@ def load_hosted(choice: EngineChoice, report: Report) -> HostedModel:
         language_only=choice.language_only,
         progress=report,
     )
+    from snugvl.backends.transformers.backend import TransformersMeter
+    from snugvl.backends.transformers.network import HOST_WEIGHTS
+
     there = {name: nbytes for name, nbytes in loaded.weights.items() if name != HOST_WEIGHTS}
     planned = {name: nbytes for name, nbytes in loaded.planned.items() if name != HOST_WEIGHTS}
     meter = Meter(loaded.place.device, planned, there, 0, cap_bytes=loaded.cap_bytes)
@@ -145,9 +146,9 @@ def load_engine(
     check_installed()
     report = progress or (lambda _detail, _done: None)
     report("starting transformers", 0.01)
-    from snugvl.backends.transformers.assembly import Parts, assemble
-    from snugvl.backends.transformers.opening import open_checkpoint, open_inputs, open_model
-    from snugvl.backends.transformers.progress import told
+    from snugvl.backends.transformers.backend import Parts, assemble
+    from snugvl.backends.transformers.network import open_model, told
+    from snugvl.backends.transformers.opening import open_checkpoint, open_inputs
 
     report("reading headers", 0.03)
     checkpoint = open_checkpoint(str(model), locate(str(model)), trusted=trust_remote_code)
@@ -199,8 +200,7 @@ def _device_map(
     language_only: bool,
 ) -> dict[str, str] | None:
     """Module to device; None: plain main memory."""
-    from snugvl.backends.transformers.opening import skeleton_of
-    from snugvl.backends.transformers.placement import checked, without_tower
+    from snugvl.backends.transformers.network import checked, skeleton_of, without_tower
 
     if placement:
         return checked(placement, skeleton_of(checkpoint, kind), device)

@@ -1,18 +1,23 @@
-"""A checkpoint folder opened with transformers: configuration, processor, network.
+"""A checkpoint folder opened with transformers: configuration, tokenizer, processor. (Weights: `network.py`.)
 
 Everything is read from the folder, nothing is asked of a network, and no Python of the checkpoint runs unless
 the user said so. Pictures are prepared by the Pillow form of each processor, so torchvision isn't needed;
 videos are, by transformers' own processors, and without it a model takes pictures only.
+
+Our own tokenizer (`inputs/tokenizer.py`) reads most of them exactly. Of any other that has a form in Rust, a
+token's text is what decoding it after another token adds, which is right for all tokens of whole characters.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -28,11 +33,15 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from snugvl.backends.transformers.requirements import check_code, check_method
 from snugvl.checkpoint.section import read_json
 from snugvl.errors import CheckpointError, DoesNotFit, SnugvlError, UnsupportedModel
+from snugvl.inputs.spelling import spelling_of
+from snugvl.inputs.tokenizer import Tokenizer
 
 _auto: Any = transformers  # only partly typed
 _images: Any = AutoImageProcessor  # by its own module: some versions ask torchvision for it elsewhere
 _videos: Any = AutoVideoProcessor
 _SEEING = ("AutoModelForImageTextToText", "AutoModelForVision2Seq")  # in the `auto_map` of foreign code
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +102,7 @@ def open_checkpoint(name: str, folder: Path, *, trusted: bool) -> Checkpoint:
     known = settings.get("model_type") in CONFIG_MAPPING
     check_code(name, folder, known, trusted=trusted)
     check_method(name, settings.get("quantization_config"), AUTO_QUANTIZATION_CONFIG_MAPPING.keys())
-    with _explained(name):
+    with explained(name):
         config = _auto.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trusted)
     found = Checkpoint(name, folder, config, not type(config).__module__.startswith("transformers."))
     if not found.own_code and not found.sees and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -112,7 +121,7 @@ def open_inputs(checkpoint: Checkpoint) -> Inputs:
         UnsupportedModel: the processor needs packages that are missing.
     """
     options = {"local_files_only": True, "trust_remote_code": checkpoint.own_code}
-    with _explained(checkpoint.name):
+    with explained(checkpoint.name):
         if not checkpoint.sees:
             return Inputs(_auto.AutoTokenizer.from_pretrained(checkpoint.folder, **options), None)
         if checkpoint.own_code:
@@ -122,78 +131,6 @@ def open_inputs(checkpoint: Checkpoint) -> Inputs:
     if getattr(processor, "image_processor", None) is None:
         raise CheckpointError(f"{checkpoint.folder} has no settings of an image processor")
     return Inputs(processor.tokenizer, processor)
-
-
-def open_model(
-    checkpoint: Checkpoint,
-    *,
-    dtype: torch.dtype,
-    device_map: Mapping[str, str] | None,
-    weights: str,
-) -> Any:
-    """The network, its weights in place.
-
-    Args:
-        dtype: of what the checkpoint doesn't quantise.
-        device_map: module to device, or None for main memory.
-        weights: "int8" and "int4" are made by bitsandbytes on the way.
-
-    Raises:
-        CheckpointError: weights are missing, broken or another model's; or the map names no such module.
-        UnsupportedModel: what it needs isn't installed, or it can't generate.
-        DoesNotFit: memory ran out on the way.
-    """
-    options: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
-    options["trust_remote_code"] = checkpoint.own_code
-    if checkpoint.widened:
-        checkpoint.config.quantization_config["dequantize"] = True
-    if device_map is not None:
-        options["device_map"] = dict(device_map)
-        if "disk" in device_map.values():
-            options["offload_folder"] = _disk_folder()
-    if weights in ("int8", "int4"):
-        options["quantization_config"] = _bitsandbytes(weights, dtype)
-    opener = _auto.AutoModelForImageTextToText if checkpoint.sees else _auto.AutoModelForCausalLM
-    with _explained(checkpoint.name):
-        model, report = opener.from_pretrained(
-            checkpoint.folder, config=checkpoint.config, output_loading_info=True, **options
-        )
-    if not callable(getattr(model, "generate", None)):
-        raise UnsupportedModel(f"{checkpoint.name} ({type(model).__name__}) can't generate text")
-    _check_report(checkpoint.name, report)
-    plain_generation(model)
-    return model.eval()
-
-
-def skeleton_of(checkpoint: Checkpoint, dtype: torch.dtype) -> torch.nn.Module:
-    """The network without memory, to ask its modules' names."""
-    opener = _auto.AutoModelForImageTextToText if checkpoint.sees else _auto.AutoModelForCausalLM
-    with _explained(checkpoint.name), torch.device("meta"):
-        return opener.from_config(  # type: ignore[no-any-return]
-            checkpoint.config, dtype=dtype, trust_remote_code=checkpoint.own_code
-        )
-
-
-def _check_report(name: str, report: Mapping[str, Any]) -> None:
-    """transformers fills what a file lacks with random numbers; nobody wants answers from those."""
-    missing = sorted(report.get("missing_keys") or ())
-    mismatched = sorted(str(each[0]) for each in report.get("mismatched_keys") or ())
-    if missing or mismatched:
-        few = ", ".join((missing or mismatched)[:3])
-        what = "are missing" if missing else "have another shape than config.json says"
-        raise CheckpointError(f"{len(missing or mismatched)} weights of {name} {what}: {few}")
-
-
-def plain_generation(model: Any) -> None:
-    """Leave of the generation settings only tokens: sampling is ours, and so are the limits."""
-    own = model.generation_config
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    kept = {name: getattr(own, name, None) for name in names}
-    if kept["pad_token_id"] is None:  # else a warning at every prompt; nothing is ever padded with it
-        eos = kept["eos_token_id"]
-        kept["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
-    suppressed = getattr(own, "suppress_tokens", None)
-    model.generation_config = _auto.GenerationConfig(**kept, suppress_tokens=suppressed)
 
 
 def _composed(checkpoint: Checkpoint, options: dict[str, Any]) -> Any:
@@ -236,26 +173,90 @@ def _processor_class(checkpoint: Checkpoint) -> Any:
     return PROCESSOR_MAPPING[type(checkpoint.config)]
 
 
-def _bitsandbytes(weights: str, dtype: torch.dtype) -> Any:
-    if weights == "int8":
-        return _auto.BitsAndBytesConfig(load_in_8bit=True)
-    return _auto.BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4"
-    )
+class DecodedTokenizer(Tokenizer):
+    """A tokenizer whose tokens' bytes are found by decoding."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, eos_ids: frozenset[int], variables: dict[str, str]
+    ) -> None:
+        super().__init__(backend, eos_ids=eos_ids, variables=variables)
+        self._added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        self._anchor = next((i for text in "aAeE.0" if (i := backend.token_to_id(text)) is not None), None)
+        self._decoded = cache(self._decode_one)
+
+    def least_tokens(self, text: str) -> int:
+        """Nothing is known of how such a tokenizer cuts text."""
+        return 0
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; empty outside the vocabulary."""
+        return self._decoded(token_id)
+
+    def opening_bytes(self, token_id: int) -> bytes:
+        """The bytes it stands for at the beginning of a text."""
+        return self.decode([token_id], skip_special=False).encode()
+
+    def _decode_one(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        text = self._backend.id_to_token(token_id) if token_id >= 0 else None
+        if text is None:
+            return b""
+        if byte := _BYTE.fullmatch(text):
+            return bytes([int(byte[1], 16)])
+        if self._anchor is None:
+            return self.decode([token_id]).encode()
+        before = self.decode([self._anchor])
+        return self.decode([self._anchor, token_id]).removeprefix(before).encode()
 
 
-_folders: list[TemporaryDirectory[str]] = []  # of what was put on disk, until this process ends
+def tokenizer_of(folder: Path, hugging: Any, eos_ids: frozenset[int]) -> Tokenizer:
+    """`hugging`, a tokenizer that transformers loaded from `folder`, as ours. `eos_ids`: the model's.
+
+    Raises:
+        UnsupportedModel: it has no form in Rust, so nobody can say what a grammar allows.
+        CheckpointError: nothing ends an answer.
+    """
+    try:
+        ours = Tokenizer.from_folder(folder)
+    except (UnsupportedModel, CheckpointError):
+        ours = None
+    if ours is not None and ours.vocab_size >= len(hugging):
+        ours.eos_ids |= eos_ids
+        return ours
+    backend = getattr(hugging, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise UnsupportedModel(
+            f"{folder} has a tokenizer in Python only ({type(hugging).__name__}), which this backend can't "
+            "stream or constrain; a checkpoint with a tokenizer.json is needed"
+        )
+    backend = tokenizers.Tokenizer.from_str(backend.to_str())  # without what a call may set: padding
+    backend.no_padding()
+    backend.no_truncation()
+    if hugging.eos_token_id is not None:
+        eos_ids |= {hugging.eos_token_id}
+    if not eos_ids:
+        raise CheckpointError(f"{folder} names no token that ends an answer (eos_token_id)")
+    variables = variables_of(hugging)
+    try:  # files that name some tokens outside tokenizer.json
+        spelling = spelling_of(backend, str(folder))
+    except UnsupportedModel:
+        return DecodedTokenizer(backend, eos_ids=eos_ids, variables=variables)
+    return Tokenizer(backend, eos_ids=eos_ids, variables=variables, spelling=spelling)
 
 
-def _disk_folder() -> str:
-    folder = TemporaryDirectory(prefix="snugvl-offload-")
-    _folders.append(folder)
-    return folder.name
+def variables_of(hugging: Any) -> dict[str, str]:
+    """bos_token, eos_token, …: what chat templates see."""
+    return {name: str(text) for name in _NAMED if (text := getattr(hugging, name, None)) is not None}
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
-    """What transformers raises, as our errors: it says best itself what it lacks."""
+def explained(name: str) -> Iterator[None]:
+    """What transformers raises, as our errors: it says best itself what it lacks.
+
+    Raises:
+        UnsupportedModel, DoesNotFit, CheckpointError: a package is missing, memory ran out, or anything else.
+    """
     try:
         yield
     except SnugvlError:

@@ -25,13 +25,12 @@ from snugvl.backends.protocol import (
     going_on,
     user,
 )
-from snugvl.backends.transformers.opening import Checkpoint, Inputs
+from snugvl.backends.transformers.answer import ModelPrompt
+from snugvl.backends.transformers.opening import Checkpoint, Inputs, variables_of
 from snugvl.backends.transformers.resolution import Resolution
-from snugvl.backends.transformers.row import ModelPrompt
-from snugvl.backends.transformers.tokenizer import refuse_texts, variables_of
-from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge, SnugvlError
+from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, texts, tool_json
-from snugvl.inputs.prompt import PreparedPrompt
+from snugvl.inputs.prompt import PreparedPrompt, check_ids, check_length
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
 
@@ -123,7 +122,7 @@ class Preparer:
         self.tokenizer.refuse_long(text, max_tokens, field="messages")
         go_on()
         prompt = self._processed(text, parts)
-        self._check_length(prompt.prompt, max_tokens, "messages")
+        check_length(prompt.tokens, prompt.prompt.image_tokens, max_tokens, "messages")
         return prompt
 
     def prepare_prompt(self, prompt: str | Sequence[int], *, max_tokens: int | None = None) -> ModelPrompt:
@@ -140,12 +139,11 @@ class Preparer:
             ids = self.ids_of(prompt, special=True)
         else:
             ids = tuple(prompt)
-            self._check_ids(ids)
+            check_ids(ids, self.vocab_size, self._image_ids)
         if not ids:
             raise RequestError("the prompt is empty; it needs at least one token", field="prompt")
-        made = ModelPrompt(PreparedPrompt(ids, (), 0, bare=True), _tensors(ids))
-        self._check_length(made.prompt, max_tokens, "prompt")
-        return made
+        check_length(len(ids), 0, max_tokens, "prompt")
+        return ModelPrompt(PreparedPrompt(ids, (), 0, bare=True), _tensors(ids))
 
     def ids_of(self, text: str, *, special: bool = False) -> tuple[int, ...]:
         """Token ids of a text. `special`: with what the tokenizer puts around a text, such as a first token.
@@ -260,31 +258,15 @@ class Preparer:
             if any(not video.frames for video in parts if isinstance(video, Video)):
                 raise RequestError("a video has no frames", field="messages")
 
-    def _check_length(self, prompt: PreparedPrompt, max_tokens: int | None, field: str) -> None:
-        count = len(prompt.prompt_ids)
-        if max_tokens is not None and count > max_tokens:
-            raise RequestTooLarge(
-                f"the prompt has {count:,} tokens ({prompt.image_tokens:,} of them for pictures), at most "
-                f"{max_tokens:,} fit; send fewer or smaller pictures (max_pixels), or less text",
-                field=field,
-            )
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
-                raise RequestError(
-                    f"a token id is a whole number from 0 to {self.vocab_size - 1}, not {token!r}",
-                    field="prompt",
-                )
-            if token in self._image_ids:
-                raise RequestError(
-                    f"token id {token} stands for a picture, which a bare prompt can't have; send messages",
-                    field="prompt",
-                )
-
     def _refuse(self, text: str, field: str) -> None:
         self.tokenizer.refuse_control_tokens(text, field=field)
-        refuse_texts(self._texts, text, field)
+        found = next((each for each in self._texts if each in text), None)
+        if found is not None:
+            raise RequestError(
+                f"text contains {found!r}, which stands for a picture in this model's prompts; remove it or "
+                "break it up",
+                field=field,
+            )
 
 
 def _style_of(inputs: Inputs, image_text: str) -> _Style:
@@ -342,11 +324,12 @@ def _source(inputs: Inputs) -> str | None:
     return None
 
 
-def _placeholder_texts(inputs: Inputs) -> frozenset[str]:
-    """What the processor replaces, or puts around pictures."""
+def _placeholder_texts(inputs: Inputs) -> list[str]:
+    """What the processor replaces, or puts around pictures, the longest first."""
     owners = [owner for owner in (inputs.processor, inputs.tokenizer) if owner is not None]
     found = (getattr(owner, name, None) for owner in owners for name in _PLACEHOLDERS)
-    return frozenset(str(text) for text in found if text and inputs.processor is not None)
+    texts = {str(text) for text in found if text and inputs.processor is not None}
+    return sorted(texts, key=lambda text: (-len(text), text))
 
 
 def _image_ids(config: Any) -> frozenset[int]:

@@ -23,7 +23,6 @@ from snugvl.errors import CheckpointError, DoesNotFit, RequestError
 from snugvl.hardware.sizes import format_size
 
 CONTEXTS = (8192, 4096, 2048, 1024)  # tokens, tried in this order
-ROWS = {"cpu": 4, "cuda": 8}  # decoded together, where there is room
 _VISION_SHARE = 8
 
 
@@ -68,8 +67,8 @@ def longest(config: Any) -> int:
     return _number(text, ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), 1 << 20)
 
 
-def fit(costs: Costs, most: int, wished: int | None, free_bytes: int, device: str, *, sees: bool) -> Fit:
-    """Context and rows for `free_bytes` beside the weights.
+def fit(costs: Costs, most: int, wished: int | None, free_bytes: int, *, sees: bool) -> Fit:
+    """The context for `free_bytes` beside the weights.
 
     Args:
         most: tokens that the model's positions reach.
@@ -94,14 +93,7 @@ def fit(costs: Costs, most: int, wished: int | None, free_bytes: int, device: st
             f"a context of {tried[-1]:,} tokens needs {format_size(tried[-1] * a_token)} beside the weights, "
             f"but {format_size(usable)} are left; {_way_out(int(fits))}"
         )
-    rows = ROWS[device]
-    spare = (usable - context * costs.workspace_bytes) // max(costs.cache_bytes, 1)
-    cache_tokens = max(min(spare, rows * context), context)
-    return Fit(
-        Limits(context, rows, int(cache_tokens)),
-        int(cache_tokens) * costs.cache_bytes,
-        context * costs.workspace_bytes,
-    )
+    return Fit(Limits(context), context * costs.cache_bytes, context * costs.workspace_bytes)
 
 
 def parameters_in(folder: Path, config: Any) -> int:

@@ -87,7 +87,7 @@ def decoder_components(model: Inventory, settings: Settings, *, fused: bool = Tr
     prefill = transformers_prefill(model, settings.context, min(images, settings.context)) * wide
     if not fused:
         prefill += native_chunk_attention(model, settings.context, settings.context)
-    # A prompt is computed alone, and its row joins the others then (`backends/transformers/batch.py`).
+    # Requests run one after the other (`backends/transformers/engine.py`).
     why = f"{settings.context:,} tokens at once, without chunks"
     beyond = unwindowed_component(model, settings)
     dynamic = prefill + kv_component(model, settings).nbytes + beyond.nbytes

@@ -1,7 +1,8 @@
 """Tiles of the products with stored weights, as `benchmarks/kernel_tiles.py` measured them on an H200.
 
-The results are `benchmarks/results/h200/kernel_tiles_*.json`. Those of the lone kernel have two numbers more,
-for what was slower and is gone: stages of weights in shared memory, and a norm by a kernel of its own.
+The three fastest of each shape are in `benchmarks/results/h200/kernel_tiles_*.json`. Those of the lone kernel
+have two numbers more, for what was slower and is gone: stages of weights in shared memory, and a norm by a
+kernel of its own.
 """
 
 import triton

@@ -1,0 +1,187 @@
+"""A request and its answers on their way through `generate`, which is told nothing but which token to take.
+
+`generate` calls an `Answer` with the logits of every token. Our engine's sampler chooses
+(`engine/sampling/sampler.py`), the token goes to its reader at once, and all others are forbidden, so that
+`generate` takes this one. A seed, a penalty or a grammar therefore means the same here as in our engine.
+"""
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, StoppingCriteria
+
+from snugvl.backends.receiver import Receiver
+from snugvl.engine.request import FinishReason, TokenOutput
+from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads, TokenGrammar, gave_up
+from snugvl.engine.sampling.sampler import Choice, Sampled, sample
+from snugvl.engine.sequence import random_stream
+from snugvl.errors import DeadlineExceeded, EngineError, SnugvlError
+from snugvl.inputs.prompt import PreparedPrompt
+from snugvl.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelPrompt:
+    """A prompt as transformers takes it.
+
+    Attributes:
+        prompt: token ids and how many of them are images'.
+        inputs: of `generate`, batch of one: `input_ids`, `attention_mask`, `pixel_values`, … on the host.
+        pictures: images and videos among them.
+    """
+
+    prompt: PreparedPrompt
+    inputs: Mapping[str, torch.Tensor]
+    pictures: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Image tokens included."""
+        return len(self.prompt.prompt_ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the inputs; nearly all of it is pixels."""
+        return sum(tensor.nbytes for tensor in self.inputs.values())
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request, and how far it came.
+
+    Attributes:
+        stop_ids: token ids that end an answer, unless `sampling.ignore_eos`.
+        deadline: `time.monotonic()` seconds after which it ends with `DeadlineExceeded`.
+        dropped: whether its reader left. Any thread may set it; the engine's looks before every token.
+        generated: tokens of all its answers.
+        failed: whether it ended with an error.
+    """
+
+    prompt: ModelPrompt
+    sampling: SamplingParams
+    stop_ids: frozenset[int]
+    receiver: Receiver
+    deadline: float | None = None
+    grammar: TokenGrammar | None = None
+    dropped: bool = False
+    generated: int = 0
+    failed: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody waits for more of it."""
+        return self.dropped or self.failed or self.receiver.done
+
+    def drop(self) -> None:
+        """Its reader left."""
+        self.dropped = True
+
+    def fail(self, error: SnugvlError) -> None:
+        """End it with an error."""
+        self.failed = True
+        self.receiver.fail(error)
+
+    def expire(self) -> None:
+        """End it if its deadline has passed."""
+        late_s = -1.0 if self.deadline is None else time.monotonic() - self.deadline
+        if late_s >= 0:
+            text = f"the deadline passed {late_s:.3f} s ago, with {self.generated} tokens generated"
+            self.fail(DeadlineExceeded(text))
+
+
+class Answer(LogitsProcessor):
+    """One choice of a request: samples its tokens, one at every call, and remembers what sampling needs.
+
+    Attributes:
+        most: new tokens at most.
+        tokens: that were generated.
+        over: whether `generate` shall stop.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        choice: int,
+        most: int,
+        masks: MaskThreads,
+        pace: MaskPace,
+        between: Callable[["Answer"], None],
+    ) -> None:
+        """`pace`: one for all choices of a request. `between` is called after every token."""
+        self.job = job
+        self.most = most
+        self.tokens: list[int] = []
+        self.over = False
+        self._choice = choice
+        self._masks = masks
+        self._between = between
+        self._mask = None if job.grammar is None else Mask(job.grammar.start(), masks, pace)
+        self._random: random.Random = random_stream(job.sampling.seed, choice)
+        self._vocabulary = frozenset(job.prompt.prompt.prompt_ids)
+        self._counts: Counter[int] = Counter()
+
+    @property
+    def where(self) -> str:
+        """How far it came."""
+        return f"after {self.job.prompt.tokens + len(self.tokens):,} tokens of this request"
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """`scores` `[1, vocab]` with -inf for every token but the one that was sampled."""
+        if self.over:  # where `generate` notices the end a step late
+            return scores
+        sampling = self.job.sampling
+        uniform = 0.0 if sampling.greedy else self._random.random()
+        self._masks.begin()
+        asked = Choice(0, sampling, self._vocabulary, self._counts, uniform, self._mask)
+        (result,) = sample(scores, [asked])
+        if result.token_id is None:
+            self.job.fail(self._no_token())
+            self.over = True
+            return scores
+        self._take(result, result.token_id)
+        self._between(self)
+        only = torch.full_like(scores, -torch.inf)
+        only[:, result.token_id] = 0.0
+        return only
+
+    def _take(self, result: Sampled, token: int) -> None:
+        """Hand out a token, and see whether the answer ends with it."""
+        self.tokens.append(token)
+        self._counts[token] += 1
+        self.job.generated += 1
+        finish = self._finish(token)
+        output = TokenOutput("", self._choice, token, result.logprob, result.top_logprobs, finish)
+        stopped = self.job.receiver.receive(output)
+        self.over = stopped or finish is not None
+        if self._mask is not None and not self.over:
+            self._mask.accept(token)
+
+    def _finish(self, token: int) -> FinishReason | None:
+        sampling = self.job.sampling
+        if token in sampling.stop_token_ids:
+            return "stop"
+        if token in self.job.stop_ids and not sampling.ignore_eos:
+            return "stop"
+        return "length" if len(self.tokens) >= self.most else None
+
+    def _no_token(self) -> SnugvlError:
+        """Why nothing could be sampled."""
+        if self._mask is not None and self._mask.error is not None:
+            return gave_up(self._mask, self.where)
+        return EngineError(f"the model's logits are not finite {self.where}")
+
+
+class Over(StoppingCriteria):
+    """Ends `generate` when an answer is complete, or nobody wants it any more."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        """Whether each row is done, `[rows]`."""
+        return torch.full((len(input_ids),), self._answer.over, device=input_ids.device)

@@ -1,0 +1,233 @@
+"""The network of a checkpoint with its weights where the plan wants them: GPU, main memory, disk."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+from transformers.utils import logging
+
+from snugvl.backends.transformers.opening import Checkpoint, explained
+from snugvl.errors import CheckpointError, RequestError, UnsupportedModel
+
+HOST_WEIGHTS = "weights in main memory"  # the ledger's row of what waits beside a GPU
+_BAR = "Loading weights"  # over a checkpoint's weights: the only one of transformers' that takes long
+_TOWERS = frozenset(
+    ("visual", "vision_tower", "vision_model", "vision_encoder", "image_tower", "vision_embed_tokens")
+)
+
+_auto: Any = transformers  # only partly typed
+_bars: Any = logging
+_folders: list[TemporaryDirectory[str]] = []  # of what was put on disk, until this process ends
+
+
+def open_model(
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device_map: Mapping[str, str] | None,
+    weights: str,
+) -> Any:
+    """The network, its weights in place.
+
+    Args:
+        dtype: of what the checkpoint doesn't quantise.
+        device_map: module to device, or None for main memory.
+        weights: "int8" and "int4" are made by bitsandbytes on the way.
+
+    Raises:
+        CheckpointError: weights are missing, broken or another model's; or the map names no such module.
+        UnsupportedModel: what it needs isn't installed, or it can't generate.
+        DoesNotFit: memory ran out on the way.
+    """
+    options: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
+    options["trust_remote_code"] = checkpoint.own_code
+    if checkpoint.widened:
+        checkpoint.config.quantization_config["dequantize"] = True
+    if device_map is not None:
+        options["device_map"] = dict(device_map)
+        if "disk" in device_map.values():
+            options["offload_folder"] = _disk_folder()
+    if weights in ("int8", "int4"):
+        options["quantization_config"] = _bitsandbytes(weights, dtype)
+    with explained(checkpoint.name):
+        model, report = _opener(checkpoint).from_pretrained(
+            checkpoint.folder, config=checkpoint.config, output_loading_info=True, **options
+        )
+    if not callable(getattr(model, "generate", None)):
+        raise UnsupportedModel(f"{checkpoint.name} ({type(model).__name__}) can't generate text")
+    _check_report(checkpoint.name, report)
+    plain_generation(model)
+    return model.eval()
+
+
+def skeleton_of(checkpoint: Checkpoint, dtype: torch.dtype) -> torch.nn.Module:
+    """The network without memory, to ask its modules' names."""
+    with explained(checkpoint.name), torch.device("meta"):
+        return _opener(checkpoint).from_config(  # type: ignore[no-any-return]
+            checkpoint.config, dtype=dtype, trust_remote_code=checkpoint.own_code
+        )
+
+
+def _opener(checkpoint: Checkpoint) -> Any:
+    return _auto.AutoModelForImageTextToText if checkpoint.sees else _auto.AutoModelForCausalLM
+
+
+def _check_report(name: str, report: Mapping[str, Any]) -> None:
+    """transformers fills what a file lacks with random numbers; nobody wants answers from those."""
+    missing = sorted(report.get("missing_keys") or ())
+    mismatched = sorted(str(each[0]) for each in report.get("mismatched_keys") or ())
+    if missing or mismatched:
+        few = ", ".join((missing or mismatched)[:3])
+        what = "are missing" if missing else "have another shape than config.json says"
+        raise CheckpointError(f"{len(missing or mismatched)} weights of {name} {what}: {few}")
+
+
+def plain_generation(model: Any) -> None:
+    """Leave of the generation settings only tokens: sampling is ours, and so are the limits."""
+    own = model.generation_config
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    kept = {name: getattr(own, name, None) for name in names}
+    if kept["pad_token_id"] is None:  # else a warning at every prompt; nothing is ever padded with it
+        eos = kept["eos_token_id"]
+        kept["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+    suppressed = getattr(own, "suppress_tokens", None)
+    model.generation_config = _auto.GenerationConfig(**kept, suppress_tokens=suppressed)
+
+
+def _bitsandbytes(weights: str, dtype: torch.dtype) -> Any:
+    if weights == "int8":
+        return _auto.BitsAndBytesConfig(load_in_8bit=True)
+    return _auto.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_type="nf4"
+    )
+
+
+def _disk_folder() -> str:
+    folder = TemporaryDirectory(prefix="snugvl-offload-")
+    _folders.append(folder)
+    return folder.name
+
+
+def checked(
+    placement: tuple[tuple[str, str], ...], skeleton: torch.nn.Module, device: torch.device
+) -> dict[str, str]:
+    """The plan's placement as transformers takes it. `skeleton`: the network without memory ("meta").
+
+    Raises:
+        RequestError: a device that is none, or another GPU than the one that was asked for; a module that the
+            network doesn't have, or weights that nobody placed.
+    """
+    placed = dict(placement)
+    names = {name for name, _ in skeleton.named_modules()} | {name for name, _ in skeleton.named_parameters()}
+    for module, where in placement:
+        if where not in ("cpu", "disk", str(device)):
+            raise RequestError(
+                f"module {module!r} is placed on {where!r}; it can be on {device}, cpu or disk",
+                field="placement",
+            )
+        if module not in names:
+            raise RequestError(f"the placement names {module!r}, which is no module here", field="placement")
+    for name, _ in skeleton.named_parameters():
+        if not any(_holds(module, name) for module in placed):
+            raise RequestError(f"the placement says nothing of {name!r}", field="placement")
+    return placed
+
+
+def without_tower(skeleton: torch.nn.Module, device: torch.device) -> dict[str, str]:
+    """Everything on `device` but the vision tower, which is never asked, in main memory.
+
+    `skeleton`: the network without memory ("meta").
+    """
+    towers = [name for name, _ in skeleton.named_modules() if name.rpartition(".")[2] in _TOWERS]
+    outer = [name for name in towers if not any(name.startswith(other + ".") for other in towers)]
+    placed: dict[str, str] = dict.fromkeys(outer, "cpu")
+    _spread(skeleton, "", outer, str(device), placed)
+    return placed
+
+
+def _spread(
+    module: torch.nn.Module, name: str, towers: list[str], device: str, placed: dict[str, str]
+) -> None:
+    """Put what is beside the towers on `device`, in pieces as large as possible."""
+    prefix = f"{name}." if name else ""
+    for child_name, child in module.named_children():
+        path = prefix + child_name
+        if path in placed:
+            continue
+        if any(tower.startswith(path + ".") for tower in towers):
+            _spread(child, path, towers, device, placed)
+        else:
+            placed[path] = device
+    direct = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    placed.update({prefix + own: device for own, _ in direct})
+
+
+def split_bytes(model: Any, placed: Mapping[str, str] | None, device: torch.device) -> dict[str, int]:
+    """Bytes of the weights by row of the ledger: on the device, and offloaded to main memory."""
+    rows = {"weights": 0}
+    main = device.type
+    seen: set[int] = set()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        where = _where(name, placed) if placed else tensor.device.type
+        if where == "disk":
+            continue
+        row = "weights" if torch.device(where).type == main else HOST_WEIGHTS
+        rows[row] = rows.get(row, 0) + tensor.nbytes
+    return rows
+
+
+def _where(name: str, placed: Mapping[str, str]) -> str:
+    """The place of the longest module that holds a parameter."""
+    holding = [module for module in placed if _holds(module, name)]
+    return placed[max(holding, key=len)] if holding else "cpu"
+
+
+def _holds(module: str, name: str) -> bool:
+    """Whether a parameter belongs to a module; everything belongs to ""."""
+    return not module or name == module or name.startswith(module + ".")
+
+
+class _Bar:
+    """What transformers takes for a bar over `items`; `tell` hears the share that is done."""
+
+    def __init__(self, items: Iterable[Any], count: int, tell: Callable[[float], None]) -> None:
+        self._items = items
+        self._count = max(count, 1)
+        self._tell = tell
+
+    def __iter__(self) -> Iterator[Any]:
+        told = -1
+        for index, item in enumerate(self._items):
+            percent = 100 * index // self._count
+            if percent != told:
+                told = percent
+                self._tell(index / self._count)
+            yield item
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_args, **_options: None  # set_postfix, close, …
+
+
+@contextmanager
+def told(tell: Callable[[float], None]) -> Iterator[None]:
+    """Tell `tell` the share of the weights that are loaded, and draw nothing, while inside."""
+
+    def hook(factory: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if options.get("desc") != _BAR or not args or not hasattr(args[0], "__len__"):
+            return factory(*args, **options)
+        return _Bar(args[0], len(args[0]), tell)
+
+    shown, before = _bars.is_progress_bar_enabled(), _bars.set_tqdm_hook(hook)
+    _bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        _bars.set_tqdm_hook(before)
+        if shown:
+            _bars.enable_progress_bar()
