@@ -39,6 +39,7 @@ ALLOWED = {
         "inputs.image",
         "inputs.tools",
         "checkpoint",
+        "planner.plan",
     },
     "client": {"tasks", "backends.protocol", "backends.service", "inputs.image"},
     "bench": {"client", "hardware"},

@@ -156,6 +156,8 @@ class Loading:
         where += " with an FP8 KV cache" if found.kv_cache == "fp8" else ""
         seconds = time.monotonic() - self._started
         room = f"{found.context_tokens:,} tokens of context{images}{self._pool(found.context_tokens)}"
+        if found.plan is not None and found.plan.changed:
+            self._say(found.plan.changed)
         self._say(f"ready in {seconds:.1f} s{where}: {room}")
 
     def _pool(self, context: int) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -10,6 +11,7 @@ from starlette.responses import JSONResponse
 
 from snugvl.backends.service import Health, Load, Snapshot, State
 from snugvl.ledger import LedgerRow
+from snugvl.planner.plan import Allocation
 from snugvl.server.context import Context, context_of
 from snugvl.tasks.conventions import tasks_of
 from snugvl.version import __version__
@@ -49,6 +51,31 @@ class StartStep(BaseModel):
     at: float = Field(description="Seconds since 1970.")
 
 
+class PlanReport(BaseModel):
+    """The plan that our own engine runs, as `snugvl plan --json` has it; sizes are bytes."""
+
+    settings: dict[str, Any] = Field(description="Every choice that changes a byte.")
+    components: tuple[dict[str, Any], ...] = Field(description="Name, bytes, phase and reason of each.")
+    total_bytes: int
+    usable_bytes: int = Field(description="What the plan counted on.")
+    changed: str = Field(description="How it differs from what was printed, and why; empty where it doesn't.")
+
+    @classmethod
+    def of(cls, plan: Allocation) -> "PlanReport":
+        """The report of an allocation."""
+        parts = (
+            {"name": part.name, "bytes": part.nbytes, "phase": part.phase, "why": part.why}
+            for part in plan.footprint.components
+        )
+        return cls(
+            settings=asdict(plan.settings),
+            components=tuple(parts),
+            total_bytes=plan.footprint.total_bytes,
+            usable_bytes=plan.usable_bytes,
+            changed=plan.changed,
+        )
+
+
 class MemoryReport(BaseModel):
     """The ledger and the load at one moment, and the health now. Without an engine only the health.
 
@@ -60,9 +87,10 @@ class MemoryReport(BaseModel):
     load: Load | None
     health: HealthReport
     start: tuple[StartStep, ...] = Field((), description="Of our own engine.")
+    plan: PlanReport | None = Field(None, description="Of our own engine: what it runs.")
 
     @classmethod
-    def of(cls, snapshot: Snapshot | None, health: Health) -> "MemoryReport":
+    def of(cls, snapshot: Snapshot | None, health: Health, plan: Allocation | None = None) -> "MemoryReport":
         """The report of the last snapshot known."""
         return cls(
             at=snapshot.at if snapshot else None,
@@ -70,6 +98,7 @@ class MemoryReport(BaseModel):
             load=snapshot.load if snapshot else None,
             health=HealthReport.model_validate(health),
             start=tuple(StartStep(step=step, at=at) for step, at in health.timeline),
+            plan=PlanReport.of(plan) if plan is not None else None,
         )
 
 
@@ -155,7 +184,8 @@ async def memory(request: Request, response: Response) -> MemoryReport:
     """The memory ledger, planned beside measured, and the load."""
     response.headers["Cache-Control"] = "no-store"
     service = context_of(request).service
-    return MemoryReport.of(service.snapshot, service.health)
+    found = service.capabilities
+    return MemoryReport.of(service.snapshot, service.health, found.plan if found is not None else None)
 
 
 @server_routes.get("/version")
