@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import tracemalloc
 from io import BytesIO
 from pathlib import Path
@@ -38,6 +39,18 @@ def test_cut_and_mixed_logs_never_crash(data: st.DataObject) -> None:
     random.Random(data.draw(st.integers(0, 1 << 30))).shuffle(lines)
     whole = b"".join(lines)
     found = explain_stream(BytesIO(whole[data.draw(st.integers(0, len(whole))) :]))
+    json.loads(to_json(found))
+    to_text(found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(sorted(LOGS)), st.randoms(use_true_random=False))
+def test_changed_numbers_never_crash(name: str, order: random.Random) -> None:
+    """What the log says goes to the planner: no memory, a petabyte, a context of one token."""
+    absurd = ("0", "1", "-1", "0.001", "7.96", "262144", "9999999", "99999999999999")
+    text = LOGS[name].decode()
+    changed = re.sub(r"\d+(\.\d+)?", lambda m: order.choice(absurd) if order.random() < 0.3 else m[0], text)
+    found = explain(changed)
     json.loads(to_json(found))
     to_text(found)
 

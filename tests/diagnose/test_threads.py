@@ -102,6 +102,59 @@ def test_the_cause_and_what_to_do(name: str) -> None:
     assert "No failure found" not in text
 
 
+# Lines of threads that no rule was written from: (causes, what is said).
+HELD_OUT = {
+    "ollama/ollama/issues/1083": (
+        "CUDA error 3 at /go/src/llama.cpp/gguf/ggml-cuda.cu:5661: initialization error\ncurrent device: 0\n2023/11/11 16:02:43 llama.go:438: error starting llama runner: llama runner process has terminated\n",
+        "exception",
+        "initialization error",
+    ),
+    "ollama/ollama/issues/9529": (
+        "Error: llama runner process has terminated: error loading model: done_getting_tensors: wrong number of tensors; expected 724, got 723\n",
+        "checkpoint",
+        "update the engine",
+    ),
+    "sgl-project/sglang/issues/1117": (
+        "/tmp/tmps1rkq3y3/main.c:5:10: fatal error: Python.h: No such file or directory\n    5 | #include <Python.h>\ncompilation terminated.\n\nException in run_tp_server:\nTraceback (most recent call last):\n",
+        "compiler",
+        BUILD_TOOLS,
+    ),
+    "ggml-org/llama.cpp/issues/1569": (
+        "terminate called after throwing an instance of 'std::runtime_error'\n  what():  unexpectedly reached end of file\nAborted (core dumped)\n",
+        "exception",
+        "std::runtime_error: unexpectedly reached end of file",
+    ),
+    "vllm-project/vllm/issues/3676": (
+        "ValueError: User-specified max_model_len (131072) is greater than the derived max_model_len (None=8192 in model's config.json). This may lead to incorrect model\n",
+        "settings",
+        "--max-model-len 8192",
+    ),
+    "vllm-project/vllm/issues/52435": (
+        "AssertionError: n_physical_experts=256 must be divisible by ep_size=3. Adjust num_redundant_experts.\n",
+        "exception",
+        "n_physical_experts=256 must be divisible by ep_size=3",
+    ),
+    "ollama/ollama/issues/6860": (
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 144.00 MiB on device 4: cudaMalloc failed: out of memory\nggml_gallocr_reserve_n: failed to allocate CUDA4 buffer of size 150995968\nllama_new_context_with_model: failed to allocate compute buffers\n",
+        "compute_buffer",
+        "-ub 128",
+    ),
+    "vllm-project/vllm/issues/6976": (
+        "│ ERROR 09-27 06:46:46 engine.py:157] RuntimeError: CUDA error: an illegal memory access was encountered\n",
+        "exception",
+        "RuntimeError: CUDA error: an illegal memory access",
+    ),
+}
+
+
+@pytest.mark.parametrize("thread", sorted(HELD_OUT))
+def test_a_failure_that_was_not_looked_at_is_explained_or_quoted(thread: str) -> None:
+    log, causes, said = HELD_OUT[thread]
+    found = explain(log)
+    assert [cause.kind for cause in found.causes] == causes.split()
+    assert said in to_text(found)
+
+
 KV_LIKE_WEIGHTS = """\
 llama_context: n_ctx         = 65536
 ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9216.00 MiB on device 0: cudaMalloc failed: out of memory

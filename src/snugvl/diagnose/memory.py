@@ -73,7 +73,7 @@ def _context(facts: RunFacts) -> Cause:
 
 
 def _weights_dominate(facts: RunFacts, saving: int) -> Cause | None:
-    if not facts.weights or not facts.ceiling:
+    if not facts.weights or not facts.ceiling or facts.ceiling.nbytes <= 0:
         return None
     share = facts.weights.nbytes / facts.ceiling.nbytes
     hopeless = facts.kv is not None and facts.kv.nbytes + saving <= 0
