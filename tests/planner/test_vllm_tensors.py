@@ -6,7 +6,16 @@ import pytest
 
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.planner.footprint.allocator import CachingAllocator
-from snugvl.planner.footprint.vllm import expert_width, experts_workspace, marlin_scales, vllm_components
+from snugvl.planner.footprint.vllm import (
+    UNPROFILED,
+    decoder_profile,
+    expert_width,
+    experts_workspace,
+    linear_workspace,
+    marlin_scales,
+    unprofiled,
+    vllm_components,
+)
 from snugvl.planner.footprint.vllm_pages import pages
 from snugvl.planner.footprint.vllm_tensors import MAX_SPLIT_BYTES, loading_bytes, rotary_caches, tensors_of
 from snugvl.planner.inventory import Inventory, inventory
@@ -91,6 +100,19 @@ def test_fp8_on_a_card_without_it_has_a_scale_a_row() -> None:
     plain, old = ((vllm_components(model, settings, capability)) for capability in ((8, 9), (7, 5)))
     assert sum(part.nbytes for part in old) - sum(part.nbytes for part in plain) == spread == 53_415_936
     assert not marlin_scales(model, replace(settings, weights="bf16"))
+
+
+def test_linear_attention_takes_what_the_profile_leaves_out() -> None:
+    model = model_of("Qwen/Qwen3.5-4B")
+    text = Settings("vllm", chunk=8192, images=0, sequences=16)
+    # 12,288 columns, 8,192 of them convolved, 4,096 values; a state of 32 heads of 128 by 128; 2,560 hidden
+    each = 2 * (12_288 + 2 * 8_192 + 4_096 + 4 * 4_096 + 2_048 + 32 * 128 * 128 // 64) + 4 * 2_560
+    assert linear_workspace(model, text) == 8192 * each
+    assert unprofiled(model, text) == 8192 * each - decoder_profile(model, text) > 0
+    assert not unprofiled(model, replace(text, images=1)), "a tower's profile is larger"
+    assert not linear_workspace(model_of("Qwen/Qwen3-0.6B"), text)
+    found = vllm_components(model, text)
+    assert [part.nbytes for part in found if part.name == UNPROFILED] == [unprofiled(model, text)]
 
 
 def test_tensor_parallel_cuts_matrices_but_keeps_norms_and_the_last_heads_of_keys() -> None:

@@ -2,9 +2,9 @@
 
 Utilisation counts of the card's TOTAL memory as CUDA tells it, must be free when vLLM starts, and does not
 include the CUDA context and, with several GPUs, the buffers of vLLM's NCCL communicator, which exist before
-vLLM looks:
+vLLM looks, nor what it never looks at (`unprofiled`):
 
-    --gpu-memory-utilization = ⌊(usable - context - NCCL) / CUDA's total⌋ to four digits
+    --gpu-memory-utilization = ⌊(usable - context - NCCL - unprofiled) / CUDA's total⌋ to four digits
 
 What the model doesn't take of it becomes KV cache, so more requests than planned may run at once.
 """
@@ -14,7 +14,7 @@ import math
 from typing import Final
 
 from snugvl.planner.footprint.images import scales
-from snugvl.planner.footprint.vllm import NCCL
+from snugvl.planner.footprint.vllm import NCCL, UNPROFILED
 from snugvl.planner.plan import Choice
 
 DIGITS: Final = 10_000
@@ -23,7 +23,8 @@ DIGITS: Final = 10_000
 def utilisation(choice: Choice) -> float:
     """`--gpu-memory-utilization` from free memory."""
     budget = choice.budget
-    room = budget.usable_bytes - budget.device.context_bytes - choice.footprint.named(NCCL)
+    beside = choice.footprint.named(NCCL) + choice.footprint.named(UNPROFILED)
+    room = budget.usable_bytes - budget.device.context_bytes - beside
     cuda_total = budget.gpu.cuda_total_bytes if budget.gpu is not None else None
     return math.floor(room * DIGITS / (cuda_total or budget.total_bytes)) / DIGITS
 

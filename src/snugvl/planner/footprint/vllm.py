@@ -6,6 +6,8 @@
     decoder profile     max_num_batched_tokens, as transformers' bytes per token
     experts' workspace  tokens · experts of a token · (max(i, h) + max(2 · i, h)) · 2, for one layer
     sampler profile     max_num_seqs · vocabulary · 12 bytes, when the decoder's activations are gone
+    linear attention    what its kernels take of the largest batch: the profile leaves them out, so what
+                        exceeds the profile is kept out of vLLM's share, too (`linear_workspace`)
     non-torch           0.13 GiB beyond the context (published H100 table)
     NCCL                several GPUs: vLLM's own communicator at its start, torch's in the profiling run
 
@@ -43,6 +45,9 @@ NCCL_TORCH: Final = "torch's NCCL"
 GRAPH_BASE_BYTES: Final = 64 * (1 << 20)
 GRAPH_BYTES_PER_SEQUENCE: Final = 2 * (1 << 20)
 FP8_BLOCK: Final = 128
+STATE_BYTES: Final = 4  # of a value of a recurrent state between steps
+LINEAR_CHUNK: Final = 64  # tokens that linear attention takes at a time
+UNPROFILED: Final = "linear attention beyond the profile"
 FP8_CAPABILITY: Final = (8, 9)  # GPUs that multiply FP8
 # Of a token, in every mixture of the catalogue (Qwen3: 8 of 128). The configuration's figure isn't among the
 # facts of a model.
@@ -111,6 +116,35 @@ def graphs(settings: Settings) -> int:
     return GRAPH_BASE_BYTES + GRAPH_BYTES_PER_SEQUENCE * sequences(settings)
 
 
+def linear_workspace(model: Inventory, settings: Settings) -> int:
+    """A layer of linear attention at work on the largest batch; 0 where there is none.
+
+    Of a token, with p columns of its projection, c of the convolution, v of all value heads and h hidden, in
+    16 bits: the projection p, the convolution's output and its parts 2c, normed queries and keys c - v, w, u,
+    the new values and the output 4v, 64 products a head v / 2, hidden states and residual 2h; and a state in
+    16 bits for 64 tokens. Source: `chunk_gated_delta_rule_fwd` of vLLM 0.32, which people see fail at work
+    ("Tried to allocate 192.00 MiB" for the states of 8,192 tokens).
+    """
+    most = 0
+    for layer, _ in model.kv_layers:
+        if layer.kv_heads or not layer.projected:
+            continue
+        channels, values = layer.projected - layer.values, layer.values
+        columns = layer.projected + 2 * channels + (channels - values) + 4 * values + values // 2
+        states = layer.state_bytes // STATE_BYTES // LINEAR_CHUNK
+        each = 2 * (columns + states) // settings.tensor_parallel + 4 * model.facts.text.hidden_size
+        most = max(most, settings.chunk * each)
+    return most
+
+
+def unprofiled(model: Inventory, settings: Settings) -> int:
+    """What linear attention takes beyond all that vLLM profiles, and so leaves free within its share."""
+    seen = 0
+    if model.facts.vision is not None and settings.images:
+        seen = vllm_workspace(model, profiled(model, settings)) + encoder_cache(model, settings)
+    return max(0, linear_workspace(model, settings) - max(seen, decoder_profile(model, settings)))
+
+
 def marlin_scales(model: Inventory, settings: Settings) -> int:
     """What the scales of FP8 blocks take beyond themselves on cards that don't multiply FP8.
 
@@ -133,6 +167,7 @@ def vllm_components(
         spread = marlin_scales(model, settings)
     parts = [
         Component("scales for Marlin", spread, why="FP8 weights on a GPU that doesn't multiply FP8"),
+        Component(UNPROFILED, unprofiled(model, settings), basis="predicted", why="vLLM doesn't count it"),
         Component("vLLM non-torch", NON_TORCH_BYTES, basis="default", why="fitted to vLLM 0.22.1, H200"),
         Component(
             "vLLM rotary cache",
