@@ -35,7 +35,8 @@ import httpx
 from attack_kit import ATTACK_S, Address, Attack
 from attacks_more import ALL, act_out, png, seen
 from bystander_watch import MIB, Sampler, exchange, health, held, idle_after, kill, request, stream
-from server_process import Served, serve
+from server_requests import MODEL
+from serving import Served, serve
 
 GAP_S, HEALTH_S, MEMORY_MIB, NEXT_S, AFTERWARDS_S = 1.0, 0.5, 256.0, 2.0, 2.0
 MAX_CONCURRENT = 256
@@ -43,7 +44,7 @@ GUARD_MIB = 3072  # beyond what it held: then it is killed, before the machine i
 KEPT_MIB = 96  # kept from an attack: the next one gets a new server
 SETTLE_S = 0.4  # of bystanders before attackers begin
 STUCK_S = 30.0  # beyond which no process of ours takes to end
-OPTIONS = ("pocket", "--device", "cpu", "--drain", "2")
+OPTIONS = ("--device", "cpu", "--served-model-name", MODEL)
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
 spawn = multiprocessing.get_context("spawn")
@@ -91,7 +92,8 @@ class Servers:
         if self._served is None or options != self._options or not self._as_new():
             self.stop()
             print("    (a new server)", flush=True)
-            self._options, self._served = options, self._stack.enter_context(serve(*OPTIONS, *options))
+            server = serve(MODEL, [*OPTIONS, *options], quiet=False)
+            self._options, self._served = options, self._stack.enter_context(server)
             _warm(address_of(self._served))
             self._fresh = held(self._served)
         return self._served
@@ -111,7 +113,7 @@ class Servers:
 
 def address_of(served: Served) -> Address:
     """Where it listens."""
-    parts = urlsplit(served.base)
+    parts = urlsplit(served.url)
     assert parts.hostname is not None
     assert parts.port is not None
     return parts.hostname, parts.port

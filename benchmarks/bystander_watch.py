@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 
 from attack_kit import Address
-from server_process import Served
 from server_requests import ENDLESS
+from serving import Served
 
 MIB = 1 << 20
 SAMPLE_S = 0.1

@@ -18,7 +18,7 @@ from typing import Any
 
 import machine
 from ballast import MIB, Ballast, Device
-from serving import gpu_peak_bytes, question, served
+from serving import gpu_peak_bytes, question, serve
 from snugvl.bench.memory import GpuWatch
 from snugvl.errors import SnugvlError
 
@@ -36,7 +36,7 @@ def attempt(model: str, weights: str, free_mib: int, device: Device, *, roomy: b
     with Ballast(free_mib, device) as ballast, GpuWatch() as watch:
         row: dict[str, Any] = {"free_mib": free_mib, "free_bytes": ballast.free_bytes, "served": False}
         try:
-            with served(model, options) as server:
+            with serve(model, options) as server:
                 record = server.ask(question(size, TOKENS))
                 answer = asdict(record) | {"first_token_s": record.first_token_s}
                 answer["tokens_per_s"] = record.decode_tokens_per_s

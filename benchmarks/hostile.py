@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from serving import NAME
-from snugvl.bench.pictures import picture_url
+from snugvl.bench.workload import picture_url
 
 SIZES: dict[tuple[int, int], float] = {
     (1, 1): 4, (32, 32): 4, (64, 4000): 2, (512, 512): 4, (1024, 1024): 2, (1920, 1080): 0.8,

@@ -27,7 +27,7 @@ import machine
 from ballast import MIB, Ballast, Device, Neighbour
 from driver_bytes import DriverTrace, ProcessPeak
 from hostile import Load
-from serving import Served, gpu_peak_bytes, served
+from serving import Served, gpu_peak_bytes, serve
 from snugvl.bench.memory import GpuWatch, LedgerWatch
 from snugvl.errors import SnugvlError
 
@@ -168,7 +168,7 @@ def measure(argument: str, chosen: argparse.Namespace) -> dict[str, Any]:
         Neighbour(device) as neighbour,
         Ballast(chosen.free_mib, device) as ballast,
         GpuWatch() as watch,
-        served(model, options) as server,
+        serve(model, options) as server,
         ProcessPeak((neighbour.pid, ballast.pid)) as peak,
     ):
         told = server.memory()

@@ -21,13 +21,11 @@ from typing import Any
 import httpx
 
 from machine import save
-from server_process import Served, serve
-from snugvl.bench.exchange import read
+from serving import NAME, Served, serve
 from snugvl.bench.load import Level
-from snugvl.bench.record import Record
+from snugvl.bench.record import Record, read
 from snugvl.bench.workload import Manner, Workload, body
 
-NAME = "m"
 PICTURES = ((256, 256), (512, 384), (768, 768), (1024, 1024), (1280, 720))
 CLIENTS = (1, 3, 8, 16, 32)
 FELT_S = 0.25  # a stream that stands still for longer is listed
@@ -62,21 +60,25 @@ async def ask(base: str, bodies: list[bytes], clients: int) -> list[Record]:
 def settle(server: Served) -> float:
     """Seconds until the log has been quiet for a while."""
     begun = changed = time.monotonic()
-    size = 0
-    while time.monotonic() - changed < QUIET_S or "kernels are compiled" not in server.log.read_text():
-        now = server.log.stat().st_size
-        if now != size:
-            size, changed = now, time.monotonic()
+    count = 0
+    while time.monotonic() - changed < QUIET_S or not _compiled(server.log()):
+        now = len(server.log())
+        if now != count:
+            count, changed = now, time.monotonic()
         if time.monotonic() - begun > SETTLED_S:
             break
         time.sleep(0.1)
     return changed - begun
 
 
+def _compiled(log: list[str]) -> bool:
+    return any("kernels are compiled" in line for line in log)
+
+
 def level_of(server: Served, clients: int, seed: int) -> dict[str, Any]:
     """One level: what its requests felt."""
     before = server.get("/memory")["load"]
-    records = asyncio.run(ask(server.base, mix(max(4, 2 * clients), seed), clients))
+    records = asyncio.run(ask(server.url, mix(max(4, 2 * clients), seed), clients))
     time.sleep(SNAPSHOT_S)
     after = server.get("/memory")["load"]
     firsts = sorted(record.first_token_s for record in records if record.first_token_s is not None)
@@ -96,12 +98,10 @@ def measure(arguments: argparse.Namespace, ahead: str) -> dict[str, Any]:
     """A server on a machine that has compiled nothing."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"TRITON_CACHE_DIR": folder, "SNUGVL_AHEAD": ahead}
-        with serve(arguments.model, "--served-model-name", NAME, *arguments.options) as server:
+        with serve(arguments.model, arguments.options, quiet=False) as server:
             settled = settle(server) if arguments.settled and ahead != "none" else None
             levels = [level_of(server, clients, 1000 * clients) for clients in CLIENTS]
-            log = [
-                line for line in server.log.read_text().splitlines() if any(word in line for word in LINES)
-            ]
+            log = [line for line in server.log() if any(word in line for word in LINES)]
             return {
                 "ahead": ahead,
                 "ready_s": server.ready_s,

@@ -19,8 +19,8 @@ from typing import Any
 
 import httpx
 
-from server_process import Served, serve
 from server_requests import CHAT, ENDLESS, MESSAGES, MODEL, RESPONSES, chat
+from serving import Served, serve
 
 KILLS = 3  # in a row; the third is followed by a pause
 PIECES = 10  # of a stream, before the engine is killed
@@ -103,7 +103,7 @@ async def stream(client: httpx.AsyncClient, path: str, talking: asyncio.Semaphor
 
 async def kill_while_streaming(served: Served) -> None:
     """Four streams and one whole answer run; kill; look at each."""
-    async with httpx.AsyncClient(base_url=served.base, timeout=900) as client:
+    async with httpx.AsyncClient(base_url=served.url, timeout=900) as client:
         talking = asyncio.Semaphore(0)
         whole = asyncio.create_task(client.post(CHAT, json=chat(Random(0), max_tokens=TOKENS, **ENDLESS)))
         streams = {path: asyncio.create_task(stream(client, path, talking)) for path in STREAMS}
@@ -136,7 +136,7 @@ def serves(served: Served, restarts: int) -> None:
     """It came back by itself, and answers."""
     health = served.wait("ready")
     check(health["restarts"] == restarts, f"ready again by itself, {restarts} restarts", health)
-    answer = httpx.post(served.base + CHAT, json=chat(Random(0)), timeout=900)
+    answer = httpx.post(served.url + CHAT, json=chat(Random(0)), timeout=900)
     check(answer.status_code == 200, "and it serves", answer.text)
 
 
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     seconds = []
-    with serve(MODEL, "--device", "cpu") as served:
+    with serve(MODEL, ["--device", "cpu", "--served-model-name", MODEL]) as served:
         asyncio.run(kill_while_streaming(served))
         for number in range(1, KILLS + 1):
             started = time.monotonic()

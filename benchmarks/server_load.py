@@ -24,8 +24,8 @@ from typing import Any
 
 import httpx
 
-from server_process import Held, Served, serve
 from server_requests import KINDS, MODEL, Kind, chat
+from serving import Held, Served, serve
 
 GIB = 1024**3
 MIB = 1024**2
@@ -157,7 +157,7 @@ class Run:
     async def clients(self, count: int) -> None:
         """So many clients, each with one request after the other, until all are sent."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=count)
-        async with httpx.AsyncClient(base_url=self._served.base, timeout=TIMEOUT_S, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=self._served.url, timeout=TIMEOUT_S, limits=limits) as client:
             await asyncio.gather(*(self._client(client) for _ in range(count)))
 
     async def _client(self, client: httpx.AsyncClient) -> None:
@@ -277,7 +277,7 @@ def measure(served: Served, arguments: argparse.Namespace) -> tuple[dict[str, An
     wrong += [still] if (still := idle(served)) else []
     load, after = served.get("/memory")["load"], served.held()
     wrong += left_behind(before, after, run.samples)
-    beyond = asyncio.run(beyond_the_limit(served.base, 2 * 256))
+    beyond = asyncio.run(beyond_the_limit(served.url, 2 * 256))
     if set(beyond) - {200, 429}:
         wrong.append(f"beyond the limit: {beyond}")
     wrong += [still] if (still := idle(served)) else []
@@ -315,7 +315,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     cpus = [int(number) for number in arguments.cpus.split(",") if number]
-    with serve(MODEL, cpus=cpus) as served:
+    with serve(MODEL, ["--served-model-name", MODEL], cpus=cpus, quiet=False) as served:
         figures, wrong = measure(served, arguments)
         log = served.tail()
     show(figures["kinds"])

@@ -31,8 +31,8 @@ from urllib.parse import urlsplit
 import psutil
 import uvloop
 
-from server_process import on_cpus, serve
 from server_requests import ENDLESS, MODEL, question
+from serving import only_on, serve
 
 PATHS = ("native", "supervised", "http")
 LEAST, MOST = 256, 512  # tokens of an answer
@@ -142,10 +142,11 @@ class Worker:
     """A process of `work`, from outside."""
 
     def __init__(self, path: str, cpus: Sequence[int]) -> None:
-        command = on_cpus([sys.executable, __file__, "--worker", path], cpus)
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+        command = [sys.executable, __file__, "--worker", path]
+        with only_on(cpus):
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n", f"{path} did not load"
 
@@ -227,8 +228,9 @@ def main() -> None:
             worker = Worker(path, cpus)
             stack.callback(worker.close)
             paths[path] = worker
-        served = stack.enter_context(serve(MODEL, cpus=cpus))
-        host, port = urlsplit(served.base).hostname, urlsplit(served.base).port
+        named = ["--served-model-name", MODEL]
+        served = stack.enter_context(serve(MODEL, named, cpus=cpus, quiet=False))
+        host, port = urlsplit(served.url).hostname, urlsplit(served.url).port
         assert host
         assert port
         paths["http"] = lambda asks: uvloop.run(

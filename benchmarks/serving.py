@@ -1,24 +1,27 @@
-"""`snugvl serve` started, asked and watched, a request at a time, on `snugvl.bench`; for the scripts here."""
+"""`snugvl serve` started, asked and watched, on `snugvl.bench`: the one harness of all scripts here."""
 
 import asyncio
+import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import psutil
 
 from snugvl.bench.child import Child
-from snugvl.bench.exchange import read
 from snugvl.bench.load import Level
 from snugvl.bench.memory import GpuWatch
-from snugvl.bench.record import Record
+from snugvl.bench.record import Record, read
 from snugvl.bench.workload import Manner, Workload, body
 from snugvl.hardware.probe import probe
 
-NAME = "m"  # of every model served here
+NAME = "m"  # of every model served here, unless the options name it
 MIB = 1 << 20
+START_S = 600.0
+ENGINE = "snugvl.engine_process"
 
 
 def question(size: tuple[int, int] | None, max_tokens: int, seed: int = 1) -> bytes:
@@ -27,19 +30,30 @@ def question(size: tuple[int, int] | None, max_tokens: int, seed: int = 1) -> by
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What processes hold at a moment."""
+
+    rss_bytes: int
+    files: int
+    threads: int
+
+
 class Served:
-    """A server that takes requests.
+    """A server that takes requests, and its engine.
 
     Attributes:
+        url: where it listens.
+        process: of the server.
         began: `time.perf_counter()` of the start of its process.
         ready_s: seconds from there.
         stages: what it was doing on the way, each with the seconds when that was first seen.
     """
 
-    url: str
-    began: float
-    ready_s: float
-    stages: tuple[tuple[float, str], ...]
+    def __init__(self, child: Child, ready_s: float, stages: Iterable[tuple[float, str]]) -> None:
+        self._child = child
+        self.url, self.began = child.url, child.began
+        self.process = psutil.Process(child.pid)
+        self.ready_s, self.stages = ready_s, tuple(stages)
 
     def ask(self, asked: bytes) -> Record:
         """What came of a request."""
@@ -58,33 +72,111 @@ class Served:
             await level.run([asked], 1)
         return read(level.done[0])
 
+    def get(self, path: str) -> Any:
+        """The JSON of a path, whatever its status."""
+        return httpx.get(self.url + path, timeout=START_S, trust_env=False).json()
+
+    def memory(self) -> dict[str, Any]:
+        """The server's ledger, load and health, as `/memory` tells them."""
+        answer: dict[str, Any] = self.get("/memory")
+        return answer
+
     def steps(self) -> dict[str, float]:
         """What the engine's process reached on its way, each with the seconds since the server's start."""
         began = time.time() - (time.perf_counter() - self.began)
         return {step["step"]: step["at"] - began for step in self.memory()["start"]}
 
-    def memory(self) -> dict[str, Any]:
-        """The server's ledger, load and health, as `/memory` tells them."""
-        answer: dict[str, Any] = httpx.get(f"{self.url}/memory", trust_env=False).json()
-        return answer
+    def wait(self, state: str, seconds: float = START_S) -> dict[str, Any]:
+        """Wait until /health is in that state, and return it."""
+        end = time.monotonic() + seconds
+        while (health := self.get("/health"))["state"] != state:
+            if time.monotonic() > end:
+                raise SystemExit(f"not {state} after {seconds:g} s: {health}\n{self.tail()}")
+            time.sleep(0.05)
+        found: dict[str, Any] = health
+        return found
+
+    def log(self) -> list[str]:
+        """The lines that it printed so far; those of requests only where it isn't quiet."""
+        return self._child.said()
+
+    def tail(self, lines: int = 30) -> str:
+        """The end of what it printed."""
+        return "\n".join(self.log()[-lines:])
+
+    @property
+    def engine(self) -> psutil.Process | None:
+        """The engine's process as it is now; None while there is none."""
+        return next((child for child in self.process.children() if _runs(child, ENGINE)), None)
+
+    def held(self) -> dict[str, Held]:
+        """What server and engine hold now, and all decoders of pictures together."""
+        engine = self.engine
+        decoders = [child for child in self.process.children(recursive=True) if child != engine]
+        found = {"server": _held([self.process]), "decoders": _held(decoders)}
+        return found if engine is None else {**found, "engine": _held([engine])}
 
 
 @contextmanager
-def served(model: str, options: Sequence[str], *, patience_s: float = 120.0) -> Iterator[Served]:
+def serve(
+    model: str,
+    options: Sequence[str] = (),
+    *,
+    patience_s: float = START_S,
+    cpus: Sequence[int] = (),
+    quiet: bool = True,
+) -> Iterator[Served]:
     """A server of ours while the block runs, on our own engine unless `options` name another `--backend`.
+
+    Args:
+        cpus: the ones that it and its processes may use; none: all.
+        quiet: without a line in its log for every request.
 
     Raises:
         SnugvlError: it did not start, with its own words.
     """
     stages: list[tuple[float, str]] = []
     engine = [] if "--backend" in options else ["--backend", "native"]
-    with Child(model, [*options, *engine, "--served-model-name", NAME]) as child:
-        told = child.wait(lambda stage: stages.append((_since(child), stage)), patience_s)
-        yield Served(child.url, child.began, told, tuple(stages))
+    name = [] if "--served-model-name" in options else ["--served-model-name", NAME]
+    with ExitStack() as stack:
+        with only_on(cpus):
+            child = stack.enter_context(Child(model, [*options, *engine, *name], quiet=quiet))
+        ready_s = child.wait(lambda stage: stages.append((_since(child), stage)), patience_s)
+        yield Served(child, ready_s, stages)
+
+
+@contextmanager
+def only_on(cpus: Sequence[int]) -> Iterator[None]:
+    """Processes that are started in here only use these CPUs; none: all of ours."""
+    ours = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus or ours)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, ours)
 
 
 def _since(child: Child) -> float:
     return time.perf_counter() - child.began
+
+
+def _runs(process: psutil.Process, module: str) -> bool:
+    try:
+        return module in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def _held(processes: Sequence[psutil.Process]) -> Held:
+    rss = files = threads = 0
+    for process in processes:
+        try:
+            rss += process.memory_info().rss
+            files += process.num_fds()
+            threads += process.num_threads()
+        except psutil.Error:  # ended meanwhile
+            continue
+    return Held(rss, files, threads)
 
 
 def gpu_peak_bytes(watch: GpuWatch) -> int | None:

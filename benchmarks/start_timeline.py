@@ -15,12 +15,12 @@ from statistics import median
 from typing import Any
 
 import machine
-from serving import question, served
+from serving import question, serve
 
 
 def once(model: str, options: list[str], asked: bytes) -> dict[str, float]:
     """One start: seconds at which each thing was reached."""
-    with served(model, options) as server:
+    with serve(model, options) as server:
         first = server.first_token_s(asked)
         seen = {"HTTP answers": server.stages[0][0]} if server.stages else {}
         return server.steps() | seen | {"ready over HTTP": server.ready_s, "first token": first}

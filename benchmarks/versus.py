@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peer import Peer, PeerDied
-from serving import served
-from snugvl.bench import show
+from serving import serve
 from snugvl.bench.child import free_port
 from snugvl.bench.compare import compare
 from snugvl.bench.measure import Measurement, Settings
-from snugvl.bench.metrics import ALL, EACH, FIRST_TOKEN, Metric
-from snugvl.bench.report import report
+from snugvl.bench.report import as_text, report
 from snugvl.bench.result import Result, Start, to_json
+from snugvl.bench.summary import ALL, EACH, FIRST_TOKEN, Metric
 from snugvl.bench.workload import Workload
 
 SEED = 1000
@@ -73,7 +72,7 @@ def _quiet(text: str) -> None:
 
 def ours(model: str, options: list[str], question: Question) -> Result:
     """Of `snugvl serve`."""
-    with served(model, options) as server:
+    with serve(model, options) as server:
         return question.ask(server.url, server.ready_s)
 
 
@@ -147,7 +146,7 @@ def main() -> None:
         *shlex.split(arguments.serve),
     ]
     mine = ours(arguments.model, options, question)
-    print(show.plain(report(mine)), flush=True)
+    print(as_text(report(mine)), flush=True)
     (folder / f"versus_{arguments.name}_ours.json").write_text(to_json(mine))
     if arguments.no_peer:
         return
@@ -160,8 +159,8 @@ def main() -> None:
     except PeerDied as error:
         sys.exit(f"the peer did not start: {error}")
     (folder / f"versus_{arguments.name}_peer.json").write_text(to_json(other))
-    print(show.plain(report(other)))
-    print(show.plain(compare(other, mine, ("peer", "snugvl"))))
+    print(as_text(report(other)))
+    print(as_text(compare(other, mine, ("peer", "snugvl"))))
     print("\n".join(goals(mine, other)), flush=True)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import machine
 from ballast import MIB, Ballast
 from peer import VLLM_ENVIRONMENT, Peer, PeerDied
-from serving import gpu_peak_bytes, question, served
+from serving import gpu_peak_bytes, question, serve
 from snugvl.bench.child import free_port
 from snugvl.bench.memory import GpuWatch
 from snugvl.errors import SnugvlError
@@ -79,7 +79,7 @@ def ours(command: str, model: str, options: list[str]) -> dict[str, Any]:
     words = ["--backend", "vllm", "--vllm-command", command, *options]
     with GpuWatch() as watch:
         try:
-            with served(model, words, patience_s=2 * START_S) as server:
+            with serve(model, words, patience_s=2 * START_S) as server:
                 record = server.ask(question((1024, 1024), 128))
                 row: dict[str, Any] = {
                     "started": True,

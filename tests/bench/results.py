@@ -1,10 +1,9 @@
 """Results made up by hand, with figures that are easy to check."""
 
 from snugvl.bench.load import Generator
-from snugvl.bench.machine import MachineFacts
 from snugvl.bench.memory import GpuPeak, MemoryPeak
 from snugvl.bench.record import Record
-from snugvl.bench.result import Result, Run, ServerFacts, Start
+from snugvl.bench.result import MachineFacts, Result, Run, ServerFacts, Start
 from snugvl.bench.workload import Manner, Workload
 from snugvl.ledger import Ledger, LedgerRow
 

@@ -6,15 +6,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from snugvl.bench import show
 from snugvl.bench.compare import compare, ratio
 from snugvl.bench.load import Generator
 from snugvl.bench.memory import MemoryPeak
-from snugvl.bench.metrics import METRICS, number
 from snugvl.bench.plot import nice_top, svg, x_places
 from snugvl.bench.record import Record
-from snugvl.bench.report import Report, report
+from snugvl.bench.report import Report, as_text, print_to_terminal, report
 from snugvl.bench.result import Result, Start
+from snugvl.bench.summary import METRICS, number
 from snugvl.errors import InputError
 from tests.bench.results import GIB, memory, result, run
 
@@ -86,10 +85,10 @@ def test_a_client_that_is_too_busy_says_so(cost: Generator) -> None:
 
 def test_plain_text_and_a_terminal_say_the_same() -> None:
     found = report(result(run(1, memory=memory()), start=Start(1.0, None)))
-    plain = show.plain(found)
+    plain = as_text(found)
     assert "\x1b" not in plain
     file = io.StringIO()
-    show.terminal(found, file)
+    print_to_terminal(found, file)
     for line in plain.splitlines():
         for word in line.split():
             assert word in file.getvalue()

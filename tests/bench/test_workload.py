@@ -8,8 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from snugvl.bench.pictures import picture
-from snugvl.bench.workload import Manner, Workload, bodies, text
+from snugvl.bench.workload import Manner, Workload, bodies, picture, text
 
 WORK = Workload(image=(96, 64), prompt_tokens=None, max_tokens=16, same_image=False, seed=5)
 MANNER = Manner("m")

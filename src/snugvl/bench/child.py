@@ -37,17 +37,27 @@ def free_port() -> int:
 class Child:
     """A server of ours: `with Child("pocket", ["--device", "cpu"]) as child: child.wait(print, 60)`.
 
+    `quiet`: without a line for every request, which `said` would have.
+
     Attributes:
         url: where it listens.
         command: what was started.
         began: `time.perf_counter()` of the start.
     """
 
-    def __init__(self, model: str | None, options: Sequence[str]) -> None:
+    def __init__(self, model: str | None, options: Sequence[str], *, quiet: bool = True) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         named = [model] if model is not None else []
-        words = [*named, *options, "--quiet", "--port", str(port), "--drain", str(DRAIN_S)]
+        words = [
+            *named,
+            *options,
+            "--port",
+            str(port),
+            "--drain",
+            str(DRAIN_S),
+            *(["--quiet"] if quiet else []),
+        ]
         self.command = (sys.executable, "-m", "snugvl.cli", "serve", *words)
         self.began = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -104,11 +114,22 @@ class Child:
                 time.sleep(POLL_S)
         raise self._failure()
 
+    @property
+    def pid(self) -> int:
+        """Of the server's process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def said(self) -> list[str]:
+        """The lines that it printed on stderr so far."""
+        assert self._log is not None
+        number = self._log.fileno()  # the server writes where this file's position is: it is left alone
+        text = os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace")
+        return [line for line in text.splitlines() if line.strip()]
+
     def _failure(self) -> SnugvlError:
         assert self._process is not None
-        assert self._log is not None
-        self._log.seek(0)
-        lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        lines = self.said()
         code = self._process.returncode
         message = lines[-1].removeprefix("snugvl: ") if lines else f"it said nothing (exit code {code})"
         kind = BY_EXIT_CODE.get(code, EngineUnavailable)

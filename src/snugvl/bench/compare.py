@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from snugvl.bench.metrics import METRICS, Metric, number
 from snugvl.bench.report import Report, Table, memory_peak, workload_line
 from snugvl.bench.result import Result
-from snugvl.bench.summary import Summary
+from snugvl.bench.summary import METRICS, Metric, Summary, number
 from snugvl.errors import InputError
 from snugvl.hardware.sizes import format_size
 

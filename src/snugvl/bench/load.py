@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from snugvl.bench.exchange import Exchange
+from snugvl.bench.record import Exchange
 from snugvl.bench.summary import percentile
 
 LAG_EVERY_S = 0.01

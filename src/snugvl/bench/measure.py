@@ -10,11 +10,10 @@ from typing import Final
 import httpx
 
 from snugvl.bench.child import Child
-from snugvl.bench.exchange import read
 from snugvl.bench.load import Level
-from snugvl.bench.machine import describe
 from snugvl.bench.memory import GpuWatch, LedgerWatch, MemoryPeak
-from snugvl.bench.result import Result, Run, ServerFacts, Start
+from snugvl.bench.record import read
+from snugvl.bench.result import Result, Run, ServerFacts, Start, describe_machine
 from snugvl.bench.target import Target, connect
 from snugvl.bench.workload import Workload, bodies
 from snugvl.version import __version__
@@ -167,7 +166,7 @@ def _facts(settings: Settings, target: Target, child: Child | None, start: Start
     return Result(
         taken_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         snugvl=__version__,
-        machine=describe(),
+        machine=describe_machine(),
         server=ServerFacts(
             target.address.root, target.manner, target.software, child.command if child else None
         ),

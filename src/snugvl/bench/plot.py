@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from math import log2
 
-from snugvl.bench.metrics import ALL, EACH, FIRST_TOKEN, INTER_TOKEN, Metric, number
 from snugvl.bench.report import memory_peak, workload_line
 from snugvl.bench.result import Result
-from snugvl.bench.summary import Summary
+from snugvl.bench.summary import ALL, EACH, FIRST_TOKEN, INTER_TOKEN, Metric, Summary, number
 from snugvl.hardware.sizes import format_size
 from snugvl.ledger import Ledger, LedgerRow
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TextIO
 
 from snugvl.bench.memory import GpuPeak, MemoryPeak, higher
-from snugvl.bench.metrics import METRICS
 from snugvl.bench.record import Record
 from snugvl.bench.result import Result
-from snugvl.bench.summary import Summary
+from snugvl.bench.summary import METRICS, Summary
 from snugvl.bench.workload import Workload
 from snugvl.hardware.sizes import format_size
 from snugvl.ledger import Ledger
@@ -180,3 +180,43 @@ def _generator(result: Result) -> str:
     if share > BUSY_SHARE or late > LATE_S:
         line += ": the client had too little of this machine, and the server may be faster than these figures"
     return line
+
+
+def as_text(report: Report) -> str:
+    """A report for a pipe or a file."""
+    parts = ["\n".join(report.above), *("\n".join(_lines(table)) for table in report.tables)]
+    return "\n\n".join([*parts, "\n".join(report.notes)]) + "\n"
+
+
+def _lines(table: Table) -> Iterator[str]:
+    rows = (table.head, *table.rows)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.head))]
+    if table.title:
+        yield table.title
+    for row in rows:
+        figures = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        yield "  ".join([row[0].ljust(widths[0]), *figures]).rstrip()
+
+
+def print_to_terminal(report: Report, file: TextIO) -> None:
+    """A report with rules and weights."""
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    console = Console(file=file, highlight=False)
+    for number, line in enumerate(report.above):
+        console.print(Text(line, "bold" if number == 0 else "dim"))
+    for table in report.tables:
+        console.print()
+        if table.title:
+            console.print(Text(table.title, "bold"))
+        grid = Grid(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="cyan")
+        for number, name in enumerate(table.head):
+            grid.add_column(Text(name), justify="right" if number else "left", no_wrap=number > 0)
+        for row in table.rows:
+            grid.add_row(*(Text(cell) for cell in row))
+        console.print(grid)
+    console.print()
+    for line in report.notes:
+        console.print(Text(line, "dim"))

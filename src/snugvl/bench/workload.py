@@ -1,14 +1,19 @@
-"""What is asked: one picture and a text a request, no two requests alike, the same for the same seed."""
+"""What is asked: one picture and a text a request, no two requests alike, the same for the same seed.
 
+Pictures are of a size like that of photographs: smooth coloured noise with shapes on it.
+"""
+
+import base64
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from os import cpu_count
 from typing import Any
 
-from snugvl.bench.pictures import picture_url
+from PIL import Image, ImageDraw
 
 # fmt: off
 WORDS = (
@@ -21,6 +26,9 @@ WORDS = (
 QUESTION_WITH_PICTURE = "Describe this image in detail."
 QUESTION_WITHOUT = "Write a long story about these words."
 FEW_WORDS = 8
+SHAPES = 48  # of a picture
+GRAIN = 16  # pixels of the picture to one of the noise below it
+QUALITY = 90  # of the JPEG
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +114,25 @@ def bodies(workload: Workload, manner: Manner, first_seed: int, count: int) -> l
     seeds = range(first_seed, first_seed + count)
     with ThreadPoolExecutor(cpu_count() or 1) as pool:  # Pillow works without the interpreter's lock
         return list(pool.map(partial(body, workload, manner), seeds))
+
+
+def picture(width: int, height: int, seed: int) -> bytes:
+    """A JPEG: smooth coloured noise with shapes on it."""
+    dice = random.Random(seed)
+    coarse = (max(2, width // GRAIN), max(2, height // GRAIN))
+    noise = Image.frombytes("RGB", coarse, dice.randbytes(coarse[0] * coarse[1] * 3))
+    image = noise.resize((width, height), Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(image)
+    for _ in range(SHAPES):
+        left, top = dice.randrange(width), dice.randrange(height)
+        size = dice.randrange(2, max(3, min(width, height) // 4))
+        shape = dice.choice((draw.rectangle, draw.ellipse))
+        shape((left, top, left + size, top + size), fill=(*dice.randbytes(3),))
+    file = BytesIO()
+    image.save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()
+
+
+def picture_url(width: int, height: int, seed: int) -> str:
+    """The same as a data URL."""
+    return "data:image/jpeg;base64," + base64.b64encode(picture(width, height, seed)).decode()

@@ -206,12 +206,12 @@ def _put(result: Result, json: Path | None, plot: Path | None) -> None:
 
 
 def _print(found: Report) -> None:
-    from snugvl.bench import show
+    from snugvl.bench.report import as_text, print_to_terminal
 
     if sys.stdout.isatty():
-        show.terminal(found, sys.stdout)
+        print_to_terminal(found, sys.stdout)
     else:
-        write(printable(show.plain(found)))
+        write(printable(as_text(found)))
 
 
 def _compare(first: Path, second: Path, *, saving: bool) -> None:
