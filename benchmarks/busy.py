@@ -31,7 +31,7 @@ class Phases:
         self._wrap(engine._encoder, "_encode", "encode")
         self._wrap(engine._runner, "run", "prefill and mixed")
         self._wrap(engine._runner.graphs, "start", "decode")
-        self._wrap(engine._runner.graphs, "again", "decode")
+        self._wrap(engine._runner.graphs, "advance", "decode")
         self._wrap(engine_module, "begin", "sample")
         self._wrap(engine_module, "results_of", "host: wait for tokens")
         self._wrap(Replay, "tokens", "host: wait for tokens")

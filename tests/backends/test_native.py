@@ -254,7 +254,7 @@ def test_who_asks_how_an_idle_engine_stands_lets_it_look_at_the_memory(
     """It makes no steps in which it could see that other programs need memory."""
     looks: list[str] = []
     engine = backend._engine
-    monkeypatch.setattr(engine, "look", lambda **_: looks.append(threading.current_thread().name))
+    monkeypatch.setattr(engine, "poll_memory", lambda **_: looks.append(threading.current_thread().name))
     stats = backend.stats()
     assert looks == ["snugvl-engine"]
     assert stats.planned_blocks == stats.num_blocks == engine.config.num_blocks

@@ -13,7 +13,7 @@ import json, sys
 import torch
 from triton.runtime import driver
 from snugvl.layers.kernels.products import linear
-from snugvl.layers.kernels.compiler.ahead_of_time import _Described
+from snugvl.layers.kernels.compiler.ahead_of_time import _DescribedDriver
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kernels.compiler.ahead_of_time import dry_run
 from snugvl.layers.weights import Weights
@@ -29,7 +29,7 @@ for name, tile in json.loads(sys.argv[1]).items():
         words = torch.empty(256, 1024 // 8, dtype=torch.int32, device="meta")
         x = torch.empty(1, 1024, dtype=torch.bfloat16, device="meta")
         linear.product(x, Weights("int4", 256, 1024, words, scale, scale, 64))
-    driver.set_active(_Described(H200))
+    driver.set_active(_DescribedDriver(H200))
     made = launches[-1].kernel.kernel.warmup(*launches[-1].values, grid=(1,), **launches[-1].constants)
     found[name] = launches[-1].name, made.metadata.shared, made.asm["ttgir"]
 print(json.dumps(found))

@@ -83,7 +83,8 @@ def capture(work: Callable[[], T], pool: Any, stream: Any) -> tuple[Any, T]:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), _nothing_collected():
         # Not `torch.cuda.graph`, which first gives back all that torch's allocator holds free: the
-        # workspace that was claimed at the start (`place.py`). Other threads may use the GPU meanwhile.
+        # workspace that was claimed at the start (`engine/memory.py`). Other threads may use the GPU
+        # meanwhile.
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             result = work()

@@ -5,7 +5,7 @@
 
 All query heads of a KV head share what is read of it: the `ROWS` rows of a program are some tokens of a
 chunk, for each of them `SHARED` heads. Whose tokens they are is found in `starts`, so that a batch of many
-short sequences and a recorded step, whose lengths are unknown, start few programs in vain:
+short sequences and a CUDA graph, whose lengths are unknown, start few programs in vain:
 
     tokens of a program        T = ROWS / SHARED
     places of sequence s       from starts[s] / T + s on, as many as its chunk needs
