@@ -22,8 +22,8 @@ import httpx
 import machine
 from ballast import MIB, Ballast, Device
 from driver_bytes import ProcessPeak
-from serving import NAME, Served, served
-from snugvl.bench.pictures import picture_url
+from serving import NAME, Served, serve
+from snugvl.bench.workload import picture_url
 from snugvl.errors import SnugvlError
 
 AT_ONCE = 6
@@ -99,7 +99,7 @@ def measure(name: str, model: str, free_mib: int, purpose: str, chosen: argparse
     options = ["--for", purpose, *more, "--device", device]
     with Ballast(free_mib, device) as ballast:
         said = printed(model, purpose, device, more)
-        with served(model, options) as server, ProcessPeak((ballast.pid,)) as peak:
+        with serve(model, options) as server, ProcessPeak((ballast.pid,)) as peak:
             told = server.memory()
             cards = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"][0]
             asyncio.run(fill(server, cards["max_model_len"], cards["max_pixels"] or 0))

@@ -74,7 +74,7 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
     cache = kv_component(model, settings)
     parts += [cache, state_component(model, settings)]
     if settings.engine == "vllm":
-        return footprint_of(parts + vllm_components(model, settings))
+        return footprint_of(parts + vllm_components(model, settings, device.compute_capability))
     parts += vision_components(model, settings)
     parts += offload_components(model, settings)
     parts.append(Component("encoder cache", settings.encoder_cache_bytes, why="for the next question"))
