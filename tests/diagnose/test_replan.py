@@ -22,11 +22,11 @@ LOGS = Path(__file__).parent / "logs"
 CONTEXT = estimate_of((12, 0))
 
 
-def planned(repo: str, total: int, free: int, os: str, wishes: Wishes) -> Choice:
+def planned(repo: str, total: int, free: int, os: str, wishes: Wishes, gpu: str | None = None) -> Choice:
     """The planner's choice for one GPU."""
     facts = catalogue_facts(repo)
     assert facts is not None
-    machine = describe(vram=total, held=total - free, ram="16GiB", os=os)
+    machine = describe(gpu, vram=total, held=total - free, ram="16GiB", os=os)
     choice = solve([Candidate(facts)], machine, wishes).choice
     assert choice is not None
     return choice
@@ -53,7 +53,7 @@ def test_the_changed_command_is_the_plan() -> None:
 
 def test_wishes_of_the_command_are_kept() -> None:
     wishes = Wishes(max_pixels=1048576, backend="vllm")
-    choice = planned("Qwen/Qwen3-VL-2B-Instruct", 8188 * MIB, 7778 * MIB, "linux", wishes)
+    choice = planned("Qwen/Qwen3-VL-2B-Instruct", 8188 * MIB, 7778 * MIB, "linux", wishes, "rtx-4060")
     found = explain_file(LOGS / "vllm033_q2b_context_4060.log")
     changed = {change.flag: change.new for change in found.changes}
     assert changed["--max-model-len"] == str(choice.settings.context)

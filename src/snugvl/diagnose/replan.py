@@ -19,7 +19,7 @@ from snugvl.diagnose.result import Change
 from snugvl.errors import SnugvlError
 from snugvl.hardware import gpus
 from snugvl.hardware.describe import describe
-from snugvl.hardware.machine import Machine
+from snugvl.hardware.machine import Gpu, Machine
 from snugvl.planner.budget import budgets
 from snugvl.planner.plan import Choice
 from snugvl.planner.recommend import catalogue_candidates
@@ -29,6 +29,8 @@ from snugvl.planner.wishes import Wishes
 
 # What vLLM has in "Model loading took": the weights, and the buffers that are made with them.
 LOADED: Final = ("weights", "vLLM rotary cache", "vLLM deepstack buffers")
+# Lines with the card's memory in the words of CUDA; nvidia-smi's are those of the driver.
+_CUDA_SAYS: Final = ("over_free", "summary", "v0_ceiling", "oom_new", "oom_old")
 # Flags of which a smaller value than the plan's is kept: it takes less.
 _AT_MOST: Final = ("--max-num-seqs", "--max-num-batched-tokens")
 
@@ -38,17 +40,20 @@ def machine_of(facts: RunFacts) -> Machine | None:
     if not facts.total or facts.total.nbytes <= 0:
         return None
     total = facts.total.nbytes
+    free = max(0, min(facts.free.nbytes, total)) if facts.free else total
+    system = "wsl2" if facts.wsl2 else "linux"
     try:
-        machine = describe(
-            _gpu_name(facts), vram=total, held=0, ram="16GiB", os="wsl2" if facts.wsl2 else "linux"
-        )
+        machine = describe(_gpu_name(facts), vram=total, held=total - free, ram="16GiB", os=system)
     except SnugvlError:
         return None
-    free = facts.free.nbytes if facts.free else total
-    if facts.run.has("over_free", "summary"):  # vLLM looks when its CUDA context is there already
-        free += budgets(machine)[0].device.context_bytes
+    if facts.run.has("smi_row") and not facts.run.has(*_CUDA_SAYS):
+        return machine
+    # vLLM and PyTorch say CUDA's total of the card, and vLLM looks when its CUDA context is there already.
+    if facts.run.has("over_free", "summary"):
+        free = min(free + budgets(machine)[0].device.context_bytes, total)
     (gpu,) = machine.gpus
-    return replace(machine, gpus=(replace(gpu, free_bytes=max(0, min(free, total))),))
+    told = Gpu(0, gpu.name, total, free, gpu.compute_capability, gpu.bandwidth, gpu.bf16_flops)
+    return replace(machine, gpus=(told,))
 
 
 def _gpu_name(facts: RunFacts) -> str | None:
