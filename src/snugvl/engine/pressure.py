@@ -20,7 +20,7 @@ comes down and the cache gives what is missing, so that there is always room for
     cap     ├─ driver ──────┤├─ torch ────────────────────┤├─ kept ─┤
             ├─ driver, late kernels ─┤├─ torch, less ─────┤├─ kept ─┤
 
-Only numbers live here, so that a test can stand in for a neighbour; `engine.py` acts on them.
+Only numbers live here, so that a test can stand in for a neighbour; `memory.py` acts on them.
 """
 
 import time

@@ -85,7 +85,7 @@ class Linear(nn.Module):
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows `ids` `[n]`, as an embedding: `[n, columns]`."""
         if ids.is_cuda:
-            from snugvl.layers.kernels.embedding import lookup  # needs triton, which only GPUs bring
+            from snugvl.layers.kernels.rows import lookup  # needs triton, which only GPUs bring
 
             assert self.format in ("bf16", "int8"), "an embedding is bf16 or int8"
             return lookup(ids, self.weight, self.scale, self.group, dtype)

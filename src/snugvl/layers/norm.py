@@ -18,7 +18,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` `[…, size]`."""
         if x.is_cuda:
-            from snugvl.layers.kernels.norm import normed  # needs triton, which only GPUs bring
+            from snugvl.layers.kernels.rows import normed  # needs triton, which only GPUs bring
 
             return normed(x, self.weight, self.eps, self.offset)
         wide = x.float()

@@ -16,7 +16,7 @@ value, d = h / heads):
     2·d · max(rows, columns)  cosines and sines
 
 and the output, P · out · s / merge². Of the 3B in bf16: 8.7 kB a patch, and 33 MB
-(`tests/models/test_qwen2_5_vision.py` traces it).
+(`tests/planner/test_qwen2_5_vl.py` traces it).
 
 Source: Hugging Face transformers, `models/qwen2_5_vl/modeling_qwen2_5_vl.py` (Apache-2.0); Qwen2.5-VL
 Technical Report, https://arxiv.org/abs/2502.13923.

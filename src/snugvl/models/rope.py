@@ -155,7 +155,7 @@ def rotation_of(positions: torch.Tensor, rope: Rope, dtype: torch.dtype) -> CosS
     magnitude = rope.scaling.magnitude if isinstance(rope.scaling, YarnScaling | LongRope) else 1.0
     axes = None if rope.sections is None else _axes(rope.sections, positions.device, rope.interleaved)
     if positions.is_cuda:
-        from snugvl.layers.kernels.rotation import rotation  # needs triton, which only GPUs bring
+        from snugvl.layers.kernels.rows import rotation  # needs triton, which only GPUs bring
 
         return rotation(positions, steps, axes, magnitude, dtype)
     wide = positions.float()

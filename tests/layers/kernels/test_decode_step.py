@@ -6,8 +6,7 @@ import torch
 from snugvl.checkpoint.architecture import LongRope, Rope, YarnScaling
 from snugvl.engine.graphs import decode as graphs
 from snugvl.layers.kernels import decode_step
-from snugvl.layers.kernels.embedding import lookup
-from snugvl.layers.kernels.rotation import rotation
+from snugvl.layers.kernels.rows import lookup, rotation
 from snugvl.layers.linear import Linear
 from snugvl.models import rope as module
 from snugvl.models.rope import rotation_of

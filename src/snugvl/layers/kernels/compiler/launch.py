@@ -12,7 +12,7 @@ variant goes through Triton as ever.
 A variant that was never compiled on this machine takes a second or more, and everybody waits. So what Triton
 compiles a kernel anew for is as little as can be: numbers of tokens, of blocks or of rows are not looked at
 (`do_not_specialize`), nor where index tensors begin; and what a model will need is compiled before it is
-needed (`kernels/compiler/ahead_of_time.py`), for which `LaunchedKernel.instead` is there.
+needed (`ahead_of_time.py`), for which `LaunchedKernel.instead` is there.
 
 It is found under a key made of its source, of what it calls, and of the constants that both read. Triton 3.6
 takes the constants of a called function before it has read that function: the key of `gemm` depends on

@@ -17,7 +17,6 @@ from snugvl.layers.kernels.device import (
     native_fp8,
     tensor_cores,
 )
-from snugvl.layers.kernels.norm import normed
 from snugvl.layers.kernels.products import weights as kinds
 from snugvl.layers.kernels.products.epilogue import Epilogue
 from snugvl.layers.kernels.products.gemm import gemm, sixteenth
@@ -35,6 +34,7 @@ from snugvl.layers.kernels.products.tiles import (
 )
 from snugvl.layers.kernels.products.widen import swiglu as swiglu_into
 from snugvl.layers.kernels.products.widen import widen
+from snugvl.layers.kernels.rows import normed
 from snugvl.layers.weights import Format, Weights
 
 _FORMATS = {"bf16": kinds.BF16, "fp8": kinds.FP8, "int8": kinds.INT8, "int4": kinds.INT4}
