@@ -49,15 +49,8 @@ class Child:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         named = [model] if model is not None else []
-        words = [
-            *named,
-            *options,
-            "--port",
-            str(port),
-            "--drain",
-            str(DRAIN_S),
-            *(["--quiet"] if quiet else []),
-        ]
+        words = [*named, *options, "--port", str(port), "--drain", str(DRAIN_S)]
+        words += ["--quiet"] if quiet else []
         self.command = (sys.executable, "-m", "snugvl.cli", "serve", *words)
         self.began = 0.0
         self._process: subprocess.Popen[bytes] | None = None

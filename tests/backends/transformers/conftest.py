@@ -10,10 +10,10 @@ import torch
 
 from snugvl.backends.protocol import Delta, Message
 from snugvl.backends.receiver import Receiver
-from snugvl.backends.transformers.answer import Job, ModelPrompt
 from snugvl.backends.transformers.backend import TransformersBackend
-from snugvl.backends.transformers.engine import Limits, TransformersEngine
+from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.loading import load_engine
+from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
 from snugvl.engine.request import TokenOutput
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.sampling import SamplingParams
@@ -38,7 +38,7 @@ class Opened:
     @contextmanager
     def engine(self, **limits: int) -> Iterator[TransformersEngine]:
         """An engine of its own over the shared network."""
-        engine = TransformersEngine(self.model, Limits(**{"context": 1024} | limits), CPU, torch.float32)
+        engine = TransformersEngine(self.model, CPU, torch.float32, **{"context": 1024} | limits)
         try:
             yield engine
         finally:
@@ -75,7 +75,7 @@ class Kept(Receiver):
         return super().receive(output)
 
 
-class Asked(Job):
+class Asked(GenerationRequest):
     """A request with a receiver that keeps tokens."""
 
     receiver: Kept

@@ -12,9 +12,9 @@ import torch
 import transformers
 
 from snugvl.backends.protocol import Request, user
-from snugvl.backends.transformers.answer import ModelPrompt
-from snugvl.backends.transformers.engine import Limits, TransformersEngine
+from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.network import plain_generation
+from snugvl.backends.transformers.sampling import ModelPrompt
 from snugvl.errors import (
     DeadlineExceeded,
     DoesNotFit,
@@ -387,7 +387,7 @@ def test_models_with_states_of_their_own_run(
     output = model.generate(**inputs, max_new_tokens=10, do_sample=False, eos_token_id=None, pad_token_id=0)
     ids = tuple(inputs["input_ids"][0].tolist())
     prompt = ModelPrompt(PreparedPrompt(ids, (), 0), inputs)
-    engine = TransformersEngine(model, Limits(256), CPU, torch.float32)
+    engine = TransformersEngine(model, CPU, torch.float32, context=256)
     jobs = [qwen.job(prompt, SamplingParams(max_tokens=10, ignore_eos=True)) for _ in range(2)]
     held = Held(jobs[0], after=5)
     held.start(engine)

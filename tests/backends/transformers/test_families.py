@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from snugvl.backends.protocol import Message, Request, Text, user
-from snugvl.backends.transformers.answer import ModelPrompt
+from snugvl.backends.transformers.sampling import ModelPrompt
 from snugvl.errors import RequestError
 from snugvl.sampling import SamplingParams
 from tests.backends.transformers import families

@@ -16,12 +16,12 @@ from snugvl.backends.protocol import Capabilities, GoOn, Message, Request, ToolU
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.service import Load, Tokens
 from snugvl.backends.streams import ReceiverStream, check_combination, check_pictures
-from snugvl.backends.transformers.answer import Job, ModelPrompt
 from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.network import HOST_WEIGHTS, split_bytes
 from snugvl.backends.transformers.opening import Checkpoint, Inputs, tokenizer_of
 from snugvl.backends.transformers.prompts import Preparer
 from snugvl.backends.transformers.resolution import Resolution, resolution_of
+from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
 from snugvl.backends.transformers.sizes import Costs, fit, longest
 from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import RequestError
@@ -82,9 +82,9 @@ class TransformersBackend:
             grammar=request.grammar is not None,
         )
         deadline = None if request.deadline_s is None else monotonic() + request.deadline_s
-        job = Job(prompt, request.sampling, stop_ids, receiver, deadline, grammar)
-        self._engine.submit(job)
-        return ReceiverStream(job.drop, receiver)
+        generation = GenerationRequest(prompt, request.sampling, stop_ids, receiver, deadline, grammar)
+        self._engine.submit(generation)
+        return ReceiverStream(generation.drop, receiver)
 
     def memory(self) -> Mapping[str, int]:
         """Bytes held, by component."""
@@ -203,12 +203,13 @@ def assemble(
     sees = parts.checkpoint.sees and not parts.language_only
     resolution = resolution_of(parts.inputs.processor.image_processor, max_pixels) if sees else None
     decided = fit(Costs.of(config, parts.dtype), longest(config), context, _free(parts), sees=sees)
-    limits = decided.limits if max_waiting is None else replace(decided.limits, max_waiting=max_waiting)
     tokenizer = tokenizer_of(parts.checkpoint.folder, parts.inputs.tokenizer, _ends(parts.network))
-    engine = TransformersEngine(parts.network, limits, parts.device, parts.dtype)
+    engine = TransformersEngine(
+        parts.network, parts.device, parts.dtype, context=decided.context, max_waiting=max_waiting
+    )
     preparer = Preparer(parts.checkpoint, parts.inputs, tokenizer, resolution, engine.vocab_size)
     held = split_bytes(parts.network, parts.placed, parts.device)
-    capabilities = _capabilities(parts, preparer, resolution, limits.context, weights)
+    capabilities = _capabilities(parts, preparer, resolution, decided.context, weights)
     backend = TransformersBackend(engine, preparer, capabilities, held)
     planned = {"KV cache": decided.cache_bytes, "workspace": decided.workspace_bytes}
     return Made(backend, held, planned)

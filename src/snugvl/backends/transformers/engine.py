@@ -3,7 +3,8 @@
 This backend is for models that no other engine runs, and for layers that wait in main memory. Nothing here
 knows how a family computes: whatever `generate` runs is run.
 
-    submit ─ queue ─► generate: forward ─ `Answer` samples ─ forward ─ … ─► the next choice, the next request
+    submit ─ queue ─► generate: forward ─ sampling ─ forward ─ sampling ─ … ─► the next choice or request
+                                          (`sampling.py`)
 
 Choices of one request run one after the other as well: as rows of a batch they would have their pictures
 encoded and held as often. transformers' own batching (`generate_batch`) takes token ids alone: no pictures,
@@ -18,7 +19,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from threading import Condition, Thread, current_thread
 from typing import Any
 
@@ -26,44 +26,46 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from snugvl.backends.service import Load
-from snugvl.backends.transformers.answer import Answer, Job, Over
-from snugvl.engine.sampling.grammar import MaskPace, MaskThreads, mask_threads
+from snugvl.backends.transformers.sampling import GenerationRequest, SamplingProcessor, StopWhenOver
+from snugvl.engine.sampling.grammar import MaskThreads, MaskPace, mask_threads
 from snugvl.errors import DoesNotFit, EngineError, QueueFull, RequestTooLarge, SnugvlError, engine_failed
 from snugvl.hardware import host
 from snugvl.hardware.sizes import format_size
 
+MAX_WAITING = 256
 LOOK_S = 0.01  # between two looks at whether the engine gets on
 _CACHES = ("past_key_values", "cache_params", "state")  # as the outputs of a forward name theirs
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What is taken.
-
-    Attributes:
-        context: tokens of one choice, prompt and answer together.
-        max_waiting: requests that may queue before `QueueFull`.
-    """
-
-    context: int
-    max_waiting: int = 256
-
-
 class TransformersEngine:
     """Runs requests in a thread of its own. Every method may be called from any thread."""
 
-    def __init__(self, model: Any, limits: Limits, device: torch.device, dtype: torch.dtype) -> None:
-        """`device` and `dtype`: of the inputs."""
-        self.limits = limits
+    def __init__(
+        self,
+        model: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        context: int,
+        max_waiting: int | None = None,
+    ) -> None:
+        """
+        Args:
+            device, dtype: of the inputs.
+            context: tokens of one choice, prompt and answer together.
+            max_waiting: requests that may queue before `QueueFull`; None: 256.
+        """
         self.model = model
+        self.context = context
+        self._max_waiting = MAX_WAITING if max_waiting is None else max_waiting
         self.vocab_size = _logits_width(model)
         self._device = device
         self._dtype = dtype
         self._masks = MaskThreads(mask_threads(), self.vocab_size)
-        self._queue: deque[Job] = deque()
-        self._running: Job | None = None
+        self._queue: deque[GenerationRequest] = deque()
+        self._running: GenerationRequest | None = None
         self._cache: Any = None  # of the answer that runs
         self._computed = self._generated = self._encoded = self._faults = 0
         self._beats = 0  # layers and tokens that were begun: whether it gets on
@@ -76,7 +78,7 @@ class TransformersEngine:
         self._thread = Thread(target=self._run, name="snugvl-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, request: GenerationRequest) -> None:
         """Queue a request. It has not been touched when this raises.
 
         Raises:
@@ -84,12 +86,12 @@ class TransformersEngine:
             QueueFull: `max_waiting` requests are waiting already.
             EngineError: the engine is closed.
         """
-        self._check_length(job)
+        self._check_length(request)
         with self._changed:
             self._check_open()
-            if sum(not other.dropped for other in self._queue) >= self.limits.max_waiting:
-                raise QueueFull(f"{self.limits.max_waiting} requests are waiting already; try again later")
-            self._queue.append(job)
+            if sum(not other.dropped for other in self._queue) >= self._max_waiting:
+                raise QueueFull(f"{self._max_waiting} requests are waiting already; try again later")
+            self._queue.append(request)
             self._changed.notify_all()
 
     def stats(self) -> Load:
@@ -114,7 +116,7 @@ class TransformersEngine:
         return {
             "kv_cache": cache_bytes(self._cache),
             "encoder_outputs": 0,
-            "vision_inputs": sum(job.prompt.nbytes for job in self._unfinished()),
+            "vision_inputs": sum(request.prompt.nbytes for request in self._unfinished()),
         }
 
     def close(self) -> None:
@@ -129,9 +131,9 @@ class TransformersEngine:
         """The engine's thread."""
         ending = EngineError("the model was closed while this request was running")
         try:
-            while (job := self._next()) is not None:
-                self._answer(job)
-                del job  # an idle engine holds no pictures
+            while (request := self._next()) is not None:
+                self._generate_choices(request)
+                del request  # an idle engine holds no pictures
         except Exception as error:
             ending = engine_failed(error, "the engine's thread ended")
             raise  # to the thread's hook, which says where
@@ -141,7 +143,7 @@ class TransformersEngine:
             for each in self._unfinished():
                 each.fail(ending)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> GenerationRequest | None:
         """The request whose turn it is, waiting for one; None: stop."""
         with self._changed:
             while not self._closed:
@@ -155,52 +157,52 @@ class TransformersEngine:
     def _tidy(self) -> None:
         """Forget who waits no longer: readers that left, deadlines that passed."""
         with self._changed:
-            for job in [*self._queue]:
-                job.expire()
-                if job.over:
-                    self._queue.remove(job)
-                    job.receiver.mailbox.close()
+            for request in [*self._queue]:
+                request.expire()
+                if request.over:
+                    self._queue.remove(request)
+                    request.receiver.mailbox.close()
 
-    def _unfinished(self) -> list[Job]:
+    def _unfinished(self) -> list[GenerationRequest]:
         with self._changed:
             return [*([] if self._running is None else [self._running]), *self._queue]
 
-    def _answer(self, job: Job) -> None:
+    def _generate_choices(self, request: GenerationRequest) -> None:
         """All choices of a request, one after the other."""
-        pace, most = MaskPace(), job.sampling.max_tokens or self.limits.context - job.prompt.tokens
-        for choice in range(job.sampling.n):
-            answer = Answer(job, choice, most, self._masks, pace, self._between)
-            failure = self._generate(answer)
+        pace, most = MaskPace(), request.sampling.max_tokens or self.context - request.prompt.tokens
+        for choice in range(request.sampling.n):
+            sampler = SamplingProcessor(request, choice, most, self._masks, pace, self._between)
+            failure = self._generate(sampler)
             self._cache = None
             if self._closed:
                 return  # it still runs: `_run` says so to everybody
             if failure is not None:  # out of the `except`, whose traceback keeps tensors alive
                 _give_back(self._device)
-                job.fail(self._no_memory(answer) if isinstance(failure, DoesNotFit) else failure)
-            if job.over:
+                request.fail(self._no_memory(sampler) if isinstance(failure, DoesNotFit) else failure)
+            if request.over:
                 break
-        job.receiver.mailbox.close()  # of one that nobody reads; any other is closed
+        request.receiver.mailbox.close()  # of one that nobody reads; any other is closed
         self._running = None
 
     @torch.inference_mode()
-    def _generate(self, answer: Answer) -> SnugvlError | None:
+    def _generate(self, sampler: SamplingProcessor) -> SnugvlError | None:
         """One choice to its end; what went wrong, if anything did."""
-        inputs = answer.job.prompt.inputs
+        inputs = sampler.request.prompt.inputs
         try:
             with self.model.register_forward_hook(self._note_cache):
                 self.model.generate(
                     **{name: self._placed(value) for name, value in inputs.items()},
-                    max_new_tokens=answer.most,
-                    eos_token_id=None,  # `Over` says when it ends
-                    do_sample=False,  # of the one token that `Answer` leaves
+                    max_new_tokens=sampler.most,
+                    eos_token_id=None,  # `StopWhenOver` says when it ends
+                    do_sample=False,  # of the one token that `SamplingProcessor` leaves
                     num_beams=1,
                     use_cache=True,
-                    logits_processor=LogitsProcessorList([answer]),
-                    stopping_criteria=StoppingCriteriaList([Over(answer)]),
+                    logits_processor=LogitsProcessorList([sampler]),
+                    stopping_criteria=StoppingCriteriaList([StopWhenOver(sampler)]),
                 )
         except Exception as error:
             if _out_of_memory(error):
-                logger.warning("memory ran out %s", answer.where)
+                logger.warning("memory ran out %s", sampler.where)
                 return DoesNotFit(str(engine_failed(error)))
             if isinstance(error, torch.AcceleratorError):
                 raise
@@ -210,17 +212,17 @@ class TransformersEngine:
             return engine_failed(error)
         return None
 
-    def _between(self, answer: Answer) -> None:
+    def _between(self, sampler: SamplingProcessor) -> None:
         """After every token: count, and look at who still waits."""
-        first, job = len(answer.tokens) == 1, answer.job
+        first, request = len(sampler.tokens) == 1, sampler.request
         self._beats += 1
         self._generated += 1
-        self._computed += job.prompt.tokens if first else 1
-        self._encoded += job.prompt.pictures if first else 0
+        self._computed += request.prompt.tokens if first else 1
+        self._encoded += request.prompt.pictures if first else 0
         self._tidy()
-        if not answer.over:
-            job.expire()
-            answer.over = self._closed or job.over
+        if not sampler.over:
+            request.expire()
+            sampler.over = self._closed or request.over
 
     def _placed(self, value: torch.Tensor) -> torch.Tensor:
         """An input on the device, in the model's type where it is floating point."""
@@ -248,29 +250,29 @@ class TransformersEngine:
         if self._closed:
             raise EngineError("the model is closed")
 
-    def _check_length(self, job: Job) -> None:
-        prompt, asked = job.prompt.tokens, job.sampling.max_tokens or 1
-        most = self.limits.context - prompt
+    def _check_length(self, request: GenerationRequest) -> None:
+        prompt, asked = request.prompt.tokens, request.sampling.max_tokens or 1
+        most = self.context - prompt
         if most >= asked:
             return
-        fits = f"max_tokens up to {most}" if most > 0 else f"a prompt of up to {self.limits.context - 1}"
+        fits = f"max_tokens up to {most}" if most > 0 else f"a prompt of up to {self.context - 1}"
         raise RequestTooLarge(
             f"the request needs {prompt + asked:,} tokens: {prompt:,} of the prompt "
-            f"({job.prompt.prompt.image_tokens:,} of them for pictures) and {asked:,} new; the context holds "
-            f"{self.limits.context:,}. What fits: {fits}",
+            f"({request.prompt.prompt.image_tokens:,} of them for pictures) and {asked:,} new; the context "
+            f"holds {self.context:,}. What fits: {fits}",
             field="max_tokens" if most > 0 else "messages",
         )
 
-    def _no_memory(self, answer: Answer) -> DoesNotFit:
+    def _no_memory(self, sampler: SamplingProcessor) -> DoesNotFit:
         """Why a request can't run."""
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
         else:
             memory = host.memory()
             free, total = memory.free_bytes, memory.total_bytes
-        pictures = answer.job.prompt.prompt.image_tokens
+        pictures = sampler.request.prompt.prompt.image_tokens
         return DoesNotFit(
-            f"memory ran out {answer.where} ({pictures:,} of them for pictures), "
+            f"memory ran out {sampler.where} ({pictures:,} of them for pictures), "
             f"though it ran alone; {format_size(free)} of {format_size(total)} are free beside the model. "
             "Send fewer or smaller pictures (max_pixels) or less text, or load the model with coarser weights"
         )

@@ -25,9 +25,9 @@ from snugvl.backends.protocol import (
     going_on,
     user,
 )
-from snugvl.backends.transformers.answer import ModelPrompt
 from snugvl.backends.transformers.opening import Checkpoint, Inputs, variables_of
 from snugvl.backends.transformers.resolution import Resolution
+from snugvl.backends.transformers.sampling import ModelPrompt
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, texts, tool_json
 from snugvl.inputs.prompt import PreparedPrompt, check_ids, check_length

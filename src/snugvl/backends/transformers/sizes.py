@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from snugvl.backends.transformers.engine import Limits
 from snugvl.checkpoint.safetensors import read_tensors, weight_files
 from snugvl.errors import CheckpointError, DoesNotFit, RequestError
 from snugvl.hardware.sizes import format_size
@@ -54,9 +53,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was decided, and the bytes it comes to."""
+    """The context that was decided, and the bytes it comes to."""
 
-    limits: Limits
+    context: int
     cache_bytes: int
     workspace_bytes: int
 
@@ -93,7 +92,7 @@ def fit(costs: Costs, most: int, wished: int | None, free_bytes: int, *, sees: b
             f"a context of {tried[-1]:,} tokens needs {format_size(tried[-1] * a_token)} beside the weights, "
             f"but {format_size(usable)} are left; {_way_out(int(fits))}"
         )
-    return Fit(Limits(context), context * costs.cache_bytes, context * costs.workspace_bytes)
+    return Fit(context, context * costs.cache_bytes, context * costs.workspace_bytes)
 
 
 def parameters_in(folder: Path, config: Any) -> int:

@@ -1,6 +1,6 @@
 """A request and its answers on their way through `generate`, which is told nothing but which token to take.
 
-`generate` calls an `Answer` with the logits of every token. Our engine's sampler chooses
+`generate` calls a `SamplingProcessor` with the logits of every token. Our engine's sampler chooses
 (`engine/sampling/sampler.py`), the token goes to its reader at once, and all others are forbidden, so that
 `generate` takes this one. A seed, a penalty or a grammar therefore means the same here as in our engine.
 """
@@ -51,7 +51,7 @@ class ModelPrompt:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class GenerationRequest:
     """One request, and how far it came.
 
     Attributes:
@@ -94,7 +94,7 @@ class Job:
             self.fail(DeadlineExceeded(text))
 
 
-class Answer(LogitsProcessor):
+class SamplingProcessor(LogitsProcessor):
     """One choice of a request: samples its tokens, one at every call, and remembers what sampling needs.
 
     Attributes:
@@ -105,42 +105,42 @@ class Answer(LogitsProcessor):
 
     def __init__(
         self,
-        job: Job,
+        request: GenerationRequest,
         choice: int,
         most: int,
         masks: MaskThreads,
         pace: MaskPace,
-        between: Callable[["Answer"], None],
+        between: Callable[["SamplingProcessor"], None],
     ) -> None:
         """`pace`: one for all choices of a request. `between` is called after every token."""
-        self.job = job
+        self.request = request
         self.most = most
         self.tokens: list[int] = []
         self.over = False
         self._choice = choice
         self._masks = masks
         self._between = between
-        self._mask = None if job.grammar is None else Mask(job.grammar.start(), masks, pace)
-        self._random: random.Random = random_stream(job.sampling.seed, choice)
-        self._vocabulary = frozenset(job.prompt.prompt.prompt_ids)
+        self._mask = None if request.grammar is None else Mask(request.grammar.start(), masks, pace)
+        self._random: random.Random = random_stream(request.sampling.seed, choice)
+        self._vocabulary = frozenset(request.prompt.prompt.prompt_ids)
         self._counts: Counter[int] = Counter()
 
     @property
     def where(self) -> str:
         """How far it came."""
-        return f"after {self.job.prompt.tokens + len(self.tokens):,} tokens of this request"
+        return f"after {self.request.prompt.tokens + len(self.tokens):,} tokens of this request"
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`scores` `[1, vocab]` with -inf for every token but the one that was sampled."""
         if self.over:  # where `generate` notices the end a step late
             return scores
-        sampling = self.job.sampling
+        sampling = self.request.sampling
         uniform = 0.0 if sampling.greedy else self._random.random()
         self._masks.begin()
         asked = Choice(0, sampling, self._vocabulary, self._counts, uniform, self._mask)
         (result,) = sample(scores, [asked])
         if result.token_id is None:
-            self.job.fail(self._no_token())
+            self.request.fail(self._no_token())
             self.over = True
             return scores
         self._take(result, result.token_id)
@@ -153,19 +153,19 @@ class Answer(LogitsProcessor):
         """Hand out a token, and see whether the answer ends with it."""
         self.tokens.append(token)
         self._counts[token] += 1
-        self.job.generated += 1
+        self.request.generated += 1
         finish = self._finish(token)
         output = TokenOutput("", self._choice, token, result.logprob, result.top_logprobs, finish)
-        stopped = self.job.receiver.receive(output)
+        stopped = self.request.receiver.receive(output)
         self.over = stopped or finish is not None
         if self._mask is not None and not self.over:
             self._mask.accept(token)
 
     def _finish(self, token: int) -> FinishReason | None:
-        sampling = self.job.sampling
+        sampling = self.request.sampling
         if token in sampling.stop_token_ids:
             return "stop"
-        if token in self.job.stop_ids and not sampling.ignore_eos:
+        if token in self.request.stop_ids and not sampling.ignore_eos:
             return "stop"
         return "length" if len(self.tokens) >= self.most else None
 
@@ -176,12 +176,12 @@ class Answer(LogitsProcessor):
         return EngineError(f"the model's logits are not finite {self.where}")
 
 
-class Over(StoppingCriteria):
+class StopWhenOver(StoppingCriteria):
     """Ends `generate` when an answer is complete, or nobody wants it any more."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    def __init__(self, sampler: SamplingProcessor) -> None:
+        self._sampler = sampler
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         """Whether each row is done, `[rows]`."""
-        return torch.full((len(input_ids),), self._answer.over, device=input_ids.device)
+        return torch.full((len(input_ids),), self._sampler.over, device=input_ids.device)
