@@ -124,13 +124,15 @@ class Decoders:
     async def _run(self, work: Callable[..., T], job: dict[str, Any], data: bytes, *limits: int) -> T:
         """What a thread makes of a job. Whoever no longer waits for it ends it."""
         at_work: list[_DecoderProcess] = []
+        found: list[T] = []  # not the future's result, which the thread keeps for a moment longer
         try:
-            future = self._threads.submit(work, job, data, at_work, *limits)
+            future = self._threads.submit(lambda: found.append(work(job, data, at_work, *limits)))
         except RuntimeError:  # the threads are shut down
             raise EngineUnavailable("the server is stopping") from None
         waited = asyncio.wrap_future(future)
         try:
-            return await asyncio.shield(waited)
+            await asyncio.shield(waited)
+            return found.pop()
         except asyncio.CancelledError:
             if not future.cancel():  # it is being decoded, and counts until that has ended
                 _, running = await asyncio.wait([waited], timeout=_LEFT_S)
