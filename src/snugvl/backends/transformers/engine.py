@@ -27,7 +27,7 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from snugvl.backends.service import Load
 from snugvl.backends.transformers.sampling import GenerationRequest, SamplingProcessor, StopWhenOver
-from snugvl.engine.sampling.grammar import MaskThreads, MaskPace, mask_threads
+from snugvl.engine.sampling.grammar import MaskPace, MaskThreads, mask_threads
 from snugvl.errors import DoesNotFit, EngineError, QueueFull, RequestTooLarge, SnugvlError, engine_failed
 from snugvl.hardware import host
 from snugvl.hardware.sizes import format_size
