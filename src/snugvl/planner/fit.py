@@ -207,7 +207,7 @@ class Fitter:
             goal.context,
             goal.max_pixels,
             self.wishes.images if self.option.model.facts.vision else 0,
-            self.wishes.concurrency,
+            1 if self.option.engine == "transformers" else self.wishes.concurrency,  # it runs one at a time
             tensor_parallel=spread.tensor,
             pipeline_parallel=spread.pipeline,
             data_parallel=spread.data,

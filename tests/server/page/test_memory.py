@@ -50,7 +50,7 @@ class Measured(FakeService):
 
 
 def shares(page: Page, bar: str) -> dict[str, float]:
-    """What part of a bar each kind of segment takes; in one look, since the page draws it anew all the time."""
+    """What part of a bar each kind of segment takes; in one look, since the page draws it anew."""
     found: dict[str, float] = page.locator(f"#{bar}").evaluate(
         """bar => Object.fromEntries([...bar.querySelectorAll(".segment")].map(each => [
             each.className.replace("segment ", ""),
