@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import snugvl
+from snugvl.core.options import LoadOptions
 from snugvl.loading import load_engine
 
 
@@ -25,7 +26,7 @@ def test_progress_runs_from_nearly_zero_to_nearly_one(folder: Path) -> None:
 
 
 def test_the_plan_of_what_was_loaded(folder: Path) -> None:
-    loaded = load_engine(folder, device="cpu", dtype="auto", context=512, max_waiting=3)
+    loaded = load_engine(LoadOptions(str(folder), device="cpu", dtype="auto", context=512, max_waiting=3))
     try:
         assert loaded.backend._engine.config.max_waiting == 3
         memory = loaded.backend.memory()

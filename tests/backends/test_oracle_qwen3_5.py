@@ -15,6 +15,7 @@ import snugvl
 from snugvl.backends.measure import Meter
 from snugvl.backends.protocol import Grammar, user
 from snugvl.checkpoint.families import read_config
+from snugvl.core.options import LoadOptions
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import RequestError
@@ -132,7 +133,7 @@ def test_a_slot_is_empty_for_whoever_comes_next(
 
 
 def test_what_is_planned_for_the_states_is_what_they_take(folder: Path) -> None:
-    loaded = load_engine(folder, device="cpu", dtype="auto", context=512)
+    loaded = load_engine(LoadOptions(str(folder), device="cpu", dtype="auto", context=512))
     try:
         backend = loaded.backend
         memory = backend.memory()
@@ -161,9 +162,8 @@ def test_what_is_planned_for_the_states_is_what_they_take(folder: Path) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_weights_of_few_bits_are_planned_to_the_byte(weights: Any, tmp_path: Path) -> None:
-    loaded = load_engine(
-        write(tmp_path, hidden=128), device="cpu", dtype="auto", weights=weights, context=512
-    )
+    made = str(write(tmp_path, hidden=128))
+    loaded = load_engine(LoadOptions(made, device="cpu", weights=weights, context=512))
     try:
         assert loaded.backend.capabilities.weights == weights
         for name in ("text weights", "vision weights"):

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import snugvl
 from snugvl.backends.native import NativeBackend
 from snugvl.backends.protocol import Message, Picture, Text, user
+from snugvl.core.options import LoadOptions
 from snugvl.errors import RequestError
 from snugvl.loading import Loaded, load_engine
 from snugvl.models.loader import load_model
@@ -112,7 +113,7 @@ def test_a_picture_in_an_earlier_message_is_found(model: Any) -> None:
 
 
 def test_planned_is_held(folder: Path) -> None:
-    loaded = load_engine(folder, device="cpu", dtype="float32")
+    loaded = load_engine(LoadOptions(str(folder), device="cpu", dtype="float32"))
     try:
         assert loaded.planned["text weights"] == loaded.weights["text weights"] > 0
         assert loaded.planned["vision weights"] == loaded.weights["vision weights"] == 0
@@ -129,10 +130,10 @@ def test_long_rope_beyond_its_original_context_is_refused(tmp_path: Path) -> Non
     text = text_checkpoints.MODELS["phi-3 long"]
     text_checkpoints.write(folder, replace(text, values=text.values | {"vocab_size": 384}))
     with pytest.raises(
-        RequestError, match=r"1 to 128 tokens .* not 400.*--backend transformers\) goes up to 512"
+        RequestError, match=r"ends at 128 tokens here, 400 are wished; transformers goes up to 512"
     ):
-        load_engine(folder, device="cpu", dtype="float32", context=400)
-    loaded = load_engine(folder, device="cpu", dtype="float32")
+        load_engine(LoadOptions(str(folder), device="cpu", dtype="float32", context=400))
+    loaded = load_engine(LoadOptions(str(folder), device="cpu", dtype="float32"))
     assert loaded.backend.capabilities.context_tokens == 128
     loaded.backend.close()
 
@@ -141,17 +142,15 @@ def test_long_rope_beyond_its_original_context_is_refused(tmp_path: Path) -> Non
 def blind() -> Any:
     """Pocket without its tower."""
     told: list[str] = []
-    loaded = load_engine(
-        "pocket", device="cpu", dtype="float32", context=256, language_only=True,
-        progress=lambda detail, _done: told.append(detail),
-    )  # fmt: skip
+    options = LoadOptions("pocket", device="cpu", dtype="float32", context=256, language_only=True)
+    loaded = load_engine(options, progress=lambda detail, _done: told.append(detail))
     yield loaded, told
     loaded.backend.close()
 
 
 def test_a_tower_left_out_is_not_loaded_and_said(blind: tuple[Loaded, list[str]]) -> None:
     loaded, told = blind
-    whole = load_engine("pocket", device="cpu", dtype="float32", context=256)
+    whole = load_engine(LoadOptions("pocket", device="cpu", dtype="float32", context=256))
     whole.backend.close()
     assert loaded.left_out_bytes == whole.weights["vision weights"] == whole.planned["vision weights"] > 0
     assert loaded.weights == {"text weights": whole.weights["text weights"], "vision weights": 0}
@@ -186,13 +185,13 @@ def test_logits_are_the_same_without_the_tower(name: str, request: pytest.Fixtur
 def test_backends_by_name(folder: Path, tmp_path: Path) -> None:
     from snugvl.loading import backend_for
 
-    assert backend_for(folder, "auto") == "native"
-    assert backend_for(folder, "transformers") == "transformers"
+    assert backend_for(LoadOptions(str(folder))) == "native"
+    assert backend_for(LoadOptions(str(folder), backend="transformers")) == "transformers"
     (tmp_path / "config.json").write_text('{"architectures": ["SmolVLMForConditionalGeneration"]}')
     (tmp_path / "model.safetensors").write_bytes(b"")
-    assert backend_for(tmp_path, "auto") == "transformers"
-    with pytest.raises(RequestError, match="backend 'vllm' is unknown; use auto, native, transformers"):
-        snugvl.load(folder, backend="vllm")  # type: ignore[arg-type]
+    assert backend_for(LoadOptions(str(tmp_path))) == "transformers"
+    with pytest.raises(RequestError, match="backend 'vllm' runs behind `snugvl serve` alone"):
+        snugvl.load(folder, backend="vllm")
     with snugvl.load(folder, backend="transformers", device="cpu", dtype="float32") as model:
         assert model.capabilities.engine == "transformers"
         assert not model.capabilities.images

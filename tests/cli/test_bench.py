@@ -256,7 +256,7 @@ def test_pocket_from_its_start_to_its_end(tmp_path: Path) -> None:
     assert weights.measured_bytes
     assert "text weights" in ran.stdout
     assert found.server.command is not None
-    assert found.server.command[-2:] == ("--drain", "2")
+    assert found.server.command[-3:] == ("--drain", "2", "--quiet")
     port = int(found.server.url.rpartition(":")[2])
     assert not listens(port)
 

@@ -59,7 +59,7 @@ def test_every_option_exists(page: str) -> None:
         option
         for sub in command.commands.values()  # type: ignore[attr-defined]
         for parameter in sub.params
-        for option in parameter.opts
+        for option in (*parameter.opts, *parameter.secondary_opts)
     }
     flags = set(re.findall(r'"(--[a-z-]+)"', Path(flags_file).read_text(encoding="utf-8")))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))

@@ -69,7 +69,9 @@ def test_commands_have_the_options_that_the_documentation_gives_them() -> None:
     assert len(commands()) > 15
     for page, words in commands():
         command = main.commands[words[1]]  # type: ignore[attr-defined]
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {
+            option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         for word in words[2:]:
             if word.startswith("-") and word != "-":
                 assert word.partition("=")[0] in known | {"--help"}, f"{page}: {' '.join(words)}"

@@ -82,10 +82,8 @@ class Wishes:
             )
         if self.images == 0 and self.good_for == "detect":
             raise RequestError("boxes need an image; images is 0", field="images")
-        if (
-            self.context is not None
-            and self.images * self.least_image_tokens + LEAST_ROOM_TOKENS > self.context
-        ):
+        room = LEAST_ROOM_TOKENS if self.context is None else min(LEAST_ROOM_TOKENS, self.context // 2)
+        if self.context is not None and self.images * self.least_image_tokens + room > self.context:
             raise RequestError(
                 f"a context of {self.context:,} tokens can't hold {self.images} image(s) of "
                 f"{self.least_image_tokens:,} tokens and {LEAST_ROOM_TOKENS} of text; at least "
@@ -118,9 +116,14 @@ def wishes_of(options: LoadOptions, *, sees: bool, backend: Engine | Literal["au
     caller, who has decided.
     """
     images = 0 if options.language_only or not sees else 1 if options.images is None else options.images
+    small = (
+        options.context is not None and images and options.context < images * LEAST_TOKENS + LEAST_ROOM_TOKENS
+    )
     return Wishes(
         options.context,
         images,
+        # Who says so small a context means it: pictures get half of it.
+        min_image_tokens=max((options.context or 0) // 2 // images, 1) if small else None,
         max_pixels=options.max_pixels,
         backend=backend or options.backend,
         concurrency=options.concurrency or 1,
