@@ -20,7 +20,7 @@ from snugvl.planner.footprint.allocator import up
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Purpose
-from snugvl.planner.wishes import LEAST_ROOM_TOKENS, ROOM_TOKENS, Wishes
+from snugvl.planner.wishes import ANY_TOKENS, LEAST_ROOM_TOKENS, ROOM_TOKENS, Wishes
 
 Step = tuple[int, int, int, int]
 CONTEXT_GRAIN: Final = 512
@@ -99,13 +99,16 @@ def _goal(
         most = COMFORT[wishes.good_for]
         tokens, context = min(tokens, most[0]), min(context, most[1])
         pool = min(pool, HOST_CONVERSATIONS * min(wishes.context or context, limit))
+    if wishes.min_image_tokens == ANY_TOKENS and wishes.context is not None:
+        tokens = min(tokens, max(wishes.context // 2 // max(wishes.images, 1), 1))
     tokens, max_pixels = _image(model, wishes, tokens)
     if wishes.images and model.facts.vision is not None and tokens < (wishes.min_image_tokens or 0):
         return None  # the model's largest image has fewer
     needed = wishes.images * tokens
     room = min(ROOM_TOKENS, limit // 2)
     length = wishes.context or min(limit, max(context, up(needed + room, CONTEXT_GRAIN)))
-    if needed + min(LEAST_ROOM_TOKENS, length // 2) > length or length > limit:
+    crowded = needed + min(LEAST_ROOM_TOKENS, length // 2) > length
+    if (crowded and wishes.min_image_tokens != ANY_TOKENS) or length > limit:
         return None
     whole = length * wishes.concurrency
     sequences = max(sequences, wishes.concurrency)

@@ -16,6 +16,7 @@ GROUNDING_TOKENS: Final = 1024  # fewer image tokens per picture hurt boxes (anc
 LEAST_TOKENS: Final = 256
 ROOM_TOKENS: Final = 1024  # of a context for the question, the answer and the template
 LEAST_ROOM_TOKENS: Final = 256
+ANY_TOKENS: Final = 1  # as `min_image_tokens`: pictures may even be too large for the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +117,12 @@ def wishes_of(options: LoadOptions, *, sees: bool, backend: Engine | Literal["au
     caller, who has decided.
     """
     images = 0 if options.language_only or not sees else 1 if options.images is None else options.images
-    small = (
-        options.context is not None and images and options.context < images * LEAST_TOKENS + LEAST_ROOM_TOKENS
-    )
+    # Who loads a model with so small a context means it, whatever pictures need.
+    small = (options.context or 1 << 62) < images * LEAST_TOKENS + LEAST_ROOM_TOKENS
     return Wishes(
         options.context,
         images,
-        # Who says so small a context means it: pictures get half of it.
-        min_image_tokens=max((options.context or 0) // 2 // images, 1) if small else None,
+        min_image_tokens=ANY_TOKENS if small else None,
         max_pixels=options.max_pixels,
         backend=backend or options.backend,
         concurrency=options.concurrency or 1,
