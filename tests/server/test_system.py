@@ -1,9 +1,16 @@
 """Routes about the server itself."""
 
+from dataclasses import asdict, replace
+
 import httpx
 import pytest
 
 from snugvl.backends.service import Health
+from snugvl.checkpoint.read import facts_of
+from snugvl.hardware.describe import describe
+from snugvl.planner.plan import allocation_of
+from snugvl.planner.solve import Candidate, require, solve
+from snugvl.planner.wishes import Wishes
 from snugvl.server.settings import ServerSettings
 from snugvl.version import __version__
 from tests.server.fake import FakeService
@@ -89,6 +96,24 @@ def test_memory_has_planned_beside_measured() -> None:
     }
     assert memory["ledger"]["others_bytes"] == 30_000
     assert memory["load"]["num_blocks"] == 8
+
+
+def test_memory_has_the_plan_that_runs() -> None:
+    """The settings that a plan prints, its components, and what has changed since."""
+    facts = facts_of("pocket", offline=True)
+    chosen = require(solve([Candidate(facts)], describe("rtx-5060"), Wishes(backend="native")))
+    plan = replace(allocation_of(chosen), changed="planned for more")
+    service = FakeService()
+    assert service.capabilities is not None
+    service.capabilities = replace(service.capabilities, plan=plan)
+    with live(service) as base:
+        told = httpx.get(base + "/memory").json()["plan"]
+    assert told["settings"] == asdict(chosen.settings)
+    assert told["total_bytes"] == chosen.footprint.total_bytes <= told["usable_bytes"]
+    assert {part["name"]: part["bytes"] for part in told["components"]}["KV cache"] > 0
+    assert told["changed"] == "planned for more"
+    with live(FakeService()) as base:
+        assert httpx.get(base + "/memory").json()["plan"] is None
 
 
 def test_tokens_there_and_back(url: str) -> None:

@@ -117,7 +117,8 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     parts = "prompt, images and answer" if settings.images else "prompt and answer"
     context = f"{settings.context:,} tokens for {parts}, {settings.kv_name} cache"
     if settings.engine == "native" and settings.kv_tokens > settings.context:
-        context += f"; room for {settings.kv_tokens:,} of up to {settings.sequences} requests at once"
+        at_once = f", {settings.sequences} requests at once" if settings.sequences > 1 else ""
+        context += f"; room for {settings.kv_tokens:,} in all{at_once}"
     facts.append(("context", context))
     if settings.images and model.facts.vision is not None:
         size = f", up to {megapixels(settings.max_pixels)}" if scales(model) and settings.max_pixels else ""
