@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
@@ -16,6 +17,7 @@ from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, KVFormat, S
 from snugvl.planner.sizes import gib
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
+UNTRIED: Final = "untried"
 PARALLEL = (2, 4, 8)  # GPUs that vLLM shares a layer among
 ROOMY_BYTES = 2 << 30  # that stay free beside what only saves time
 ENCODER_CACHE_BYTES = 64 << 20  # of encodings kept for the next question about a picture
@@ -84,9 +86,15 @@ class Fitter:
             option.model, wishes, option.context_limit, pooled=option.engine == "native", cpu=self.cpu
         )
         self._least: Fitted | None = None
+        self._best: Fitted | Literal["untried"] | None = UNTRIED
 
     def best(self) -> Fitted | None:
         """The best that fits: comfort, then KV format, the goal, the fewest GPUs, what is left, speed."""
+        if self._best is UNTRIED:
+            self._best = self._tried()
+        return None if isinstance(self._best, str) else self._best
+
+    def _tried(self) -> Fitted | None:
         if self.option.offload:
             return self._least_offloaded()
         if not _within(self.least()):  # nor does anything larger fit, and most models are too large

@@ -14,6 +14,7 @@ format either.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from snugvl.planner.footprint.allocator import up
@@ -72,9 +73,10 @@ class Goal:
     max_pixels: int | None
 
 
+@lru_cache(maxsize=256)
 def goals(
     model: Inventory, wishes: Wishes, limit: int, *, pooled: bool = True, cpu: bool = False
-) -> list[Goal]:
+) -> tuple[Goal, ...]:
     """The steps that make sense for a model under the wishes, ascending; empty where none does.
 
     Args:
@@ -87,7 +89,7 @@ def goals(
         goal = _goal(model, wishes, limit, step, pooled=pooled, cpu=cpu)
         if goal is not None and goal not in found:
             found.append(goal)
-    return found
+    return tuple(found)
 
 
 def _goal(

@@ -1,8 +1,10 @@
 """Which models a plan without a model chooses from: those of the catalogue that have a place in its order."""
 
 from dataclasses import replace
+from functools import lru_cache, partial
 
 from snugvl.checkpoint.catalogue import catalogue_facts, entries, find
+from snugvl.checkpoint.facts import ModelFacts
 from snugvl.hardware.machine import Machine
 from snugvl.planner.plan import Plan
 from snugvl.planner.solve import Candidate, solve
@@ -10,15 +12,19 @@ from snugvl.planner.solve import Candidate, solve
 
 def catalogue_candidates(*, sees: bool = True) -> list[Candidate]:
     """Every published form of every ranked model. The catalogue's rank 1 is the best."""
-    candidates = []
+    candidates: list[Candidate] = []
     for entry in entries():
         if entry.quality_rank is None or (sees and not entry.sees):
             continue
-        for form in entry.forms:
-            facts = catalogue_facts(form.repo)
-            if facts is not None:
-                candidates.append(Candidate(facts, -entry.quality_rank))
+        candidates += [Candidate(partial(_facts, form.repo), -entry.quality_rank) for form in entry.forms]
     return candidates
+
+
+@lru_cache(maxsize=64)
+def _facts(repo: str) -> ModelFacts:
+    facts = catalogue_facts(repo)
+    assert facts is not None, f"{repo} is of the catalogue"
+    return facts
 
 
 def with_instead(plan: Plan, machine: Machine) -> Plan:

@@ -15,7 +15,7 @@ possible. A plan without a model never does: it recommends what runs well.
 As the order is fixed and what fits in less memory fits in more, a plan never gets worse with more memory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -46,10 +46,20 @@ MOST_WAITING_S: Final = 60.0  # for the first token
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model to choose from. `quality`: higher is better; equal for the formats of one model."""
+    """A model to choose from.
 
-    facts: ModelFacts
+    Attributes:
+        source: its facts, or what reads them when they are needed: of many candidates few are.
+        quality: higher is better; equal for the formats of one model.
+    """
+
+    source: ModelFacts | Callable[[], ModelFacts]
     quality: int = 0
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The model's facts."""
+        return self.source if isinstance(self.source, ModelFacts) else self.source()
 
 
 def solve(
@@ -69,26 +79,35 @@ def solve(
         RequestError: the wishes exclude every model, with the reason.
     """
     found = list(found or budgets(machine, wishes.memory_bytes))
+    led = len({candidate.quality for candidate in candidates}) > 1
     fitters: list[tuple[Fitter, int]] = []
     refusals: list[tuple[str, Refusal]] = []
-    for candidate in candidates:
+    choices: list[Choice] = []
+    for candidate in sorted(candidates, key=lambda each: -each.quality):
+        if led and _enough(choices, candidate.quality):
+            break
         possible, refused = _possible(candidate, machine, wishes, found, missing or {})
-        fitters += [(fitter, candidate.quality) for fitter in possible]
-        refusals += [(candidate.facts.name, refusal) for refusal in refused]
-    led = len({candidate.quality for candidate in candidates}) > 1
-    if led:
         # Slower, measured on one kind of GPU: who names a model may have it, nobody is led to it.
-        places = ("gpu", wishes.tower)
-        fitters = [
-            pair
-            for pair in fitters
-            if pair[0].option.parts.vision in places
-            and not (pair[0].option.made and pair[0].option.engine == "transformers")
-        ]
-    plan = _decide(fitters, refusals, wishes, found, led=led)
+        tried = [(fitter, candidate.quality) for fitter in possible if not led or _leads(fitter)]
+        fitters += tried
+        refusals += [(candidate.facts.name, refusal) for refusal in refused]
+        made = (
+            _choice(fitter, fitted, quality, led=led)
+            for fitter, quality in tried
+            if (fitted := fitter.best()) is not None
+        )
+        choices += [choice for choice in made if not led or _bearable(choice)]
+    plan = _decide(fitters, choices, refusals, wishes, found)
     if plan.choice is None and len(candidates) == 1 and machine.gpus:
         return _offloaded(plan, fitters, host_budget(machine))
     return plan
+
+
+def _leads(fitter: Fitter) -> bool:
+    """Whether anybody may be led to an option: no tower that streams unasked, no weights by bitsandbytes."""
+    option = fitter.option
+    by_bits = option.made and option.engine == "transformers"
+    return option.parts.vision in ("gpu", fitter.wishes.tower) and not by_bits
 
 
 def _possible(
@@ -220,22 +239,12 @@ def _no_goal(fitter: Fitter) -> str:
 
 def _decide(
     fitters: list[tuple[Fitter, int]],
+    choices: list[Choice],
     refusals: list[tuple[str, Refusal]],
     wishes: Wishes,
     found: list[Budget],
-    *,
-    led: bool,
 ) -> Plan:
-    choices: list[Choice] = []
-    failed: list[tuple[Fitter, int]] = []
-    for fitter, quality in sorted(fitters, key=lambda pair: -pair[1]):
-        if led and _enough(choices, quality):
-            continue
-        fitted = fitter.best()
-        if fitted is None:
-            failed.append((fitter, quality))
-        elif not led or _bearable(choice := _choice(fitter, fitted, quality, led=led)):
-            choices.append(choice if led else _choice(fitter, fitted, quality))
+    failed = [pair for pair in fitters if pair[0].best() is None]
     choices.sort(key=lambda choice: choice.score, reverse=True)
     best = choices[0] if choices else None
     rejections = _rejections(best, fitters, failed)
