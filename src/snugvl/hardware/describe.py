@@ -85,7 +85,10 @@ def _gpus(
     held_bytes = _size(held, "held", zero=True)
     if held_bytes is None:
         held_bytes = min(ASSUMED_DESKTOP_BYTES, total // 2) if system in ("wsl2", "windows") else 0
-        notes.append(f"What others hold wasn't described; {format_size(held_bytes)} is assumed (see --held).")
+        notes.append(
+            f"What programs hold wasn't described; {format_size(held_bytes)} is assumed (see --held)"
+            f"{', beside what the driver keeps' if system == 'linux' else ''}."
+        )
     reserved = gpus.reserved_bytes(total) if system == "linux" else 0
     if held_bytes > total - reserved:
         kept = f", of which the driver keeps {format_size(reserved)}" if reserved else ""

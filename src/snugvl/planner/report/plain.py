@@ -18,8 +18,9 @@ MORE = "snugvl plan … --verbose says the rest: every component, every engine, 
 
 def plain(report: Report, *, verbose: bool = True) -> str:
     """Without colours: everything, or in short."""
-    lines = [report.headline, ""]
-    lines += [f"  {label:<9}{value}" for label, value in report.facts]
+    lines = [report.headline]
+    if report.facts:
+        lines += ["", *(f"  {label:<9}{value}" for label, value in report.facts)]
     if report.rows:
         lines += ["", *(memory(report) if verbose else brief(report))]
     for title, entries in sections(report, verbose=verbose):

@@ -285,9 +285,6 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
         notes += _choice_notes(plan, plan.choice)
     if plan.choice is None and plan.closest is not None:
         notes.append(f"Way out: {way_out(plan, plan.budget)}.")
-    if plan.choice is None and plan.instead is not None:
-        other = plan.instead
-        notes.append(f"{other.option.model.name} fits, in {other.settings.weights_name}.")
     return notes
 
 
