@@ -145,13 +145,15 @@ def _save(plan: Plan, machine: Machine, path: Path) -> None:
     )
 
 
-def _here(plan: Plan) -> bool:
-    """Whether the model's files are on this machine."""
+def _here(plan: Plan, machine: Machine) -> bool:
+    """Whether the model's files are on the machine that is meant; of another one nobody knows."""
+    if plan.choice is None or plan.choice.option.model.facts.source == "folder":
+        return True
+    if machine.source != "probed":
+        return False
     from snugvl.checkpoint.locate import locate
     from snugvl.errors import SnugvlError
 
-    if plan.choice is None:
-        return True
     try:
         locate(plan.choice.option.model.name)
     except SnugvlError:
@@ -165,7 +167,7 @@ def _put(plan: Plan, machine: Machine, *, json: bool, svg: Path | None, verbose:
     from snugvl.planner.report.sections import report as full_report
 
     measured = _measured(machine)
-    report = partial(full_report, pull=not _here(plan))
+    report = partial(full_report, pull=not _here(plan, machine))
     if svg is not None:
         from snugvl.planner.report.svg import svg as draw
 
