@@ -37,6 +37,7 @@ from snugvl.hardware.sizes import format_size
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import NoPageLockedMemory
+from snugvl.models.networks import LoadableNetwork
 from snugvl.place import Place, cap, device_of, place_on
 from snugvl.planned import planned_rows, watch_on
 from snugvl.planner.footprint.native import LATE_BYTES, READERS, loading_bytes
@@ -248,21 +249,7 @@ def load_engine(
     if left_out:
         report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
     kind = _dtype(options.dtype, settings, place)
-    try:
-        network = load_model(
-            folder,
-            dtype=kind,
-            device=target,
-            storage=_storage(settings, place.system),
-            readers=_readers(counted, allocation, place),
-            progress=_of_weights(report),
-            language_only=options.language_only,
-        )
-    except NoPageLockedMemory as error:
-        raise DoesNotFit(
-            f"the system gives no {format_size(error.nbytes)} of page-locked main memory, where the "
-            "embedding was to be; keep it on the GPU: embedding='gpu' (--embedding gpu)"
-        ) from None
+    network = _network(folder, kind, place, allocation, counted, report)
     mark("weights are loaded")
     processor = reading.result()
     mark("the tokenizer is read")
@@ -274,9 +261,6 @@ def load_engine(
     planned_bytes = planned_rows(allocation, counted)
     engine = Engine(network, engine_config(allocation, options), watch_on(place, planned_bytes, cap_bytes))
     mark("the engine is made")
-    vision = 0 if network.tower is None else tensor_bytes(network.tower)
-    beside = tensor_bytes(network.decoder.embed_tokens) if settings.embedding == "cpu" else 0
-    held = {"text weights": tensor_bytes(network) - vision - beside, "vision weights": vision}
     capabilities = replace(
         _capabilities(config, processor, settings, kind, parameters=counted.parameters),
         model=options.model,
@@ -285,7 +269,41 @@ def load_engine(
         plan=allocation,
     )
     backend = NativeBackend(engine, processor, capabilities)
+    held = _held(network, settings)
     return Loaded(backend, place, planned_bytes, held, allocation, cap_bytes, left_out)
+
+
+def _network(
+    folder: Path, kind: torch.dtype, place: Place, allocation: Allocation, model: Inventory, report: Progress
+) -> LoadableNetwork:
+    """The weights in place, as the plan has them.
+
+    Raises:
+        DoesNotFit: the system gives no page-locked memory for the embedding.
+    """
+    settings = allocation.settings
+    try:
+        return load_model(
+            folder,
+            dtype=kind,
+            device=place.device,
+            storage=_storage(settings, place.system),
+            readers=_readers(model, allocation, place),
+            progress=_of_weights(report),
+            language_only=settings.language_only,
+        )
+    except NoPageLockedMemory as error:
+        raise DoesNotFit(
+            f"the system gives no {format_size(error.nbytes)} of page-locked main memory, where the "
+            "embedding was to be; keep it on the GPU: embedding='gpu' (--embedding gpu)"
+        ) from None
+
+
+def _held(network: LoadableNetwork, settings: Settings) -> dict[str, int]:
+    """Bytes of the weights on the device, by row of the ledger."""
+    vision = 0 if network.tower is None else tensor_bytes(network.tower)
+    beside = tensor_bytes(network.decoder.embed_tokens) if settings.embedding == "cpu" else 0
+    return {"text weights": tensor_bytes(network) - vision - beside, "vision weights": vision}
 
 
 def _readers(model: Inventory, allocation: Allocation, place: Place) -> int:
