@@ -61,19 +61,20 @@ def cell(checkpoint: Path, context: int, tokens: int) -> dict[str, Any]:
     import torch
 
     from snugvl.backends.transformers.loading import load_engine
+    from snugvl.core.options import LoadOptions
     from snugvl.planner.footprint.offload import host_bytes
     from snugvl.planner.placement import placement
 
     choice = choose(checkpoint, context)
     gpu, speed, settings = choice.gpus[0], choice.speed, choice.settings
-    loaded = load_engine(
-        checkpoint,
+    options = LoadOptions(
+        str(checkpoint),
         device=f"cuda:{gpu.index}",
         dtype="bfloat16",
         context=settings.context,
         max_pixels=settings.max_pixels,
-        placement=placement(choice),
     )
+    loaded = load_engine(options, placement=placement(choice))
     first_s, rate = decode(loaded.backend, tokens)
     result = {
         "model": checkpoint.name,

@@ -39,6 +39,7 @@ def rate(backend: Any, requests: int, tokens: int) -> float:
 def main() -> None:
     """Both, in turn."""
     from snugvl.backends.transformers.loading import load_engine
+    from snugvl.core.options import LoadOptions
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="pocket")
@@ -48,7 +49,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    backend = load_engine(arguments.model, device="cpu", dtype="float32", context=1024).backend
+    options = LoadOptions(arguments.model, device="cpu", dtype="float32", context=1024)
+    backend = load_engine(options).backend
     answer(backend, 8)  # warms up
     rates: dict[int, list[float]] = {1: [], arguments.together: []}
     for _ in range(arguments.repeat):

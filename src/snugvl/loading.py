@@ -38,7 +38,7 @@ from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.models.networks import LoadableNetwork
-from snugvl.place import Place, cap, device_of, place_on
+from snugvl.place import Place, cap, device_of, dtype_of, place_on
 from snugvl.planned import planned_rows, watch_on
 from snugvl.planner.footprint.native import LATE_BYTES, READERS, loading_bytes
 from snugvl.planner.footprint.weights import tower_bytes
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str, float], None]
 """Told what loading is doing, and how much of it is done, from 0 to 1."""
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Of all progress: nearly all the time goes into reading weights.
 READING, WEIGHTS_FROM, WEIGHTS_TO = 0.03, 0.05, 0.9
 
@@ -248,7 +247,7 @@ def load_engine(
     left_out = tower_bytes(counted, settings) if settings.language_only else 0
     if left_out:
         report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
-    kind = _dtype(options.dtype, settings, place)
+    kind = dtype_of(options.dtype, place, wide=settings.itemsize == 4)
     network = _network(folder, kind, place, allocation, counted, report)
     mark("weights are loaded")
     processor = reading.result()
@@ -364,12 +363,3 @@ def _of_weights(report: Progress) -> Callable[[int, int], None]:
             report(text, WEIGHTS_FROM + (WEIGHTS_TO - WEIGHTS_FROM) * done / total)
 
     return tell
-
-
-def _dtype(name: DtypeName, settings: Settings, place: Place) -> torch.dtype:
-    """Of activations: as asked for, else what the plan and the GPU's age allow."""
-    if name != "auto":
-        return DTYPES[name]
-    if place.compute_capability is not None:
-        return torch.bfloat16 if place.compute_capability >= (8, 0) else torch.float16
-    return torch.float32 if settings.itemsize == 4 else torch.bfloat16

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from snugvl.core.options import DtypeName
 from snugvl.errors import RequestError
 from snugvl.hardware import host
 from snugvl.hardware.context_cost import estimate_of
@@ -12,6 +13,8 @@ from snugvl.hardware.probe import probe
 from snugvl.planner.budget import Budget, host_margin_bytes, margin_bytes
 from snugvl.planner.footprint.native import KERNEL_BYTES
 from snugvl.planner.footprint.total import MOST_MULTIPROCESSORS, Device
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,15 @@ def device_of(name: str) -> torch.device:
             field="device",
         )
     return _numbered(device)
+
+
+def dtype_of(name: DtypeName, place: Place, *, wide: bool) -> torch.dtype:
+    """Of activations: as asked for, else what a GPU's age allows, and float32 on a CPU where it is `wide`."""
+    if name != "auto":
+        return DTYPES[name]
+    if place.compute_capability is not None:
+        return torch.bfloat16 if place.compute_capability >= (8, 0) else torch.float16
+    return torch.float32 if wide else torch.bfloat16
 
 
 def _numbered(device: torch.device) -> torch.device:

@@ -38,7 +38,10 @@ def transformers(folder: Path, *, language_only: bool = False) -> EngineService:
     """transformers in this process."""
     from snugvl.backends.transformers.loading import load_engine
 
-    loaded = load_engine(folder, device="cpu", dtype="float32", context=CONTEXT, language_only=language_only)
+    options = LoadOptions(
+        str(folder), device="cpu", dtype="float32", context=CONTEXT, language_only=language_only
+    )
+    loaded = load_engine(options)
     return InProcessEngine(loaded.backend)
 
 

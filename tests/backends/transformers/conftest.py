@@ -12,8 +12,10 @@ from snugvl.backends.protocol import Delta, Message
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.transformers.backend import TransformersBackend
 from snugvl.backends.transformers.engine import TransformersEngine
-from snugvl.backends.transformers.loading import load_engine
+from snugvl.backends.transformers.loading import Loaded
+from snugvl.backends.transformers.loading import load_engine as load_with
 from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
+from snugvl.core.options import LoadOptions
 from snugvl.engine.request import TokenOutput
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.sampling import SamplingParams
@@ -23,6 +25,11 @@ from tests.inputs.conftest import checkpoint, video_oracle  # noqa: F401 - fixtu
 CPU = torch.device("cpu")
 NEW_TOKENS = 24
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
+
+
+def load_engine(model: str | Path, *, placement: tuple[tuple[str, str], ...] = (), **options: Any) -> Loaded:
+    """With options by name."""
+    return load_with(LoadOptions(str(model), **options), placement=placement)
 
 
 class Opened:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from snugvl.backends.protocol import Picture, Request, user
 from snugvl.backends.transformers import requirements
-from snugvl.backends.transformers.loading import load_engine, load_hosted
+from snugvl.backends.transformers.loading import load_hosted
 from snugvl.backends.transformers.network import checked, skeleton_of, without_tower
 from snugvl.backends.transformers.opening import open_checkpoint
 from snugvl.backends.wire import EngineChoice
@@ -29,7 +29,7 @@ from snugvl.hardware import host
 from snugvl.sampling import SamplingParams
 from tests import checkpoints
 from tests.backends.transformers import families
-from tests.backends.transformers.conftest import CPU, Opened, run
+from tests.backends.transformers.conftest import CPU, Opened, load_engine, run
 from tests.inputs.conftest import write_checkpoint
 
 SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -4,7 +4,6 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,14 +16,14 @@ from snugvl.backends.transformers.requirements import check_installed, check_wei
 from snugvl.backends.wire import EngineChoice
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
-from snugvl.core.options import DtypeName, LoadOptions, WeightsName
-from snugvl.errors import DoesNotFit, RequestError, UnsupportedModel
-from snugvl.hardware.sizes import format_size, parse_size
-from snugvl.place import Place, cap, device_of, place_on
+from snugvl.core.options import LoadOptions
+from snugvl.errors import DoesNotFit, UnsupportedModel
+from snugvl.hardware.machine import Machine
+from snugvl.hardware.sizes import format_size
+from snugvl.place import Place, cap, device_of, dtype_of, place_on
 from snugvl.planner.placement import placement
 
 Progress = Callable[[str, float], None]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
 
 
@@ -48,20 +47,7 @@ class Loaded:
 def load_hosted(choice: EngineChoice, report: Report) -> HostedModel:
     """The chosen model on transformers, with a meter."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # this process asks no network, whatever a library thinks
-    loaded = load_engine(
-        choice.model,
-        device=choice.device,
-        dtype=choice.dtype,
-        weights=choice.weights,
-        context=choice.context,
-        max_pixels=choice.max_pixels,
-        memory=choice.memory_bytes,
-        max_waiting=choice.max_waiting,
-        trust_remote_code=choice.trust_remote_code,
-        placement=choice.placement,
-        language_only=choice.language_only,
-        progress=report,
-    )
+    loaded = load_engine(choice, placement=choice.placement, progress=report)
     from snugvl.backends.transformers.backend import TransformersMeter
     from snugvl.backends.transformers.network import HOST_WEIGHTS
 
@@ -78,63 +64,38 @@ def load_planned(options: LoadOptions, *, progress: Progress | None = None) -> L
     Raises:
         as `load_engine`, and DoesNotFit with the plan's numbers.
     """
-    placed: tuple[tuple[str, str], ...] = ()
     try:
         facts = replace(facts_of(str(locate(options.model)), offline=True), name=options.model)
     except UnsupportedModel:
-        pass
-    else:
-        place = place_on(device_of(options.device), options.memory_bytes)
-        choice = choose(facts, options, place, "transformers")
-        settings, placed = choice.settings, placement(choice)
-        made = settings.weights if choice.option.made else "auto"
-        options = replace(
-            options,
-            context=settings.context,
-            max_pixels=settings.max_pixels,
-            weights=made,  # type: ignore[arg-type]
-        )
-    return load_engine(
-        options.model,
-        device=options.device,
-        dtype=options.dtype,
-        weights=options.weights,
-        context=options.context,
-        max_pixels=options.max_pixels,
-        memory=options.memory_bytes,
-        max_waiting=options.max_waiting,
-        trust_remote_code=options.trust_remote_code,
-        placement=placed,
-        language_only=options.language_only,
-        progress=progress,
+        return load_engine(options, progress=progress)
+    place = place_on(device_of(options.device), options.memory_bytes)
+    choice = choose(facts, options, place, "transformers")
+    settings = choice.settings
+    planned = replace(
+        options,
+        context=settings.context,
+        max_pixels=settings.max_pixels,
+        weights=settings.weights if choice.option.made else "auto",  # type: ignore[arg-type]
     )
+    return load_engine(planned, placement=placement(choice), machine=place.seen, progress=progress)
 
 
 def load_engine(
-    model: str | Path,
+    options: LoadOptions,
     *,
-    device: str = "auto",
-    dtype: DtypeName = "auto",
-    weights: WeightsName = "auto",
-    context: int | None = None,
-    max_pixels: int | None = None,
-    memory: int | str | None = None,
-    max_waiting: int | None = None,
-    trust_remote_code: bool = False,
     placement: tuple[tuple[str, str], ...] = (),
-    language_only: bool = False,
+    machine: Machine | None = None,
     progress: Progress | None = None,
 ) -> Loaded:
     """Load a checkpoint with transformers, in this process. Nothing is downloaded.
 
+    Of `options`: dtype auto takes bfloat16 (float16 before Ampere) on a GPU, and on a CPU float32 where it
+    leaves half of the free memory; weights "int8" and "int4" are made by bitsandbytes, else they are as the
+    checkpoint has them; a context that nobody says is as long as fits, up to 8,192 tokens.
+
     Args:
-        model: `pocket`, a checkpoint folder, or a Hub id that is in the local cache.
-        dtype: auto takes bfloat16 (float16 before Ampere) on a GPU, and on a CPU float32 where it leaves half
-            of the free memory.
-        weights: "int8" and "int4" are made by bitsandbytes; else as the checkpoint has them.
-        context: tokens of one conversation; by default as many as fit, up to 8,192.
-        placement: module to device ("cuda:0", "cpu", "disk"), by the plan; empty: everything on `device`.
-        language_only: refuse pictures, and keep the vision tower off the GPU.
+        placement: module to device ("cuda:0", "cpu", "disk"), by the plan; empty: everything on one device.
+        machine: as it was before this process took anything of it, where somebody has looked.
         progress: called with what is being done and how much is done, from 0 to 1.
 
     Raises:
@@ -151,14 +112,15 @@ def load_engine(
     from snugvl.backends.transformers.opening import open_checkpoint, open_inputs
 
     report("reading headers", 0.03)
-    checkpoint = open_checkpoint(str(model), locate(str(model)), trusted=trust_remote_code)
-    check_weights(weights, checkpoint.quantization)
-    target = device_of(device)
-    place = place_on(target, parse_size(memory, "memory") if isinstance(memory, str) else memory)
-    parameters, estimate, kind = _estimate(checkpoint, dtype, weights, place)
-    placed = _device_map(checkpoint, placement, target, kind, language_only=language_only)
+    model, blind = options.model, options.language_only
+    checkpoint = open_checkpoint(model, locate(model), trusted=options.trust_remote_code)
+    check_weights(options.weights, checkpoint.quantization)
+    target = device_of(options.device)
+    place = place_on(target, options.memory_bytes, machine)
+    parameters, estimate, kind = _estimate(checkpoint, options, place)
+    placed = _device_map(checkpoint, placement, target, kind, language_only=blind)
     if not placement and estimate > place.usable_bytes - place.context_bytes:
-        raise DoesNotFit(_too_large(str(model), estimate, place))
+        raise DoesNotFit(_too_large(model, estimate, place))
     cap_bytes = cap(place)
     inputs = open_inputs(checkpoint)
     text = f"loading weights ({format_size(estimate)})"
@@ -166,28 +128,36 @@ def load_engine(
     if placed is not None:  # where the first module is elsewhere, older versions warn of every prompt
         warnings.filterwarnings("ignore", "You are calling .generate", UserWarning)
     with told(lambda done: report(text, WEIGHTS_FROM + (WEIGHTS_TO - WEIGHTS_FROM) * done)):
-        network = open_model(checkpoint, dtype=kind, device_map=placed, weights=weights)
+        network = open_model(checkpoint, dtype=kind, device_map=placed, weights=options.weights)
     report("making room for the KV cache", WEIGHTS_TO)
-    parts = Parts(checkpoint, inputs, network, place, kind, placed, language_only, parameters)
-    made = assemble(parts, context=context, max_pixels=max_pixels, max_waiting=max_waiting, weights=weights)
+    parts = Parts(checkpoint, inputs, network, place, kind, placed, blind, parameters)
+    made = assemble(
+        parts,
+        context=options.context,
+        max_pixels=options.max_pixels,
+        max_waiting=options.max_waiting,
+        weights=options.weights,
+    )
     planned = made.planned if placement else {"weights": estimate, **made.planned}
     if target.type == "cuda":
         planned[CONTEXT] = place.context_bytes
     return Loaded(made.backend, place, planned, made.weights, cap_bytes)
 
 
-def _estimate(checkpoint: Any, dtype: str, weights: str, place: Place) -> tuple[int, int, torch.dtype]:
+def _estimate(checkpoint: Any, options: LoadOptions, place: Place) -> tuple[int, int, torch.dtype]:
     """Parameters, bytes of the weights once loaded, and the type of what isn't quantised."""
     from snugvl.backends.transformers.sizes import parameters_in, stored_bytes
 
     parameters = parameters_in(checkpoint.folder, checkpoint.config)
     stored = stored_bytes(checkpoint.folder)
-    kind = _dtype(dtype, parameters or stored // 2, place)
+    wide = (parameters or stored // 2) * 4 <= place.free_bytes // 2
+    kind = dtype_of(options.dtype, place, wide=wide)
     if checkpoint.widened:
         return parameters, parameters * kind.itemsize, kind
     if checkpoint.quantization is not None or not parameters:
         return parameters, stored, kind
-    factor = {"int8": 1.1, "int4": 0.7}.get(weights, kind.itemsize)  # with what bitsandbytes leaves as it is
+    # With what bitsandbytes leaves as it is.
+    factor = {"int8": 1.1, "int4": 0.7}.get(options.weights, kind.itemsize)
     return parameters, int(parameters * factor), kind
 
 
@@ -209,16 +179,6 @@ def _device_map(
     if language_only and checkpoint.sees:
         return without_tower(skeleton_of(checkpoint, kind), device)
     return {"": str(device)}
-
-
-def _dtype(name: str, parameters: int, place: Place) -> torch.dtype:
-    if name in DTYPES:
-        return DTYPES[name]
-    if name != "auto":
-        raise RequestError(f"dtype {name!r} is unknown; use auto, {', '.join(DTYPES)}", field="dtype")
-    if place.compute_capability is not None:
-        return torch.bfloat16 if place.compute_capability >= (8, 0) else torch.float16
-    return torch.float32 if parameters * 4 <= place.free_bytes // 2 else torch.bfloat16
 
 
 def _too_large(model: str, estimate: int, place: Place) -> str:
