@@ -22,15 +22,8 @@ from snugvl.planner.shortfall import gib, refusal_line
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import wishes_of
 
-DECIDING = (
-    "context",
-    "weights",
-    "kv_cache",
-    "tower",
-    "embedding",
-    "images",
-    "purpose",
-)  # options that exclude
+# Options that exclude models or engines.
+DECIDING = ("context", "weights", "kv_cache", "tower", "embedding", "images", "purpose")
 
 
 def allocate(

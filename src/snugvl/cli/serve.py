@@ -81,7 +81,7 @@ def serve(
     )  # fmt: skip
     asked = replace(load, model=model or "")
     vllm = VllmOptions(vllm_command, attach, attach_api_key, not no_retry, sleep_after)
-    serve_options.check(asked, vllm, named=model is not None)
+    serve_options.check(asked, vllm)
     job = Serving(asked, vllm, settings, plan, quiet=quiet, started=started)
     code = job.run(command.obj)
     raise typer.Exit(code)
@@ -109,9 +109,8 @@ class Serving:
             from snugvl.server.connection import address_of, listen
             from snugvl.server.run import run
 
-            with listen(
-                self.settings
-            ) as listener:  # before anything is loaded: a taken port is known at once
+            # Before anything is loaded: a taken port is known at once.
+            with listen(self.settings) as listener:
                 settings = replace(self.settings, port=address_of(listener)[1])
                 service, settings = self._service(settings, launched, seen)
                 _log(quiet=self.quiet)

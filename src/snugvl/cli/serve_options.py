@@ -78,8 +78,8 @@ class VllmOptions:
         return [name for name, there in given.items() if there]
 
 
-def check(load: LoadOptions, vllm: VllmOptions, *, named: bool) -> None:
-    """Refuse what goes together under no plan. `named`: somebody said which model.
+def check(load: LoadOptions, vllm: VllmOptions) -> None:
+    """Refuse what goes together under no plan.
 
     Raises:
         typer.BadParameter: names the options and the way out.

@@ -5,7 +5,7 @@ Its names, types and defaults stand here alone; what they come to is the plan's 
 """
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from snugvl.errors import RequestError
 from snugvl.hardware.sizes import parse_size
@@ -17,16 +17,6 @@ TowerName = Literal["auto", "resident", "streamed"]
 EmbeddingName = Literal["auto", "gpu", "cpu"]
 BackendName = Literal["auto", "native", "transformers", "vllm"]
 PurposeName = Literal["chat", "documents", "detect", "batch"]
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "dtype": get_args(DtypeName),
-    "weights": get_args(WeightsName),
-    "kv_cache": get_args(KVCacheName),
-    "tower": get_args(TowerName),
-    "embedding": get_args(EmbeddingName),
-    "backend": get_args(BackendName),
-    "purpose": get_args(PurposeName),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +84,9 @@ class LoadOptions:
         """What differs from the defaults, but for the model."""
         mine = (each for each in fields(LoadOptions) if each.name != "model")
         return {each.name: value for each in mine if (value := getattr(self, each.name)) != each.default}
+
+
+CHOICES = {each.name: get_args(each.type) for each in fields(LoadOptions) if get_origin(each.type) is Literal}
 
 
 def flag(name: str, value: Any) -> str:

@@ -55,15 +55,15 @@ def replay(path: Path) -> Machine:
             f"{path} has schema {value.get('schema')!r}, this version reads {SCHEMA}; record it again"
         )
     try:
-        machine: Machine = _read(Machine, value["machine"], "machine")
+        machine: Machine = read_value(Machine, value["machine"], "machine")
         _check(machine)
     except ValueError as error:
         raise InputError(f"{path}: {error}") from None
     return dataclasses.replace(machine, source="recorded")
 
 
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """`value` as `kind`, all the way down; ValueError names the field."""
+def read_value(kind: Any, value: Any, where: str) -> Any:
+    """`value` of a JSON document as `kind`, all the way down; ValueError names the field."""
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, where)
     origin = get_origin(kind)
@@ -71,7 +71,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         if value is None:
             return None
         (kind,) = (each for each in get_args(kind) if each is not type(None))
-        return _read(kind, value, where)
+        return read_value(kind, value, where)
     if origin is Literal:
         if value not in get_args(kind):
             raise ValueError(f"{where} is {value!r}, not one of {', '.join(get_args(kind))}")
@@ -95,17 +95,17 @@ def _dataclass(kind: Any, value: Any, where: str) -> Any:
     for field in dataclasses.fields(kind):
         if field.name not in value and field.default is dataclasses.MISSING:
             raise ValueError(f"{where} lacks {field.name!r}")
-    return kind(**{name: _read(hints[name], each, f"{where}.{name}") for name, each in value.items()})
+    return kind(**{name: read_value(hints[name], each, f"{where}.{name}") for name, each in value.items()})
 
 
 def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise ValueError(f"{where} is {value!r:.60}, not a list")
     if kinds[-1] is Ellipsis:
-        return tuple(_read(kinds[0], each, f"{where}[{index}]") for index, each in enumerate(value))
+        return tuple(read_value(kinds[0], each, f"{where}[{index}]") for index, each in enumerate(value))
     if len(value) != len(kinds):
         raise ValueError(f"{where} has {len(value)} values, not {len(kinds)}")
-    return tuple(_read(kind, each, where) for kind, each in zip(kinds, value, strict=True))
+    return tuple(read_value(kind, each, where) for kind, each in zip(kinds, value, strict=True))
 
 
 def _check(machine: Machine) -> None:

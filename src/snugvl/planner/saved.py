@@ -5,12 +5,13 @@ the model, what was asked for, and every setting of the choice; a footprint is c
 """
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from snugvl.core.options import LoadOptions
 from snugvl.errors import InputError
+from snugvl.hardware.recording import read_value
 from snugvl.planner.settings import Settings
 
 OF_WISHES = ("context", "max_pixels", "language_only", "tower", "embedding", "purpose", "backend")
@@ -57,20 +58,15 @@ def read(path: Path) -> SavedPlan:
 
 def _settings(path: Path, given: Any) -> Settings:
     """Every setting of the right type; one that a later version added has its default."""
-    hints, values = get_type_hints(Settings), {}
-    known = {each.name for each in fields(Settings)}
-    if not isinstance(given, dict) or (unknown := sorted(given.keys() - known)):
+    hints = get_type_hints(Settings)
+    if not isinstance(given, dict) or (unknown := sorted(given.keys() - hints.keys())):
         what = f"settings {', '.join(unknown)}" if isinstance(given, dict) else "no settings"
         raise InputError(f"--plan {path} has {what}, which this version doesn't know; save it again")
     for name, value in given.items():
-        allowed = get_args(hints[name]) or (hints[name],)
-        literal = [each for each in allowed if not isinstance(each, type)]
-        kinds = tuple(each for each in allowed if isinstance(each, type))
-        right = value in literal if literal and value is not None else type(value) in kinds
-        if not right or (isinstance(value, int) and value < 0):
+        try:
+            right = not isinstance(read_value(hints[name], value, name), int) or value >= 0
+        except ValueError:
+            right = False
+        if not right:
             raise InputError(f"--plan {path}: setting {name} can't be {value!r}; save it again")
-        values[name] = value
-    try:
-        return replace(Settings("native"), **values)
-    except TypeError as error:  # pragma: no cover (names are checked above)
-        raise InputError(f"--plan {path}: {error}") from None
+    return Settings(**{"engine": "native", **given})
