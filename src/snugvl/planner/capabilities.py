@@ -51,6 +51,11 @@ class Option:
         """The format is made while loading, and not the stored one."""
         return self.weights in ("int8", "int4") and self.weights != self.model.facts.quantization
 
+    @property
+    def by_bits(self) -> bool:
+        """bitsandbytes makes the format, for transformers."""
+        return self.made and self.engine == "transformers"
+
     def gives(self, settings: Settings) -> bool:
         """Whether settings are of this option."""
         parts = (settings.head, settings.vision_weights, settings.vision, settings.embedding)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from functools import cached_property
 
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
@@ -17,7 +17,6 @@ from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, KVFormat, S
 from snugvl.planner.sizes import gib
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
-UNTRIED: Final = "untried"
 PARALLEL = (2, 4, 8)  # GPUs that vLLM shares a layer among
 ROOMY_BYTES = 2 << 30  # that stay free beside what only saves time
 ENCODER_CACHE_BYTES = 64 << 20  # of encodings kept for the next question about a picture
@@ -47,6 +46,11 @@ class Fitted:
     footprint: Footprint
     budget: Budget
 
+    @property
+    def missing_bytes(self) -> int:
+        """Beyond what may be used; negative where it fits."""
+        return self.footprint.total_bytes - self.budget.usable_bytes
+
 
 def cost(option: Option, settings: Settings) -> int:
     """Of the formats together, in 10^-5 nats a token; weights are no better than those they are made of."""
@@ -65,9 +69,8 @@ def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
 
     transformers reads low bits by bitsandbytes, and a CPU widens them for every token.
     """
-    slow = option.engine == "transformers" or cpu
-    low = option.weights in ("fp8", "int8", "int4") and (option.made or cpu)
-    return (cost(option, settings) >= NOTICEABLE) + (slow and low)
+    slow = option.by_bits or (cpu and option.weights in ("fp8", "int8", "int4"))
+    return (cost(option, settings) >= NOTICEABLE) + slow
 
 
 class Fitter:
@@ -85,31 +88,24 @@ class Fitter:
         self.goals = goals(
             option.model, wishes, option.context_limit, pooled=option.engine == "native", cpu=self.cpu
         )
-        self._least: Fitted | None = None
-        self._best: Fitted | Literal["untried"] | None = UNTRIED
 
+    @cached_property
     def best(self) -> Fitted | None:
         """The best that fits: comfort, then KV format, the goal, the fewest GPUs, what is left, speed."""
-        if self._best is UNTRIED:
-            self._best = self._tried()
-        return None if isinstance(self._best, str) else self._best
-
-    def _tried(self) -> Fitted | None:
         if self.option.offload:
             return self._least_offloaded()
-        if not _within(self.least()):  # nor does anything larger fit, and most models are too large
+        if self.least.missing_bytes > 0:  # nor does anything larger fit, and most models are too large
             return None
         found: list[Fitted] = []
         for kv in self.kv_formats:
             if (fitted := self._best_in(kv)) is not None:
                 found.append(fitted)
-                if self.step(fitted) is self.goals[-1]:
+                if self.goal(fitted) is self.goals[-1]:
                     break  # no coarser cache reaches more
         return max(found, key=self._worth, default=None)  # the first of equals
 
     def _worth(self, fitted: Fitted) -> tuple[int, ...]:
-        step = self.step(fitted)
-        return *self.comfort(fitted), -self.tier(fitted), step.tokens, step.context, step.pool, step.sequences
+        return *self.comfort(fitted), -self.tier(fitted), *self.goal(fitted).step
 
     def tier(self, fitted: Fitted) -> int:
         """See `tier`."""
@@ -134,7 +130,7 @@ class Fitter:
         """Formats of the cache to try, best first."""
         return kv_formats_on(self.option, self.budgets[0].device, self.wishes.kv_cache)
 
-    def step(self, fitted: Fitted) -> Goal:
+    def goal(self, fitted: Fitted) -> Goal:
         """The highest goal that is reached."""
         within = [
             goal
@@ -148,23 +144,17 @@ class Fitter:
 
     def comfort(self, fitted: Fitted) -> tuple[int, ...]:
         """How far towards comfort it is, after whether its KV cache holds keys as they should be."""
-        step, model = self.step(fitted), self.option.model
+        goal, model = self.goal(fitted), self.option.model
         rough = fitted.settings.kv == "fp8" and not model.qk_norm
-        return 0 if rough else 1, *comfort(step, self.wishes.good_for, fixed_tokens=not scales(model))
+        return 0 if rough else 1, *comfort(goal, self.wishes.good_for, fixed_tokens=not scales(model))
 
+    @cached_property
     def least(self) -> Fitted:
         """The smallest way to reach the lowest goal, whether it fits or not."""
-        if self._least is None:
-            self._least = self._smallest()
-        return self._least
-
-    def _smallest(self) -> Fitted:
-        goal = self.goals[0]
-        kv = self.kv_formats[-1]
-        tried = [
-            self.fitted(self._leanest(self.base(goal, kv, spread)), goal.tokens) for spread in self._spreads()
-        ]
-        return min(tried, key=lambda fitted: fitted.footprint.total_bytes - fitted.budget.usable_bytes)
+        goal, kv = self.goals[0], self.kv_formats[-1]
+        bases = (self.base(goal, kv, spread) for spread in self._spreads())
+        tried = [self.fitted(self._leanest(base), goal.tokens) for base in bases]
+        return min(tried, key=lambda fitted: fitted.missing_bytes)
 
     def _least_offloaded(self) -> Fitted | None:
         """The highest comfortable goal, with the fewest layers in main memory; the vision tower goes first.
@@ -253,7 +243,7 @@ class Fitter:
     def _needed(self, base: Settings, goal: Goal) -> Settings:
         """Up to comfort the slowest variant will do; what is beyond comfort isn't worth speed."""
         most = comfort(goal, self.wishes.good_for, fixed_tokens=False)
-        beyond = (goal.tokens, goal.context, goal.pool) > most[:3] and goal is not self.goals[0]
+        beyond = goal.step[:3] > most[:3] and goal is not self.goals[0]
         return next(self.variants(base)) if beyond else self._leanest(base)
 
     def _leanest(self, base: Settings) -> Settings:
@@ -365,10 +355,6 @@ class Fitter:
         if low > limit or self.fastest(replace(base, context=low)) is None:
             return None
         return self.most_context(base, low, limit)
-
-
-def _within(fitted: Fitted) -> bool:
-    return fitted.footprint.total_bytes <= fitted.budget.usable_bytes
 
 
 def _highest(low: int, high: int, grain: int, fits: Callable[[int], bool]) -> int:

@@ -72,6 +72,11 @@ class Goal:
     sequences: int
     max_pixels: int | None
 
+    @property
+    def step(self) -> Step:
+        """The four that are ordered."""
+        return self.tokens, self.context, self.pool, self.sequences
+
 
 @lru_cache(maxsize=256)
 def goals(
@@ -137,6 +142,6 @@ def _image(model: Inventory, wishes: Wishes, tokens: int) -> tuple[int, int | No
 def comfort(goal: Goal, purpose: Purpose, *, fixed_tokens: bool) -> Step:
     """How far towards comfort a goal is; more than comfort counts no more than comfort."""
     most = COMFORT[purpose]
-    reached = most[0] if fixed_tokens else goal.tokens, goal.context, goal.pool, goal.sequences
+    reached = (most[0], *goal.step[1:]) if fixed_tokens else goal.step
     tokens, context, pool, sequences = (min(pair) for pair in zip(reached, most, strict=True))
     return tokens, context, pool, sequences

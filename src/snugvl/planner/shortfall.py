@@ -67,7 +67,7 @@ def _leanest(fitter: Fitter, base: Settings) -> Fitted:
 
 def why_not_fitting(fitter: Fitter) -> Rejection:
     """Why an option does not fit at all, and what would."""
-    least = fitter.least()
+    least = fitter.least
     images = f", {least.tokens:,}-token images" if least.tokens else ""
     what = f"{fitter.option.title}, {least.settings.context:,} tokens of context{images}"
     return _rejection(what, least, _remedy(fitter, least))
@@ -77,7 +77,7 @@ def _remedy(fitter: Fitter, least: Fitted) -> str | None:
     """What would fit: a shorter context, fewer requests, memory that others hold."""
     wishes, settings = fitter.wishes, least.settings
     if wishes.max_pixels is not None:
-        smaller = Fitter(fitter.option, replace(wishes, max_pixels=None), fitter.budgets, fitter.host).best()
+        smaller = Fitter(fitter.option, replace(wishes, max_pixels=None), fitter.budgets, fitter.host).best
         if smaller is not None:
             return f"at {megapixels(smaller.settings.max_pixels or 0)} ({smaller.tokens:,} tokens) it fits"
     if wishes.context is not None:
@@ -88,7 +88,7 @@ def _remedy(fitter: Fitter, least: Fitted) -> str | None:
         alone = replace(settings, concurrency=1)
         if fitter.fastest(alone) is not None:
             return "one request at a time fits"
-    short = least.footprint.total_bytes - least.budget.usable_bytes
+    short = least.missing_bytes
     if wishes.memory_bytes is not None and wishes.memory_bytes + short <= least.budget.free_bytes * 9 // 10:
         return f"it fits with --memory {-(-(wishes.memory_bytes + short) >> 20)}MiB"
     if short <= least.budget.held_bytes * 9 // 10:
@@ -101,7 +101,7 @@ def _rejection(
 ) -> Rejection:
     """`instead_of`: what fits; the component that grew most from there is to blame."""
     name, nbytes = blame(fitted.footprint, instead_of)
-    short = fitted.footprint.total_bytes - fitted.budget.usable_bytes
+    short = fitted.missing_bytes
     return Rejection(what, max(short, 1), name, nbytes, remedy)
 
 

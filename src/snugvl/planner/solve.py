@@ -94,7 +94,7 @@ def solve(
         made = (
             _choice(fitter, fitted, quality, led=led)
             for fitter, quality in tried
-            if (fitted := fitter.best()) is not None
+            if (fitted := fitter.best) is not None
         )
         choices += [choice for choice in made if not led or _bearable(choice)]
     plan = _decide(fitters, choices, refusals, wishes, found)
@@ -106,8 +106,7 @@ def solve(
 def _leads(fitter: Fitter) -> bool:
     """Whether anybody may be led to an option: no tower that streams unasked, no weights by bitsandbytes."""
     option = fitter.option
-    by_bits = option.made and option.engine == "transformers"
-    return option.parts.vision in ("gpu", fitter.wishes.tower) and not by_bits
+    return option.parts.vision in ("gpu", fitter.wishes.tower) and not option.by_bits
 
 
 def _possible(
@@ -124,8 +123,7 @@ def _possible(
     fitters: list[Fitter] = []
     for option in possible:
         fitter = Fitter(option, wishes, found)
-        lacks = "bitsandbytes" if option.made and option.engine == "transformers" else option.engine
-        if lacks in missing and lacks != option.engine and wishes.weights is None:
+        if option.by_bits and "bitsandbytes" in missing and wishes.weights is None:
             continue
         if option.engine in missing:
             refusals[option.engine] = Refusal(option.engine, missing[option.engine])
@@ -149,7 +147,7 @@ def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> P
         if isinstance(option, Refusal):
             return replace(plan, refusals=(*plan.refusals, (fitter.option.model.name, option)))
         wider = Fitter(option, fitter.wishes, fitter.budgets, host)
-        fitted = wider.best()
+        fitted = wider.best
         if fitted is None:
             refusal = Refusal("transformers", wider.why_not_offloaded())
             return replace(plan, refusals=(*plan.refusals, (option.model.name, refusal)))
@@ -168,7 +166,7 @@ def held_to(plan: Plan, candidate: Candidate, machine: Machine, settings: Settin
         if settings.gpus <= len(fitter.budgets) and fitter.option.gives(settings):
             tokens = largest_image(fitter.option.model, settings.max_pixels).tokens if settings.images else 0
             fitted = fitter.fitted(settings, tokens)
-            if _missing(fitted) <= 0:
+            if fitted.missing_bytes <= 0:
                 choice = _choice(fitter, fitted, candidate.quality)
                 return replace(plan, choice=choice, budget=fitted.budget, closest=None, rejections=())
     return replace(plan, changed="the saved plan doesn't fit what is free now; this one does")
@@ -244,16 +242,16 @@ def _decide(
     wishes: Wishes,
     found: list[Budget],
 ) -> Plan:
-    failed = [pair for pair in fitters if pair[0].best() is None]
+    failed = [pair for pair in fitters if pair[0].best is None]
     choices.sort(key=lambda choice: choice.score, reverse=True)
     best = choices[0] if choices else None
     rejections = _rejections(best, fitters, failed)
     nearest = min(
         (fitter for fitter, _ in failed),
-        key=lambda fitter: _missing(fitter.least()),
+        key=lambda fitter: fitter.least.missing_bytes,
         default=None,
     )
-    closest = _choice(nearest, nearest.least(), 0) if nearest and best is None else None
+    closest = _choice(nearest, nearest.least, 0) if nearest and best is None else None
     return Plan(
         wishes,
         best.budget if best else (closest.budget if closest else found[0]),
@@ -293,14 +291,10 @@ def _streamed(choices: list[Choice]) -> Choice | None:
     return rival if rival.score[RIVAL] > choices[0].score[RIVAL] else None
 
 
-def _missing(fitted: Fitted) -> int:
-    return fitted.footprint.total_bytes - fitted.budget.usable_bytes
-
-
 def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) -> Choice:
     option, settings = fitter.option, fitted.settings
     gpus = tuple(budget.gpu for budget in fitter.budgets[: settings.gpus] if budget.gpu is not None)
-    step, comfort = fitter.step(fitted), fitter.comfort(fitted)
+    comfort = fitter.comfort(fitted)
     speed = roofline(option.model, settings, fitted.budget)
     score = (
         0 if option.offload else 1,
@@ -310,10 +304,7 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) 
         *comfort,
         -fitter.tier(fitted),
         ENGINE_ORDER[option.engine],
-        step.tokens,
-        step.context,
-        step.pool,
-        step.sequences,
+        *fitter.goal(fitted).step,
         -option.model.facts.download_bytes,
         -cost(option, settings),
         1 if option.float32 else 0,
@@ -357,7 +348,7 @@ def _rejections(
         # Of several models, each is refused once, where it comes nearest.
         option = fitter.option
         key = option.model.name if several else f"{option.model.name} {option.weights} {option.engine}"
-        missing = _missing(fitter.least())
+        missing = fitter.least.missing_bytes
         if key not in nearest or missing < nearest[key][0]:
             nearest[key] = (missing, fitter)
     ordered = sorted(nearest.values(), key=lambda entry: entry[0])

@@ -35,9 +35,9 @@ def verdicts(
 
 
 def _shortage(fitter: Fitter) -> tuple[int, str]:
-    least = fitter.least()
+    least = fitter.least
     total = least.footprint.total_bytes
-    missing = total - least.budget.usable_bytes
+    missing = least.missing_bytes
     return missing, f"it needs at least {gib(total)}, {gib(missing)} more than may be used"
 
 
