@@ -27,11 +27,11 @@ import torch
 
 import machine
 from snugvl.checkpoint.locate import locate
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.models.loader import Storage, load_model
-from snugvl.sampling import SamplingParams
 
 WARM_STEPS = 24
 SMALL_CARD = 448e9  # bytes per second

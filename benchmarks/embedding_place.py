@@ -22,10 +22,10 @@ from PIL import Image
 
 import machine
 import snugvl
+from snugvl.backends.native.loading import load_engine
 from snugvl.checkpoint.families import read_config
 from snugvl.core.options import LoadOptions
 from snugvl.layers.linear import Linear
-from snugvl.loading import load_engine
 from snugvl.model import Model
 from snugvl.models.main_memory import page_locked, to_main_memory
 

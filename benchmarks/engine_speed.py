@@ -32,11 +32,12 @@ from PIL import Image
 
 import busy
 import machine
-from snugvl.backends.native import NativeBackend
-from snugvl.backends.protocol import Capabilities, Delta, Request, user
+from snugvl.backends.native.backend import NativeBackend
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.read import facts_of
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
+from snugvl.core.messages import Capabilities, Delta, Request, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.capture import GraphPool
 from snugvl.inputs.prompt import Processor
@@ -45,7 +46,6 @@ from snugvl.planner.footprint.step_graphs import recorded
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
-from snugvl.sampling import SamplingParams
 
 GENERATOR = np.random.default_rng(0)
 

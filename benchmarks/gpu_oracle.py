@@ -24,9 +24,10 @@ from PIL import Image, ImageDraw
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor
 
 import machine
-from snugvl.backends.protocol import user
 from snugvl.checkpoint.families import read_config
-from snugvl.config import EngineConfig, KVFormat
+from snugvl.core.config import EngineConfig, KVFormat
+from snugvl.core.messages import user
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest
@@ -36,7 +37,6 @@ from snugvl.models.batch import ForwardBatch, encoded
 from snugvl.models.loader import load_model
 from snugvl.models.networks import LoadableNetwork
 from snugvl.models.rope import mrope_positions
-from snugvl.sampling import SamplingParams
 
 NEW_TOKENS = 64
 RECORDINGS_BYTES = 2 << 30  # more than any of these prompts needs

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 import machine
-from snugvl.config import EngineConfig, KVFormat
+from snugvl.core.config import EngineConfig, KVFormat
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest
@@ -23,7 +24,6 @@ from snugvl.layers.attention import AttentionMetadata
 from snugvl.models.batch import ForwardBatch
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
-from snugvl.sampling import SamplingParams
 
 FORMATS: tuple[KVFormat, ...] = ("bf16", "fp8")
 BLOCK = 16

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Machine
 from snugvl.planner.commands import next_command
@@ -18,7 +19,6 @@ from snugvl.planner.footprint.images import scales
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.recommend import catalogue_candidates
 from snugvl.planner.report.sections import ENGINES, SYSTEMS
-from snugvl.planner.shortfall import gib, megapixels
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
 
@@ -78,7 +78,7 @@ def cells(choice: Choice) -> str:
     image = f"{choice.tokens:,} tokens"
     if scales(choice.option.model) and settings.max_pixels:
         image += f" ({megapixels(settings.max_pixels)})"
-    memory = f"{gib(choice.footprint.total_bytes)} of {gib(choice.budget.usable_bytes)}"
+    memory = f"{format_size(choice.footprint.total_bytes)} of {format_size(choice.budget.usable_bytes)}"
     return " | ".join(
         [
             short(choice.option.model.name),

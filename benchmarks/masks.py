@@ -15,8 +15,8 @@ from typing import Any
 
 import machine
 import snugvl
-from snugvl.backends.protocol import Grammar, Request, user
-from snugvl.sampling import SamplingParams
+from snugvl.core.messages import Grammar, Request, user
+from snugvl.core.sampling import SamplingParams
 
 SCHEMA = {
     "type": "object",

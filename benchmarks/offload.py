@@ -104,7 +104,7 @@ def cell(checkpoint: Path, context: int, tokens: int) -> dict[str, Any]:
 def decode(backend: Any, tokens: int) -> tuple[float, float]:
     """Seconds to the first token, and tokens per second after it. The first request warms up."""
     import snugvl
-    from snugvl.backends.protocol import Request, user
+    from snugvl.core.messages import Request, user
 
     asked = Request(
         (user("Tell me about the sea."),), snugvl.SamplingParams(max_tokens=tokens, ignore_eos=True)

@@ -34,7 +34,7 @@ import machine
 from snugvl.checkpoint.architecture import Fp8Blocks
 from snugvl.checkpoint.catalogue import entries
 from snugvl.checkpoint.families import parse_config
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.precompile import network_from, outline_of, rehearse
 from snugvl.layers.kernels.compiler.ahead_of_time import Launch, compile_all, compiled, dry_run
 from snugvl.layers.kernels.device import Hardware

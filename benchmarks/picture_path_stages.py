@@ -115,9 +115,10 @@ def before(owner: Any, name: str, call: Callable[..., None]) -> None:
 
 def server(checkpoint: str, device: str) -> int:
     """Serve until told to stop."""
-    from snugvl.backends import process, wire
-    from snugvl.backends.supervised import SupervisedEngine
-    from snugvl.backends.wire import EngineChoice
+    from snugvl.backends.process import life as process
+    from snugvl.backends.process import wire
+    from snugvl.backends.process.supervised import SupervisedEngine
+    from snugvl.backends.process.wire import EngineChoice
     from snugvl.server.connection import address_of, listen
     from snugvl.server.intake.decoders import Decoders
     from snugvl.server.intake.intake import Intake
@@ -159,10 +160,12 @@ def server(checkpoint: str, device: str) -> int:
 
 def engine(*arguments: str) -> None:
     """The engine's process; never returns."""
-    from snugvl.backends import child, native, receiver
-    from snugvl.backends.wire import Submit
+    from snugvl.backends import receiver
+    from snugvl.backends.native import backend as native
+    from snugvl.backends.process import child
+    from snugvl.backends.process.engine_process import load, prepare
+    from snugvl.backends.process.wire import Submit
     from snugvl.engine import encoder, runner
-    from snugvl.engine_process import load, prepare
     from snugvl.inputs import pixels, prompt
 
     keys: dict[int, str] = {}  # of a receiver

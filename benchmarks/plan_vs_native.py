@@ -64,8 +64,8 @@ def measure(checkpoint: str, weights: Any, cell: Cell, device: str) -> dict[str,
 
     import snugvl
     from snugvl.backends.measure import Meter
+    from snugvl.backends.native.loading import load_engine
     from snugvl.core.options import LoadOptions
-    from snugvl.loading import load_engine
     from snugvl.model import Model
 
     began, pixels = time.perf_counter(), cell.side**2

@@ -30,7 +30,7 @@ from serving import Held, Served, serve
 GIB = 1024**3
 MIB = 1024**2
 SAMPLE = 500  # requests between two looks at memory
-SETTLE = 2000  # requests after which memory should no longer grow: caches and what `heap.py` keeps are full
+SETTLE = 2000  # requests after which memory should no longer grow: caches and `core/heap.py` are full
 GROWTH_MIB = 16.0  # over 4,000 requests; 4 KiB a request would be a leak
 FILES = 16  # more open than before: what a pool of connections may keep
 TIMEOUT_S = 900.0

@@ -90,8 +90,8 @@ async def over_http(host: str, port: int, ask: Ask) -> float:
 
 def work(path: str) -> None:
     """A process that runs one of the other paths: asks come as lines of JSON, seconds go."""
-    from snugvl.backends.protocol import Request, Stream, user
-    from snugvl.sampling import SamplingParams
+    from snugvl.core.messages import Request, Stream, user
+    from snugvl.core.sampling import SamplingParams
 
     bias = {int(token): bias for token, bias in ENDLESS["logit_bias"].items()}
 
@@ -129,7 +129,7 @@ async def _native() -> Callable[[Any], Awaitable[Any]]:
 
 
 async def _supervised() -> Callable[[Any], Awaitable[Any]]:
-    from snugvl.backends.supervised import EngineChoice, SupervisedEngine
+    from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
 
     service = SupervisedEngine(EngineChoice(MODEL))
     await service.start()

@@ -21,7 +21,7 @@ from snugvl.hardware.probe import probe
 NAME = "m"  # of every model served here, unless the options name it
 MIB = 1 << 20
 START_S = 600.0
-ENGINE = "snugvl.engine_process"
+ENGINE = "snugvl.backends.process.engine_process"
 
 
 def question(size: tuple[int, int] | None, max_tokens: int, seed: int = 1) -> bytes:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import machine
-from snugvl.backends.protocol import Request, user
-from snugvl.sampling import SamplingParams
+from snugvl.core.messages import Request, user
+from snugvl.core.sampling import SamplingParams
 
 
 def answer(backend: Any, tokens: int) -> None:

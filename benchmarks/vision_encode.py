@@ -26,7 +26,8 @@ import torch
 import busy
 import machine
 from snugvl.checkpoint.read import facts_of
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.models.loader import Storage, load_model
@@ -36,7 +37,6 @@ from snugvl.models.vision import ROWS
 from snugvl.planner.footprint.weights import crossing_bytes, streaming_sizes, tower_bytes
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
-from snugvl.sampling import SamplingParams
 
 SIDES = (1024, 2048, 4096)
 REPEATS = 7

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from snugvl import engine_process
-from snugvl.backends.protocol import Picture, Request, Video, user
-from snugvl.backends.wire import EngineChoice
+from snugvl.backends.native.loading import load_engine
+from snugvl.backends.process import engine_process
+from snugvl.backends.process.wire import EngineChoice
+from snugvl.core.messages import Picture, Request, Video, user
 from snugvl.core.options import LoadOptions
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.loading import load, load_engine
-from snugvl.sampling import SamplingParams
+from snugvl.loading import load
 
 
 @pytest.mark.parametrize(("weights", "dtype"), [("bf16", "bfloat16"), ("int8", "auto"), ("int4", "bfloat16")])
@@ -67,14 +68,14 @@ def test_the_engine_process_is_told(name: str, wanted: bool, monkeypatch: pytest
     def load(options: LoadOptions, **_: Any) -> None:
         raise RuntimeError(str(getattr(options, name)))
 
-    monkeypatch.setattr("snugvl.loading.load_engine", load)
+    monkeypatch.setattr("snugvl.backends.native.loading.load_engine", load)
     with pytest.raises(RuntimeError, match=str(wanted)):
         engine_process.load(EngineChoice(**{name: wanted}), lambda _detail, _done: None)
 
 
 def test_what_it_takes_is_written_down_for_the_next_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("snugvl.remember.keeper", lambda *of: kept.append(of))
+    monkeypatch.setattr("snugvl.backends.native.remember.keeper", lambda *of: kept.append(of))
     choice = EngineChoice(device="cpu", dtype="float32", context=512)
     engine_process.load(choice, lambda _detail, _done: None).backend.close()
     ((_, subject, graphs),) = kept

@@ -40,7 +40,8 @@ from snugvl.errors import (
 from snugvl.version import __version__
 
 if TYPE_CHECKING:
-    from snugvl.backends.protocol import (
+    from snugvl.client import AsyncClient, Client
+    from snugvl.core.messages import (
         Capabilities,
         Delta,
         Message,
@@ -52,10 +53,9 @@ if TYPE_CHECKING:
         Video,
         user,
     )
-    from snugvl.client import AsyncClient, Client
+    from snugvl.core.sampling import SamplingParams
     from snugvl.loading import load
     from snugvl.model import Model
-    from snugvl.sampling import SamplingParams
     from snugvl.tasks.results import (
         Answer,
         Box,
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "load": "loading",
     "Model": "model",
-    "SamplingParams": "sampling",
+    "SamplingParams": "core.sampling",
     "AsyncClient": "client",
     "Client": "client",
     **dict.fromkeys(
@@ -86,7 +86,7 @@ _LAZY = {
             "Video",
             "user",
         ),
-        "backends.protocol",
+        "core.messages",
     ),
     **dict.fromkeys(
         ("Answer", "Box", "Caption", "Detection", "Detections", "Reply", "Scene", "SceneObject"),

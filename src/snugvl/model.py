@@ -6,9 +6,9 @@ from typing import BinaryIO, Self, cast
 
 from PIL import Image, ImageOps
 
-from snugvl.backends.protocol import Backend, Capabilities, Message, Request, Stream, messages_of
+from snugvl.core.messages import Backend, Capabilities, Message, Request, Stream, messages_of
+from snugvl.core.sampling import SamplingParams
 from snugvl.inputs.image import open_image, to_rgb
-from snugvl.sampling import SamplingParams
 from snugvl.tasks import ask, caption, detect, scene
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.request import collect

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import Qwen3VLForConditionalGeneration
 
-from snugvl.backends.native import NativeBackend
-from snugvl.backends.protocol import Capabilities
+from snugvl.backends.native.backend import NativeBackend
 from snugvl.checkpoint.families import read_config
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
+from snugvl.core.messages import Capabilities
 from snugvl.engine.engine import Engine
 from snugvl.inputs.prompt import Processor
 from snugvl.models.loader import load_model

@@ -6,11 +6,11 @@ from functools import partial
 
 import torch
 
-from snugvl.backends.hosted import HostedBackend
 from snugvl.backends.measure import Meter
 from snugvl.backends.preparers import Preparation, Preparers
-from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
-from snugvl.backends.service import Health, Load, Snapshot, State, Tokens
+from snugvl.backends.process.hosted import HostedBackend
+from snugvl.core.messages import Capabilities, Message, Request, Stream, ToolUse
+from snugvl.core.service import Health, Load, Snapshot, State, Tokens
 from snugvl.errors import EngineUnavailable
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from snugvl.backends.native import NativeBackend
-from snugvl.backends.protocol import Delta, Grammar, Message, Request, Text, Tool, ToolCall, ToolUse, user
+from snugvl.backends.native.backend import NativeBackend
 from snugvl.checkpoint.families import read_config
+from snugvl.core.messages import Delta, Grammar, Message, Request, Text, Tool, ToolCall, ToolUse, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted
 from snugvl.models.networks import Qwen3VL
-from snugvl.sampling import SamplingParams
 from snugvl.tasks import detect, scene
 from snugvl.tasks.request import collect
 from tests.backends.conftest import make_backend

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from snugvl.backends.native import NativeBackend
-from snugvl.backends.protocol import Request, user
+from snugvl.backends.native.backend import NativeBackend
+from snugvl.core.messages import Request, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineUnavailable
-from snugvl.sampling import SamplingParams
 from tests.backends.inprocess import InProcessEngine
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import snugvl
+from snugvl.backends.native.loading import load_engine
 from snugvl.core.options import LoadOptions
-from snugvl.loading import load_engine
 
 
 def test_progress_runs_from_nearly_zero_to_nearly_one(folder: Path) -> None:

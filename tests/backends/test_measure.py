@@ -7,8 +7,8 @@ import torch
 
 from snugvl.backends import measure
 from snugvl.backends.measure import CONTEXT, GRAPHS, LATE, Meter
-from snugvl.backends.service import Load
-from snugvl.ledger import Ledger
+from snugvl.core.ledger import Ledger
+from snugvl.core.service import Load
 
 MIB = 1 << 20
 PLANNED = {

@@ -11,13 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from snugvl.backends.protocol import Message, Text, Video, user
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
+from snugvl.core.messages import Message, Text, Video, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.models.networks import Qwen3VL
-from snugvl.sampling import SamplingParams
 
 NEW_TOKENS = 64
 SAMPLING = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)

@@ -13,17 +13,17 @@ from transformers.models.auto import image_processing_auto, processing_auto, vid
 
 import snugvl
 from snugvl.backends.measure import Meter
-from snugvl.backends.protocol import Grammar, user
+from snugvl.backends.native.loading import load_engine
 from snugvl.checkpoint.families import read_config
+from snugvl.core.messages import Grammar, user
 from snugvl.core.options import LoadOptions
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import RequestError
 from snugvl.inputs.prompt import PreparedPrompt, Processor
-from snugvl.loading import load_engine
 from snugvl.models.loader import load_model
 from snugvl.models.networks import Qwen35
-from snugvl.sampling import SamplingParams
 from snugvl.tasks.parse import answer_text
 from tests import hybrid
 from tests.backends.conftest import CPU

@@ -2,9 +2,9 @@
 
 from PIL import Image
 
-from snugvl.backends.native import NativeBackend
-from snugvl.backends.protocol import Message, Request, Text, user
-from snugvl.sampling import SamplingParams
+from snugvl.backends.native.backend import NativeBackend
+from snugvl.core.messages import Message, Request, Text, user
+from snugvl.core.sampling import SamplingParams
 
 PICTURE = Image.effect_mandelbrot((160, 160), (-3, -2.5, 2, 2.5), 20).convert("RGB")  # 25 tokens
 OTHER = Image.new("RGB", (160, 160), "navy")

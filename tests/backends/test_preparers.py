@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from snugvl.backends.preparers import GivenUp, Preparation, Preparers
-from snugvl.backends.protocol import Grammar, Request, Text, Tool, ToolUse, user
+from snugvl.core.messages import Grammar, Request, Text, Tool, ToolUse, user
 from snugvl.errors import DeadlineExceeded
 
 SCHEMA = Request((user("hi"),), grammar=Grammar("json_schema", '{"type": "integer"}'))

@@ -8,8 +8,8 @@ import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 import snugvl
-from snugvl.backends.protocol import Message, Text, Video, user
 from snugvl.checkpoint.families import read_config
+from snugvl.core.messages import Message, Text, Video, user
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.models.loader import load_model
 from snugvl.models.networks import Qwen25VL

@@ -10,13 +10,13 @@ from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import snugvl
-from snugvl.backends.native import NativeBackend
-from snugvl.backends.protocol import Message, Picture, Text, user
+from snugvl.backends.native.backend import NativeBackend
+from snugvl.backends.native.loading import Loaded, load_engine
+from snugvl.core.messages import Message, Picture, Text, user
 from snugvl.core.options import LoadOptions
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.loading import Loaded, load_engine
 from snugvl.models.loader import load_model
-from snugvl.sampling import SamplingParams
 from tests import text_checkpoints
 from tests.inputs import pieces
 from tests.models.forward import Prompt, logits

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 import snugvl
-from snugvl.backends.protocol import Request, Tool, ToolForm, ToolUse, user
 from snugvl.backends.vllm.api import Served
 from snugvl.backends.vllm.facts import capabilities_of, read_facts
 from snugvl.backends.vllm.requests import ServedModel, body_of
 from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.core.messages import Request, Tool, ToolForm, ToolUse, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.forms import call_parser
 from snugvl.inputs.trials import Trials
-from snugvl.sampling import SamplingParams
 from tests.inputs.tools.reading import read
 from tests.inputs.tools.templates import TEMPLATES
 

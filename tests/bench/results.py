@@ -5,7 +5,7 @@ from snugvl.bench.memory import GpuPeak, MemoryPeak
 from snugvl.bench.record import Record
 from snugvl.bench.result import MachineFacts, Result, Run, ServerFacts, Start
 from snugvl.bench.workload import Manner, Workload
-from snugvl.ledger import Ledger, LedgerRow
+from snugvl.core.ledger import Ledger, LedgerRow
 
 GIB = 1 << 30
 MACHINE = MachineFacts("linux 6", "a processor", 16, 64 * GIB, ("NVIDIA H200",), "580.1", "3.11", "2.11")

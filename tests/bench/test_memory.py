@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snugvl.bench.memory import GpuWatch, higher
-from snugvl.ledger import Ledger, LedgerRow
+from snugvl.core.ledger import Ledger, LedgerRow
 from tests.patience import until
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from snugvl.backends.launch import Launched
+from snugvl.backends.process.launch import Launched
 from snugvl.cli import session
 from snugvl.cli.app import run
 from snugvl.server.settings import ServerSettings
@@ -151,7 +151,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Served]:
         served.processes.append(SleepingProcess())
         return served.processes[-1]
 
-    monkeypatch.setattr("snugvl.backends.launch.Launched", launch)
+    monkeypatch.setattr("snugvl.backends.process.launch.Launched", launch)
     ours = logging.getLogger("snugvl")
     before = ours.handlers, ours.propagate, ours.level
     yield served

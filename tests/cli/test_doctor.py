@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from snugvl.cli import doctor_view
+from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.hardware import calibration, context_cost, probe
 from snugvl.hardware.context_cost import Stages
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Gpu, Machine, Tenant
 from snugvl.hardware.recording import replay
-from snugvl.hardware.sizes import GIB, MIB, format_size
 from tests.cli.conftest import Ran
 
 Run = Callable[..., Ran]

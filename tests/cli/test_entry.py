@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from snugvl.backends.supervised import SupervisedEngine
+from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.cli import app, entry
 from tests.cli.conftest import Served, SleepingProcess
 

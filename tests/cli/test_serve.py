@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from snugvl.backends.service import Health
-from snugvl.backends.supervised import SupervisedEngine
+from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.checkpoint.locate import hub_cache, near
 from snugvl.cli.app import run
 from snugvl.cli.serve_show import Loading, base_url, curl_line
+from snugvl.core.service import Health
 from snugvl.errors import CheckpointError
 from snugvl.server.settings import ServerSettings
 from tests.cli.conftest import Served

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from snugvl.backends.supervised import SupervisedEngine
+from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.checkpoint.facts import ModelFacts

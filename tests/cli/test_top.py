@@ -19,12 +19,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from snugvl import Client
-from snugvl.backends.service import Health, Load
 from snugvl.cli import top_view
 from snugvl.cli.top import DEFAULT_SERVER, Watch, first_tokens
 from snugvl.cli.top_view import Pace, View
 from snugvl.client import DEFAULT_URL, Memory
-from snugvl.ledger import Ledger, LedgerRow
+from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.service import Health, Load
 from snugvl.server.settings import ServerSettings
 from tests.cli.conftest import Ran
 from tests.client.conftest import GIB, LEDGER, ScriptedEngine, engine, listening, scripted, unused_url  # noqa: F401

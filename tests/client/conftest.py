@@ -11,9 +11,9 @@ from typing import Self
 
 import pytest
 
-from snugvl.backends.protocol import Capabilities, Delta, Message, Request, Stream, ToolUse
-from snugvl.backends.service import Health, Load, Snapshot, Tokens
-from snugvl.ledger import Ledger, LedgerRow
+from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.messages import Capabilities, Delta, Message, Request, Stream, ToolUse
+from snugvl.core.service import Health, Load, Snapshot, Tokens
 from tests.patience import PATIENCE_S
 from tests.server.conftest import data_url, picture, pocket, url  # noqa: F401
 from tests.server.live import live

@@ -12,9 +12,9 @@ from PIL import Image
 
 import snugvl
 from snugvl import AsyncClient, Client, Model, SamplingParams, user
-from snugvl.backends.native import NativeBackend
-from snugvl.backends.protocol import Message, Text, ToolCall
-from snugvl.backends.service import Health, Load
+from snugvl.backends.native.backend import NativeBackend
+from snugvl.core.messages import Message, Text, ToolCall
+from snugvl.core.service import Health, Load
 from snugvl.tasks.request import collect
 from tests.client.conftest import LEDGER, RawServer, ScriptedEngine
 from tests.patience import until

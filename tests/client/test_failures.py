@@ -12,9 +12,9 @@ from PIL import Image
 
 import snugvl
 from snugvl import AsyncClient, Client, Message, SamplingParams, errors, user
-from snugvl.backends.protocol import Picture, Text, Video
-from snugvl.backends.service import Health
 from snugvl.client import failures
+from snugvl.core.messages import Picture, Text, Video
+from snugvl.core.service import Health
 from snugvl.server.settings import ServerSettings
 from tests.client.conftest import RawServer, ScriptedEngine
 from tests.patience import PATIENCE_S

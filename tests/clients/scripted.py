@@ -1,6 +1,6 @@
 """An engine that calls a tool of its own accord, which pocket never does: where nobody can demand one."""
 
-from snugvl.backends.protocol import Request
+from snugvl.core.messages import Request
 from tests.client.conftest import ScriptedEngine
 from tests.tasks.fake import FakeBackend
 

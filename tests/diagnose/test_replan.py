@@ -9,10 +9,10 @@ import pytest
 
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.cli.app import run
+from snugvl.core.sizes import GIB, MIB
 from snugvl.diagnose.explain import explain, explain_file
 from snugvl.hardware.context_cost import estimate_of
 from snugvl.hardware.describe import describe
-from snugvl.hardware.sizes import GIB, MIB
 from snugvl.planner.plan import Choice
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.vllm_flags import utilisation, vllm_flags

@@ -14,11 +14,11 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
+from snugvl.core.sampling import MAX_STOP, MAX_STOP_CHARACTERS
 from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import constraints
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
 from snugvl.inputs.trial import CPU_S
-from snugvl.sampling import MAX_STOP, MAX_STOP_CHARACTERS
 from snugvl.server import access, app, body, connection, errors, receiving
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Strict

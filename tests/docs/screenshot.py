@@ -5,7 +5,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from snugvl.backends.supervised import EngineChoice, SupervisedEngine
+from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
 from tests.docs.generated import FOLDER
 from tests.server.live import live
 from tests.server.page.conftest import CHROMIUM

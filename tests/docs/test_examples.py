@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snugvl.backends.native import NativeBackend
+from snugvl.backends.native.backend import NativeBackend
 from snugvl.server.settings import ServerSettings
 from tests.docs.examples import Example, all_examples
 from tests.docs.generated import pages

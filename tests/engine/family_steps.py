@@ -15,7 +15,7 @@ import torch
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, TextConfig
 from snugvl.checkpoint.catalogue import entries
 from snugvl.checkpoint.families import SUPPORTED, parse_config
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.memory import allocate
 from snugvl.engine.precompile import _batch, _encode, network_from, outline_of
 from snugvl.layers.kernels.compiler.ahead_of_time import dry_run

@@ -17,7 +17,8 @@ import torch
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families import parse_config
-from snugvl.config import EngineConfig, KVFormat
+from snugvl.core.config import EngineConfig, KVFormat
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.capture import GraphPool, Work
 from snugvl.engine.graphs.decode import SIZES, choose, places
@@ -31,7 +32,6 @@ from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from snugvl.models.loader import Storage, choose_formats, without_memory
 from snugvl.models.networks import LoadableNetwork
-from snugvl.sampling import SamplingParams
 
 H200 = Hardware((9, 0), 132)
 IMAGE = 4000

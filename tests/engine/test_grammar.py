@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import GrammarState, fill_allowed
 from snugvl.engine.sampling.sampler import Choice, sample
 from snugvl.errors import RequestError
-from snugvl.sampling import SamplingParams
 from tests.engine.toy import VOCAB, Toy, engine, picture, prompt_of, run, tokens
 from tests.masks import mask_of
 

@@ -5,6 +5,7 @@ import time
 
 import torch
 
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import (
     AT_ONCE_S,
@@ -15,7 +16,6 @@ from snugvl.engine.sampling.grammar import (
     mask_threads,
     settle,
 )
-from snugvl.sampling import SamplingParams
 from tests.engine.toy import Toy, engine, prompt_of, run, tokens
 from tests.patience import PATIENCE_S
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine import memory as memory_module
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.capture import GraphPool

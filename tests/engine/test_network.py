@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from snugvl.config import EngineConfig, KVFormat
+from snugvl.core.config import EngineConfig, KVFormat
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.errors import RequestError
 from snugvl.models.loader import load_model
-from snugvl.sampling import SamplingParams
 from tests.checkpoints import END, IMAGE, START
 from tests.engine.toy import run, tokens
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, _DecodeGraph
 from snugvl.engine.memory import allocate
@@ -15,7 +16,6 @@ from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch
-from snugvl.sampling import SamplingParams
 from tests.engine.toy import BOMB, POISON, HybridToy, Toy
 
 

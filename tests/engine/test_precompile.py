@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import snugvl
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine import precompile
 from snugvl.engine.precompile import edges, rehearse
 

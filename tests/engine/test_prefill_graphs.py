@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.capture import CudaCapturer, GraphPool, Work, capture
 from snugvl.engine.graphs.prefill import size_of

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.admission import check_prompt
 from snugvl.engine.engine import Engine
 from snugvl.engine.prefix import ROOT, block_key

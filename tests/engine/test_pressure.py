@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine import memory
 from snugvl.engine.engine import Engine
 from snugvl.engine.pressure import KEPT_BYTES, LOW_BYTES, DeviceMemory, PlannedBytes, PressureMonitor

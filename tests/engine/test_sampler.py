@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling import filters
 from snugvl.engine.sampling.filters import support
 from snugvl.engine.sampling.penalties import Penalties
 from snugvl.engine.sampling.sampler import Choice, sample
 from snugvl.engine.sequence import random_stream
-from snugvl.sampling import SamplingParams
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0, 0.0, 3.0, -torch.inf, 1.0]])
 

@@ -19,7 +19,8 @@ from snugvl.checkpoint.architecture import (
     VisionConfig,
     VisionTokens,
 )
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
@@ -29,7 +30,6 @@ from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
 from snugvl.models.linear_attention import runs
 from snugvl.models.rope import mrope_positions
-from snugvl.sampling import SamplingParams
 
 VOCAB, HIDDEN, HEADS, DIM, LAYERS = 48, 16, 2, 8, 2
 IMAGE, VIDEO, POISON, BOMB = 44, 45, 46, 47  # POISON makes NaN, BOMB raises inside the network

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snugvl.core.sizes import GIB, MIB
 from snugvl.hardware.advice import advise
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Machine, Tenant
 from snugvl.hardware.recording import replay
-from snugvl.hardware.sizes import GIB, MIB
 from snugvl.hardware.software import (
     BuildTools,
     TorchBuild,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from snugvl.core.sizes import GIB, MIB
 from snugvl.errors import EngineError
 from snugvl.hardware import calibration, context_cost
 from snugvl.hardware.calibration import (
@@ -23,7 +24,6 @@ from snugvl.hardware.calibration import (
 )
 from snugvl.hardware.context_cost import Stages
 from snugvl.hardware.machine import Gpu
-from snugvl.hardware.sizes import GIB, MIB
 
 GPU = Gpu(0, "NVIDIA GeForce RTX 5060", 8 * GIB, 7 * GIB, (12, 0), driver="581.57", uuid="GPU-1")
 PLACE = Place("NVIDIA GeForce RTX 5060", "581.57", "2.13.0", "0.2")

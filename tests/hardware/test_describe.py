@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snugvl.core.sizes import GIB, MIB
 from snugvl.errors import InputError
 from snugvl.hardware.describe import describe
 from snugvl.hardware.gpus import reserved_bytes
 from snugvl.hardware.machine import RESERVED, Gpu, Machine, Tenant
 from snugvl.hardware.recording import record, replay
-from snugvl.hardware.sizes import GIB, MIB
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json"))
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from snugvl.core.sizes import GIB, MIB
 from snugvl.errors import InputError
 from snugvl.hardware import gpus
-from snugvl.hardware.sizes import GIB, MIB
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from snugvl.core.sizes import GIB, MIB
 from snugvl.hardware import container, host, wsl
-from snugvl.hardware.sizes import GIB, MIB
 from tests.hardware.conftest import LINUX, WSL2, Write
 
 KIB = 1024

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snugvl.core.sizes import GIB, MAX_BYTES, MIB, format_size, parse_size
 from snugvl.errors import InputError
-from snugvl.hardware.sizes import GIB, MAX_BYTES, MIB, format_size, parse_size
 
 
 @pytest.mark.parametrize(

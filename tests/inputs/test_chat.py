@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from snugvl.backends.protocol import Message, Picture, Text, Tool, ToolCall, Video, user
+from snugvl.core.messages import Message, Picture, Text, Tool, ToolCall, Video, user
 from snugvl.errors import CheckpointError, RequestError
 from snugvl.inputs.chat import ChatTemplate, tool_json
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from snugvl.backends.protocol import Grammar, Tool, ToolUse
+from snugvl.core.messages import Grammar, Tool, ToolUse
 from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.errors import RequestError
 from snugvl.inputs.grammar import KEPT, GrammarCompiler, _State

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from snugvl.backends.protocol import Grammar
+from snugvl.core.messages import Grammar
 from snugvl.errors import RequestError
 from snugvl.inputs import tokenizer as tokenizer_module
 from snugvl.inputs.detokenizer import Detokenizer

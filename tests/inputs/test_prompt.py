@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from snugvl.backends.protocol import Message, Picture, Text, Video, user
 from snugvl.checkpoint.architecture import ModelConfig, VisionTokens
 from snugvl.checkpoint.families import read_config
+from snugvl.core.messages import Message, Picture, Text, Video, user
 from snugvl.errors import CheckpointError, ImageError, RequestError, RequestTooLarge
 from snugvl.inputs.prompt import Processor
 

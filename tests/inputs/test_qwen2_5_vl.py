@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from snugvl.backends.protocol import Picture, Video, user
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.resize import smart_resize
+from snugvl.core.messages import Picture, Video, user
 from snugvl.errors import ImageError, RequestError
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.inputs.prompt import Processor

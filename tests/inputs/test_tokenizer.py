@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
-from snugvl.backends.protocol import user
 from snugvl.checkpoint.families import read_config
+from snugvl.core.messages import user
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge, UnsupportedModel
 from snugvl.inputs import tokenizer as tokenizer_module
 from snugvl.inputs.prompt import Processor

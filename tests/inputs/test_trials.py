@@ -7,7 +7,7 @@ import psutil
 import pytest
 from llguidance import LLMatcher
 
-from snugvl.backends.protocol import Grammar
+from snugvl.core.messages import Grammar
 from snugvl.errors import RequestError
 from snugvl.inputs.constraints import MAX_LITERAL, MAX_MULTIPLE, check_choices, grammar_text
 from snugvl.inputs.trials import Trials

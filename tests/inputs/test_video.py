@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from snugvl.backends.protocol import Video
+from snugvl.core.messages import Video
 from snugvl.errors import CheckpointError, RequestTooLarge
 from snugvl.inputs.settings import read_pixel_settings
 from snugvl.inputs.video import PositionedVideoPreprocessor, VideoPreprocessor

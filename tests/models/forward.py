@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.memory import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache

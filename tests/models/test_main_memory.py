@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import snugvl
-from snugvl import loading
+from snugvl.backends.native import loading
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import DoesNotFit

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import snugvl
-from snugvl.backends.protocol import user
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.messages import user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import CheckpointError, DoesNotFit, RequestError, SnugvlError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.models import ready_made as ours
@@ -25,7 +26,6 @@ from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
-from snugvl.sampling import SamplingParams
 from tests import qwen2_5_vl, ready_made, text_checkpoints
 from tests.inputs import pieces
 from tests.models.forward import Prompt, logits

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.errors import CheckpointError
 from snugvl.models import loader
 from snugvl.models.loader import load_model
 from snugvl.models.networks import CausalLM
-from snugvl.sampling import SamplingParams
 from tests import text_checkpoints
 from tests.checkpoints import dequantised
 from tests.engine.toy import run, tokens

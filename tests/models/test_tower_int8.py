@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from snugvl import loading
+import snugvl
+from snugvl.backends.native import loading
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.checkpoint.read import facts_of
 from snugvl.layers import linear as layers
@@ -23,7 +24,7 @@ from snugvl.planner.settings import Settings
 from tests.models.test_vision import encode, filled
 
 CPU = torch.device("cpu")
-POCKET = Path(loading.__file__).parent / "pocket"
+POCKET = Path(snugvl.__file__).parent / "pocket"
 # Widths that divide into groups of 128 and widths that don't, as those of the 8B's tower (1152, 4304).
 QWEN3 = VisionConfig(3, 128, 272, 4, 3, 4, 2, 2, 72, 25, (0, 2), "gelu_pytorch_tanh", 1e4)
 NARROW = VisionConfig(2, 48, 128, 4, 3, 4, 2, 2, 24, 25, (), "gelu_pytorch_tanh", 1e4)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from snugvl import loading
+import snugvl
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.layers.linear import Linear
 from snugvl.models import loader, main_memory
@@ -27,7 +27,7 @@ from tests.models.test_tower_int8 import NARROW, QWEN3, WINDOWS, quantised
 from tests.models.test_vision import encode, filled
 
 CPU = torch.device("cpu")
-POCKET = Path(loading.__file__).parent / "pocket"
+POCKET = Path(snugvl.__file__).parent / "pocket"
 APART = VisionConfig(4, 48, 64, 4, 3, 4, 2, 2, 24, 25, (1,), "gelu_pytorch_tanh", 1e4)
 MAKERS: dict[str, Callable[[], Any]] = {
     "deepstack": lambda: VisionTower(APART),

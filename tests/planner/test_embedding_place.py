@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import snugvl
+from snugvl.backends.native.planned import planned_rows
 from snugvl.errors import DoesNotFit, RequestError
-from snugvl.planned import planned_rows
 from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import embedding_bytes
 from snugvl.planner.inventory import inventory
@@ -17,9 +17,9 @@ from snugvl.planner.report.sections import report
 from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
+from tests.backends.native.test_allocation import gpu, made
 from tests.planner.machines import GIB, MIB, machine, rtx_5060
 from tests.planner.models import qwen3_vl, text_only
-from tests.test_allocation import gpu, made
 
 FACTS = qwen3_vl("8B")
 MODEL = inventory(FACTS)

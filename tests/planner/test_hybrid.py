@@ -8,7 +8,7 @@ import torch
 
 from snugvl.checkpoint.catalogue import catalogue_facts, find
 from snugvl.checkpoint.families import parse_config
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.memory import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models import linear_attention, loader

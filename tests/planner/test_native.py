@@ -10,7 +10,8 @@ import torch
 
 from snugvl.checkpoint.architecture import Fp8Blocks
 from snugvl.checkpoint.families import read_config
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine import memory
 from snugvl.engine.graphs import decode as graphs
 from snugvl.engine.graphs.prefill import PATCHES, PictureGraphs, StepGraphs
@@ -26,7 +27,6 @@ from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.footprint.weights import LABELS, weight_bytes, weight_components
 from snugvl.planner.inventory import inventory
 from snugvl.planner.settings import Settings
-from snugvl.sampling import SamplingParams
 from tests.planner.models import SHAPES, qwen3_vl
 from tests.planner.test_workspace import values
 from tests.planner.trace import Trace

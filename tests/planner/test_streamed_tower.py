@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import snugvl
-from snugvl import loading
+from snugvl.backends.native import loading
+from snugvl.backends.native.planned import planned_rows
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.checkpoint.read import facts_of
 from snugvl.errors import DoesNotFit, RequestError
@@ -17,7 +18,6 @@ from snugvl.models import loader
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import WeightStream, room_bytes, unit_bytes
 from snugvl.models.vision import VisionTower
-from snugvl.planned import planned_rows
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.footprint.weights import crossing_bytes, streaming_sizes, tower_bytes
 from snugvl.planner.inventory import inventory
@@ -27,12 +27,12 @@ from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.speed import ASSUMED_LINK, tower_crossing_s
 from snugvl.planner.wishes import Wishes
+from tests.backends.native.test_allocation import gpu, made
 from tests.models.test_weight_stream import LateCopies
 from tests.planner.machines import GIB, MIB, machine, rtx_5060
 from tests.planner.models import qwen3_vl, text_only
-from tests.test_allocation import gpu, made
 
-POCKET = Path(loading.__file__).parent / "pocket"
+POCKET = Path(snugvl.__file__).parent / "pocket"
 BF16 = torch.bfloat16
 SMALL = VisionConfig(24, 1024, 4096, 16, 3, 16, 2, 2, 2048, 2304, (5, 11, 17), "gelu_pytorch_tanh", 1e4)
 LARGE = VisionConfig(27, 1152, 4304, 16, 3, 16, 2, 2, 4096, 2304, (8, 16, 24), "gelu_pytorch_tanh", 1e4)

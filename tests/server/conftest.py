@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 import snugvl
-from snugvl.backends.native import NativeBackend
+from snugvl.backends.native.backend import NativeBackend
 from tests.backends.inprocess import InProcessEngine
 from tests.server.live import live
 

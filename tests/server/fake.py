@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from snugvl.backends.protocol import Capabilities, Delta, Message, Request, ToolUse, Usage
-from snugvl.backends.service import Health, Load, Snapshot, Tokens
+from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.messages import Capabilities, Delta, Message, Request, ToolUse, Usage
+from snugvl.core.service import Health, Load, Snapshot, Tokens
 from snugvl.errors import EngineError, EngineUnavailable, RequestError
-from snugvl.ledger import Ledger, LedgerRow
 
 CAPABILITIES = Capabilities("fake", 512, images=True, video=False, max_pixels=65_536, min_pixels=1024)
 LEDGER = Ledger(

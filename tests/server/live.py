@@ -9,7 +9,7 @@ from dataclasses import replace
 import uvicorn
 from fastapi import FastAPI
 
-from snugvl.backends.service import EngineService
+from snugvl.core.service import EngineService
 from snugvl.server.app import create_app
 from snugvl.server.connection import address_of, listen, uvicorn_config
 from snugvl.server.context import Context

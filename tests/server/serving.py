@@ -6,7 +6,7 @@ Prints its port, then every state of the engine. At SIGUSR1 the answers that wai
 import signal
 import sys
 
-from snugvl.backends.service import Health
+from snugvl.core.service import Health
 from snugvl.server.connection import address_of, listen
 from snugvl.server.run import run
 from snugvl.server.settings import ServerSettings

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugvl.backends.protocol import Request
+from snugvl.core.messages import Request
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.server import body as body_module
 from snugvl.server.body import MAX_VALUES, count_values, parse_json

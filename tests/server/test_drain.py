@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from snugvl.backends.service import Health
+from snugvl.core.service import Health
 from snugvl.errors import CheckpointError, EngineError
 from snugvl.server import run as run_module
 from snugvl.server.connection import PortTaken, address_of, listen

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from snugvl.backends.service import Health, Load
+from snugvl.core.service import Health, Load
 from snugvl.errors import QueueFull
 from snugvl.server import metrics
 from snugvl.server.settings import ServerSettings

@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.responses import PlainTextResponse
 
-from snugvl.backends.native import NativeBackend
+from snugvl.backends.native.backend import NativeBackend
 from snugvl.server.app import create_app
 from snugvl.server.context import Context
 from snugvl.server.intake.intake import Intake

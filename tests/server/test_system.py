@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 import httpx
 import pytest
 
-from snugvl.backends.service import Health
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.service import Health
 from snugvl.hardware.describe import describe
 from snugvl.planner.plan import allocation_of
 from snugvl.planner.solve import Candidate, require, solve

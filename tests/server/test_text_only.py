@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from snugvl.backends.protocol import Capabilities
+from snugvl.core.messages import Capabilities
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live
 

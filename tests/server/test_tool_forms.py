@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from snugvl.backends.protocol import ToolForm
+from snugvl.core.messages import ToolForm
 from tests.patience import PATIENCE_S
 from tests.server.fake import CAPABILITIES, FakeService, Script
 from tests.server.live import live

@@ -7,7 +7,7 @@ from typing import Self
 
 from PIL.Image import Image
 
-from snugvl.backends.protocol import Capabilities, Delta, Picture, Request, Text, Usage
+from snugvl.core.messages import Capabilities, Delta, Picture, Request, Text, Usage
 from snugvl.errors import EngineError
 from snugvl.model import Model
 

@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from snugvl.backends.protocol import Capabilities, Text
 from snugvl.checkpoint.resize import smart_resize
+from snugvl.core.messages import Capabilities, Text
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError
 from snugvl.model import Model
-from snugvl.sampling import SamplingParams
 from snugvl.tasks import detect, grammar, scene
 from snugvl.tasks.conventions import CONVENTIONS, QWEN3_VL, convention_of, grounding, tasks_of
 from snugvl.tasks.results import Detections, Reply

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 import snugvl
-from snugvl.backends.protocol import Picture, Text
+from snugvl.core.messages import Picture, Text
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, ImageError, OutputError, RequestError
-from snugvl.sampling import SamplingParams
 from snugvl.tasks import prompts
 from snugvl.tasks.results import Caption, Scene, SceneObject
 from tests.patience import PATIENCE_S

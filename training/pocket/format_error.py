@@ -35,16 +35,16 @@ from training.pocket.evaluate import make
 import machine
 import snugvl
 from gpu_oracle import our_logits
-from snugvl.backends.protocol import user
 from snugvl.checkpoint.families import read_config
-from snugvl.config import EngineConfig, KVFormat
+from snugvl.core.config import EngineConfig, KVFormat
+from snugvl.core.messages import user
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.layers.linear import Linear
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import LoadableNetwork
-from snugvl.sampling import SamplingParams
 
 POCKET = Path(snugvl.__file__).parent / "pocket"
 BLOCK, E4M3_MOST = 128, 448.0

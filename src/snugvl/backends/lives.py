@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import IO
 
-from snugvl.backends.service import Health, State
+from snugvl.core.service import Health, State
+from snugvl.core.timeline import Timeline
 from snugvl.errors import EngineError, EngineUnavailable, SnugvlError
-from snugvl.timeline import Timeline
 
 FIRST_LOAD_S = 10.0  # what loading may take, until it was seen once
 GIVEN_UP_S = 60.0  # after which asking a server again that has failed for good

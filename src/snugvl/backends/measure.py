@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import torch
 
-from snugvl.backends.service import Load
+from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.service import Load
 from snugvl.engine.oom import pooled_bytes
 from snugvl.hardware import host
-from snugvl.ledger import Ledger, LedgerRow
 
 GRAPHS = "CUDA graphs"
 CONTEXT = "CUDA context and libraries"

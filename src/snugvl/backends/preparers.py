@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from snugvl.backends.protocol import Request, characters
+from snugvl.core.messages import Request, characters
 from snugvl.errors import DeadlineExceeded
 
 LIGHT: Final = 4  # threads; preparing is mostly Pillow and numpy, which leave Python's lock

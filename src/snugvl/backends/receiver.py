@@ -1,14 +1,14 @@
 """From the engine's tokens to the reader's text: one receiver a request, run in the engine's thread."""
 
 from snugvl.backends.mailbox import Mailbox
-from snugvl.backends.protocol import Delta, Logprob, TokenLogprob, ToolForm, Usage
+from snugvl.core.messages import Delta, Logprob, TokenLogprob, ToolForm, Usage
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import FinishReason, TokenOutput
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.reasoning import ReasoningSplitter
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.forms import markers, opening
-from snugvl.sampling import SamplingParams
 
 
 class Receiver:

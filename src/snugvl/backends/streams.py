@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Self
 
-from snugvl.backends.protocol import Capabilities, Delta, Request, Text, check_sight
 from snugvl.backends.receiver import Receiver
+from snugvl.core.messages import Capabilities, Delta, Request, Text, check_sight
 from snugvl.engine.request import TokenOutput
 from snugvl.errors import EngineError, RequestError
 

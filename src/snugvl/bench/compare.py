@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from snugvl.bench.report import Report, Table, memory_peak, workload_line
 from snugvl.bench.result import Result
 from snugvl.bench.summary import METRICS, Metric, Summary, number
+from snugvl.core.sizes import format_size
 from snugvl.errors import InputError
-from snugvl.hardware.sizes import format_size
 
 
 def compare(first: Result, second: Result, names: tuple[str, str]) -> Report:

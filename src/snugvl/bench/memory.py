@@ -11,8 +11,8 @@ import httpx
 
 from snugvl.client.answers import memory as read_memory
 from snugvl.client.answers import understood
+from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.errors import SnugvlError
-from snugvl.ledger import Ledger, LedgerRow
 
 LEDGER_EVERY_S = 0.25
 GPU_EVERY_S = 0.01

@@ -11,8 +11,8 @@ from math import log2
 from snugvl.bench.report import memory_peak, workload_line
 from snugvl.bench.result import Result
 from snugvl.bench.summary import ALL, EACH, FIRST_TOKEN, INTER_TOKEN, Metric, Summary, number
-from snugvl.hardware.sizes import format_size
-from snugvl.ledger import Ledger, LedgerRow
+from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.sizes import format_size
 
 WIDTH, PAD = 960, 32
 PANEL_WIDTH, PANEL_HEIGHT, PANEL_TOP = 264, 190, 130

@@ -9,8 +9,8 @@ from snugvl.bench.record import Record
 from snugvl.bench.result import Result
 from snugvl.bench.summary import METRICS, Summary
 from snugvl.bench.workload import Workload
-from snugvl.hardware.sizes import format_size
-from snugvl.ledger import Ledger
+from snugvl.core.ledger import Ledger
+from snugvl.core.sizes import format_size
 
 BUSY_SHARE = 0.8
 LATE_S = 0.005

@@ -26,9 +26,9 @@ from snugvl.checkpoint.hub import Hub, HubUnreachable
 from snugvl.checkpoint.listing import Listing, RemoteFile, wanted
 from snugvl.checkpoint.locate import hub_cache, looks_like_hub_id
 from snugvl.checkpoint.store import Store, git_blob_id, sha256_in
+from snugvl.core.sizes import GIB
 from snugvl.errors import CheckpointError, CheckpointNotFound, DoesNotFit, UnsupportedModel
 
-GIB = 2**30
 WORKERS = 4
 ATTEMPTS = 5
 PROGRESS_BYTES = 2**16  # of a connection that breaks; with less it is one of the ATTEMPTS

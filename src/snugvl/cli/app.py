@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from snugvl.backends.launch import Launched
+from snugvl.backends.process.launch import Launched
 from snugvl.cli import ask, bench, caption, detect, doctor, plan, pull, scene, serve, top
 from snugvl.cli.stderr import say, trace
 from snugvl.cli.stdout import ClosedPipe
@@ -102,8 +102,9 @@ def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> 
 
 def main(launched: Launched | None = None) -> None:
     """The command of this process, and its end; `launched`: see `run`."""
-    # Start-up makes many small objects that stay: the default of 700 would walk over them all the time.
-    gc.set_threshold(50_000)
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 50)  # a plan makes many small objects, of which nearly all stay to its end
+    gc.enable()
     sys.exit(run(launched=launched))
 
 

@@ -26,9 +26,9 @@ from snugvl.cli.task import Job, Outcome, Task
 from snugvl.errors import InputError, SnugvlError
 
 if TYPE_CHECKING:
-    from snugvl.backends.protocol import Delta
     from snugvl.client import Client
     from snugvl.client.pictures import ImageSource
+    from snugvl.core.messages import Delta
     from snugvl.model import Model
 
     Reader = Callable[[Job], list[ImageSource]]

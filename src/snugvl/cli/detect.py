@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from snugvl.client import Client
     from snugvl.client.pictures import ImageSource
+    from snugvl.core.sampling import SamplingParams
     from snugvl.model import Model
-    from snugvl.sampling import SamplingParams
     from snugvl.tasks.results import Detections
 
 Format = Literal["json", "coco", "yolo", "csv"]

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from snugvl.cli.stderr import printable
 from snugvl.cli.stdout import write
+from snugvl.core.sizes import format_size
 from snugvl.hardware import context_cost
 from snugvl.hardware.advice import Advice
 from snugvl.hardware.machine import Gpu, Machine
 from snugvl.hardware.recording import as_json
-from snugvl.hardware.sizes import format_size
 from snugvl.hardware.software import TorchBuild
 
 SCHEMA: Final = 1

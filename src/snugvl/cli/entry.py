@@ -5,11 +5,12 @@ before the command line itself is imported and read. Whether it is wanted is gue
 guess costs some processor time, and the process is ended.
 """
 
+import gc
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
-from snugvl.backends.launch import Launched
+from snugvl.backends.process.launch import Launched
 
 
 def begin(words: Sequence[str]) -> Launched | None:
@@ -24,6 +25,7 @@ def begin(words: Sequence[str]) -> Launched | None:
 
 def main() -> None:
     """The console script."""
+    gc.disable()  # what imports make stays: to look through it again and again takes a fifth of the time
     launched = begin(sys.argv[1:])
     from snugvl.cli.app import main
 

@@ -25,7 +25,7 @@ from snugvl.core.options import (
     WeightsName,
     flag,
 )
-from snugvl.sampling import SamplingParams
+from snugvl.core.sampling import SamplingParams
 
 DEFAULT_MODEL = "pocket"
 

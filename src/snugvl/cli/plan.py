@@ -97,7 +97,7 @@ def plan(
     offline: Offline = False,
 ) -> None:
     """Say what fits, before anything is downloaded: the best settings, the memory, and why not more."""
-    from snugvl.hardware.sizes import parse_size
+    from snugvl.core.sizes import parse_size
     from snugvl.planner.recommend import with_instead
     from snugvl.planner.solve import solve
     from snugvl.planner.wishes import Wishes

@@ -65,6 +65,7 @@ def fetch(
     """The command itself. `fits`: why the model can't be used on this machine, or None if it can."""
     from snugvl.checkpoint import download
     from snugvl.checkpoint.locate import POCKET, near
+    from snugvl.core.sizes import GIB
 
     if model == POCKET:
         say("pocket is built in; there is nothing to download")
@@ -75,7 +76,7 @@ def fetch(
     write(f"{done.folder}\n")
     if quiet:
         return
-    gib = done.total_bytes / download.GIB
+    gib = done.total_bytes / GIB
     how = "downloaded and verified" if done.fetched_bytes else "already there, verified"
     say(f"{model} {how}: {gib:.2f} GiB, commit {done.commit[:12]}")
     if revision is None:

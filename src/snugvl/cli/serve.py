@@ -16,16 +16,16 @@ from snugvl.cli import options, serve_options, server_options
 from snugvl.cli.serve_options import VllmOptions
 from snugvl.cli.stderr import say
 from snugvl.core.options import LoadOptions
+from snugvl.core.sizes import MIB
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from snugvl.backends.launch import Launched
-    from snugvl.backends.service import EngineService
+    from snugvl.backends.process.launch import Launched
+    from snugvl.core.service import EngineService
     from snugvl.hardware.machine import Machine
     from snugvl.server.settings import ServerSettings
 
-MIB = 1024 * 1024
 Plan = Annotated[
     Path | None,
     typer.Option(

@@ -6,20 +6,20 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from snugvl.core.sizes import MIB
 from snugvl.errors import DoesNotFit
 
 if TYPE_CHECKING:
-    from snugvl.backends.launch import Launched
-    from snugvl.backends.service import EngineService
+    from snugvl.backends.process.launch import Launched
     from snugvl.backends.vllm.settings import Facts, Replan, VllmChoice
     from snugvl.cli.serve_options import VllmOptions
     from snugvl.cli.serve_plan import Planned, Unplanned
+    from snugvl.core.ledger import LedgerRow
     from snugvl.core.options import LoadOptions
+    from snugvl.core.service import EngineService
     from snugvl.diagnose.result import Diagnosis
-    from snugvl.ledger import LedgerRow
     from snugvl.planner.plan import Choice
 
-MIB = 1 << 20
 LEAST_RESERVE_BYTES = 256 * MIB  # what a second attempt does without, at least; else an eighth
 # vLLM took more than planned inside what it was given: the same share of the card, for less.
 SAME_SHARE = ("context", "vision_profile", "encoder_cache", "utilisation_low", "weights")
@@ -44,7 +44,7 @@ def launch(
         return nullcontext()
     if begun is not None:
         return begun
-    from snugvl.backends.launch import Launched
+    from snugvl.backends.process.launch import Launched
 
     try:
         return Launched()
@@ -64,7 +64,7 @@ def engine_for(
     planned: Planned | Unplanned, load: LoadOptions, vllm: VllmOptions, launched: Launched | None = None
 ) -> EngineService:
     """What will run a plan; on our own engine or transformers in the process that was `launched`."""
-    from snugvl.backends.supervised import EngineChoice, SupervisedEngine
+    from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
     from snugvl.cli.serve_plan import Planned
     from snugvl.planner.placement import placement
     from snugvl.planner.plan import allocation_of
@@ -128,7 +128,7 @@ def arguments_of(choice: Choice, load: LoadOptions) -> tuple[str, ...]:
 
 def planned_rows(choice: Choice) -> tuple[LedgerRow, ...]:
     """The plan as rows of the ledger. What is left over becomes KV cache, so it is planned as such."""
-    from snugvl.ledger import LedgerRow
+    from snugvl.core.ledger import LedgerRow
 
     spare = max(choice.spare_bytes, 0)
     return tuple(

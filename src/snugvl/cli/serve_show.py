@@ -14,8 +14,8 @@ from snugvl.cli.stdout import write
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from snugvl.backends.service import EngineService, Health
     from snugvl.cli.serve_plan import Planned, Unplanned
+    from snugvl.core.service import EngineService, Health
     from snugvl.server.settings import ServerSettings
 
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is typed to reach it from here

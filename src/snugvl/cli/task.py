@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # they import Pillow and pydantic
-    from snugvl.backends.protocol import Delta
     from snugvl.client import Client
     from snugvl.client.pictures import ImageSource
+    from snugvl.core.messages import Delta
     from snugvl.model import Model
     from snugvl.tasks.results import Result
 

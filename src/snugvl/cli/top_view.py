@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from snugvl.cli.stderr import printable
-from snugvl.hardware.sizes import format_size
+from snugvl.core.sizes import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from snugvl.client import Memory
-    from snugvl.ledger import Ledger, LedgerRow
+    from snugvl.core.ledger import Ledger, LedgerRow
 
 KV: Final = "KV cache"
 MOST_WIDTH: Final = 100

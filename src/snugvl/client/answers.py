@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from snugvl.backends.protocol import Delta, Logprob, TokenLogprob, Usage
-from snugvl.backends.service import Health, Load
+from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.messages import Delta, Logprob, TokenLogprob, Usage
+from snugvl.core.service import Health, Load
 from snugvl.errors import EngineError
-from snugvl.ledger import Ledger, LedgerRow
 from snugvl.tasks.results import Reply, Result
 
 R = TypeVar("R", bound=Result)

@@ -7,13 +7,13 @@ from typing import Any, Self, TypeVar
 import httpx
 import openai
 
-from snugvl.backends.protocol import Delta, Message
-from snugvl.backends.service import Health
 from snugvl.client import answers, calls, failures
 from snugvl.client.answers import Memory, understood
 from snugvl.client.connection import DEFAULT_URL, Address, address_of, retry_only_what_helps, sdk_options
 from snugvl.client.pictures import ImageSource
-from snugvl.sampling import SamplingParams
+from snugvl.core.messages import Delta, Message
+from snugvl.core.sampling import SamplingParams
+from snugvl.core.service import Health
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeVar
 
-from snugvl.backends.protocol import Delta, Message, Part, Picture, Text, Video, messages_of
 from snugvl.client import answers
 from snugvl.client.pictures import ImageSource, several, url_of
+from snugvl.core.messages import Delta, Message, Part, Picture, Text, Video, messages_of
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.sampling import SamplingParams
 from snugvl.tasks.detect import check_names
 from snugvl.tasks.prompts import CAPTION, Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene

@@ -5,8 +5,6 @@ from typing import Any, Self, TypeVar
 
 import openai
 
-from snugvl.backends.protocol import Delta, Message
-from snugvl.backends.service import Health
 from snugvl.client import answers, calls, failures
 from snugvl.client.answers import Memory, understood
 from snugvl.client.connection import (
@@ -18,7 +16,9 @@ from snugvl.client.connection import (
     sdk_options,
 )
 from snugvl.client.pictures import ImageSource
-from snugvl.sampling import SamplingParams
+from snugvl.core.messages import Delta, Message
+from snugvl.core.sampling import SamplingParams
+from snugvl.core.service import Health
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
 

@@ -4,11 +4,12 @@ the engine's process.
 Its names, types and defaults stand here alone; what they come to is the plan's business (`planner/`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 
+from snugvl.core.sizes import parse_size
 from snugvl.errors import RequestError
-from snugvl.hardware.sizes import parse_size
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
@@ -17,6 +18,9 @@ TowerName = Literal["auto", "resident", "streamed"]
 EmbeddingName = Literal["auto", "gpu", "cpu"]
 BackendName = Literal["auto", "native", "transformers", "vllm"]
 PurposeName = Literal["chat", "documents", "detect", "batch"]
+
+Progress = Callable[[str, float], None]
+"""Told what loading is doing, and how much of it is done, from 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)

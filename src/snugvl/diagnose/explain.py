@@ -8,8 +8,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Final
 
+from snugvl.core.sizes import MIB
 from snugvl.diagnose import memory, other, remedy
-from snugvl.diagnose.facts import MIB, Card, RunFacts, Value, gather, size, sized
+from snugvl.diagnose.facts import Card, RunFacts, Value, gather, size, sized
 from snugvl.diagnose.result import Cause, Diagnosis, MemoryPart, RunBudget
 from snugvl.diagnose.scan import ByteSource, LoggedRun, blocks, scan
 from snugvl.errors import InputError

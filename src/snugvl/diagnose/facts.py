@@ -9,7 +9,6 @@ from snugvl.checkpoint.catalogue import catalogue_facts, entries
 from snugvl.checkpoint.locate import POCKET
 from snugvl.diagnose import command as commands
 from snugvl.diagnose.command import LoggedCommand
-from snugvl.diagnose.result import GIB as GIB
 from snugvl.diagnose.result import Engine, Origin
 from snugvl.diagnose.scan import Hit, LoggedRun
 from snugvl.planner.footprint.images import largest_image, scales
@@ -19,7 +18,6 @@ from snugvl.planner.footprint.weights import weight_bytes
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
-MIB: Final = 1 << 20
 _UNITS: Final = {"bytes": 1, "B": 1} | {
     prefix + unit: 1 << power
     for unit in ("iB", "B")

@@ -4,7 +4,8 @@
 
 from typing import Final
 
-from snugvl.diagnose.facts import GIB, MIB, RunFacts, size, sized
+from snugvl.core.sizes import GIB, MIB
+from snugvl.diagnose.facts import RunFacts, size, sized
 from snugvl.diagnose.result import Cause, Confidence, Kind
 from snugvl.diagnose.scan import LoggedRun
 

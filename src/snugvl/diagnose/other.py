@@ -5,8 +5,9 @@
 import re
 from typing import Final
 
+from snugvl.core.sizes import GIB, MIB
 from snugvl.diagnose.command import refused_flags, removed, removed_switches, suggestion
-from snugvl.diagnose.facts import GIB, MIB, RunFacts, size
+from snugvl.diagnose.facts import RunFacts, size
 from snugvl.diagnose.memory import cause, gib
 from snugvl.diagnose.result import Cause, Confidence, Kind
 from snugvl.diagnose.scan import LoggedRun, excerpt

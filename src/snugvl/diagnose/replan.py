@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from snugvl.diagnose.facts import MIB, RunFacts
+from snugvl.core.sizes import MIB
+from snugvl.diagnose.facts import RunFacts
 from snugvl.diagnose.memory import gib
 from snugvl.diagnose.result import Change
 from snugvl.errors import SnugvlError

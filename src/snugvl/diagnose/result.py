@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final, Literal
 
-GIB: Final = 1 << 30
+from snugvl.core.sizes import GIB
+
 NAME_WIDTH: Final = 46  # characters of a row of the budget
 
 Kind = Literal[

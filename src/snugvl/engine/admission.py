@@ -16,7 +16,7 @@ from itertools import accumulate
 import torch
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.request import EngineRequest, VisionItem
 from snugvl.engine.sequence import CheckedPrompt
 from snugvl.errors import OutOfMemory, RequestError, RequestTooLarge

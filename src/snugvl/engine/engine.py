@@ -7,7 +7,7 @@ request that `add` accepts ends with exactly one finished output per choice, or 
      └─ step … step ─ "stop" | "length" | "error" for each choice
      └─ abort ─ its outputs say "abort"
 
-Not thread-safe by design: one thread drives it (`backends/worker.py`), so that nothing here needs a lock.
+Not thread-safe by design: one thread drives it (`backends/native/worker.py`), and nothing here needs a lock.
 """
 
 import logging
@@ -18,7 +18,7 @@ from traceback import clear_frames
 
 import torch
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.admission import check_prompt, max_tokens_now
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.memory import MemoryReclaimer, allocate, state_bytes

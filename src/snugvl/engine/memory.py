@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import torch
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.capture import SMALL_BYTES
 from snugvl.engine.oom import pooled_bytes, release

@@ -1,8 +1,8 @@
 """Compiling all kernels that an engine will need, ahead of time, in a process of its own.
 
-    the engine          its network's outline, its sizes and its hardware: a `CompileJob`
-    kernel_process.py   the network of that outline, without memory ─► a step, an image, a filter of each kind
-                        in a dry run that writes launches down ─► each compiled into Triton's folder
+    the engine              its network's outline, its sizes and its hardware: a `CompileJob`
+    native/kernel_process   the network of that outline, without memory ─► a step, an image, a filter of each
+                            kind in a dry run that writes launches down ─► each compiled into Triton's folder
 
 What is chosen by how many tokens or sequences a step has is chosen by comparing with a power of two, or one
 and a half times that. So steps of that many tokens, and of one more or less, use every kernel that any step
@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from snugvl.checkpoint.architecture import ModelConfig
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import choose, places
 from snugvl.engine.memory import allocate
@@ -30,7 +31,6 @@ from snugvl.layers.weights import Format
 from snugvl.models.batch import ForwardBatch, GridTHW, encoded
 from snugvl.models.loader import without_memory
 from snugvl.models.networks import LoadableNetwork
-from snugvl.sampling import SamplingParams
 
 SHORT = 64  # tokens of a prompt that comes alone seldom: a question with its template has more
 # An image that the tower encodes in one chunk, one in several, and a video.

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import torch
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 
 LOW_BYTES = 64 << 20  # half of the least margin that a plan leaves
 BACK_BYTES = LOW_BYTES * 3 // 2  # left when the cache grows: a plan may leave less than its margin

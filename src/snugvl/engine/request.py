@@ -5,10 +5,10 @@ from typing import Literal
 
 import torch
 
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import SnugvlError
 from snugvl.models.batch import GridTHW, PatchReader, patch_reader
-from snugvl.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

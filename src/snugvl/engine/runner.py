@@ -8,7 +8,7 @@ vision_embeds       rows 10 … 13 of the image's encoding              its rows
 
 import torch
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.capture import CudaCapturer, GraphPool
 from snugvl.engine.graphs.decode import DecodeGraphs

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine import prefix
 from snugvl.engine.blocks import BlockCopy, BlockPool
 from snugvl.engine.sequence import Sequence, State, slot_of

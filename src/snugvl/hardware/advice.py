@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from snugvl.core.sizes import GIB, MIB, format_size
 from snugvl.hardware.machine import Gpu, Machine, Tenant
 from snugvl.hardware.nvml import OUTSIDE, RESERVED, UNNAMED
-from snugvl.hardware.sizes import GIB, MIB, format_size
 from snugvl.hardware.software import BuildTools, TorchBuild, driver_too_old, lacks_kernels
 
 Resource = Literal["gpu", "ram", "disk"]

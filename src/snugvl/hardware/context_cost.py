@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from snugvl.core.sizes import MIB, format_size
 from snugvl.errors import EngineError
 from snugvl.hardware import calibration
 from snugvl.hardware.calibration import ANY_ENGINE, Measurement
 from snugvl.hardware.machine import Gpu
-from snugvl.hardware.sizes import MIB, format_size
 
 COMPONENT: Final = "context"
 TOTAL: Final = "CUDA's total"

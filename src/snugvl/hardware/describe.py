@@ -2,10 +2,10 @@
 
 from typing import Final, get_args
 
+from snugvl.core.sizes import GIB, format_size, parse_size
 from snugvl.errors import InputError
 from snugvl.hardware import gpus
 from snugvl.hardware.machine import RESERVED, Gpu, Machine, OperatingSystem, Tenant
-from snugvl.hardware.sizes import GIB, format_size, parse_size
 
 DESKTOP: Final = "desktop and other apps"
 NO_GPU: Final = "none"

@@ -16,8 +16,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Final, Literal
 
+from snugvl.core.sizes import GIB, MIB
 from snugvl.errors import InputError
-from snugvl.hardware.sizes import GIB, MIB
 
 MemorySource = Literal["nvml", "nominal"]
 

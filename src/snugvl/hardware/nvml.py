@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from snugvl.core.sizes import MIB
 from snugvl.hardware import gpus, wsl
 from snugvl.hardware.describe import DESKTOP
 from snugvl.hardware.link import pcie_bandwidth
 from snugvl.hardware.machine import RESERVED as RESERVED
 from snugvl.hardware.machine import Gpu, Tenant
-from snugvl.hardware.sizes import MIB
 from snugvl.hardware.visible import visible
 
 SAMPLES: Final = 6

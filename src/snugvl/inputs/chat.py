@@ -19,8 +19,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from snugvl.backends.protocol import Message, Picture, Text, Tool, ToolCall, Video
 from snugvl.checkpoint.section import read_json
+from snugvl.core.messages import Message, Picture, Text, Tool, ToolCall, Video
 from snugvl.errors import CheckpointError, RequestError
 from snugvl.inputs.reasoning import thinks
 from snugvl.inputs.tools.forms import tool_form

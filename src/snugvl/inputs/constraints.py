@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from llguidance import LLMatcher
 
-from snugvl.backends.protocol import GoOn, Grammar, ToolForm, ToolUse, going_on
+from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.forms import tool_lark
 from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools, referred

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
-from snugvl.backends.protocol import GoOn, Grammar, ToolForm, ToolUse, going_on
+from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
 from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
 from snugvl.inputs.tokenizer import Tokenizer

@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snugvl.backends.protocol import GoOn, Message, Picture, Text, Tool, Video, characters, going_on
 from snugvl.checkpoint.architecture import ModelConfig, VisionConfig
+from snugvl.core.messages import GoOn, Message, Picture, Text, Tool, Video, characters, going_on
 from snugvl.engine.request import VisionItem
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, texts, tool_json

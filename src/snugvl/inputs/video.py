@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from snugvl.backends.protocol import Video
 from snugvl.checkpoint.architecture import VisionConfig
 from snugvl.checkpoint.resize import check_frames, smart_resize, smart_resize_video
+from snugvl.core.messages import Video
 from snugvl.engine.request import VisionItem
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.image import to_rgb

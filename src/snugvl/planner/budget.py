@@ -11,15 +11,12 @@ A budget never shrinks when more memory is free.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
+from snugvl.core.sizes import GIB, MIB
 from snugvl.hardware.context_cost import estimate
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.planner.footprint.offload import HOST_PROCESS_BYTES
 from snugvl.planner.footprint.total import Device
-
-MIB: Final = 1 << 20
-GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from snugvl.core.sizes import format_size
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
 from snugvl.planner.footprint.component import Footprint
@@ -14,7 +15,6 @@ from snugvl.planner.footprint.step_graphs import recorded
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, comfort, goals
 from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, KVFormat, Settings, WeightFormat
-from snugvl.planner.sizes import gib
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
 PARALLEL = (2, 4, 8)  # GPUs that vLLM shares a layer among
@@ -181,14 +181,15 @@ class Fitter:
         base = replace(self.base(self.goals[0], "bf16", Spread()), vision="cpu")
         every = replace(base, offloaded=layers)
         if not self.fits(every):
-            total, usable = self.footprint(every).total_bytes, self.budget(every).usable_bytes
-            return f"with every layer in main memory it still takes {gib(total)} of the GPU's {gib(usable)}"
+            total = format_size(self.footprint(every).total_bytes)
+            usable = format_size(self.budget(every).usable_bytes)
+            return f"with every layer in main memory it still takes {total} of the GPU's {usable}"
         least = next(n for n in range(layers + 1) if self.fits(replace(base, offloaded=n)))
         needed = host_bytes(self.option.model, replace(base, offloaded=least))
-        usable = self.host.usable_bytes if self.host else 0
+        usable = format_size(self.host.usable_bytes if self.host else 0)
         return (
-            f"{least} of {layers} layers would have to stay in main memory: {gib(needed)}, of which "
-            f"{gib(usable)} may be used"
+            f"{least} of {layers} layers would have to stay in main memory: {format_size(needed)}, of which "
+            f"{usable} may be used"
         )
 
     def fits_host(self, settings: Settings) -> bool:

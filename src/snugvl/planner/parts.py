@@ -11,6 +11,7 @@ read whole for every token, and stays on the GPU.
 from dataclasses import dataclass, replace
 from typing import Final
 
+from snugvl.core.sizes import format_size
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import embedding_bytes, tower_bytes
 from snugvl.planner.inventory import Inventory
@@ -22,7 +23,6 @@ from snugvl.planner.settings import (
     TowerWish,
     VisionFormat,
 )
-from snugvl.planner.sizes import gib
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,5 +127,7 @@ def _too_much(model: Inventory, device: Device, tower: TowerWish, embedding: Emb
         *(["the vision tower can't be streamed"] if place == "streamed" else []),
         *(["the embedding can't be in main memory"] if other == "cpu" else []),
     ]
-    room = gib(_room(device) or 0)
-    return f"{', and '.join(wished)}: it takes {gib(least)} of main memory, of which {room} may be used"
+    room = format_size(_room(device) or 0)
+    return (
+        f"{', and '.join(wished)}: it takes {format_size(least)} of main memory, of which {room} may be used"
+    )

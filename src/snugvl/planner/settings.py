@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from snugvl.config import KVFormat as KVFormat
+from snugvl.core.config import KVFormat as KVFormat
 
 Engine = Literal["native", "transformers", "vllm"]
 WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int4"]

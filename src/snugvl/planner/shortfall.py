@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
+from snugvl.core.sizes import format_size, megapixels
 from snugvl.planner.budget import Budget
 from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Settings
-from snugvl.planner.sizes import gib, megapixels
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS
 
-__all__ = ["blame", "gib", "megapixels", "refusal_line", "way_out", "why_not_fitting", "why_not_more"]
+__all__ = ["blame", "refusal_line", "way_out", "why_not_fitting", "why_not_more"]
 
 
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
@@ -92,7 +92,8 @@ def _remedy(fitter: Fitter, least: Fitted) -> str | None:
     if wishes.memory_bytes is not None and wishes.memory_bytes + short <= least.budget.free_bytes * 9 // 10:
         return f"it fits with --memory {-(-(wishes.memory_bytes + short) >> 20)}MiB"
     if short <= least.budget.held_bytes * 9 // 10:
-        return f"it fits when others give {gib(short * 10 // 9)} of their {gib(least.budget.held_bytes)} back"
+        back, held = format_size(short * 10 // 9), format_size(least.budget.held_bytes)
+        return f"it fits when others give {back} of their {held} back"
     return None
 
 
@@ -130,11 +131,12 @@ def refusal_line(plan: Plan) -> str:
         )
         return f"nothing can run what was asked for: {reasons or 'no model allows these wishes'}"
     name, nbytes = blame(closest.footprint)
+    takes = f"{format_size(closest.footprint.total_bytes)} ({name} {format_size(nbytes)})"
     short = closest.footprint.total_bytes - budget.usable_bytes
     line = (
         f"{closest.option.model.name} does not fit {budget.name}: the smallest way, {closest.option.weights} "
-        f"with {closest.option.engine}, takes {gib(closest.footprint.total_bytes)} ({name} {gib(nbytes)}), "
-        f"{gib(short)} more than the {gib(budget.usable_bytes)} that may be used"
+        f"with {closest.option.engine}, takes {takes}, "
+        f"{format_size(short)} more than the {format_size(budget.usable_bytes)} that may be used"
     )
     return f"{line}; {way_out(plan, budget)}"
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
+from snugvl.core.sizes import format_size
 from snugvl.planner.capabilities import Refusal
 from snugvl.planner.fit import Fitter
 from snugvl.planner.plan import Choice, Plan, Verdict
 from snugvl.planner.settings import ENGINES
-from snugvl.planner.sizes import gib
 from snugvl.planner.wishes import FORMAT_QUALITY
 
 
@@ -38,7 +38,7 @@ def _shortage(fitter: Fitter) -> tuple[int, str]:
     least = fitter.least
     total = least.footprint.total_bytes
     missing = least.missing_bytes
-    return missing, f"it needs at least {gib(total)}, {gib(missing)} more than may be used"
+    return missing, f"it needs at least {format_size(total)}, {format_size(missing)} more than may be used"
 
 
 def _behind(best: Choice, rival: Choice) -> str:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
-from snugvl.backends.protocol import Capabilities, ToolForm, ToolUse, check_sight
-from snugvl.backends.service import EngineService
+from snugvl.core.messages import Capabilities, ToolForm, ToolUse, check_sight
+from snugvl.core.service import EngineService
 from snugvl.errors import EngineUnavailable, ModelNotServed
 from snugvl.inputs.tools.forms import call_parser
 from snugvl.inputs.tools.parser import CallParser

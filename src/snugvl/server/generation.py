@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from snugvl.backends.protocol import (
+from snugvl.core.messages import (
     Delta,
     Logprob,
     Message,
@@ -21,7 +21,7 @@ from snugvl.backends.protocol import (
     Usage,
     characters,
 )
-from snugvl.backends.service import Tokens
+from snugvl.core.service import Tokens
 from snugvl.errors import EngineError, RequestTooLarge
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.context import Context

@@ -6,9 +6,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from snugvl.backends.protocol import Usage
-from snugvl.backends.service import EngineService, Load
-from snugvl.ledger import Ledger
+from snugvl.core.ledger import Ledger
+from snugvl.core.messages import Usage
+from snugvl.core.service import EngineService, Load
 
 FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from snugvl.backends.protocol import Usage
+from snugvl.core.messages import Usage
 
 
 @dataclass(slots=True)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from snugvl.backends.service import EngineService, Health
+from snugvl.core.heap import keep_freed_memory
+from snugvl.core.service import EngineService, Health
 from snugvl.errors import EngineError
-from snugvl.heap import keep_freed_memory
 from snugvl.server.connection import uvicorn_config
 from snugvl.server.settings import ServerSettings
 

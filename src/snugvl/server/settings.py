@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from snugvl.core.sizes import MIB
 from snugvl.errors import InputError
-
-MIB = 1024 * 1024
 
 
 def is_loopback(host: str) -> bool:

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
-from snugvl.backends.service import Health, Load, Snapshot, State
-from snugvl.ledger import LedgerRow
+from snugvl.core.ledger import LedgerRow
+from snugvl.core.service import Health, Load, Snapshot, State
 from snugvl.planner.plan import Allocation
 from snugvl.server.context import Context, context_of
 from snugvl.tasks.conventions import tasks_of

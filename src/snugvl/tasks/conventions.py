@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from snugvl.backends.protocol import Capabilities, Grammar
 from snugvl.checkpoint.resize import smart_resize
+from snugvl.core.messages import Capabilities, Grammar
 from snugvl.errors import RequestError
 from snugvl.tasks import boxes, grammar, prompts
 

@@ -13,9 +13,9 @@ from typing import Final
 
 from PIL.Image import Image
 
-from snugvl.backends.protocol import Capabilities, Picture, Request
+from snugvl.core.messages import Capabilities, Picture, Request
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError
-from snugvl.sampling import SamplingParams
 from snugvl.tasks.boxes import Four
 from snugvl.tasks.conventions import convention_of
 from snugvl.tasks.request import about

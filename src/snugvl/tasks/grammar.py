@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from snugvl.backends.protocol import Grammar
+from snugvl.core.messages import Grammar
 
 _SPACE: Final = r"(\n[ \t]{0,16}| )?"
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from PIL.Image import Image
 
-from snugvl.backends.protocol import Capabilities, Delta, Grammar, Message, Picture, Request, Text, Usage
+from snugvl.core.messages import Capabilities, Delta, Grammar, Message, Picture, Request, Text, Usage
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, RequestError
-from snugvl.sampling import SamplingParams
 from snugvl.tasks.results import Reply
 
 

@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from snugvl.backends.protocol import Usage
+from snugvl.core.messages import Usage
 
 
 class _Frozen(BaseModel):

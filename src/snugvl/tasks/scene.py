@@ -4,9 +4,9 @@ from typing import Any, Final
 
 from PIL.Image import Image
 
-from snugvl.backends.protocol import Capabilities, Picture, Request
+from snugvl.core.messages import Capabilities, Picture, Request
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError
-from snugvl.sampling import SamplingParams
 from snugvl.tasks import grammar, prompts
 from snugvl.tasks.conventions import convention_of
 from snugvl.tasks.parse import answer_text, find_json

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snugvl.backends.protocol import Capabilities, Delta, Request, Stream
-from snugvl.backends.service import EngineService
-from snugvl.backends.supervised import EngineChoice, SupervisedEngine, Supervision
-from snugvl.backends.wire import HostedEngine
+from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine, Supervision
+from snugvl.backends.process.wire import HostedEngine
+from snugvl.core.messages import Capabilities, Delta, Request, Stream
 from snugvl.core.options import LoadOptions
+from snugvl.core.service import EngineService
 from tests.backends.inprocess import InProcessEngine
 from tests.patience import NEVER_S, PATIENCE_S
 from tests.patience import until_async as until
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 def native(folder: Path, *, language_only: bool = False) -> EngineService:
     """Our engine in this process."""
-    from snugvl.loading import load_engine
+    from snugvl.backends.native.loading import load_engine
 
     options = LoadOptions(
         str(folder), device="cpu", dtype="float32", context=CONTEXT, language_only=language_only

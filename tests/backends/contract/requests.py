@@ -4,8 +4,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from snugvl.backends.protocol import Delta, Grammar, Request, Tool, ToolUse, user
-from snugvl.sampling import SamplingParams
+from snugvl.core.messages import Delta, Grammar, Request, Tool, ToolUse, user
+from snugvl.core.sampling import SamplingParams
 
 QUESTION = "What is in this image?"
 SCHEMA = (

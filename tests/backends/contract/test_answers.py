@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from snugvl.backends.protocol import Delta, Grammar, Message, Request, Text, ToolUse, user
+from snugvl.core.messages import Delta, Grammar, Message, Request, Text, ToolUse, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted
-from snugvl.sampling import SamplingParams
 from tests.backends.contract.differences import as_shown
 from tests.backends.contract.engines import CONTEXT, Running, read
 from tests.backends.contract.requests import (

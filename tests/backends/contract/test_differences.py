@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from snugvl.backends.protocol import Picture, Request, Video, user
+from snugvl.core.messages import Picture, Request, Video, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.sampling import SamplingParams
 from tests.backends.contract import differences
 from tests.backends.contract.engines import Running, until
 from tests.backends.contract.requests import asked, picture, texts

@@ -6,8 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from snugvl.backends.protocol import Delta, Stream
-from snugvl.backends.service import EngineService
+from snugvl.core.messages import Delta, Stream
+from snugvl.core.service import EngineService
 from snugvl.errors import EngineError, EngineUnavailable
 from tests.backends.contract.engines import CHILDREN, Running, read, ready
 from tests.backends.contract.requests import QUESTION, asked, picture, texts

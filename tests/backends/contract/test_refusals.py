@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from snugvl.backends.protocol import Grammar, Request, Tool, ToolUse, user
+from snugvl.core.messages import Grammar, Request, Tool, ToolUse, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import DeadlineExceeded, ImageError, RequestError, RequestTooLarge, SnugvlError
-from snugvl.sampling import SamplingParams
 from tests.backends.contract.differences import CUTS_AT_THE_CONTEXT
 from tests.backends.contract.engines import CONTEXT, Running
 from tests.backends.contract.requests import TOOLS, asked, picture

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from snugvl.backends.protocol import Delta, Message
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.transformers.backend import TransformersBackend
 from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.loading import Loaded
 from snugvl.backends.transformers.loading import load_engine as load_with
 from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
+from snugvl.core.messages import Delta, Message
 from snugvl.core.options import LoadOptions
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import TokenOutput
 from snugvl.inputs.tokenizer import Tokenizer
-from snugvl.sampling import SamplingParams
 from tests.backends.transformers import families
 from tests.inputs.conftest import checkpoint, video_oracle  # noqa: F401 - fixtures
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 import transformers
 
-from snugvl.backends.protocol import Request, user
 from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.network import plain_generation
 from snugvl.backends.transformers.sampling import ModelPrompt
+from snugvl.core.messages import Request, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import (
     DeadlineExceeded,
     DoesNotFit,
@@ -24,7 +25,6 @@ from snugvl.errors import (
     SnugvlError,
 )
 from snugvl.inputs.prompt import PreparedPrompt
-from snugvl.sampling import SamplingParams
 from tests.backends.transformers.conftest import CPU, NEW_TOKENS, Asked, Opened
 from tests.patience import PATIENCE_S, until
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from snugvl.backends.protocol import Message, Request, Text, user
 from snugvl.backends.transformers.sampling import ModelPrompt
+from snugvl.core.messages import Message, Request, Text, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.sampling import SamplingParams
 from tests.backends.transformers import families
 from tests.backends.transformers.conftest import Opened, run
 
@@ -81,7 +81,7 @@ def test_image_tokens_are_counted(opened: Opened) -> None:
     indirect=["opened"],
 )
 def test_max_pixels_of_a_picture_lowers_its_tokens(opened: Opened, wide: int, narrow: int) -> None:
-    from snugvl.backends.protocol import Picture
+    from snugvl.core.messages import Picture
 
     def tokens(limit: int) -> int:
         return opened.prompt(user(Picture(picture(256, 128, 1), limit))).prompt.image_tokens

@@ -11,12 +11,12 @@ from PIL import Image
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from snugvl.backends.protocol import Message, Picture, Request, Text, Tool, ToolUse, Video, user
 from snugvl.backends.transformers.opening import DecodedTokenizer, tokenizer_of
 from snugvl.backends.transformers.resolution import resolution_of
+from snugvl.core.messages import Message, Picture, Request, Text, Tool, ToolUse, Video, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import ImageError, RequestError, RequestTooLarge, UnsupportedModel
 from snugvl.inputs.detokenizer import Detokenizer
-from snugvl.sampling import SamplingParams
 from tests.backends.transformers import families
 from tests.backends.transformers.conftest import Opened
 from tests.backends.transformers.test_families import picture

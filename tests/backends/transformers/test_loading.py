@@ -11,12 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from snugvl.backends.protocol import Picture, Request, user
+from snugvl.backends.process.wire import EngineChoice
 from snugvl.backends.transformers import requirements
 from snugvl.backends.transformers.loading import load_hosted
 from snugvl.backends.transformers.network import checked, skeleton_of, without_tower
 from snugvl.backends.transformers.opening import open_checkpoint
-from snugvl.backends.wire import EngineChoice
+from snugvl.core.messages import Picture, Request, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import (
     CheckpointError,
     CheckpointNotFound,
@@ -26,7 +27,6 @@ from snugvl.errors import (
     UnsupportedModel,
 )
 from snugvl.hardware import host
-from snugvl.sampling import SamplingParams
 from tests import checkpoints
 from tests.backends.transformers import families
 from tests.backends.transformers.conftest import CPU, Opened, load_engine, run

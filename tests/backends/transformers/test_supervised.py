@@ -9,11 +9,11 @@ import psutil
 import pytest
 from PIL import Image
 
-from snugvl.backends.protocol import Request, user
-from snugvl.backends.supervised import SupervisedEngine, Supervision
-from snugvl.backends.wire import EngineChoice
+from snugvl.backends.process.supervised import SupervisedEngine, Supervision
+from snugvl.backends.process.wire import EngineChoice
+from snugvl.core.messages import Request, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError
-from snugvl.sampling import SamplingParams
 from tests.backends.transformers.conftest import Opened
 from tests.patience import until_async as until
 

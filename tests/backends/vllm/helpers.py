@@ -12,11 +12,11 @@ from typing import Any
 
 import psutil
 
-from snugvl.backends.protocol import Delta, Request, Stream, user
-from snugvl.backends.supervised import Supervision
+from snugvl.backends.process.supervised import Supervision
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import Facts, VllmChoice
-from snugvl.sampling import SamplingParams
+from snugvl.core.messages import Delta, Request, Stream, user
+from snugvl.core.sampling import SamplingParams
 from tests.patience import NEVER_S
 from tests.patience import until_async as until
 

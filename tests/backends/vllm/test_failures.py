@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from snugvl.backends.supervised import Supervision
+from snugvl.backends.process.supervised import Supervision
 from snugvl.backends.vllm import life, watch
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import VllmChoice

@@ -10,7 +10,17 @@ from typing import Any, cast
 import pytest
 from PIL import Image
 
-from snugvl.backends.protocol import (
+from snugvl.backends.vllm import flags
+from snugvl.backends.vllm.answer import Chunks, reasoning_of
+from snugvl.backends.vllm.api import error_of, refusal
+from snugvl.backends.vllm.facts import apply_limits, read_facts
+from snugvl.backends.vllm.life import environment
+from snugvl.backends.vllm.log import Log, exception_lines, read_measurements, stage_of
+from snugvl.backends.vllm.measure import read_counters
+from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, ServedModel, body_of, target_size
+from snugvl.backends.vllm.settings import Facts
+from snugvl.backends.vllm.watch import GPU_BYTES, Activity, Stalled
+from snugvl.core.messages import (
     Delta,
     Grammar,
     Message,
@@ -23,20 +33,10 @@ from snugvl.backends.protocol import (
     Usage,
     user,
 )
-from snugvl.backends.vllm import flags
-from snugvl.backends.vllm.answer import Chunks, reasoning_of
-from snugvl.backends.vllm.api import error_of, refusal
-from snugvl.backends.vllm.facts import apply_limits, read_facts
-from snugvl.backends.vllm.life import environment
-from snugvl.backends.vllm.log import Log, exception_lines, read_measurements, stage_of
-from snugvl.backends.vllm.measure import read_counters
-from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, ServedModel, body_of, target_size
-from snugvl.backends.vllm.settings import Facts
-from snugvl.backends.vllm.watch import GPU_BYTES, Activity, Stalled
+from snugvl.core.sampling import SamplingParams
 from snugvl.diagnose.result import Change
 from snugvl.errors import EngineError, ImageError, RequestError, RequestTooLarge
 from snugvl.inputs.trials import Trials, Verdict
-from snugvl.sampling import SamplingParams
 from tests.test_layering import modules_after
 
 LOGS = Path(__file__).parents[2] / "diagnose" / "logs"

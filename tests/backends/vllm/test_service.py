@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from snugvl.backends.protocol import Delta, Grammar, Message, Request, Text, Tool, ToolUse, Usage, Video, user
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import Facts
+from snugvl.core.ledger import LedgerRow
+from snugvl.core.messages import Delta, Grammar, Message, Request, Text, Tool, ToolUse, Usage, Video, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import (
     DeadlineExceeded,
     EngineError,
@@ -19,8 +21,6 @@ from snugvl.errors import (
     RequestTooLarge,
     SnugvlError,
 )
-from snugvl.ledger import LedgerRow
-from snugvl.sampling import SamplingParams
 from tests.backends.vllm.helpers import answer, engine, fake, read, ready, say, until
 from tests.patience import PATIENCE_S
 

@@ -1,6 +1,6 @@
 """Chat templates of ours, each with the marks of one form: as short as shows tools, calls and answers."""
 
-from snugvl.backends.protocol import ToolForm
+from snugvl.core.messages import ToolForm
 
 _TURNS = """\
 {%- for message in messages -%}

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from snugvl.backends.protocol import Tool, ToolForm, ToolUse
+from snugvl.core.messages import Tool, ToolForm, ToolUse
 from snugvl.errors import RequestError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugvl.backends.protocol import Tool, ToolForm, ToolUse
+from snugvl.core.messages import Tool, ToolForm, ToolUse
 from snugvl.inputs.tools.forms import call_parser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece, ToolEvent
 from tests.inputs.tools.reading import read

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snugvl.backends.protocol import Tool, ToolUse
+from snugvl.core.messages import Tool, ToolUse
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from tests.inputs.tools import reading

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from snugvl.backends.protocol import Message, Text, Tool, ToolCall, ToolUse, user
+from snugvl.core.messages import Message, Text, Tool, ToolCall, ToolUse, user
 from snugvl.inputs.chat import ChatTemplate
 from snugvl.inputs.tools.forms import call_parser, markers, opening, tool_form
 from tests.inputs.tools.reading import read

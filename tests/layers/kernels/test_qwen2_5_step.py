@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.families import parse_config
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.memory import allocate
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.linear import Linear

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.filters import _Columns, _support_of_all
 from snugvl.layers.kernels import support
-from snugvl.sampling import SamplingParams
 
 CASES = [
     {"top_k": 1},

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 
-from snugvl.backends.protocol import Picture, Text, ToolCall
+from snugvl.core.messages import Picture, Text, ToolCall
 from tests.server.fake import FakeService
 from tests.server.live import live
 

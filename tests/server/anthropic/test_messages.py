@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from snugvl.backends.protocol import Delta, Request, Usage
+from snugvl.core.messages import Delta, Request, Usage
 from snugvl.errors import EngineError, RequestTooLarge
 from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, FakeStream, Script

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from PIL import Image
 
+from snugvl.core.region import Region
 from snugvl.errors import EngineUnavailable, ImageTooLarge
 from snugvl.inputs.image import open_image
-from snugvl.region import Region
 from snugvl.server.intake import pipe
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures
 from snugvl.server.intake.intake import Intake

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from snugvl.backends.protocol import Video
+from snugvl.core.messages import Video
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
 from snugvl.server.intake import frames
 from snugvl.server.intake.frames import decode_video, frame_indices, scaled_size

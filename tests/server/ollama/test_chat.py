@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from snugvl.backends.protocol import Grammar, Picture, Text, ToolCall
+from snugvl.core.messages import Grammar, Picture, Text, ToolCall
 from snugvl.errors import EngineError, RequestTooLarge
 from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, Script

@@ -5,7 +5,7 @@ from datetime import datetime
 import httpx
 import pytest
 
-from snugvl.backends.service import Health
+from snugvl.core.service import Health
 from snugvl.server.settings import ServerSettings
 from snugvl.version import __version__
 from tests.server.fake import LEDGER, FakeService

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel
 
-from snugvl.backends.protocol import Delta, Logprob, Request, TokenLogprob, Usage
+from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
 from tests.server.fake import FakeService
 
 OURS = {"image_tokens", "store", "reasoning_content"}  # fields that we add to OpenAI's

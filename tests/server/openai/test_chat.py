@@ -13,9 +13,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from PIL import Image
 from pydantic import BaseModel
 
-from snugvl.backends.protocol import Delta, Grammar, Message, Picture, Request, Text, ToolCall, Usage, Video
+from snugvl.core.messages import Delta, Grammar, Message, Picture, Request, Text, ToolCall, Usage, Video
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, QueueFull
-from snugvl.sampling import SamplingParams
 from tests.server.openai.scripted import Scripted, says, strict, token
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]

@@ -7,9 +7,9 @@ import pytest
 from openai import APIError, OpenAI
 from openai.types import Completion
 
-from snugvl.backends.protocol import Delta, Request, Usage
+from snugvl.core.messages import Delta, Request, Usage
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError
-from snugvl.sampling import SamplingParams
 from tests.server.openai.scripted import Scripted, says, strict, token
 from tests.server.openai.test_chat import events
 

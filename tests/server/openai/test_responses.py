@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, OpenAI, pydantic_function_tool
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from snugvl.backends.protocol import (
+from snugvl.core.messages import (
     Delta,
     Grammar,
     Message,
@@ -22,8 +22,8 @@ from snugvl.backends.protocol import (
     ToolCall,
     ToolUse,
 )
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, QueueFull
-from snugvl.sampling import SamplingParams
 from tests.server.openai.scripted import OURS, Scripted, says, strict, token, unknown
 from tests.server.openai.test_tools import NOW, PARIS, SCHEMA
 

@@ -9,7 +9,7 @@ from openai import OpenAI, pydantic_function_tool
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from snugvl.backends.protocol import Tool, ToolUse
+from snugvl.core.messages import Tool, ToolUse
 from tests.server.openai.scripted import Scripted, says, strict
 from tests.server.openai.test_chat import HI, events
 

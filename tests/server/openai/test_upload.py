@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from snugvl.backends.protocol import Picture, Video
+from snugvl.core.messages import Picture, Video
 from tests.server.openai.scripted import Scripted
 
 

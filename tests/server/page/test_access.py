@@ -9,7 +9,7 @@ from pathlib import Path
 import uvicorn
 from playwright.sync_api import expect
 
-from snugvl.backends.service import EngineService
+from snugvl.core.service import EngineService
 from snugvl.server.app import create_app
 from snugvl.server.connection import address_of, listen, uvicorn_config
 from snugvl.server.context import Context

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from snugvl.backends.protocol import Picture, Request, Text
+from snugvl.core.messages import Picture, Request, Text
 from snugvl.errors import EngineError, QueueFull
 from tests.patience import until
 from tests.server.fake import FakeService, Script

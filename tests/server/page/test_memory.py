@@ -9,8 +9,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from snugvl.backends.service import Health, Load, Snapshot
-from snugvl.ledger import Ledger, LedgerRow
+from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.service import Health, Load, Snapshot
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from snugvl.backends.protocol import Text
+from snugvl.core.messages import Text
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked, tab
 from tests.server.page.test_accessible import check

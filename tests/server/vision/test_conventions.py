@@ -5,7 +5,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from snugvl.backends.protocol import Picture
+from snugvl.core.messages import Picture
 from tests.patience import PATIENCE_S
 from tests.server.fake import CAPABILITIES, FakeService, Script
 from tests.server.live import live

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from snugvl.backends.service import Health
+from snugvl.core.service import Health
 from snugvl.errors import EngineError
 from tests.patience import PATIENCE_S
 from tests.server.fake import FakeService, Script

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from snugvl.backends.measure import Meter
-from snugvl.backends.protocol import Capabilities, GoOn, Message, Request, ToolUse, going_on
+from snugvl.backends.place import Place
 from snugvl.backends.receiver import Receiver
-from snugvl.backends.service import Load, Tokens
 from snugvl.backends.streams import ReceiverStream, check_combination, check_pictures
 from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.network import HOST_WEIGHTS, split_bytes
@@ -23,12 +22,13 @@ from snugvl.backends.transformers.prompts import Preparer
 from snugvl.backends.transformers.resolution import Resolution, resolution_of
 from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
 from snugvl.backends.transformers.sizes import Costs, fit, longest
+from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, going_on
+from snugvl.core.service import Load, Tokens
 from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import RequestError
 from snugvl.hardware import host
 from snugvl.inputs.grammar import GrammarCompiler
-from snugvl.ledger import Ledger, LedgerRow
-from snugvl.place import Place
 
 
 class TransformersBackend:

@@ -4,7 +4,7 @@ This backend is for models that no other engine runs, and for layers that wait i
 knows how a family computes: whatever `generate` runs is run.
 
     submit ─ queue ─► generate: forward ─ sampling ─ forward ─ sampling ─ … ─► the next choice or request
-                                          (`sampling.py`)
+                                          (`core/sampling.py`)
 
 Choices of one request run one after the other as well: as rows of a batch they would have their pictures
 encoded and held as often. transformers' own batching (`generate_batch`) takes token ids alone: no pictures,
@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
-from snugvl.backends.service import Load
 from snugvl.backends.transformers.sampling import GenerationRequest, SamplingProcessor, StopWhenOver
+from snugvl.core.service import Load
+from snugvl.core.sizes import format_size
 from snugvl.engine.sampling.grammar import MaskPace, MaskThreads, mask_threads
 from snugvl.errors import DoesNotFit, EngineError, QueueFull, RequestTooLarge, SnugvlError, engine_failed
 from snugvl.hardware import host
-from snugvl.hardware.sizes import format_size
 
 MAX_WAITING = 256
 LOOK_S = 0.01  # between two looks at whether the engine gets on

@@ -2,28 +2,27 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from snugvl.allocation import choose
-from snugvl.backends.child import Report
-from snugvl.backends.hosted import HostedModel
 from snugvl.backends.measure import CONTEXT, Meter
+from snugvl.backends.native.allocation import choose
+from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on
+from snugvl.backends.process.child import Report
+from snugvl.backends.process.hosted import HostedModel
+from snugvl.backends.process.wire import EngineChoice
 from snugvl.backends.transformers.requirements import check_installed, check_weights
-from snugvl.backends.wire import EngineChoice
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
-from snugvl.core.options import LoadOptions
+from snugvl.core.options import LoadOptions, Progress
+from snugvl.core.sizes import format_size
 from snugvl.errors import DoesNotFit, UnsupportedModel
 from snugvl.hardware.machine import Machine
-from snugvl.hardware.sizes import format_size
-from snugvl.place import Place, cap, device_of, dtype_of, place_on
 from snugvl.planner.placement import placement
 
-Progress = Callable[[str, float], None]
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
 
 

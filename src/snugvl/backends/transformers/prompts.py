@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from PIL import Image
 
-from snugvl.backends.protocol import (
+from snugvl.backends.transformers.opening import Checkpoint, Inputs, variables_of
+from snugvl.backends.transformers.resolution import Resolution
+from snugvl.backends.transformers.sampling import ModelPrompt
+from snugvl.core.messages import (
     GoOn,
     Message,
     Picture,
@@ -25,9 +28,6 @@ from snugvl.backends.protocol import (
     going_on,
     user,
 )
-from snugvl.backends.transformers.opening import Checkpoint, Inputs, variables_of
-from snugvl.backends.transformers.resolution import Resolution
-from snugvl.backends.transformers.sampling import ModelPrompt
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
 from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, texts, tool_json
 from snugvl.inputs.prompt import PreparedPrompt, check_ids, check_length

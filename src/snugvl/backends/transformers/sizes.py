@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from snugvl.checkpoint.safetensors import read_tensors, weight_files
+from snugvl.core.sizes import format_size
 from snugvl.errors import CheckpointError, DoesNotFit, RequestError
-from snugvl.hardware.sizes import format_size
 
 CONTEXTS = (8192, 4096, 2048, 1024)  # tokens, tried in this order
 _VISION_SHARE = 8

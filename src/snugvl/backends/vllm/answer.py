@@ -18,15 +18,15 @@ from typing import Any
 
 import httpx
 
-from snugvl.backends.protocol import Delta, Logprob, Request, TokenLogprob, Usage
-from snugvl.backends.remote import Inbox, RemoteStream
+from snugvl.backends.process.remote import Inbox, RemoteStream
 from snugvl.backends.vllm.api import VllmApi, error_of
 from snugvl.backends.vllm.settings import Facts
 from snugvl.backends.vllm.watch import Watchdog
+from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import DeadlineExceeded, EngineError, RequestError, SnugvlError
 from snugvl.inputs.reasoning import ReasoningSplitter
 from snugvl.inputs.tools.forms import opening
-from snugvl.sampling import SamplingParams
 
 _FINISH: Mapping[str, Any] = {"stop": "stop", "length": "length", "abort": "abort", "tool_calls": "stop"}
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snugvl.backends.protocol import Capabilities, ToolForm, user
 from snugvl.backends.vllm import flags
 from snugvl.backends.vllm.api import Served
 from snugvl.backends.vllm.settings import Facts, VllmChoice
 from snugvl.checkpoint.locate import near
 from snugvl.checkpoint.section import read_json
+from snugvl.core.messages import Capabilities, ToolForm, user
 from snugvl.errors import SnugvlError
 from snugvl.inputs.chat import ChatTemplate
 from snugvl.inputs.reasoning import opened

@@ -19,8 +19,8 @@ from typing import Final, Protocol
 
 import psutil
 
-from snugvl.backends import postmortem
 from snugvl.backends.lives import Supervision, read_output, wait_for_exit
+from snugvl.backends.process import postmortem
 from snugvl.backends.vllm import flags, watch
 from snugvl.backends.vllm.api import UNIX, NobodyThere, NotVllm, Served, Unreachable, VllmApi
 from snugvl.backends.vllm.command import VllmCommand

@@ -14,10 +14,10 @@ from typing import Any, Final
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from snugvl.backends.service import Load
 from snugvl.backends.vllm.log import Measured
+from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.service import Load
 from snugvl.hardware import host
-from snugvl.ledger import Ledger, LedgerRow
 
 _RUNNING: Final = "vllm:num_requests_running"
 _WAITING: Final = "vllm:num_requests_waiting"

@@ -17,7 +17,10 @@ from typing import Any, Final
 from llguidance import LLMatcher
 from PIL import Image
 
-from snugvl.backends.protocol import (
+from snugvl.backends.vllm.facts import TOKEN_CHARACTERS
+from snugvl.backends.vllm.settings import Facts
+from snugvl.checkpoint.resize import smart_resize
+from snugvl.core.messages import (
     GoOn,
     Grammar,
     Message,
@@ -30,15 +33,12 @@ from snugvl.backends.protocol import (
     characters,
     going_on,
 )
-from snugvl.backends.vllm.facts import TOKEN_CHARACTERS
-from snugvl.backends.vllm.settings import Facts
-from snugvl.checkpoint.resize import smart_resize
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.chat import call_arguments, texts, tool_json
 from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, refused, tools_lark
 from snugvl.inputs.image import to_rgb
 from snugvl.inputs.trials import Trials
-from snugvl.sampling import SamplingParams
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"

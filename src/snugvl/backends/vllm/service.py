@@ -15,8 +15,6 @@ from functools import partial
 
 from snugvl.backends.lives import Lives, Supervision
 from snugvl.backends.preparers import Preparation, Preparers
-from snugvl.backends.protocol import Capabilities, Message, Request, Stream, ToolUse
-from snugvl.backends.service import Health, Snapshot, Tokens
 from snugvl.backends.vllm import command, flags, log
 from snugvl.backends.vllm.answer import VllmStream, reasoning_of
 from snugvl.backends.vllm.api import Served, VllmApi
@@ -33,6 +31,8 @@ from snugvl.backends.vllm.requests import (
     tokenize_body,
 )
 from snugvl.backends.vllm.settings import VllmChoice
+from snugvl.core.messages import Capabilities, Message, Request, Stream, ToolUse
+from snugvl.core.service import Health, Snapshot, Tokens
 from snugvl.errors import EngineError, RequestError, SnugvlError
 from snugvl.inputs.trials import Trials
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from snugvl.backends.protocol import ToolForm
 from snugvl.checkpoint.locate import POCKET, near
+from snugvl.core.ledger import LedgerRow
+from snugvl.core.messages import ToolForm
 from snugvl.diagnose.facts import Card
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import RequestError
-from snugvl.ledger import LedgerRow
 
 STARTUP_S = 1800.0  # a first start may compile kernels for minutes
 IDLE_S = 30.0  # a start of vLLM 0.32 on a CPU never went a second without work

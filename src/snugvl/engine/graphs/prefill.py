@@ -24,7 +24,7 @@ from typing import Final
 
 import torch
 
-from snugvl.config import EngineConfig
+from snugvl.core.config import EngineConfig
 from snugvl.engine.graphs.capture import GraphPool
 from snugvl.engine.packing import Numbers, Shape, numbers_of, pack, shape_of, table_width
 from snugvl.engine.request import VisionItem

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from snugvl.core.sampling import SamplingParams
 from snugvl.layers.upload import upload
-from snugvl.sampling import SamplingParams
 
 _FEW = 256  # tokens that decide most filters: beyond top_k of nearly everyone, and top_p of most answers
 

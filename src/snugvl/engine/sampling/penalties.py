@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
+from snugvl.core.sampling import SamplingParams
 from snugvl.layers.upload import upload
-from snugvl.sampling import SamplingParams
 
 _HIGHEST = 1e30  # of a score in float32; divided by the lowest temperature it is still finite
 

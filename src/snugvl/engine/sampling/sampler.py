@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import torch
 
+from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.filters import Filters
 from snugvl.engine.sampling.grammar import Mask, fill_allowed
 from snugvl.engine.sampling.penalties import Penalties
 from snugvl.layers.upload import upload
-from snugvl.sampling import SamplingParams
 
 _ROWS = 32  # sampled at a time: bounds the workspace for n = 128 choices, 128 × 150,000 × 40 bytes otherwise
 _COLDEST = 1e-6  # a lower temperature would underflow in float32; this one is greedy but for exact ties

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from snugvl.backends.protocol import ToolForm, ToolUse
+from snugvl.core.messages import ToolForm, ToolUse
 from snugvl.inputs.tools import hermes, llama, mistral, qwen_xml
 from snugvl.inputs.tools.grammar import check_tools
 from snugvl.inputs.tools.parser import CallParser

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from snugvl.backends.protocol import Tool, ToolUse
+from snugvl.core.messages import Tool, ToolUse
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.parser import NAME
 

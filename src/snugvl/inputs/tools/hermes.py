@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from snugvl.backends.protocol import ToolUse
+from snugvl.core.messages import ToolUse
 from snugvl.inputs.tools.grammar import arguments_rules, called, marked, marker, quoted
 from snugvl.inputs.tools.objects import HEAD, Nesting, call_of
 from snugvl.inputs.tools.parser import HEAD_LIMIT, CallParser

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from snugvl.backends.protocol import ToolUse
+from snugvl.core.messages import ToolUse
 from snugvl.inputs.tools.grammar import ANY, arguments_rules, called, marker, quoted, several
 from snugvl.inputs.tools.objects import HEAD, ObjectParser
 from snugvl.inputs.tools.parser import HEAD_LIMIT, held

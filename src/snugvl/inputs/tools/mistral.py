@@ -13,7 +13,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from snugvl.backends.protocol import ToolUse
+from snugvl.core.messages import ToolUse
 from snugvl.inputs.tools.grammar import arguments_rules, called, marked, marker, quoted, several
 from snugvl.inputs.tools.objects import ObjectParser
 from snugvl.inputs.tools.parser import HEAD_LIMIT, NAME

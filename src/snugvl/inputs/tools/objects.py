@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
-from snugvl.backends.protocol import ToolUse
+from snugvl.core.messages import ToolUse
 from snugvl.inputs.tools.parser import HEAD_LIMIT, NAME, CallParser
 
 HEAD: Final = re.compile(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from snugvl.backends.protocol import ToolUse
+from snugvl.core.messages import ToolUse
 
 NAME: Final = "[A-Za-z0-9_-]{1,64}"
 HEAD_LIMIT: Final = 512  # characters in which a call's head must end; bounds the work on endless space

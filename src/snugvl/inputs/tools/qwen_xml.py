@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from snugvl.backends.protocol import Tool, ToolUse
+from snugvl.core.messages import Tool, ToolUse
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.grammar import (
     ANY,

@@ -13,7 +13,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import Final
 
-MIB: Final = 1 << 20
+from snugvl.core.sizes import MIB
+
 ROUND_BYTES: Final = 512
 SMALL_BYTES: Final = MIB
 SMALL_SEGMENT_BYTES: Final = 2 * MIB

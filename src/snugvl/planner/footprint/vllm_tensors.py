@@ -25,7 +25,8 @@ from math import prod
 from typing import Final, NamedTuple
 
 from snugvl.checkpoint.facts import TensorFact
-from snugvl.planner.footprint.allocator import MIB, CachingAllocator, up
+from snugvl.core.sizes import MIB
+from snugvl.planner.footprint.allocator import CachingAllocator, up
 from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import Inventory, Kind, Part, group_of
 from snugvl.planner.settings import Settings

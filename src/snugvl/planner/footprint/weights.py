@@ -26,21 +26,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from snugvl.planner.footprint.allocator import (
-    MIB,
-    ROUND_BYTES,
-    SMALL_BYTES,
-    reserved_bytes,
-    together_bytes,
-    up,
-)
+from snugvl.core.sizes import MIB, format_size
+from snugvl.planner.footprint.allocator import ROUND_BYTES, SMALL_BYTES, reserved_bytes, together_bytes, up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.offload import layer_bytes
 from snugvl.planner.footprint.vllm_tensors import loading_bytes, rotary_caches, tensors_of
 from snugvl.planner.footprint.widths import widths
 from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of
 from snugvl.planner.settings import Settings
-from snugvl.planner.sizes import gib
 
 GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block
 SCALE_BYTES: Final = 2
@@ -255,7 +248,7 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
             nbytes = sum(size * count for size, count in entries)
         resident += entries
         crossing = crossing_bytes(model, settings) if place == "streamed" else 0
-        streamed = f", a room through which {gib(crossing)} stream" if crossing else ""
+        streamed = f", a room through which {format_size(crossing)} stream" if crossing else ""
         parts.append(Component(LABELS[part], nbytes, why=_why(part, settings, share) + streamed))
     exact = sum(size * count for size, count in resident)
     rounding = max(0, _reserved(resident, exact, settings) - exact)

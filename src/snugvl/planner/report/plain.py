@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
+from snugvl.core.sizes import format_size
 from snugvl.planner.report.sections import Kind, Report, Row
-from snugvl.planner.shortfall import gib
 
 BAR_WIDTH = 64
 MARKS = {
@@ -54,11 +54,11 @@ def brief(report: Report) -> list[str]:
     sums: dict[Kind, int] = {}
     for row in report.rows:
         sums[row.kind] = sums.get(row.kind, 0) + row.nbytes
-    legend = [f"{MARKS[kind]} {KINDS[kind]} {gib(nbytes)}" for kind, nbytes in sums.items() if nbytes]
+    legend = [f"{MARKS[kind]} {KINDS[kind]} {format_size(nbytes)}" for kind, nbytes in sums.items() if nbytes]
     half = (len(legend) + 1) // 2
     return [
-        f"Memory: {gib(report.used_bytes)} of {gib(report.usable_bytes)} that may be used",
-        f"  [{bar(report.rows)}] {gib(report.total_bytes)}",
+        f"Memory: {format_size(report.used_bytes)} of {format_size(report.usable_bytes)} that may be used",
+        f"  [{bar(report.rows)}] {format_size(report.total_bytes)}",
         *(f"  {', '.join(part)}" for part in (legend[:half], legend[half:]) if part),
     ]
 
@@ -67,15 +67,17 @@ def memory(report: Report) -> list[str]:
     """The table and the bar."""
     width = max(len(row.label) for row in report.rows)
     seen = any(row.measured_bytes is not None for row in report.rows)
-    lines = [f"Memory: {gib(report.used_bytes)} of {gib(report.usable_bytes)} that may be used"]
+    lines = [
+        f"Memory: {format_size(report.used_bytes)} of {format_size(report.usable_bytes)} that may be used"
+    ]
     if seen:
         lines.append(f"  {'':<{width}}  {'planned':>9}  {'measured':>9}")
     for row in report.rows:
-        found = f"  {gib(row.measured_bytes) if row.measured_bytes is not None else '':>9}" if seen else ""
-        lines.append(
-            f"  {MARKS[row.kind]} {row.label:<{width}}  {gib(row.nbytes):>9}{found}  {row.note}".rstrip()
-        )
-    return [*lines, f"  [{bar(report.rows)}] {gib(report.total_bytes)}"]
+        measured = "" if row.measured_bytes is None else format_size(row.measured_bytes)
+        found = f"  {measured:>9}" if seen else ""
+        line = f"  {MARKS[row.kind]} {row.label:<{width}}  {format_size(row.nbytes):>9}{found}  {row.note}"
+        lines.append(line.rstrip())
+    return [*lines, f"  [{bar(report.rows)}] {format_size(report.total_bytes)}"]
 
 
 def bar(rows: tuple[Row, ...], width: int = BAR_WIDTH) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import Machine
 from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.footprint.images import scales
@@ -12,7 +13,7 @@ from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Settings
-from snugvl.planner.shortfall import gib, megapixels, way_out
+from snugvl.planner.shortfall import way_out
 from snugvl.planner.speed import ASSUMED_LINK, Speed, tower_crossing_s
 from snugvl.planner.verdicts import why_engine, why_not_engines
 
@@ -85,25 +86,25 @@ def _commands(plan: Plan, machine: Machine, *, pull: bool) -> list[str]:
     facts = plan.choice.option.model.facts
     if not pull:
         return [next_command(plan.choice, plan.wishes)]
-    room = f"{gib(machine.disk_free_bytes)} free on this disk"
+    room = f"{format_size(machine.disk_free_bytes)} free on this disk"
     if machine.source != "probed":
         room = "that much disk is needed"
     elif machine.disk_free_bytes < facts.download_bytes:
         room = f"only {room}: make room, or set HF_HOME to another disk"
     return [
-        f"snugvl pull {shlex.quote(facts.name)}  # {gib(facts.download_bytes)} to download; {room}",
+        f"snugvl pull {shlex.quote(facts.name)}  # {format_size(facts.download_bytes)} to download; {room}",
         next_command(plan.choice, plan.wishes),
     ]
 
 
 def headline(plan: Plan, machine: Machine) -> str:
     """The answer in one line."""
-    where = f"{plan.budget.name} ({gib(plan.budget.total_bytes)}, {SYSTEMS[machine.os]})"
+    where = f"{plan.budget.name} ({format_size(plan.budget.total_bytes)}, {SYSTEMS[machine.os]})"
     if plan.choice is None:
         if plan.closest is None:
             return f"nothing can run this on {where}"
         short = plan.closest.footprint.total_bytes - plan.budget.usable_bytes
-        return f"{plan.closest.option.model.name} does not fit {where}: {gib(short)} too much"
+        return f"{plan.closest.option.model.name} does not fit {where}: {format_size(short)} too much"
     name, engine = plan.choice.option.model.name, ENGINES[plan.choice.option.engine]
     many = f" × {plan.choice.settings.gpus}" if plan.choice.settings.gpus > 1 else ""
     only = ", only with layers in main memory" if plan.choice.option.offload else ""
@@ -130,9 +131,9 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     if choice.option.offload:
         facts.append(("host", _offloaded(choice)))
     if crossing := crossing_bytes(model, settings):
-        facts.append(("tower", f"{gib(crossing)} of it stay in main memory; {_crossing(choice)}"))
+        facts.append(("tower", f"{format_size(crossing)} of it stay in main memory; {_crossing(choice)}"))
     if settings.embedding == "cpu":
-        held = f"{gib(embedding_bytes(model, settings))}, {settings.head}"
+        held = f"{format_size(embedding_bytes(model, settings))}, {settings.head}"
         facts.append(
             ("host", f"the embedding stays in main memory ({held}); the GPU reads a row for each token")
         )
@@ -156,8 +157,8 @@ def _offloaded(choice: Choice) -> str:
     tower = " and the vision tower" if vision_bytes(model, settings) else ""
     held = layer_bytes(model, settings) + vision_bytes(model, settings)
     return (
-        f"{settings.offloaded} of {layers} decoder layers{tower} stay in main memory ({gib(held)}) and cross "
-        "PCI Express when they are computed"
+        f"{settings.offloaded} of {layers} decoder layers{tower} stay in main memory ({format_size(held)}) "
+        "and cross PCI Express when they are computed"
     )
 
 
@@ -176,7 +177,7 @@ def _speed(speed: Speed) -> str | None:
     if speed.decode_tokens_per_s is None:
         return None
     if speed.crossing_bytes:
-        crossing = f"because {gib(speed.crossing_bytes)} cross PCI Express for every token"
+        crossing = f"because {format_size(speed.crossing_bytes)} cross PCI Express for every token"
         first = "" if speed.first_token_s is None else f"; first token after {speed.first_token_s:.1f} s"
         return f"about {speed.decode_tokens_per_s:,.1f} tokens/s, {crossing}{first} (predicted)"
     bound = f"at most {speed.decode_tokens_per_s:,.0f} tokens/s"
@@ -251,15 +252,15 @@ def _margin_note(choice: Choice) -> str:
 
 def _also(choice: Choice) -> str:
     images = f", {choice.tokens:,}-token images" if choice.tokens and choice.settings.images else ""
-    total = gib(choice.footprint.total_bytes)
+    total = format_size(choice.footprint.total_bytes)
     return f"{choice.option.title}: {choice.settings.context:,} tokens of context{images}, {total}"
 
 
 def _why_not(plan: Plan) -> list[str]:
     lines = []
     for rejection in plan.rejections:
-        why = f"{rejection.blame} {gib(rejection.blame_bytes)}"
-        line = f"{rejection.what}: {gib(rejection.short_bytes)} too much ({why})"
+        why = f"{rejection.blame} {format_size(rejection.blame_bytes)}"
+        line = f"{rejection.what}: {format_size(rejection.short_bytes)} too much ({why})"
         lines.append(f"{line}; {rejection.remedy}" if rejection.remedy else line)
     reasons: dict[str, list[str]] = {}
     said = plan.choice.option.model.name if plan.choice else None  # of the chosen one it is in `engines`
@@ -291,11 +292,11 @@ def _notes(plan: Plan, machine: Machine) -> list[str]:
 def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
     notes, settings = [], choice.settings
     if not (settings.images or settings.language_only) and choice.option.model.facts.vision is not None:
-        freed = gib(tower_bytes(choice.option.model, choice.settings))
+        freed = format_size(tower_bytes(choice.option.model, choice.settings))
         notes.append(f"No images are asked for; --language-only would free the vision tower's {freed}, too.")
     if choice.settings.language_only:
         whole = replace(choice.settings, language_only=False)
-        freed = gib(tower_bytes(choice.option.model, whole))
+        freed = format_size(tower_bytes(choice.option.model, whole))
         notes.append(
             f"Language only: without the vision tower {freed} of weights and the room for images are free; "
             "pictures are refused."
@@ -320,8 +321,9 @@ def _could_leave(choice: Choice) -> list[str]:
     if settings.engine != "native" or settings.head == "bf16" or model.facts.tied:
         return []
     return [
-        f"--embedding cpu would free {gib(embedding_bytes(model, settings))} more: the GPU then reads the "
-        "embedding from page-locked main memory, of which this system gives little; it is not done unasked."
+        f"--embedding cpu would free {format_size(embedding_bytes(model, settings))} more: the GPU then "
+        "reads the embedding from page-locked main memory. This system gives little of it, so it is not done "
+        "unasked."
     ]
 
 

@@ -3,8 +3,8 @@
 import re
 from html import escape
 
+from snugvl.core.sizes import format_size
 from snugvl.planner.report.sections import Kind, Report, Row
-from snugvl.planner.shortfall import gib
 
 COLOURS: dict[Kind, str] = {
     "held": "#8a8f98", "context": "#5b6470", "weights": "#3b6fd4", "kv": "#2f9e6e", "work": "#e0a526",
@@ -55,7 +55,7 @@ def wrapped(command: str, columns: int) -> list[str]:
 
 def _summary(report: Report) -> str:
     state = "takes" if report.fits else "would take"
-    return f"{state} {gib(report.used_bytes)} of {gib(report.usable_bytes)} that may be used"
+    return f"{state} {format_size(report.used_bytes)} of {format_size(report.usable_bytes)} that may be used"
 
 
 def _settings(report: Report) -> str:
@@ -73,14 +73,14 @@ def _bar(report: Report) -> list[str]:
     scale, left, parts = (WIDTH - 2 * PAD) / total, float(PAD), []
     for row in report.rows:
         width = row.nbytes * scale
-        tip = escape(f"{row.label}: {gib(row.nbytes)}")
+        tip = escape(f"{row.label}: {format_size(row.nbytes)}")
         parts.append(
             f'<rect x="{left:.1f}" y="{BAR_TOP}" width="{width:.1f}" height="{BAR_HEIGHT}" '
             f'fill="{COLOURS[row.kind]}" stroke="#ffffff" stroke-width="1"><title>{tip}</title></rect>'
         )
         left += width
     edge = PAD + report.total_bytes * scale
-    label = f"{gib(report.total_bytes)} of the card"
+    label = f"{format_size(report.total_bytes)} of the card"
     parts.append(
         f'<line x1="{edge:.1f}" x2="{edge:.1f}" y1="{BAR_TOP - 6}" y2="{BAR_TOP + BAR_HEIGHT + 6}" '
         'stroke="#20262e" stroke-width="2"/>'
@@ -98,13 +98,13 @@ def _legend(rows: tuple[Row, ...], top: int) -> list[str]:
             'stroke="#c3c9d2" stroke-width="0.5"/>'
         )
         parts.append(_text(PAD + 24, y, row.label, size=14))
-        parts.append(_text(PAD + 340, y, gib(row.nbytes), size=14, anchor="end"))
+        parts.append(_text(PAD + 340, y, format_size(row.nbytes), size=14, anchor="end"))
         parts.append(_text(PAD + 360, y, _short(row), size=13, colour="#4a5260"))
     return parts
 
 
 def _short(row: Row) -> str:
-    measured = f"measured {gib(row.measured_bytes)}; " if row.measured_bytes is not None else ""
+    measured = f"measured {format_size(row.measured_bytes)}; " if row.measured_bytes is not None else ""
     text = measured + row.note
     return text if len(text) <= 78 else text[:77] + "…"
 

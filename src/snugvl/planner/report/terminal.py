@@ -2,9 +2,9 @@
 
 from typing import TextIO
 
+from snugvl.core.sizes import format_size
 from snugvl.planner.report.plain import MORE, brief, sections, shares
 from snugvl.planner.report.sections import Kind, Report
-from snugvl.planner.shortfall import gib
 
 COLOURS: dict[Kind, str] = {
     "held": "grey50", "context": "bright_black", "weights": "blue", "kv": "green", "work": "yellow",
@@ -25,12 +25,14 @@ def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
         console.print(Text.assemble((f"  {label:<9}", "cyan"), value), soft_wrap=True)
     if report.rows:
         console.print()
-        console.print(f"Memory: {gib(report.used_bytes)} of {gib(report.usable_bytes)} that may be used")
+        console.print(
+            f"Memory: {format_size(report.used_bytes)} of {format_size(report.usable_bytes)} that may be used"
+        )
         cells = shares(report.rows, min(BAR_WIDTH, console.width - 14))
         bar = Text("  ")
         for row, width in zip(report.rows, cells, strict=True):
             bar.append("█" * width, COLOURS[row.kind])
-        bar.append(f" {gib(report.total_bytes)}")
+        bar.append(f" {format_size(report.total_bytes)}")
         console.print(bar)
         if not verbose:
             for line in brief(report)[2:]:
@@ -43,8 +45,8 @@ def show(report: Report, file: TextIO, *, verbose: bool = True) -> None:
             table.add_column("measured", justify="right")
         table.add_column("", style="dim")
         for row in report.rows:
-            found = gib(row.measured_bytes) if row.measured_bytes is not None else ""
-            cells_of = [gib(row.nbytes), *([found] if _measured(report) else []), row.note]
+            found = format_size(row.measured_bytes) if row.measured_bytes is not None else ""
+            cells_of = [format_size(row.nbytes), *([found] if _measured(report) else []), row.note]
             table.add_row(Text.assemble(("  ■ ", COLOURS[row.kind]), row.label), *cells_of)
         console.print(table)
     for title, entries in sections(report, verbose=verbose):

@@ -2,9 +2,9 @@
 
 import json
 
-from snugvl.backends.protocol import Grammar, Message, Part, Request, Text, Tool, ToolCall, ToolUse
+from snugvl.core.messages import Grammar, Message, Part, Request, Text, Tool, ToolCall, ToolUse
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.sampling import SamplingParams
 from snugvl.server.anthropic.schemas import (
     AnyChoice,
     Base64Source,

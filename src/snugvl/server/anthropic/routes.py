@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
-from snugvl.backends.protocol import Usage
+from snugvl.core.messages import Usage
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece, ToolEvent
 from snugvl.server.anthropic.conversation import conversation_of, request_of, tools_of
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from snugvl.sampling import MAX_STOP
+from snugvl.core.sampling import MAX_STOP
 from snugvl.server.fields import WHOLE, Exact, Harmless, StringOrArray
 
 MAX_BLOCKS = 1024

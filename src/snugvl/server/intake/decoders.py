@@ -4,7 +4,7 @@ Each thread of a pool owns one process (`worker.py`) and gives it one job at a t
 the queue. A process that takes too long is killed, one that crashes is noticed; either costs the one request
 that it was working for. What a process answers is checked like anything from outside.
 
-Pixels come through memory that both share (`region.py`); through the pipe where there is none, or not enough.
+Pixels come through memory that both share (`core/region.py`); through the pipe where there is not enough.
 Measured (2 cores, Linux): 0.4 ms for a small picture and 1 to 2 ms for a megapixel beyond decoding it in this
 process. So every picture takes this way, however small.
 """
@@ -25,13 +25,14 @@ from typing import IO, Any, Literal, TypeVar, cast
 from PIL import Image
 from PIL.PpmImagePlugin import PpmImageFile
 
-from snugvl import heap
-from snugvl.backends.protocol import Picture
+from snugvl.core import heap
+from snugvl.core.messages import Picture
+from snugvl.core.region import Region
+from snugvl.core.sizes import MIB
 from snugvl.errors import EngineUnavailable, ImageError, ImageTooLarge, SnugvlError
 from snugvl.inputs.image import ImageLimits
-from snugvl.region import Region
 from snugvl.server.intake import pipe
-from snugvl.server.intake.settings import MIB, VideoLimits
+from snugvl.server.intake.settings import VideoLimits
 
 if sys.platform == "linux":
     import fcntl

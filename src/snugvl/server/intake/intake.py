@@ -19,7 +19,7 @@ from typing import Self, cast
 
 from PIL import Image
 
-from snugvl.backends.protocol import Picture, Size, Video
+from snugvl.core.messages import Picture, Size, Video
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures, memory_for_videos
 from snugvl.server.intake.fetch import Fetcher, is_foreign

@@ -4,9 +4,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from snugvl.core.sizes import MIB
 from snugvl.inputs.image import ImageLimits
 
-MIB = 1024 * 1024
 FEWEST_WORKERS, MOST_WORKERS = 2, 4  # of which the largest picture may take 1.9 GB each
 
 

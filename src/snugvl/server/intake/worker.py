@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
+from snugvl.core.region import Region
 from snugvl.errors import ImageError, ImageTooLarge
 from snugvl.inputs.image import FORMATS, ImageLimits, open_image
-from snugvl.region import Region
 from snugvl.server.intake import frames, pipe
 from snugvl.server.intake.frames import Frames, decode_video
 from snugvl.server.intake.settings import VideoLimits

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from snugvl.backends.protocol import (
+from snugvl.core.messages import (
     Capabilities,
     Grammar,
     Message,

@@ -7,9 +7,9 @@ from typing import Any
 import psutil
 from pydantic import BaseModel
 
-from snugvl.backends.protocol import Capabilities
+from snugvl.core.ledger import Ledger
+from snugvl.core.messages import Capabilities
 from snugvl.errors import ModelNotServed
-from snugvl.ledger import Ledger
 from snugvl.server.context import Context
 
 LATEST = ":latest"

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
-from snugvl.backends.protocol import Logprob
+from snugvl.core.messages import Logprob
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.body import JsonRoute

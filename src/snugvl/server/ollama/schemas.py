@@ -4,9 +4,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from snugvl.backends.protocol import Capabilities
+from snugvl.core.messages import Capabilities
+from snugvl.core.sampling import MAX_STOP, SamplingParams
 from snugvl.errors import RequestError
-from snugvl.sampling import MAX_STOP, SamplingParams
 from snugvl.server.fields import WHOLE, Exact, Harmless
 
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full

@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.backends.protocol import Delta, Logprob, Request, Usage
+from snugvl.core.messages import Delta, Logprob, Request, Usage
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.context import context_of

@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from snugvl.backends.protocol import Logprob, TokenLogprob, Usage
+from snugvl.core.messages import Logprob, TokenLogprob, Usage
 from snugvl.errors import RequestError
 from snugvl.server.fields import at_most
 from snugvl.server.openai.sampling import StreamOptions

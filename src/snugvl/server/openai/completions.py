@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.backends.protocol import Delta, Logprob, Request, Usage
+from snugvl.core.messages import Delta, Logprob, Request, Usage
 from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import Context, context_of

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from snugvl.backends.protocol import Grammar, Tool, ToolUse
+from snugvl.core.messages import Grammar, Tool, ToolUse
 from snugvl.errors import RequestError
 from snugvl.server.fields import STRING_OR_OBJECT, Exact
 

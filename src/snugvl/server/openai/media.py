@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from snugvl.backends.protocol import Picture, Video
+from snugvl.core.messages import Picture, Video
 from snugvl.errors import RequestError
 from snugvl.server.body import Handler, JsonReader, JsonRoute, form_of
 from snugvl.server.intake.intake import Intake

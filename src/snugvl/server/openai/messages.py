@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from snugvl.backends.protocol import Message, Part, Picture, Text, ToolCall, Video
+from snugvl.core.messages import Message, Part, Picture, Text, ToolCall, Video
 from snugvl.errors import RequestError
 from snugvl.server.body import count_values
 from snugvl.server.fields import Exact, Harmless, StringOrArray, StringOrObject

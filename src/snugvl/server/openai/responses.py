@@ -8,10 +8,10 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.backends.protocol import Logprob, Request, ToolCall, Usage
+from snugvl.core.messages import Logprob, Request, ToolCall, Usage
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import QueueFull, RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
-from snugvl.sampling import SamplingParams
 from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
 from snugvl.server.generation import Finished, Reader, complete, generate, split_calls

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from snugvl.backends.protocol import Grammar, Message, Part, Picture, Text, Tool, ToolCall, ToolUse
+from snugvl.core.messages import Grammar, Message, Part, Picture, Text, Tool, ToolCall, ToolUse
 from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, Exact, Harmless, StringOrArray
 from snugvl.server.openai.common import Metadata
 from snugvl.server.openai.constraints import (

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, Tag
 
+from snugvl.core.sampling import MAX_STOP, SamplingParams
 from snugvl.errors import RequestError
-from snugvl.sampling import MAX_STOP, SamplingParams
 from snugvl.server.fields import STRING_OR_ARRAY, WHOLE, Exact, Harmless, at_most
 
 MAX_TOKENS = 2**31

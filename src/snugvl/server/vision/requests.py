@@ -16,9 +16,9 @@ from pydantic import Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from snugvl.backends.protocol import Capabilities, Picture
+from snugvl.core.messages import Capabilities, Picture
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.sampling import SamplingParams
 from snugvl.server.body import form_of
 from snugvl.server.context import Context, context_of
 from snugvl.server.fields import WHOLE, Strict

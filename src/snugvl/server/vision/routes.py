@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from snugvl.backends.protocol import Request
+from snugvl.core.messages import Request
 from snugvl.errors import OutputError, RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of

@@ -11,12 +11,12 @@ import pytest
 from PIL import Image, ImageDraw
 
 import snugvl
-from snugvl.backends.protocol import Delta, Grammar, Part, Request, Tool, ToolUse, user
 from snugvl.backends.vllm.service import VllmEngine
+from snugvl.core.messages import Delta, Grammar, Part, Request, Tool, ToolUse, user
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, EngineUnavailable, RequestError, RequestTooLarge
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallStarted
-from snugvl.sampling import SamplingParams
 from tests.backends.vllm.helpers import engine, processes, read
 from tests.backends.vllm.real.install import pocket
 

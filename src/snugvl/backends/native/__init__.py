@@ -1,0 +1,1 @@
+"""Our engine behind the protocol: what it allocates, its thread, and what is compiled beside it."""

@@ -1,0 +1,86 @@
+"""From a plan to what the engine in this process allocates: the plan's own settings, to the byte.
+
+    solve ─► Choice ─► Allocation ─(as it is, to the process that loads)─► checked against what is free now
+                                                                           ├ fits ─► EngineConfig
+                                                                           └ doesn't ─► solved once more
+
+Nothing is chosen here. Where nobody has planned yet, and where less is free than a plan counted on, the
+same solver plans with the same wishes, and what changed is said with the numbers.
+"""
+
+from dataclasses import fields, replace
+
+from snugvl.backends.place import Place
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.core.config import EngineConfig
+from snugvl.core.options import LoadOptions
+from snugvl.core.sizes import format_size
+from snugvl.errors import RequestError
+from snugvl.planner.footprint.step_graphs import POOL
+from snugvl.planner.plan import Allocation, Choice, allocation_of
+from snugvl.planner.settings import Engine, Settings
+from snugvl.planner.shortfall import refusal_line
+from snugvl.planner.solve import Candidate, require, solve
+from snugvl.planner.wishes import wishes_of
+
+# Options that exclude models or engines.
+DECIDING = ("context", "weights", "kv_cache", "tower", "embedding", "images", "purpose")
+
+
+def allocate(
+    facts: ModelFacts, options: LoadOptions, place: Place, planned: Allocation | None = None
+) -> Allocation:
+    """`planned`, if it still fits, or the plan for what is free at `place` now.
+
+    Raises:
+        DoesNotFit: with every large component, and what would fit.
+        RequestError: a wish that no plan can meet.
+    """
+    if planned is not None and planned.footprint.total_bytes <= place.usable_bytes:
+        return planned
+    found = allocation_of(choose(facts, options, place, "native"))
+    if planned is None:
+        return found
+    return replace(found, changed=_difference(planned, found))
+
+
+def choose(facts: ModelFacts, options: LoadOptions, place: Place, backend: Engine) -> Choice:
+    """The plan for an engine in this process; raises like `allocate`."""
+    wishes = wishes_of(options, sees=facts.vision is not None, backend=backend)
+    plan = solve([Candidate(facts)], place.machine, wishes, found=[place.budget])
+    if plan.choice is None and plan.closest is None:  # nothing was even tried: it is no matter of memory
+        said = options.said()
+        raise RequestError(
+            refusal_line(plan), field=next((name for name in DECIDING if name in said), "model")
+        )
+    return require(plan)
+
+
+def _difference(before: Allocation, now: Allocation) -> str:
+    """What changed between two plans, with the numbers."""
+    changed = [
+        f"{each.name} {was} → {new}"
+        for each in fields(Settings)
+        if (was := getattr(before.settings, each.name)) != (new := getattr(now.settings, each.name))
+    ]
+    was_free, is_free = format_size(before.usable_bytes), format_size(now.usable_bytes)
+    return (
+        f"planned for {was_free}, of which {is_free} are left to use now; "
+        f"planned again: {', '.join(changed) or 'the same settings'}"
+    )
+
+
+def engine_config(allocation: Allocation, options: LoadOptions) -> EngineConfig:
+    """The settings as our engine takes them."""
+    settings = allocation.settings
+    sizes = EngineConfig(
+        num_blocks=settings.kv_blocks,
+        max_model_len=settings.context,
+        max_num_seqs=settings.sequences,
+        max_batched_tokens=settings.chunk,
+        kv_cache=settings.kv,
+        prefix_cache=options.prefix_cache,
+        encoder_cache_bytes=settings.encoder_cache_bytes,
+        step_graph_bytes=allocation.footprint.named(POOL),
+    )
+    return sizes if options.max_waiting is None else replace(sizes, max_waiting=options.max_waiting)

@@ -1,0 +1,223 @@
+"""From options and a plan to our own engine, running: headers, allocation, weights, KV cache.
+
+A model that sees can be loaded without its vision tower (`language_only`): its tensors are not read, the plan
+doesn't count them, and pictures are refused.
+"""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from snugvl.backends.native.allocation import allocate, engine_config
+from snugvl.backends.native.backend import NativeBackend
+from snugvl.backends.native.planned import planned_rows, watch_on
+from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on
+from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.checkpoint.families import read_config
+from snugvl.checkpoint.locate import locate
+from snugvl.checkpoint.read import facts_of
+from snugvl.core.messages import Capabilities
+from snugvl.core.options import LoadOptions, Progress
+from snugvl.core.sizes import format_size
+from snugvl.core.timeline import mark
+from snugvl.engine.engine import Engine
+from snugvl.errors import DoesNotFit
+from snugvl.hardware.machine import Machine, OperatingSystem
+from snugvl.inputs.prompt import Processor
+from snugvl.models.loader import Storage, load_model, tensor_bytes
+from snugvl.models.main_memory import NoPageLockedMemory
+from snugvl.models.networks import LoadableNetwork
+from snugvl.planner.footprint.native import LATE_BYTES, READERS, loading_bytes
+from snugvl.planner.footprint.weights import tower_bytes
+from snugvl.planner.inventory import Inventory, inventory
+from snugvl.planner.plan import Allocation
+from snugvl.planner.settings import Settings
+
+# Of all progress: nearly all the time goes into reading weights.
+READING, WEIGHTS_FROM, WEIGHTS_TO = 0.03, 0.05, 0.9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """A running engine with what its memory was planned to be.
+
+    Attributes:
+        place: the device, with what was free there before.
+        planned: bytes of each row of the ledger, by name.
+        weights: bytes of the weights in place, by row of the ledger.
+        allocation: the plan that runs.
+        cap_bytes: what this process never takes more of, or None on a CPU.
+        left_out_bytes: of the vision tower, where it was left out; in the format it would have had.
+    """
+
+    backend: NativeBackend
+    place: Place
+    planned: Mapping[str, int]
+    weights: Mapping[str, int]
+    allocation: Allocation
+    cap_bytes: int | None
+    left_out_bytes: int = 0
+
+
+def load_engine(
+    options: LoadOptions,
+    *,
+    planned: Allocation | None = None,
+    machine: Machine | None = None,
+    progress: Progress | None = None,
+) -> Loaded:
+    """Our own engine without the tasks, for a process that only runs the engine.
+
+    Args:
+        planned: what a plan has decided; it runs as it is where it still fits.
+        machine: as it was before this process took anything of it, where somebody has looked.
+
+    Raises:
+        CheckpointNotFound, CheckpointError, UnsupportedModel: about the checkpoint.
+        DoesNotFit: it needs more memory than is free, with the numbers.
+        RequestError: an option that no plan can meet.
+    """
+    report = progress or (lambda _detail, _done: None)
+    report("reading headers", READING)
+    folder = locate(options.model)
+    config = read_config(folder)
+    if options.language_only:
+        config = replace(config, vision=None)
+    target = device_of(options.device)
+    place = place_on(target, options.memory_bytes, machine)
+    mark("the device is there")
+    facts = replace(facts_of(str(folder), offline=True), name=options.model)
+    counted = inventory(facts)
+    # In a thread of its own: a tokenizer needs Python for about as long as the weights need the GPU.
+    reader = ThreadPoolExecutor(1, "processor")
+    reading = reader.submit(Processor.from_folder, folder, config, max_pixels=options.max_pixels)
+    reader.shutdown(wait=False)
+    allocation = allocate(facts, options, place, planned)
+    settings = allocation.settings
+    cap_bytes = cap(place, LATE_BYTES)
+    mark("memory is planned and capped")
+    if allocation.changed:
+        report(allocation.changed, WEIGHTS_FROM)
+    left_out = tower_bytes(counted, settings) if settings.language_only else 0
+    if left_out:
+        report(f"leaving the vision tower out, which frees {format_size(left_out)}", WEIGHTS_FROM)
+    kind = dtype_of(options.dtype, place, wide=settings.itemsize == 4)
+    network = _network(folder, kind, place, allocation, counted, report)
+    mark("weights are loaded")
+    processor = reading.result()
+    mark("the tokenizer is read")
+    if processor.pictures is not None and settings.max_pixels is not None:
+        processor.pictures.limit(settings.max_pixels)
+    report("allocating the KV cache", WEIGHTS_TO)
+    if target.type == "cuda":
+        torch.cuda.empty_cache()  # what loading took for a moment, in pieces that fit nothing else
+    planned_bytes = planned_rows(allocation, counted)
+    engine = Engine(network, engine_config(allocation, options), watch_on(place, planned_bytes, cap_bytes))
+    mark("the engine is made")
+    capabilities = replace(
+        _capabilities(config, processor, settings, kind, parameters=counted.parameters),
+        model=options.model,
+        device="CPU" if target.type == "cpu" else place.name,
+        language_only=left_out > 0,
+        plan=allocation,
+    )
+    backend = NativeBackend(engine, processor, capabilities)
+    held = _held(network, settings)
+    return Loaded(backend, place, planned_bytes, held, allocation, cap_bytes, left_out)
+
+
+def _network(
+    folder: Path, kind: torch.dtype, place: Place, allocation: Allocation, model: Inventory, report: Progress
+) -> LoadableNetwork:
+    """The weights in place, as the plan has them.
+
+    Raises:
+        DoesNotFit: the system gives no page-locked memory for the embedding.
+    """
+    settings = allocation.settings
+    try:
+        return load_model(
+            folder,
+            dtype=kind,
+            device=place.device,
+            storage=_storage(settings, place.system),
+            readers=_readers(model, allocation, place),
+            progress=_of_weights(report),
+            language_only=settings.language_only,
+        )
+    except NoPageLockedMemory as error:
+        raise DoesNotFit(
+            f"the system gives no {format_size(error.nbytes)} of page-locked main memory, where the "
+            "embedding was to be; keep it on the GPU: embedding='gpu' (--embedding gpu)"
+        ) from None
+
+
+def _held(network: LoadableNetwork, settings: Settings) -> dict[str, int]:
+    """Bytes of the weights on the device, by row of the ledger."""
+    vision = 0 if network.tower is None else tensor_bytes(network.tower)
+    beside = tensor_bytes(network.decoder.embed_tokens) if settings.embedding == "cpu" else 0
+    return {"text weights": tensor_bytes(network) - vision - beside, "vision weights": vision}
+
+
+def _readers(model: Inventory, allocation: Allocation, place: Place) -> int:
+    """Threads that load at once: as many as there is room for before the cache and the graphs are made."""
+    if place.device.type == "cpu":
+        return 1
+    needed = allocation.footprint
+    later = needed.named("KV cache") + needed.named("CUDA graphs")
+    room = place.usable_bytes - needed.always_bytes + later
+    fits = (n for n in READERS if loading_bytes(model, allocation.settings, n) <= room)
+    return next(fits, READERS[-1])
+
+
+def _capabilities(
+    config: ModelConfig, processor: Processor, settings: Settings, kind: torch.dtype, *, parameters: int
+) -> Capabilities:
+    """What the model can do, but for its name and place."""
+    pictures = processor.pictures
+    return Capabilities(
+        model="",
+        context_tokens=settings.context,
+        images=pictures is not None,
+        video=pictures is not None and pictures.videos is not None,
+        max_pixels=0 if pictures is None else pictures.images.settings.max_pixels,
+        min_pixels=0 if pictures is None else pictures.images.settings.min_pixels,
+        dtype=str(kind).removeprefix("torch."),
+        weights=settings.weights_name,
+        kv_cache=settings.kv_name,
+        architecture=config.architecture,
+        parameters=parameters,
+        tools=processor.template.shows_tools,
+        tool_form=processor.template.tool_form,
+        most_characters=processor.tokenizer.most_characters(settings.context),
+    )
+
+
+def _storage(settings: Settings, system: OperatingSystem) -> Storage:
+    """Under WSL2 there is little pinned memory, and others need it too."""
+    layers = "bf16" if settings.weights == "fp32" else settings.weights
+    memory: Literal["plain", "pinned"] = "plain" if system == "wsl2" else "pinned"
+    streamed = memory if settings.vision == "streamed" else None
+    embedding: Literal["gpu", "cpu"] = "cpu" if settings.embedding == "cpu" else "gpu"
+    return Storage(
+        layers, settings.head, tower=settings.vision_weights, streamed=streamed, embedding=embedding
+    )
+
+
+def _of_weights(report: Progress) -> Callable[[int, int], None]:
+    """Bytes of weights as progress of all, told at every whole percent."""
+    last = -1
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        percent = 100 * done // total
+        if percent != last:
+            last = percent
+            text = f"loading weights ({format_size(done)} of {format_size(total)})"
+            report(text, WEIGHTS_FROM + (WEIGHTS_TO - WEIGHTS_FROM) * done / total)
+
+    return tell

@@ -1,0 +1,63 @@
+"""What an allocation plans, as rows of the ledger and as the watch on other programs needs it."""
+
+import os
+from collections.abc import Mapping
+from functools import partial
+
+from snugvl.backends.measure import CONTEXT, GRAPHS, INTERPRETER, process_reader
+from snugvl.backends.native.neighbours import Neighbours
+from snugvl.backends.place import Place, hold
+from snugvl.engine.pressure import PlannedBytes, PressureMonitor, memory_reader
+from snugvl.planner.footprint.kv import block_bytes
+from snugvl.planner.footprint.native import GRAPHS_LIBRARY, KERNELS, LATE
+from snugvl.planner.footprint.step_graphs import DRIVER, LIBRARY
+from snugvl.planner.footprint.total import PROCESS
+from snugvl.planner.inventory import Inventory
+from snugvl.planner.plan import Allocation
+
+
+def planned_rows(allocation: Allocation, model: Inventory) -> dict[str, int]:
+    """The plan as rows of the ledger; together they are its footprint.
+
+    Workspaces of different phases share theirs: it is the largest one. On a GPU encoder outputs are part of
+    it, see `backends/measure.py`.
+    """
+    plan, settings = allocation.footprint, allocation.settings
+    vision = plan.named("weights: vision tower")
+    states = plan.named("recurrent state")
+    rows = {
+        "text weights": plan.named("weights: ") - vision,
+        "vision weights": vision,
+        # What the allocator rounds up is nobody's: workspace.
+        "KV cache": settings.kv_blocks * block_bytes(model, settings),
+        **({"recurrent state": states} if states else {}),
+    }
+    if allocation.device.cpu:
+        outputs = sum(part.nbytes for part in plan.counted if part.name.startswith("encoder outputs"))
+        rows["encoder outputs"] = outputs + settings.encoder_cache_bytes
+        rows[INTERPRETER] = plan.named(PROCESS)
+    else:
+        # What torch gives cuBLAS was measured as part of the context, and is torch's: workspace.
+        context = max(plan.named(CONTEXT) - allocation.device.cublas_bytes, 0)
+        rows[CONTEXT] = context + plan.named(KERNELS) + plan.named(DRIVER)
+        rows[LATE] = plan.named(LATE)
+        rows[GRAPHS] = plan.named(GRAPHS) + plan.named(GRAPHS_LIBRARY) + plan.named(LIBRARY)
+    rows["workspace"] = plan.total_bytes - sum(rows.values())
+    return rows
+
+
+def watch_on(
+    place: Place, planned: Mapping[str, int], cap_bytes: int | None = None
+) -> PressureMonitor | None:
+    """A watch on other programs that take a GPU's memory while the engine runs; None on a CPU.
+
+    `cap_bytes`: what this process never takes more of. It is watched where all that the process holds was
+    counted: with a CUDA context that was there before, the cap is that of this engine alone.
+    """
+    if place.device.type == "cpu":
+        return None
+    held = sum(planned.values()) - planned[CONTEXT] - planned.get(LATE, 0)
+    told = None if place.gpu is None else Neighbours(place.gpu, os.getpid())
+    wanted = PlannedBytes(held, planned[GRAPHS], cap_bytes if place.context_bytes else None)
+    read = memory_reader(place.device, process_reader(place.device))
+    return PressureMonitor(read, wanted, told, on_cap=partial(hold, place.device))

@@ -1,0 +1,97 @@
+"""What a running engine really takes, kept for the next plan (`hardware/calibration.py`)."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from snugvl.backends.measure import CONTEXT, GRAPHS, LATE
+from snugvl.backends.place import Place
+from snugvl.core.ledger import Ledger, LedgerRow
+from snugvl.core.service import Load
+from snugvl.hardware import calibration
+from snugvl.hardware.calibration import ANY_ENGINE, Measurement
+from snugvl.hardware.context_cost import COMPONENT
+from snugvl.planner.footprint.native import KERNEL_BYTES
+from snugvl.planner.footprint.step_graphs import MOST
+
+GRAIN_BYTES = 8 << 20  # growth that is worth writing down, but for the context's: a plan fills its share
+FEW = 4  # recordings whose part of the driver's memory is known well enough
+
+
+def keeper(place: Place, subject: str, graphs_bytes: int = 0) -> Callable[[Ledger, Load], None]:
+    """A function that is shown the ledger now and then, and writes down what has grown.
+
+    `graphs_bytes`: the driver's part of the graphs of steps with prompts, as planned. Few engines have it,
+    and it is not the context's: another plan would count it twice. It is known for the largest of them, so
+    the context is no measurement any more once there are some.
+
+    The driver loads kernels when they first run, and how many of them depends on the model and on what it is
+    asked. So the context that is kept is the largest that any engine had on such a GPU and driver.
+    """
+    kept: dict[str, int] = {}
+
+    def keep(ledger: Ledger, load: Load) -> None:
+        ledger = replace(ledger, rows=_rows(ledger, graphs_bytes, load.recorded))
+        graphs = ledger.row(GRAPHS)
+        ran = graphs is not None and bool(graphs.measured_bytes)
+        grown = {
+            row.name: row.measured_bytes
+            for row in ledger.rows
+            if row.measured_bytes
+            and row.measured_bytes >= kept.get(row.name, 0) + (1 if row.name == CONTEXT else GRAIN_BYTES)
+            # The driver loads kernels when they first run: before, its part looks too small.
+            and (ran or row.name != CONTEXT)
+        }
+        if grown:
+            kept.update(grown)
+            found, context = _measurements(place, subject, ledger, grown)
+            with suppress(OSError):  # a cache folder that can't be written costs an estimate, no more
+                calibration.add(calibration.calibration_file(), found, largest=context)
+
+    return keep
+
+
+def _rows(ledger: Ledger, graphs_bytes: int, count: int) -> tuple[LedgerRow, ...]:
+    """With what the driver holds in one row, without what it has of `count` recordings."""
+    late = ledger.row(LATE)
+    return tuple(_alone(row, late, graphs_bytes, count) for row in ledger.rows if row.name != LATE)
+
+
+def _alone(row: LedgerRow, late: LedgerRow | None, graphs_bytes: int, count: int) -> LedgerRow:
+    if row.name != CONTEXT or row.measured_bytes is None:
+        return row
+    if count > FEW:
+        return LedgerRow(CONTEXT)
+    planned = None if row.planned_bytes is None else row.planned_bytes - graphs_bytes
+    measured = row.measured_bytes + ((late.measured_bytes or 0) if late is not None else 0)
+    return LedgerRow(CONTEXT, planned, max(measured - count * graphs_bytes // MOST, 0))
+
+
+def _measurements(
+    place: Place, subject: str, ledger: Ledger, grown: dict[str, int]
+) -> tuple[list[Measurement], list[Measurement]]:
+    """As the planner asks for them, and the context; none for a GPU of which NVML says nothing."""
+    where = calibration.place_of(place.gpu) if place.gpu is not None else None
+    if where is None:
+        return [], []
+    planned = {row.name: row.planned_bytes or 0 for row in ledger.rows}
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def measurement(
+        engine: str, version: str, component: str, of: str, plan: int, measured: int
+    ) -> Measurement:
+        return Measurement(
+            where.gpu, where.driver, where.torch, version, engine, component, of, plan, measured, when
+        )
+
+    found = [
+        measurement("native", where.snugvl, name, subject, planned[name], nbytes)
+        for name, nbytes in grown.items()
+    ]
+    if CONTEXT not in grown:
+        return found, []
+    # As `doctor --measure-context` has it: with what torch gives cuBLAS, without our kernels.
+    more = place.planned().cublas_bytes - KERNEL_BYTES
+    plan, whole = max(planned[CONTEXT] + more, 0), max(grown[CONTEXT] + more, 0)
+    return found, [measurement(ANY_ENGINE, "", COMPONENT, "", plan, whole)]

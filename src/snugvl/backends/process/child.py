@@ -1,0 +1,321 @@
+"""The engine's process from inside: reads the server's messages, answers with events.
+
+    main thread     reads messages; answers pings; leaves when the server is gone, however it went
+    loader          loads, warms up, then becomes the one that takes snapshots
+    preparers       turn messages into prompts (`preparers.py`), so that one large picture holds up nobody
+    engine          steps (`worker.py`); its deltas go into the outbox
+    writer          empties the outbox: all that a step made goes out as one message
+
+The process ends by `os._exit`: it holds nothing that the system doesn't take back, and a hung CUDA call
+must not keep it.
+"""
+
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields, replace
+from queue import Empty, SimpleQueue
+from typing import NoReturn
+
+from snugvl.backends.preparers import GivenUp, Preparation, Preparers
+from snugvl.backends.process import wire
+from snugvl.backends.process.hosted import HostedBackend, HostedModel, HostedStream
+from snugvl.backends.process.wire import Channel, EngineChoice, Event
+from snugvl.core.heap import keep_freed_memory
+from snugvl.core.messages import GoOn, Request, Text, user
+from snugvl.core.region import Region
+from snugvl.core.sampling import SamplingParams
+from snugvl.core.service import Load, Snapshot, Tokens
+from snugvl.core.timeline import Recorder, mark
+from snugvl.errors import RequestTooLarge, SnugvlError
+
+COUNTERS = (
+    "preemptions", "prompt_tokens", "generated_tokens", "items_encoded", "prefix_hit_tokens",
+    "prefix_query_tokens", "encoder_queries", "encoder_hits", "faults", "shortages",
+    "kernel_compilations", "graph_captures",
+)  # fmt: skip
+SWITCH_S = 0.0005
+_SET_PARENT_DEATH_SIGNAL = 1
+
+Report = Callable[[str, float], None]
+
+
+Loader = Callable[[EngineChoice, Report], HostedModel]
+
+
+def attach(descriptor: str, *region: str) -> Channel:
+    """The channel to the server over an inherited socket, and what makes this process a good child.
+
+    The arguments are those of the process: the socket's, and of a `Region`, if there is one.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches both; the server decides
+    faulthandler.enable()  # a segmentation fault says on stderr where
+    threading.excepthook = lambda event: _die(event.exc_value)  # no thread ends unnoticed
+    os.set_inheritable(int(descriptor), False)  # no grandchild may keep the connection open
+    if region:
+        wire.share(Region.inherited(*region))
+    if sys.platform == "linux":
+        # The main thread may hang in a driver call when the server dies, and not see the connection close.
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    return Channel(socket.socket(fileno=int(descriptor)))
+
+
+def run(channel: Channel, load: Loader, prepare: Callable[[], None] | None = None) -> NoReturn:
+    """Serve until the server says goodbye or is gone.
+
+    `prepare` is called in a thread while the server plans: imports, without which nothing can be loaded.
+    """
+    # Whoever prepares a picture lets go of the interpreter this soon when the engine's thread wants it: a GPU
+    # idles meanwhile. Python's own 5 ms are as long as two decode steps.
+    sys.setswitchinterval(SWITCH_S)
+    recorder = Recorder()
+    mark("process runs")
+    if prepare is not None:
+        threading.Thread(target=prepare, name="snugvl-prepare", daemon=True).start()
+    try:
+        start = channel.receive()
+        if isinstance(start, wire.Start):
+            child = Child(channel, load, start, recorder)
+            while (message := channel.receive()) is not None and not isinstance(message, wire.Bye):
+                child.handle(message)
+    except BaseException:
+        _die()
+    os._exit(0)
+
+
+class Outbox:
+    """Events on their way to the server. `put` never waits and may be called in any thread."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self.put = self._events.put
+        threading.Thread(target=self._write, name="snugvl-writer", daemon=True).start()
+
+    def _write(self) -> None:
+        while True:
+            events = [self._events.get()]
+            try:
+                while True:
+                    events.append(self._events.get_nowait())
+            except Empty:
+                pass
+            try:
+                self._channel.send(events)
+            except OSError:
+                os._exit(0)  # the server is gone
+
+
+class Notes(logging.Handler):
+    """What this package logs: trouble goes to stderr, as without any handler, and INFO to the server."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__(logging.INFO)
+        self._outbox = outbox
+        self._trouble = logging.StreamHandler()
+        ours = logging.getLogger("snugvl")
+        ours.setLevel(logging.INFO)
+        ours.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A record."""
+        if record.levelno > logging.INFO:
+            self._trouble.handle(record)
+        else:
+            self._outbox.put(wire.Note(record.getMessage()))
+
+
+class Child:
+    """What runs here: the model and its requests."""
+
+    def __init__(self, channel: Channel, load: Loader, start: wire.Start, recorder: Recorder) -> None:
+        mark("told what to load")
+        self._recorder = recorder
+        self._outbox = Outbox(channel)
+        Notes(self._outbox)
+        self._preparers = Preparers()
+        self._preparations: dict[int, Preparation] = {}  # of what has no reply yet
+        self._model: HostedModel | None = None
+        self._asked_at: float | None = None  # when the engine's thread was asked something, until it answers
+        self._lock = threading.Lock()
+        self._stage = ""  # of loading
+        # Requests the server waits for; None while the prompt is prepared.
+        self._streams: dict[int, HostedStream | None] = {}
+        threading.Thread(target=self._live, args=(load, start), name="snugvl-loader", daemon=True).start()
+
+    def handle(self, message: wire.ToEngine) -> None:
+        """Do what the server asks, without waiting for it."""
+        match message:
+            case wire.Ping():
+                asked = self._asked_at
+                stalled_s = 0.0 if asked is None else time.monotonic() - asked
+                self._outbox.put(wire.Pong(stalled_s, self._preparers.longest_s))
+            case wire.Submit():
+                self._streams[message.id] = None
+                self._prepare(message, lambda preparation: self._submit(message, preparation))
+            case wire.Abort():
+                preparation = self._preparations.get(message.id)
+                if preparation is not None:
+                    preparation.give_up()
+                with self._lock:
+                    stream = self._streams.pop(message.id, None)
+                if stream is not None:
+                    stream.close()
+            case wire.Tokenize():
+                backend = self._backend
+                self._answer(message, lambda go_on: backend.tokenize(message.prompt, message.tools, go_on))
+            case wire.Detokenize():
+                backend = self._backend
+                self._answer(message, lambda _: backend.detokenize(message.ids))
+
+    @property
+    def _backend(self) -> HostedBackend:
+        assert self._model is not None, "the server asks for nothing before it is told that we are ready"
+        return self._model.backend
+
+    def _answer(self, message: wire.Tokenize | wire.Detokenize, ask: Callable[[GoOn], Tokens | str]) -> None:
+        def job(preparation: Preparation) -> None:
+            try:
+                reply = wire.Reply(message.id, ask(preparation.go_on))
+            except BaseException as error:  # what Rust panics at is no Exception
+                reply = wire.Reply(message.id, error=_reported(error))
+            self._reply(reply)
+
+        self._prepare(message, job)
+
+    def _prepare(
+        self, message: wire.Submit | wire.Tokenize | wire.Detokenize, job: Callable[[Preparation], None]
+    ) -> None:
+        """Run `job` when it is its turn. A bug in it ends the process: a request that hangs is worse."""
+        submitted = message.request if isinstance(message, wire.Submit) else None
+        preparation = Preparation(None if submitted is None else submitted.deadline_s)
+        self._preparations[message.id] = preparation
+
+        def guarded() -> None:
+            try:
+                job(preparation)
+            except BaseException:
+                _die()
+
+        if isinstance(message, wire.Tokenize):
+            heavy = self._preparers.heavy(_as_request(message))
+        else:
+            heavy = submitted is not None and self._preparers.heavy(submitted)
+        self._preparers.submit(preparation, guarded, heavy=heavy)
+
+    def _reply(self, reply: wire.Reply) -> None:
+        """The one reply to a message: its preparation is over, however it ended."""
+        self._preparations.pop(reply.id, None)
+        self._outbox.put(reply)
+
+    def _submit(self, message: wire.Submit, preparation: Preparation) -> None:
+        try:
+            preparation.go_on()
+            request = replace(message.request, deadline_s=preparation.left_s())
+            stream = self._backend.submit(request, preparation.go_on)
+        except BaseException as error:  # what Rust panics at is no Exception
+            self._streams.pop(message.id, None)
+            self._reply(wire.Reply(message.id, error=_reported(error)))
+            return
+        self._preparers.remember(message.request)
+        self._reply(wire.Reply(message.id, stream.prompt_tokens))
+        with self._lock:
+            wanted = message.id in self._streams
+            if wanted:
+                self._streams[message.id] = stream
+        if wanted:
+            self._forward(message.id, stream)
+        else:
+            stream.close()
+
+    def _forward(self, request_id: int, stream: HostedStream) -> None:
+        def end(error: Exception | None) -> None:
+            if self._streams.pop(request_id, None) is not None:
+                self._outbox.put(wire.End(request_id, None if error is None else wire.portable(error)))
+
+        stream.forward(lambda delta: self._outbox.put((request_id, delta)), end)
+
+    def _live(self, load: Loader, start: wire.Start) -> None:
+        """Load, then tell how it goes, for ever. A bug here ends the process; the server restarts it."""
+        try:
+            model = load(start.choice, self._report)
+            keep_freed_memory()  # from here on: what loading needed for a while goes back to the system
+            self._report("warming up", 0.95)
+            before = _warm_up(model.backend)
+            self._model = model
+            self._outbox.put(self._snapshot(model, before))
+            mark("ready")
+            self._outbox.put(wire.Ready(model.backend.capabilities, self._recorder.timeline))
+            model.settled()
+            cold = True  # whether something can be done before it is needed
+            while True:
+                time.sleep(start.snapshot_s)
+                self._outbox.put(self._snapshot(model, before))
+                if cold and not self._streams:  # a pause: nobody waits for what this takes
+                    cold = model.backend.warm_up()
+        except SnugvlError as error:
+            self._outbox.put(wire.Failed(wire.portable(error)))
+        except BaseException:
+            _die()
+
+    def _report(self, detail: str, progress: float) -> None:
+        stage = detail.partition(" (")[0]
+        if stage != self._stage:
+            self._stage = stage
+            mark(stage)
+        self._outbox.put(wire.Loading(detail, progress))
+
+    def _snapshot(self, model: HostedModel, before: Load) -> Snapshot:
+        self._asked_at = time.monotonic()
+        load = model.backend.stats()
+        memory = model.backend.memory()
+        self._asked_at = None
+        since = {name: getattr(load, name) - getattr(before, name) for name in COUNTERS}
+        return Snapshot(time.time(), model.meter.read(memory, load), replace(load, **since))
+
+
+def _die(error: BaseException | None = None) -> NoReturn:
+    """End on a bug, with its traceback on stderr, which the server reads."""
+    if error is None:
+        traceback.print_exc()
+    else:
+        traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _warm_up(backend: HostedBackend) -> Load:
+    """Do what every request would wait for: kernels. The counters it leaves."""
+    request = Request((user(Text("hello")),), SamplingParams(max_tokens=1))
+    with suppress(RequestTooLarge), backend.submit(request) as stream:  # a context of a few tokens is legal
+        for _ in stream:
+            pass
+    return backend.stats()
+
+
+def _as_request(message: wire.Tokenize) -> Request:
+    """What is counted, as what would be prepared; tools cost no grammar here."""
+    if isinstance(message.prompt, str):
+        return Request(prompt=message.prompt)
+    return Request(message.prompt)
+
+
+def _reported(error: BaseException) -> SnugvlError:
+    """As it crosses; what is a bug is said on stderr, too."""
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        raise error
+    if not isinstance(error, SnugvlError | GivenUp):
+        traceback.print_exception(error)
+    return wire.portable(error)
+
+
+assert set(COUNTERS) <= {field.name for field in fields(Load)}

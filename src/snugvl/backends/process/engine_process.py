@@ -1,0 +1,117 @@
+"""The process that runs the engine: `python -m` this module, with file descriptors, started by the server.
+
+`backends/process/supervised.py` is the other end of the socket; what to load comes over it. Until then torch
+is imported; then the GPU is looked at, its CUDA context made and Triton read, which need no lock of Python's,
+while that goes on.
+"""
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from snugvl.backends.process.child import Loader, Report, attach, run
+from snugvl.backends.process.hosted import HostedModel
+from snugvl.backends.process.wire import EngineChoice, HostedEngine
+from snugvl.core.timeline import mark
+from snugvl.hardware.machine import Machine
+from snugvl.layers.kernels.compiler.first_launch import read_kernels, read_triton
+
+
+def prepare() -> None:
+    """Import what every engine needs. What goes wrong is told by whoever imports it again to use it."""
+    gc.disable()  # what imports make stays; to look through it again and again takes an eighth of the time
+    with suppress(Exception):
+        import torch  # noqa: F401
+
+        mark("torch is imported")
+
+
+def load(choice: EngineChoice, report: Report) -> HostedModel:
+    """The chosen model with a meter. Imports torch, so it is called when the server is told so."""
+    report("starting torch", 0.0)
+    return LOADERS[choice.engine](choice, report)
+
+
+def native(choice: EngineChoice, report: Report) -> HostedModel:
+    """On our own engine."""
+    machine = _look(choice.device, choice.machine)
+    from snugvl.backends.measure import Meter
+    from snugvl.backends.native.ahead import VARIABLE, ahead_of
+    from snugvl.backends.native.loading import load_engine
+    from snugvl.backends.native.remember import keeper
+    from snugvl.planner.footprint.step_graphs import DRIVER
+
+    ahead = ahead_of(os.environ.get(VARIABLE))
+    _collect_garbage()
+    mark("the engine is imported")
+    if machine is not None:
+        _beside("kernels are read", read_kernels)
+    loaded = load_engine(choice, planned=choice.planned, machine=machine, progress=report)
+    memory, plan = loaded.backend.memory(), loaded.allocation
+    meter = Meter(
+        loaded.place.device,
+        loaded.planned,
+        loaded.weights,
+        memory["kv_cache"] + memory["recurrent_state"],
+        cap_bytes=loaded.cap_bytes,
+        keep=keeper(loaded.place, plan.subject, plan.footprint.named(DRIVER)),
+    )
+    return HostedModel(loaded.backend, meter, partial(loaded.backend.settle, ahead))
+
+
+def transformers(choice: EngineChoice, report: Report) -> HostedModel:
+    """On Hugging Face transformers."""
+    from snugvl.backends.transformers.loading import load_hosted
+
+    _collect_garbage()
+    return load_hosted(choice, report)
+
+
+LOADERS: dict[HostedEngine, Loader] = {"native": native, "transformers": transformers}
+
+
+def _look(device: str, seen: Machine | None = None) -> Machine | None:
+    """The machine before this process holds anything of its GPU; then, in threads, the GPU's context and
+    what Triton needs for it.
+
+    `seen`: where the server has looked already. None for a device that is no GPU of this machine: it is
+    looked at, or refused, later.
+    """
+    from snugvl.hardware.cuda_driver import open_context
+    from snugvl.hardware.probe import probe
+
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "cuda") or not (index or "0").isdecimal():
+        return None
+    machine = seen or probe()
+    gpu = next((gpu for gpu in machine.gpus if gpu.index == int(index or 0)), None)
+    if gpu is None:
+        return None
+    mark("the GPU is looked at")
+    _beside("the CUDA context is made", partial(open_context, gpu.index))
+    _beside("Triton is read", partial(read_triton, gpu.compute_capability))
+    return machine
+
+
+def _beside(step: str, job: Callable[[], bool]) -> None:
+    """Do something in a thread, and mark the step that it is where it worked."""
+
+    def run() -> None:
+        if job():
+            mark(step)
+
+    threading.Thread(target=run, name="snugvl-beside", daemon=True).start()
+
+
+def _collect_garbage() -> None:
+    """From now on, but for what was imported: that stays."""
+    gc.freeze()
+    gc.enable()
+
+
+if __name__ == "__main__":
+    run(attach(*sys.argv[1:]), load, prepare)

@@ -1,0 +1,245 @@
+"""One life of the engine's process, seen from the server's event loop: started, talked to, ended."""
+
+import asyncio
+import logging
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from itertools import count
+from typing import Any
+
+from snugvl.backends.lives import read_output, wait_for_exit
+from snugvl.backends.process import postmortem, wire
+from snugvl.backends.process.arena import Arena
+from snugvl.backends.process.launch import Launched
+from snugvl.backends.process.remote import Inbox, RemoteStream
+from snugvl.core.messages import Delta, Message, Request, ToolUse
+from snugvl.core.service import Snapshot, Tokens
+from snugvl.errors import SnugvlError
+
+logger = logging.getLogger("snugvl.engine")
+
+STOP_S = 2.0  # for each of goodbye, SIGTERM and SIGKILL
+BURY_S = 0.5  # until the system says how a process ended whose connection is gone
+
+Notice = wire.Loading | wire.Ready | wire.Failed | wire.Pong | Snapshot
+
+
+class EngineProcess:
+    """A child process with an engine. Everything here runs in one event loop."""
+
+    def __init__(self, popen: "subprocess.Popen[bytes]", arena: Arena | None, *, pixels: bool) -> None:
+        """`pixels`: whether it looks at them to count a picture's tokens."""
+        self._popen = popen
+        self._counts_pixels = pixels
+        self._arena = arena
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        self._words = postmortem.LastWords()
+        self._ids = count()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._inboxes: dict[int, Inbox] = {}
+        self._killed_because: str | None = None
+
+    @classmethod
+    async def meet(cls, launched: Launched, start: wire.Start) -> "EngineProcess":
+        """Take over a process that was launched and tell it what to load."""
+        popen, ours = launched.take()
+        with ExitStack() as undo:
+            undo.callback(ours.close)
+            arena = None if launched.region is None else Arena(launched.region)
+            process = cls(popen, arena, pixels=start.choice.engine != "native")
+            undo.callback(process._abandon)
+            ours.setblocking(False)
+            process._reader, process._writer = await asyncio.open_unix_connection(sock=ours)
+            undo.pop_all()
+        process._send(wire.encode(start))
+        return process
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._popen.pid
+
+    @property
+    def running(self) -> int:
+        """Requests under way, those among them that are given up while they are prepared."""
+        return len(self._inboxes.keys() | self._calls.keys())
+
+    async def run(self, notice: Callable[[Notice], None]) -> str:
+        """Deliver what the process says until it is gone; then why it went, as half a sentence."""
+        assert self._popen.stdout is not None
+        listener = asyncio.create_task(read_output(self._popen.stdout, self._log))
+        try:
+            while (events := await wire.receive(self._reader)) is not None:
+                for event in events:
+                    self._deliver(event, notice)
+            with suppress(TimeoutError):
+                await self._wait_for_exit(BURY_S)
+            await asyncio.wait([listener], timeout=BURY_S)  # its last words; a grandchild may hold the pipe
+            return self._killed_because or postmortem.describe(self._popen.poll(), self._words.lines)
+        finally:
+            listener.cancel()
+            await asyncio.wait([listener])
+
+    def fail(self, stream_error: Callable[[], SnugvlError], call_error: Callable[[], SnugvlError]) -> None:
+        """End what runs with the one, what wasn't answered yet with the other."""
+        inboxes, self._inboxes = self._inboxes, {}
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            if not call.done():
+                call.set_exception(call_error())
+        for inbox in inboxes.values():
+            inbox.end(stream_error())
+
+    def kill(self, because: str) -> None:
+        """End the process at once. `because`: what `run` will say, as half a sentence."""
+        self._killed_because = because
+        self._popen.kill()
+
+    async def stop(self) -> None:
+        """End the process, politely first; nothing is left of it."""
+        for end in (self._say_goodbye, self._popen.terminate, self._popen.kill):
+            end()
+            try:
+                await self._wait_for_exit(STOP_S)
+                break
+            except TimeoutError:
+                continue
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+    async def submit(self, request: Request) -> RemoteStream:
+        """Start a request; raises what the engine refuses it with."""
+        request_id, inbox = next(self._ids), Inbox()
+        self._inboxes[request_id] = inbox
+        try:
+            tokens = await self._call(wire.Submit(request_id, request), heavy=bool(request.messages))
+        except BaseException:  # refused, or the caller was cancelled
+            self.abort(request_id)
+            raise
+        assert isinstance(tokens, int)
+        return RemoteStream(inbox, tokens, lambda: self.abort(request_id))
+
+    def abort(self, request_id: int) -> None:
+        """End a request wherever it is; its reader, if there is one, comes to the end."""
+        inbox = self._inboxes.pop(request_id, None)
+        if inbox is not None:
+            inbox.end()
+            self._send(wire.encode(wire.Abort(request_id)))
+
+    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None) -> Tokens:
+        """See `EngineService`."""
+        message = wire.Tokenize(next(self._ids), prompt, tools, pixels=self._counts_pixels)
+        result = await self._call(message, heavy=not isinstance(prompt, str))
+        assert isinstance(result, Tokens)
+        return result
+
+    async def detokenize(self, ids: tuple[int, ...]) -> str:
+        """See `EngineService`."""
+        result = await self._call(wire.Detokenize(next(self._ids), ids))
+        assert isinstance(result, str)
+        return result
+
+    def ping(self) -> None:
+        """Ask the main thread for a `Pong`."""
+        self._send(wire.encode(wire.Ping()))
+
+    async def _call(
+        self, message: wire.Submit | wire.Tokenize | wire.Detokenize, *, heavy: bool = False
+    ) -> Any:
+        """Send and wait for the reply. `heavy`: may hold pictures, whose pixels are copied in a thread.
+
+        A caller that is cancelled ends the work, and waits until that has ended: so whoever counts the
+        callers counts what the engine's process does for them.
+        """
+        answer = asyncio.get_running_loop().create_future()
+        self._calls[message.id] = answer
+        asked = asyncio.ensure_future(self._ask(message, heavy=heavy))
+        try:
+            await asyncio.shield(asked)
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            await _wait_quietly(asked)
+            if not answer.done() and not asked.cancelled() and asked.exception() is None:
+                self._send(wire.encode(wire.Abort(message.id)))
+                await _wait_quietly(answer)
+            raise
+        finally:
+            self._calls.pop(message.id, None)
+
+    async def _ask(self, message: wire.Submit | wire.Tokenize | wire.Detokenize, *, heavy: bool) -> None:
+        data = await asyncio.to_thread(wire.encode, message, self._arena) if heavy else wire.encode(message)
+        if message.id in self._calls and not self._calls[message.id].done():  # the process may have died
+            self._send(data)
+            await self._drain()
+        else:
+            self._free(message.id)
+
+    def _free(self, message_id: int) -> None:
+        if self._arena is not None:
+            self._arena.free(message_id)
+
+    def _abandon(self) -> None:
+        """End a process that could not be connected."""
+        self._popen.kill()
+        self._popen.communicate()
+
+    def _say_goodbye(self) -> None:
+        self._send(wire.encode(wire.Bye()))
+
+    async def _drain(self) -> None:
+        with suppress(ConnectionError):  # `run` sees it too, and says why
+            await self._writer.drain()
+
+    def _send(self, data: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(data)
+
+    def _deliver(self, event: wire.Event, notice: Callable[[Notice], None]) -> None:
+        match event:
+            case (int(request_id), Delta() as delta):
+                inbox = self._inboxes.get(request_id)
+                if inbox is not None:
+                    inbox.put(delta)
+            case wire.End():
+                inbox = self._inboxes.pop(event.id, None)
+                if inbox is not None:
+                    inbox.end(event.error)
+            case wire.Reply():
+                self._free(event.id)
+                call = self._calls.get(event.id)
+                if call is None or call.done():
+                    return
+                if event.error is None:
+                    call.set_result(event.value)
+                else:
+                    call.set_exception(event.error)
+            case wire.Note():
+                logger.info("%s", event.text)
+            case wire.Loading() | wire.Ready() | wire.Failed() | wire.Pong() | Snapshot():
+                notice(event)
+
+    async def _wait_for_exit(self, timeout_s: float) -> None:
+        """Wait until the process has ended.
+
+        Raises:
+            TimeoutError: it has not.
+        """
+        async with asyncio.timeout(timeout_s):
+            await wait_for_exit(self._popen)
+
+    def _log(self, text: str) -> None:
+        """What the process prints goes to the server's log; the last lines are kept."""
+        for line in self._words.feed(text):
+            logger.warning("%s", line)
+
+
+async def _wait_quietly(work: "asyncio.Future[Any]") -> None:
+    """Wait for it, cancelled or not; what comes of it is nobody's business any more."""
+    await asyncio.wait([work])
+    if not work.cancelled():
+        work.exception()

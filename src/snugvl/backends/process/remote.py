@@ -1,0 +1,105 @@
+"""The answer to one request, from another process: merged while unread, so it can't grow without bound."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Self
+
+from snugvl.core.messages import Delta
+
+
+class Inbox:
+    """Deltas of one request on their way to one reader. Lives in the server's event loop, without locks.
+
+    What the reader has not taken is merged, choice by choice: a reader that is slow gets fewer and longer
+    deltas, and one that never comes costs no more than the answer itself.
+    """
+
+    def __init__(self) -> None:
+        self._unread: dict[int, Delta] = {}  # by choice, oldest first
+        self._ended = False
+        self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, delta: Delta) -> None:
+        """Add a delta; ignored once ended."""
+        if self._ended:
+            return
+        earlier = self._unread.get(delta.choice)
+        self._unread[delta.choice] = delta if earlier is None else _merged(earlier, delta)
+        self._wake()
+
+    def end(self, error: Exception | None = None) -> None:
+        """No more deltas. The reader gets what is left, then `error` or the end. The first call counts."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._wake()
+
+    async def get(self) -> Delta | None:
+        """The next delta, or None at the end. Raises the error that ended it."""
+        while not self._unread:
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._unread.pop(next(iter(self._unread)))
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():  # done: the reader may have been cancelled
+            self._reader.set_result(None)
+
+
+def _merged(first: Delta, second: Delta) -> Delta:
+    return Delta(
+        first.text + second.text,
+        second.choice,
+        first.logprobs + second.logprobs,
+        second.finish_reason,
+        second.usage,
+        second.stop,
+        first.reasoning + second.reasoning,
+    )
+
+
+class RemoteStream:
+    """Reads an inbox with `async for`. Closing or dropping it aborts what is not finished."""
+
+    def __init__(self, inbox: Inbox, prompt_tokens: int, abort: Callable[[], None]) -> None:
+        self._inbox = inbox
+        self._prompt_tokens = prompt_tokens
+        self._abort = abort
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, image tokens included."""
+        return self._prompt_tokens
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while (delta := await self._inbox.get()) is not None:
+            yield delta
+        self._open = False
+
+    def __iter__(self) -> Iterator[Delta]:
+        """For a thread that is not the event loop's."""
+        while (delta := asyncio.run_coroutine_threadsafe(self._inbox.get(), self._loop).result()) is not None:
+            yield delta
+        self._open = False
+
+    def close(self) -> None:
+        """Abort what is not finished. Safe to call twice, and in any thread."""
+        if self._open:
+            self._open = False
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._abort)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,315 @@
+"""What crosses between the server and its engine process, and how: pickled, with the length before it.
+
+    server ── Start, Submit, Abort, Tokenize, Detokenize, Ping, Bye ─► engine process
+           ◄── lists of Loading, Ready, Failed, Reply, (id, Delta), End, Pong, Snapshot ──
+
+The engine's events go out as one list a step. Pixels go beside the socket where they can (`arena.py`); every
+Submit and Tokenize has a Reply, after which the engine has read them. Both ends are this package in the same
+version, started by one another over a socket pair that nobody else can open; that is why pickle will do.
+"""
+
+import asyncio
+import pickle
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from io import BytesIO
+from operator import attrgetter
+from struct import Struct
+from typing import Any, Literal
+
+from PIL import Image
+
+from snugvl.backends.process.arena import Arena
+from snugvl.core.messages import (
+    Capabilities,
+    Delta,
+    Logprob,
+    Message,
+    Picture,
+    Request,
+    Size,
+    TokenLogprob,
+    ToolUse,
+    Usage,
+)
+from snugvl.core.options import LoadOptions
+from snugvl.core.region import Region
+from snugvl.core.service import Snapshot, Tokens
+from snugvl.core.timeline import Timeline
+from snugvl.errors import EngineError, SnugvlError, engine_failed
+from snugvl.hardware.machine import Machine
+from snugvl.planner.plan import Allocation
+
+HostedEngine = Literal["native", "transformers"]
+
+_LENGTH = Struct("!Q")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice(LoadOptions):
+    """What an engine's process loads: what was said, and what the plan made of it.
+
+    Attributes:
+        engine: which backend loads it.
+        planned: what is allocated; None: the process plans itself (our own engine only).
+        placement: where transformers puts which module ("model.language_model.layers.3" → "cpu"), by the
+            plan; empty: everything on `device`.
+        machine: as the server saw it a moment ago; None: the process looks itself (our own engine only).
+    """
+
+    engine: HostedEngine = "native"
+    planned: Allocation | None = None
+    placement: tuple[tuple[str, str], ...] = ()
+    machine: Machine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message: what to load, and seconds between two snapshots."""
+
+    choice: EngineChoice
+    snapshot_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Submit:
+    """Start a request; answered by a `Reply`, then deltas, then an `End`. Aborted before: by a `Reply`."""
+
+    id: int
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget a request, wherever it is, or a question; one without its `Reply` still gets it, soon."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokenize:
+    """Answered by a `Reply` with `Tokens`. `pixels`: whether they are needed, or sizes will do."""
+
+    id: int
+    prompt: str | tuple[Message, ...]
+    tools: ToolUse | None
+    pixels: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize:
+    """Answered by a `Reply` with text."""
+
+    id: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Answered by a `Pong` from the main thread, whatever the others do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Exit now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A stage of loading. `progress`: of all of it, from 0 to 1."""
+
+    detail: str
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Requests are taken. `timeline`: how the process came here."""
+
+    capabilities: Capabilities
+    timeline: Timeline = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Loading reported an error that would come again."""
+
+    error: SnugvlError
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to the message of that id: a value (of a `Submit`: tokens of the prompt), or an error."""
+
+    id: int
+    value: Tokens | str | int | None = None
+    error: SnugvlError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last event of a request."""
+
+    id: int
+    error: SnugvlError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The main thread lives.
+
+    Attributes:
+        stalled_s: seconds the engine's thread has not come round to a question.
+        preparing_s: seconds for which the oldest prompt has been prepared.
+    """
+
+    stalled_s: float
+    preparing_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line for the server's log that is no trouble; what is, the process writes to stderr."""
+
+    text: str
+
+
+ToEngine = Start | Submit | Abort | Tokenize | Detokenize | Ping | Bye
+Event = Loading | Ready | Failed | Reply | tuple[int, Delta] | End | Pong | Note | Snapshot
+
+
+def _values_of(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*(field.name for field in fields(kind)))
+
+
+# Python pickles frozen dataclasses with slots by a slow path; these cross once a token.
+_FAST: dict[type[Any], Callable[[Any], tuple[Any, ...]]] = {
+    kind: _values_of(kind) for kind in (Delta, Logprob, TokenLogprob, Usage)
+}
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(
+        self, buffer: BytesIO, put: Callable[[bytes | memoryview], int | None], *, pixels: bool = True
+    ) -> None:
+        super().__init__(buffer, protocol=5)
+        self._put = put
+        self._pixels = pixels
+
+    def reducer_override(self, value: object) -> Any:
+        values = _FAST.get(type(value))
+        if values is not None:
+            return type(value), values(value)
+        if isinstance(value, Image.Image) and not self._pixels:
+            return Size, value.size
+        if isinstance(value, Picture) and not self._pixels:
+            return Picture, (value.image, value.max_pixels, value.file)
+        if isinstance(value, Image.Image):  # raw pixels, without what the file said besides
+            return self._image(value.mode, value.size, value.tobytes())
+        if isinstance(value, Picture) and value.pixels is not None:
+            make, arguments = self._image("RGB", value.image.size, value.pixels)
+            return _picture, (make, arguments, value.max_pixels, value.file)
+        return NotImplemented
+
+    def _image(
+        self, mode: str, size: tuple[int, int], pixels: bytes | memoryview
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """What makes an image of pixels on the other side, and its arguments."""
+        start = self._put(pixels)
+        if start is None:
+            return Image.frombytes, (mode, size, bytes(pixels))
+        return _shared, (mode, size, start, start + len(pixels))
+
+
+_region: Region | None = None  # of this process, if it is an engine's
+
+
+def share(region: Region) -> None:
+    """Pictures of messages to this process are there."""
+    global _region
+    _region = region
+
+
+def _shared(mode: str, size: tuple[int, int], start: int, end: int) -> Image.Image:
+    assert _region is not None, "the server knows whether we have one"
+    return Image.frombytes(mode, size, _region.view[start:end])
+
+
+def _picture(
+    make: Callable[..., Image.Image], arguments: tuple[Any, ...], max_pixels: int | None, file: bytes | None
+) -> Picture:
+    return Picture(make(*arguments), max_pixels, file)
+
+
+def encode(message: ToEngine | list[Event], arena: Arena | None = None) -> bytes:
+    """A message as it goes over the socket; its pictures in `arena`, if there is room."""
+    buffer = BytesIO()
+    buffer.write(bytes(_LENGTH.size))
+    if arena is None or not isinstance(message, Submit | Tokenize):
+        put = _no_room
+    else:
+        put = partial(arena.put, message.id)
+    pixels = not isinstance(message, Tokenize) or message.pixels
+    _Pickler(buffer, put, pixels=pixels).dump(message)
+    length = buffer.tell() - _LENGTH.size
+    view = buffer.getbuffer()
+    _LENGTH.pack_into(view, 0, length)
+    view.release()
+    return buffer.getvalue()
+
+
+def _no_room(_: bytes | memoryview) -> int | None:
+    return None
+
+
+class Channel:
+    """The engine process' end: blocking, one thread reads and one writes."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    def send(self, events: list[Event]) -> None:
+        """Write events as one message."""
+        self._socket.sendall(encode(events))
+
+    def receive(self) -> ToEngine | None:
+        """The next message; None when the server is gone."""
+        header = self._exactly(_LENGTH.size)
+        if header is None:
+            return None
+        body = self._exactly(_LENGTH.unpack(header)[0])
+        return None if body is None else pickle.loads(body)  # noqa: S301 (ours)
+
+    def _exactly(self, nbytes: int) -> bytearray | None:
+        data = bytearray(nbytes)
+        view = memoryview(data)
+        while view:
+            count = self._socket.recv_into(view)
+            if not count:
+                return None
+            view = view[count:]
+        return data
+
+
+async def receive(reader: asyncio.StreamReader) -> list[Event] | None:
+    """The next events of an engine process; None when it is gone."""
+    try:
+        header = await reader.readexactly(_LENGTH.size)
+        body = await reader.readexactly(_LENGTH.unpack(header)[0])
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    return pickle.loads(body)  # type: ignore[no-any-return]  # noqa: S301 (ours, see above)
+
+
+def portable(error: BaseException) -> SnugvlError:
+    """An error as one that crosses: ours as they are, a bug's as an `EngineError` that names it."""
+    if isinstance(error, SnugvlError):
+        try:
+            copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (our own bytes)
+        except Exception:
+            return EngineError(str(error))
+        assert isinstance(copy, SnugvlError)
+        return copy  # without the traceback, which would keep tensors alive
+    return engine_failed(error)

@@ -1,0 +1,66 @@
+"""Frozen configuration of an engine; the plan makes it (`backends/native/allocation.py`)."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from snugvl.errors import RequestError
+
+KVFormat = Literal["bf16", "fp8"]
+
+DEFAULT_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine allocates at start-up and never exceeds.
+
+    Attributes:
+        num_blocks: KV blocks in the pool.
+        block_size: tokens per KV block.
+        max_model_len: tokens of one sequence, prompt and answer together.
+        max_num_seqs: sequences that run at the same time.
+        max_batched_tokens: tokens of one step; longer prompts are prefilled in chunks of this.
+        max_waiting: requests that may queue before `QueueFull`.
+        prefix_cache: whether a prompt starts from blocks that earlier requests left (see
+            `engine.prefix`); a model with recurrent states goes without.
+        kv_cache: format of keys and values; "bf16" stands for that of the activations, "fp8" takes a byte
+            a value (see `layers.kv_cache`).
+        encoder_cache_bytes: encodings of images that are kept beyond their request, for the next question.
+        step_graph_bytes: memory of the CUDA graphs of steps with prompts and of small pictures
+            (`engine.graphs.prefill`); 0 for none. They only save time: a plan has them where plenty
+            stays free, and `benchmarks/engine_speed.py --step-graphs` says what they bring.
+    """
+
+    num_blocks: int
+    block_size: int = DEFAULT_BLOCK_SIZE
+    max_model_len: int = 8192
+    max_num_seqs: int = 16
+    max_batched_tokens: int = 2048
+    max_waiting: int = 256
+    prefix_cache: bool = True
+    encoder_cache_bytes: int = 0
+    step_graph_bytes: int = 0
+    kv_cache: KVFormat = "bf16"
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            least = 0 if name in ("encoder_cache_bytes", "step_graph_bytes") else 1
+            if name not in ("prefix_cache", "kv_cache") and value < least:
+                raise RequestError(f"{name} must be at least {least}, not {value}", field=name)
+        if self.kv_cache not in get_args(KVFormat):
+            raise RequestError(
+                f"kv_cache {self.kv_cache!r} is unknown; use {', '.join(get_args(KVFormat))}",
+                field="kv_cache",
+            )
+        if self.max_batched_tokens < self.max_num_seqs:
+            raise RequestError(
+                f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running sequence needs one token a step",
+                field="max_batched_tokens",
+            )
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens the whole KV pool holds."""
+        return self.num_blocks * self.block_size

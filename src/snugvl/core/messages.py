@@ -1,0 +1,371 @@
+"""What every backend gives the tasks and the server: messages in, text out.
+
+`submit` starts a request and returns at once; the stream it returns is read either as an ordinary
+iterator or as an async one. Reading is optional: a stream that is closed, or dropped, aborts its request.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+
+from PIL.Image import Image
+
+from snugvl.core.sampling import SamplingParams
+from snugvl.errors import RequestError
+
+if TYPE_CHECKING:
+    from snugvl.planner.plan import Allocation
+
+GoOn = Callable[[], None]
+"""Called between two parts of some work; it raises where nobody wants the rest."""
+
+Role = Literal["system", "user", "assistant", "tool"]
+SEES = "Qwen/Qwen3-VL-2B-Instruct-FP8"
+"""A small model that sees, for whoever sends a picture to one that doesn't."""
+
+
+def going_on() -> None:
+    """Nothing ends the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text in a message.
+
+    Attributes:
+        marks: control tokens of the model that a task of ours wrote into it, such as InternVL's `<ref>`.
+            Any other control token in it is refused; what a user sends never has marks.
+    """
+
+    text: str
+    marks: tuple[str, ...] = ()
+
+    @property
+    def unmarked(self) -> str:
+        """The text without the marks: what must hold no control token."""
+        text = self.text
+        for mark in self.marks:
+            text = text.replace(mark, " ")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """In place of an image where only its size is asked, to count tokens."""
+
+    width: int
+    height: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """As an image has it."""
+        return self.width, self.height
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """An image in a message: decoded, upright, RGB (see `inputs.image.open_image`).
+
+    Attributes:
+        max_pixels: lowers the checkpoint's own limit for this image.
+        file: hash of the file that it was decoded from; pictures of one file are the same picture.
+        pixels: the image's, row by row, where they are at hand: so it needs none of its own to be sent on.
+    """
+
+    image: Image
+    max_pixels: int | None = None
+    file: bytes | None = None
+    pixels: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Video:
+    """Frames in a message, sampled already, with the time of each in seconds."""
+
+    frames: tuple[Image, ...]
+    timestamps: tuple[float, ...]
+
+
+Part = Text | Picture | Video
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the assistant made. `arguments` is a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. `tool_calls`: of the assistant; `tool_call_id`: what a tool answers."""
+
+    role: Role
+    content: tuple[Part, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function the model may call. `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Which tools a request offers, and how.
+
+    Attributes:
+        choice: "auto" (text, calls, or both), "required" (at least one call), or the name of a tool that
+            must be called. A request without tools has no `ToolUse`.
+        parallel: whether one answer may hold several calls.
+    """
+
+    tools: tuple[Tool, ...]
+    choice: str = "auto"
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """How a model writes calls of tools: see `inputs.tools`.
+
+    Attributes:
+        single: whether its chat template shows no more than one call of a message, so that an answer with
+            several couldn't be continued.
+    """
+
+    name: Literal["hermes", "llama", "mistral", "mistral-args", "qwen-xml"] = "hermes"
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the answer has to look like, token by token.
+
+    `source` is a JSON schema as text ("json_schema"; `{"type": "object"}` for any object), a regular
+    expression, or a grammar in llguidance's dialect of Lark.
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A conversation, or a bare prompt, to continue.
+
+    Attributes:
+        messages: the conversation; empty when `prompt` is given.
+        prompt: text or token ids to continue as they are, without chat template and without pictures.
+        tools: makes the prompt show tools, and constrains calls to their schemas.
+        grammar: constrains the whole answer; not together with `tools`.
+        deadline_s: seconds from now after which it fails with `DeadlineExceeded`.
+    """
+
+    messages: tuple[Message, ...] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    deadline_s: float | None = None
+    prompt: str | tuple[int, ...] | None = None
+    tools: ToolUse | None = None
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's text, bytes and log-probability."""
+
+    token: str
+    bytes: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob(TokenLogprob):
+    """A generated token, with the most likely alternatives (most likely first)."""
+
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request; image tokens are part of the prompt's."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    image_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of the answer.
+
+    Attributes:
+        text: new text; may be empty (a token that ends in the middle of a character, or the end).
+        choice: index below `sampling.n`.
+        logprobs: of the tokens behind this text, when asked for.
+        finish_reason: on the last delta of a choice.
+        usage: on the last delta of the request.
+        stop: on the last delta of a choice: the stop string that ended it, or the text of the token among
+            `sampling.stop_token_ids` that did.
+        reasoning: new text of what the model thinks before its answer; none of `text`.
+    """
+
+    text: str
+    choice: int = 0
+    logprobs: tuple[Logprob, ...] = ()
+    finish_reason: Literal["stop", "length", "abort"] | None = None
+    usage: Usage | None = None
+    stop: str | None = None
+    reasoning: str = ""
+
+
+class Stream(Protocol):
+    """The answer as it is generated. Errors of the request are raised by the iteration."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, image tokens included; known before the first delta."""
+        ...
+
+    def __iter__(self) -> Iterator[Delta]: ...
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    def close(self) -> None:
+        """Abort what is not finished. Safe to call twice."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a loaded model can do.
+
+    Attributes:
+        max_pixels: largest image before it is scaled down.
+        engine: which backend runs it ("native", "transformers", "vllm").
+        device: where, as people know it ("NVIDIA GeForce RTX 5060", "CPU").
+        dtype: activations and cache, such as "bfloat16".
+        weights: as they are in memory, such as "int4, int8 head".
+        most_characters: that a prompt of the whole context can have, white space included; 0 where the engine
+            doesn't tell.
+        kv_cache: format of keys and values, such as "fp8"; empty where the engine doesn't tell.
+        architecture: of the network, as the checkpoint names it; empty where the engine doesn't tell.
+        parameters: number of weights; 0 where the engine doesn't tell.
+        tools: whether the chat template shows tools to the model.
+        tool_form: how it writes calls of them.
+        language_only: whether the model could see, and was loaded without its vision tower.
+        plan: what was allocated, where our own engine runs it.
+    """
+
+    model: str
+    context_tokens: int
+    images: bool
+    video: bool
+    max_pixels: int
+    min_pixels: int
+    engine: str = "native"
+    device: str = ""
+    dtype: str = ""
+    weights: str = ""
+    architecture: str = ""
+    parameters: int = 0
+    tools: bool = True
+    tool_form: ToolForm = ToolForm()
+    language_only: bool = False
+    kv_cache: str = ""
+    most_characters: int = 0
+    plan: "Allocation | None" = None
+
+
+class Backend(Protocol):
+    """A loaded model behind one interface, safe to use from several threads."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def submit(self, request: Request, go_on: GoOn = going_on) -> Stream:
+        """Start a request. `go_on`: called while its prompt is prepared, which it may end by raising.
+
+        Raises:
+            RequestError: it is wrong, or too large for the context; nothing was started.
+        """
+        ...
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes held, by component."""
+        ...
+
+    def close(self) -> None:
+        """Abort everything and free the model."""
+        ...
+
+
+def check_sight(capabilities: Capabilities, field: str = "messages") -> None:
+    """Raise RequestError, with a way out, if this model takes no pictures; `field` is where one was sent."""
+    if capabilities.images:
+        return
+    if capabilities.language_only:
+        raise RequestError(
+            f"{capabilities.model} runs without its vision tower (--language-only) and reads text alone; "
+            "start it without that option to send pictures",
+            field=field,
+        )
+    raise RequestError(
+        f"{capabilities.model} reads text alone and takes no pictures; load a model that sees, such as "
+        f"{SEES}",
+        field=field,
+    )
+
+
+def user(*parts: Part | str | Image) -> Message:
+    """A user message from strings, images and parts."""
+    return Message("user", tuple(_part(part) for part in parts))
+
+
+def _part(value: Part | str | Image) -> Part:
+    if isinstance(value, str):
+        return Text(value)
+    if isinstance(value, Text | Picture | Video):
+        return value
+    return Picture(value)
+
+
+def messages_of(values: Message | Sequence[Message]) -> tuple[Message, ...]:
+    """One message or several, as a tuple."""
+    return (values,) if isinstance(values, Message) else tuple(values)
+
+
+def characters(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
+    """Characters of all that a conversation brings to its prompt, counted without looking at them."""
+    count = 0
+    for message in messages:
+        count += sum(len(part.text) for part in message.content if isinstance(part, Text))
+        count += sum(len(call.id) + len(call.name) + len(call.arguments) for call in message.tool_calls)
+        count += len(message.tool_call_id or "")
+    return count + sum(len(tool.name) + len(tool.description) + _size(tool.parameters) for tool in tools)
+
+
+def _size(value: Any) -> int:
+    """Characters of all strings in a value of JSON."""
+    count, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            count += len(item)
+        elif isinstance(item, Mapping):
+            stack += item.keys()
+            stack += item.values()
+        elif isinstance(item, list | tuple):
+            stack += item
+    return count

@@ -1,0 +1,106 @@
+"""Compiling ahead: once for what runs, beside it, and never in its way."""
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from snugvl.backends.native import ahead
+from snugvl.backends.native.ahead import KernelsAhead, ahead_of
+from snugvl.engine.precompile import CompileJob, compile_job_of
+from snugvl.errors import RequestError
+from snugvl.hardware import host
+from snugvl.layers.kernels.device import Hardware
+from tests.engine.toy import engine
+from tests.patience import PATIENCE_S, until
+
+READS = "import sys; order = sys.stdin.buffer.read(); "
+SAYS = 'print(\'a remark\'); print(\'{"kernels": 3, "failed": ["gemm: too large"]}\')'
+
+
+@pytest.fixture
+def wanted() -> CompileJob:
+    return compile_job_of(engine(), threads=2)
+
+
+def attempt(code: str) -> KernelsAhead:
+    return KernelsAhead((sys.executable, "-c", READS + code))
+
+
+def test_what_is_compiled_once_is_not_asked_for_again(
+    wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "snugvl")
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'a').write('.'); assert b'CompileJob' in order; " + SAYS
+    folder = tmp_path / "not there yet"
+    for version in ("3.6.0", "3.6.0", "3.7.0"):
+        attempt(code).compile(wanted, folder, version)
+    assert ran.read_text() == "..", "another version of Triton compiles anew"
+    assert [path.suffix for path in folder.iterdir()] == [".done"] * 2
+    assert "a kernel can't be compiled ahead: gemm: too large" in caplog.messages
+    assert any(message.startswith("3 kernels are compiled, in ") for message in caplog.messages)
+
+
+def test_another_model_or_gpu_is_compiled_anew(wanted: CompileJob) -> None:
+    other = CompileJob(wanted.outline, wanted.engine, Hardware((8, 9), 76), wanted.threads)
+    names = {ahead._name_of(each, "3.6.0") for each in (wanted, wanted, other)}
+    assert len(names) == 2
+    larger = compile_job_of(engine(num_blocks=99), threads=2)
+    assert larger == wanted, "how much memory is free today makes no difference"
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("raise SystemExit('no triton')", "no triton"),
+        ("import os; os._exit(7)", "its process ended with 7"),
+    ],
+)
+def test_a_failure_is_said_and_tried_again_at_the_next_start(
+    code: str, why: str, wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "snugvl")
+    attempt(code).compile(wanted, tmp_path, "3.6.0")
+    assert caplog.messages == [f"kernels can't be compiled ahead, each is compiled when it is needed: {why}"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_little_main_memory_is_left_alone(
+    wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "snugvl")
+    monkeypatch.setattr(host, "memory", lambda: host.Memory(2 << 30, 1 << 30))
+    attempt("raise SystemExit").compile(wanted, tmp_path, "3.6.0")
+    assert caplog.messages == ["too little main memory is free to compile kernels ahead"]
+
+
+def test_stopping_ends_the_process_and_says_nothing(
+    wanted: CompileJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "snugvl")
+    kernels = attempt("import time; time.sleep(1000)")
+    thread = threading.Thread(target=kernels.compile, args=(wanted, tmp_path, "3.6.0"))
+    thread.start()
+    until(lambda: kernels._process is not None)
+    kernels.stop()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    kernels.compile(wanted, tmp_path, "3.6.0")
+    assert not caplog.messages
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cpu_needs_none() -> None:
+    kernels = KernelsAhead(("no such command",))
+    kernels.begin(engine())
+    assert kernels.finished.is_set()
+
+
+def test_the_variable() -> None:
+    assert [ahead_of(value) for value in (None, "", "none", "kernels", "graphs")] == [
+        "kernels", "kernels", "none", "kernels", "graphs",
+    ]  # fmt: skip
+    with pytest.raises(RequestError, match="SNUGVL_AHEAD 'all' is unknown; use none, kernels, graphs"):
+        ahead_of("all")

@@ -1,0 +1,269 @@
+"""What an engine allocates is what was planned, to the byte; or planned again, with what changed said."""
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import snugvl
+from snugvl.backends.native.allocation import allocate, engine_config
+from snugvl.backends.native.planned import planned_rows
+from snugvl.backends.place import Place, place_on
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.read import facts_of
+from snugvl.core.options import LoadOptions, PurposeName
+from snugvl.errors import DoesNotFit, InputError, RequestError
+from snugvl.hardware.describe import describe
+from snugvl.planner.footprint.step_graphs import DRIVER, POOL
+from snugvl.planner.inventory import inventory
+from snugvl.planner.plan import Allocation, allocation_of
+from snugvl.planner.report.plain import plain
+from snugvl.planner.report.sections import report
+from snugvl.planner.solve import Candidate, solve
+from snugvl.planner.wishes import Wishes, wishes_of
+
+MIB, GIB = 1 << 20, 1 << 30
+NAMES = (
+    "Qwen/Qwen3-VL-2B-Instruct-FP8", "Qwen/Qwen3-VL-4B-Instruct-FP8", "Qwen/Qwen3-VL-8B-Instruct",
+    "Qwen/Qwen3.5-4B", "Qwen/Qwen2.5-VL-3B-Instruct", "mistralai/Mistral-7B-Instruct-v0.3",
+)  # fmt: skip
+TEXT_MODELS = (
+    "Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen3-8B", "microsoft/Phi-3-mini-4k-instruct",
+    "microsoft/Phi-4-mini-instruct", "meta-llama/Llama-2-7b-chat-hf", "meta-llama/Llama-3.1-8B-Instruct",
+    "mistralai/Mistral-7B-Instruct-v0.3",
+)  # fmt: skip
+FACTS = {name: facts_of(name, offline=True) for name in NAMES}
+PURPOSES = get_args(PurposeName)
+FP8 = FACTS[NAMES[1]]
+
+
+def gpu(free_bytes: int, **changes: Any) -> Place:
+    return replace(
+        Place(torch.device("cuda"), "a GPU", free_bytes, (12, 0), context_bytes=450 * MIB), **changes
+    )
+
+
+def made(facts: ModelFacts, place: Place, planned: Allocation | None = None, **said: Any) -> Allocation:
+    return allocate(facts, LoadOptions(facts.name, **said), place, planned)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    card=st.sampled_from(["rtx-5060", "rtx-3060", "rtx-4090", "t4", "a100", "none"]),
+    system=st.sampled_from(["linux", "wsl2"]),
+    held=st.integers(0, 6 << 10),
+    name=st.sampled_from(NAMES),
+    purpose=st.sampled_from(PURPOSES),
+    said=st.sampled_from(
+        [{}, {}, {"context": 3000}, {"kv_cache": "fp8"}, {"weights": "int4"}, {"concurrency": 3}]
+    ),
+)
+def test_what_is_printed_is_configured_and_is_the_ledgers_plan(
+    card: str, system: Any, held: int, name: str, purpose: Any, said: dict[str, Any]
+) -> None:
+    facts = FACTS[name]
+    none = card == "none"
+    here = describe(card, ram="32GiB") if none else describe(card, os=system, held=f"{held}MiB")
+    sees = facts.vision is not None
+    options = LoadOptions(name, purpose=purpose if sees else "chat", **said)
+    plan = solve([Candidate(facts)], here, wishes_of(options, sees=sees, backend="native"))
+    if plan.choice is None:
+        return
+    planned, model = allocation_of(plan.choice), inventory(facts)
+    # The process that loads finds what the plan counted on: it takes the plan as it is.
+    place = (
+        gpu(plan.budget.free_bytes, system=system)
+        if not none
+        else Place(torch.device("cpu"), "main memory", here.ram_free_bytes)
+    )
+    if place.usable_bytes >= planned.footprint.total_bytes:
+        assert allocate(facts, options, place, planned) is planned
+    config = engine_config(planned, options)
+    chosen = plan.choice.settings
+    assert (config.max_model_len, config.max_num_seqs, config.max_batched_tokens, config.kv_cache) == (
+        chosen.context, chosen.sequences, chosen.chunk, chosen.kv,
+    )  # fmt: skip
+    assert config.cache_tokens == chosen.kv_tokens >= chosen.context * (options.concurrency or 1)
+    assert config.step_graph_bytes == planned.footprint.named(POOL)
+    rows = planned_rows(planned, model)
+    assert sum(rows.values()) == plan.choice.footprint.total_bytes <= plan.budget.usable_bytes
+    assert min(rows.values()) >= 0
+    text = plain(report(plan, here))
+    assert f"{chosen.context:,} tokens for prompt" in text
+    assert chosen.weights_name.split(",")[0] in text
+    assert chosen.kv_tokens == chosen.context or f"room for {chosen.kv_tokens:,}" in text
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    free=st.integers(3 * GIB, 40 * GIB),
+    more=st.integers(0, 4 * GIB),
+    name=st.sampled_from(NAMES),
+    purpose=st.sampled_from(PURPOSES),
+    kv_cache=st.sampled_from(["auto", "bf16"]),
+)
+def test_more_memory_never_gives_less_of_what_people_value(
+    free: int, more: int, name: str, purpose: Any, kv_cache: Any
+) -> None:
+    """Images, context and requests in flight only grow, unless noticeably better weights take their place."""
+    found = []
+    facts = FACTS[name]
+    purpose = purpose if facts.vision else "chat"
+    for size in (free, free + more):
+        try:
+            found.append(made(facts, gpu(size), purpose=purpose, kv_cache=kv_cache))
+        except (DoesNotFit, RequestError):
+            assert not found
+            return
+    less, rich = (each.settings for each in found)
+    if (less.weights == "int4", less.vision) == (rich.weights == "int4", rich.vision):
+        assert (rich.max_pixels or 0) >= (less.max_pixels or 0)
+        assert rich.context >= less.context
+    else:
+        assert (less.weights, less.vision) > (rich.weights, rich.vision) or less.weights == "int4"
+
+
+@pytest.mark.parametrize("purpose", PURPOSES)
+def test_a_name_changes_nothing(purpose: Any) -> None:
+    """Who names the model that a plan recommends gets the same settings, from `plan` and from `serve`."""
+    from snugvl.planner.recommend import catalogue_candidates
+
+    for here in (describe("rtx-5060", os="wsl2", held="951MiB"), describe("rtx-3060"), describe("rtx-4090")):
+        led = solve(catalogue_candidates(), here, Wishes(purpose=purpose)).choice
+        assert led is not None
+        facts = led.option.model.facts
+        served = wishes_of(LoadOptions(facts.name, purpose=purpose), sees=True)
+        assert served == Wishes(purpose=purpose)
+        named = solve([Candidate(facts)], here, served).choice
+        assert named is not None
+        assert named.settings == led.settings
+
+
+def test_less_than_planned_is_planned_again_and_said_in_numbers() -> None:
+    planned = made(FP8, gpu(8 * GIB))
+    same = allocate(FP8, LoadOptions(FP8.name), gpu(9 * GIB), planned)
+    assert same is planned
+    again = allocate(FP8, LoadOptions(FP8.name), gpu(6 * GIB), planned)
+    assert again.footprint.total_bytes <= gpu(6 * GIB).usable_bytes < planned.footprint.total_bytes
+    assert again.changed.startswith("planned for 7.")
+    assert "of which 5.8" in again.changed
+    assert f"pool_tokens {planned.settings.pool_tokens} → {again.settings.pool_tokens}" in again.changed
+    with pytest.raises(DoesNotFit):
+        allocate(FP8, LoadOptions(FP8.name), gpu(2 * GIB), planned)
+
+
+@settings(max_examples=16, deadline=None)
+@given(free=st.integers(1 << 20, 60 * GIB), weights=st.sampled_from(["auto", "bf16", "int4"]))
+def test_never_more_than_may_be_used(free: int, weights: Any) -> None:
+    place, facts = gpu(free), FACTS[NAMES[2]]
+    try:
+        allocation = made(facts, place, weights=weights)
+    except DoesNotFit:
+        return
+    assert allocation.footprint.total_bytes <= place.usable_bytes <= free - min(128 * MIB, free)
+    assert allocation.settings.kv_tokens >= allocation.settings.context
+    assert sum(planned_rows(allocation, inventory(facts)).values()) == allocation.footprint.total_bytes
+
+
+def test_graphs_of_prompts_take_what_is_left_and_nothing_else() -> None:
+    said: dict[str, Any] = {"context": 4096, "max_pixels": 1 << 20}
+    model = inventory(FP8)
+    plain_one, graphs = (made(FP8, gpu(48 * GIB), step_graphs=on, **said) for on in (False, True))
+    assert engine_config(plain_one, LoadOptions()).step_graph_bytes == 0
+    assert 100 * MIB < graphs.footprint.named(POOL) < 700 * MIB
+    assert 60 * MIB < graphs.footprint.named(DRIVER) < 90 * MIB
+    assert replace(graphs.settings, step_graphs=False) == plain_one.settings
+    before, after = planned_rows(plain_one, model), planned_rows(graphs, model)
+    assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
+        "CUDA graphs": graphs.footprint.named(POOL),
+        "CUDA context and libraries": graphs.footprint.named(DRIVER),
+    }
+    assert not made(FP8, gpu(10 * GIB), **said).settings.step_graphs, "no room for them"
+    assert not made(FP8, gpu(48 * GIB), tower="streamed", **said).settings.step_graphs
+    assert not made(FACTS["Qwen/Qwen3.5-4B"], gpu(48 * GIB)).settings.step_graphs
+
+
+def test_a_limit_is_kept() -> None:
+    limited = gpu(24 * GIB, limit_bytes=4400 * MIB)
+    assert limited.usable_bytes == 4400 * MIB
+    assert made(FP8, limited).footprint.total_bytes <= 4400 * MIB
+    assert gpu(2 * GIB, limit_bytes=3 * GIB).usable_bytes < 2 * GIB
+
+
+def test_what_was_asked_for_is_kept_or_refused_with_what_fits() -> None:
+    facts = FACTS[NAMES[2]]
+    found = made(facts, gpu(24 * GIB), context=3000, max_pixels=1_000_000).settings
+    assert (found.context, found.max_pixels) == (3000, 1_000_000)
+    with pytest.raises(DoesNotFit, match=r"8B-Instruct does not fit a GPU.*KV cache|weights .*more than the"):
+        made(facts, gpu(8 * GIB), context=65_536, weights="bf16")
+    with pytest.raises(RequestError, match=r"ends at 262,144 tokens, 300,000 are wished") as long:
+        made(facts, gpu(60 * GIB), context=300_000)
+    assert long.value.field == "context"
+    with pytest.raises(RequestError, match=r"fp8 weights can't be had of it.*stored in bf16") as format_:
+        made(facts, gpu(60 * GIB), weights="fp8")
+    assert format_.value.field == "weights"
+    assert made(FP8, gpu(60 * GIB), weights="bf16").settings.weights == "bf16"
+
+
+def test_a_limit_that_holds_nothing_is_refused() -> None:
+    with pytest.raises(RequestError, match="more than 0 bytes, not -5"):
+        snugvl.load("pocket", device="cpu", memory=-5)
+    with pytest.raises(DoesNotFit, match="may be used"):
+        snugvl.load("pocket", device="cpu", memory=1 << 20)
+    with pytest.raises(InputError, match="memory 'much' is not a size"):
+        snugvl.load("pocket", device="cpu", memory="much")
+
+
+def test_load_obeys_it() -> None:
+    with snugvl.load("pocket", device="cpu", context=1000) as model:
+        assert model.capabilities.context_tokens == 1000
+        assert model.capabilities.weights == "fp32"
+        text = 2 * 6 * 2 * 64 * 4  # keys and values · layers · kv heads · head size · float32
+        assert model.memory()["kv_cache"] % (text * 16) == 0
+    with pytest.raises(RequestError, match="ends at 4,096 tokens, 5,000 are wished"):
+        snugvl.load("pocket", device="cpu", context=5000)
+    with pytest.raises(RequestError, match="device 'tpu'"):
+        snugvl.load("pocket", device="tpu")
+    with pytest.raises(RequestError, match="dtype 'int3'"):
+        snugvl.load("pocket", dtype="int3")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="weights 'int3'"):
+        snugvl.load("pocket", device="cpu", weights="int3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+def test_text_models_leave_no_room_for_pictures(name: str) -> None:
+    facts, place = facts_of(name, offline=True), gpu(7 * GIB)
+    allocation = made(facts, place)
+    found = allocation.settings
+    assert (found.images, found.max_pixels, found.encoder_cache_bytes) == (0, None, 0)
+    rows = planned_rows(allocation, inventory(facts))
+    assert rows["vision weights"] == 0
+    assert found.context <= (facts.native_positions or facts.text.max_position_embeddings)
+    with pytest.raises(DoesNotFit) as refused:
+        made(facts, gpu(1 * GIB))
+    assert "pixels" not in str(refused.value)
+
+
+def test_a_tower_left_out_makes_room() -> None:
+    place = gpu(6 * GIB)
+    whole, blind = (made(FP8, place, language_only=only) for only in (False, True))
+    assert (whole.settings.images, blind.settings.images, blind.settings.max_pixels) == (1, 0, None)
+    assert planned_rows(blind, inventory(FP8))["vision weights"] == 0
+    assert blind.settings.kv_tokens > whole.settings.kv_tokens
+    assert blind.subject != whole.subject
+
+
+def test_a_context_beyond_long_ropes_first_one_names_who_runs_it() -> None:
+    facts = facts_of("microsoft/Phi-3.5-mini-instruct", offline=True)
+    with pytest.raises(RequestError, match=r"ends at 4,096 tokens here.*up to 131,072"):
+        made(facts, gpu(40 * GIB), context=8192)
+    assert made(facts, gpu(40 * GIB)).settings.context == 4096
+
+
+def test_on_a_cpu_there_are_no_graphs() -> None:
+    found = made(FACTS[NAMES[0]], place_on(torch.device("cpu")))
+    assert found.settings.eager
+    assert not found.settings.step_graphs

@@ -1,0 +1,47 @@
+"""Who has taken GPU memory, by name."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from snugvl.backends.native.neighbours import Neighbours, grown
+from snugvl.hardware.machine import Gpu, Machine, Tenant
+from tests.patience import PATIENCE_S
+
+MIB = 1 << 20
+GPU = Gpu(0, "a card", 8192 * MIB, 4096 * MIB, tenants=(Tenant("desktop", 400 * MIB, 7),))
+
+
+def test_only_others_that_have_grown_are_named() -> None:
+    before = (Tenant("desktop", 400 * MIB, 7), Tenant("driver (reserved)", 300 * MIB))
+    now = (
+        Tenant("python serve", 4000 * MIB, 99),
+        Tenant("desktop", 410 * MIB, 7),
+        Tenant("driver (reserved)", 400 * MIB),
+        Tenant("game", 1536 * MIB, 12),
+    )
+    assert grown(before, now, 99) == ["game (pid 12) 1.50 GiB more", "driver (reserved) 100 MiB more"]
+    assert grown(before, before, 99) == []
+
+
+def test_it_logs_from_a_thread_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    looking, may_go = threading.Event(), threading.Event()
+    machine = Machine("linux", (replace(GPU, tenants=(Tenant("game", 900 * MIB, 12),)),), 8, 1, 1, 1)
+    looks = 0
+
+    def look() -> Machine:
+        nonlocal looks
+        looks += 1
+        looking.set()
+        may_go.wait(PATIENCE_S)
+        return machine
+
+    neighbours = Neighbours(GPU, 99, look)
+    neighbours()
+    assert looking.wait(PATIENCE_S)
+    neighbours()  # one look is enough
+    may_go.set()
+    assert neighbours._busy.acquire(timeout=PATIENCE_S)
+    assert looks == 1
+    assert "GPU memory taken by other programs since the start: game (pid 12) 900 MiB more" in caplog.text

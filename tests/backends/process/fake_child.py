@@ -1,0 +1,160 @@
+"""An engine process without an engine: the real child around a fake model that does what its name says.
+
+echo        answers with "0 1 2 …", one word a millisecond, until max_tokens; says that its prompt has as many
+            tokens as the first pixel of its picture has red
+abort       dies while loading, with a message
+bug         raises what is no SnugvlError while loading
+broken      reports a CheckpointError
+once PATH   loads if PATH doesn't exist, and creates it; then reports DoesNotFit
+stuck       loads, then its engine's thread never answers
+slow        takes its time to load: all there is
+"""
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from snugvl.backends.mailbox import Mailbox
+from snugvl.backends.process.child import Report, attach, run
+from snugvl.backends.process.hosted import HostedModel
+from snugvl.backends.process.wire import EngineChoice
+from snugvl.core.ledger import Ledger
+from snugvl.core.messages import Capabilities, Delta, GoOn, Picture, Request, Text, Usage, going_on
+from snugvl.core.service import Load, Tokens
+from snugvl.errors import CheckpointError, DoesNotFit, OutputError, QueueFull, RequestTooLarge
+
+
+class Stream:
+    def __init__(self, backend: "Backend", request: Request) -> None:
+        self._mailbox: Mailbox[Delta] = Mailbox()
+        self._backend = backend
+        self._closed = False
+        shown = [part for part in request.messages[0].content if isinstance(part, Picture)]
+        self.prompt_tokens = shown[0].image.getpixel((0, 0))[0] if shown else 1  # type: ignore[index]
+        self._count = request.sampling.max_tokens or 10
+        backend.running += 1
+        threading.Thread(target=self._talk, daemon=True).start()
+
+    def _talk(self) -> None:
+        for index in range(self._count):
+            time.sleep(0.001)
+            if self._closed:
+                break
+            last = index == self._count - 1
+            usage = Usage(1, self._count) if last else None
+            self._mailbox.put(Delta(f"{index} ", 0, (), "length" if last else None, usage))
+        self._backend.running -= 1
+        self._mailbox.close()
+
+    def __iter__(self) -> Any:
+        while (delta := self._mailbox.get()) is not None:
+            yield delta
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def forward(self, put: Callable[[Delta], None], end: Callable[[Exception | None], None]) -> None:
+        self._mailbox.forward(put, end)
+
+    def close(self) -> None:
+        self._closed = True
+        self._mailbox.close()
+
+
+class Backend:
+    capabilities = Capabilities("fake", 100, True, True, 100, 10)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.running = 0
+        self.questions = 0
+        self.released = threading.Event()
+
+    def submit(self, request: Request, go_on: GoOn = going_on) -> Stream:
+        part = request.messages[0].content[0] if request.messages else None
+        text = part.text if isinstance(part, Text) else ""
+        if text in REFUSALS:
+            raise REFUSALS[text]()
+        if text == "print the environment":
+            print("\n".join(sorted(os.environ)), flush=True)
+        if text == "log":
+            log = logging.getLogger("snugvl.somewhere")
+            log.debug("a detail")
+            log.info("a remark about %d", 1)
+            log.warning("a warning")
+        if text == "think":
+            time.sleep(0.3)
+        if text == "wait":
+            self.released.wait()
+        if text == "release":
+            self.released.set()
+        return Stream(self, request)
+
+    def warm_up(self) -> bool:
+        """Say when it was called."""
+        print(f"warming up while {self.running} are running", flush=True)
+        return False
+
+    def stats(self) -> Load:
+        self.questions += 1
+        if self.name == "stuck" and self.questions > 2:
+            time.sleep(1000)
+        return Load(running=self.running)
+
+    def memory(self) -> Mapping[str, int]:
+        return {}
+
+    def tokenize(self, prompt: Any, tools: Any = None, go_on: GoOn = going_on) -> Tokens:
+        return Tokens(tuple(map(ord, prompt)))
+
+    def detokenize(self, ids: tuple[int, ...]) -> str:
+        return "".join(map(chr, ids))
+
+
+REFUSALS: Mapping[str, Callable[[], Exception]] = {
+    "large": lambda: RequestTooLarge("9 tokens, at most 8 fit", field="messages"),
+    "full": lambda: QueueFull("256 requests are waiting already"),
+    "output": lambda: OutputError("no boxes", text="the answer"),
+    "bug": lambda: ZeroDivisionError("a bug"),
+    "odd": lambda: OddError(1, 2),
+}
+
+
+class OddError(OutputError):
+    """Can't be pickled as it is."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"odd {first} {second}")
+
+
+def load(choice: EngineChoice, report: Report) -> HostedModel:
+    name, _, path = choice.model.partition(" ")
+    report("pretending", 0.5)
+    if name == "abort":
+        print("RuntimeError: CUDA out of memory. Tried to allocate 2 GiB", file=sys.stderr, flush=True)
+        os.abort()
+    if name == "bug":
+        raise ZeroDivisionError("a bug while loading")
+    if name == "broken":
+        raise CheckpointError("model.safetensors is truncated")
+    if name == "once":
+        if Path(path).exists():
+            raise DoesNotFit("needs 9 GiB, 1 GiB is free")
+        Path(path).touch()
+    if name == "slow":
+        time.sleep(1000)
+    meter = SimpleNamespace(read=lambda _memory, _load: Ledger("nothing", (), 3, 2, 1))
+    return HostedModel(Backend(name), meter)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    run(attach(*sys.argv[1:]), load)

@@ -1,0 +1,67 @@
+"""What the engine's process does before torch is there."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from snugvl.backends.process import engine_process
+from snugvl.hardware.describe import describe
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The GPUs whose contexts were made, on a machine with one."""
+    found: list[int] = []
+    monkeypatch.setattr("snugvl.hardware.probe.probe", lambda: describe("rtx-4060"))
+
+    def open_context(index: int) -> bool:
+        found.append(index)
+        return True
+
+    monkeypatch.setattr("snugvl.hardware.cuda_driver.open_context", open_context)
+    return found
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The GPUs for which Triton was read."""
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(engine_process, "read_triton", lambda capability: found.append(capability) or True)
+    return found
+
+
+def threads_beside() -> list[Any]:
+    return [thread for thread in threading.enumerate() if thread.name == "snugvl-beside"]
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda", "cuda:0"])
+def test_a_gpu_is_looked_at_before_its_context_is_made(
+    opened: list[int], read: list[tuple[int, int]], device: str
+) -> None:
+    machine = engine_process._look(device)
+    for thread in threads_beside():
+        thread.join()
+    assert machine is not None
+    assert machine.gpus[0].index == 0
+    assert opened == [0]
+    assert read == [(8, 9)]
+
+
+def test_what_the_server_has_seen_is_not_looked_at_again(
+    opened: list[int], read: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snugvl.hardware.probe.probe", lambda: pytest.fail("looked"))
+    seen = describe("rtx-4060")
+    assert engine_process._look("cuda:0", seen) is seen
+    for thread in threads_beside():
+        thread.join()
+    assert opened == [0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1", "cuda:x", "nonsense"])
+def test_another_device_is_left_alone(opened: list[int], read: list[tuple[int, int]], device: str) -> None:
+    assert engine_process._look(device) is None
+    assert not threads_beside()
+    assert opened == []
+    assert read == []

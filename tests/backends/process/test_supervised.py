@@ -1,0 +1,272 @@
+"""The supervisor over a fake engine in a real process: what it passes on, and to whom."""
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+from PIL import Image
+
+from snugvl.backends.process.arena import Arena
+from snugvl.backends.process.supervised import SupervisedEngine
+from snugvl.core.messages import Request, Text, user
+from snugvl.core.region import Region
+from snugvl.core.sampling import SamplingParams
+from snugvl.errors import (
+    EngineError,
+    EngineUnavailable,
+    OutputError,
+    QueueFull,
+    RequestTooLarge,
+    SnugvlError,
+)
+from tests.backends.process.supervised import FOREVER, engine, read, run, say
+from tests.patience import until_async as until
+
+
+def test_loads_serves_and_leaves_no_process() -> None:
+    async def test() -> None:
+        async with engine() as service:
+            assert service.health.state == "starting"
+            assert service.capabilities is None
+            await until(lambda: service.health.ready)
+            assert service.capabilities is not None
+            assert service.capabilities.model == "fake"
+            stream = await service.submit(say("hello"))
+            assert stream.prompt_tokens == 1
+            deltas = await read(stream)
+            assert "".join(delta.text for delta in deltas) == "0 1 2 3 4 "
+            assert deltas[-1].finish_reason == "length"
+            assert deltas[-1].usage is not None
+            assert await service.tokenize("ab") == await service.tokenize("ab")
+            assert (await service.tokenize("ab")).ids == (97, 98)
+            assert await service.detokenize((97, 98)) == "ab"
+            assert service.snapshot is not None
+            assert service.snapshot.ledger.device == "nothing"
+            pid = service.pid
+            assert pid is not None
+            assert psutil.pid_exists(pid)
+        assert not psutil.pid_exists(pid)
+        await service.close()
+        with pytest.raises(EngineUnavailable, match="shut down"):
+            await service.submit(say("hello"))
+
+    run(test())
+
+
+def test_a_thread_may_read_a_stream() -> None:
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            stream = await service.submit(say("hello"))
+            deltas = await asyncio.to_thread(list, stream)
+            assert "".join(delta.text for delta in deltas) == "0 1 2 3 4 "
+
+    run(test())
+
+
+def test_says_how_loading_goes_and_takes_nothing_meanwhile() -> None:
+    async def test() -> None:
+        async with engine("slow") as service:
+            await until(lambda: "pretending" in service.health.detail)
+            assert service.health.progress == 0.5
+            with pytest.raises(EngineUnavailable, match="slow is loading: pretending") as caught:
+                await service.submit(say("hello"))
+            assert caught.value.retry_after_s >= 1
+            with pytest.raises(EngineUnavailable):
+                await service.tokenize("hello")
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message", "attributes"),
+    [
+        ("large", RequestTooLarge, "9 tokens, at most 8 fit", {"field": "messages"}),
+        ("full", QueueFull, "256 requests are waiting already", {"retry_after_s": 1.0}),
+        ("output", OutputError, "no boxes", {"text": "the answer"}),
+        ("bug", EngineError, "the engine failed: ZeroDivisionError: a bug", {}),
+        ("odd", EngineError, "odd 1 2", {}),
+    ],
+)
+def test_a_refusal_keeps_its_class_message_and_attributes(
+    text: str, kind: type[SnugvlError], message: str, attributes: dict[str, Any]
+) -> None:
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            with pytest.raises(SnugvlError) as caught:
+                await service.submit(say(text))
+            assert type(caught.value) is kind
+            assert str(caught.value) == message
+            for name, value in attributes.items():
+                assert getattr(caught.value, name) == value
+            assert await read(await service.submit(say("hello")))  # and nothing else is harmed
+
+    run(test())
+
+
+@pytest.mark.parametrize("leave", ["close", "drop", "cancel"])
+def test_a_reader_that_leaves_ends_its_request(leave: str) -> None:
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            stream = await service.submit(say("hello", FOREVER))
+            await until(lambda: service.snapshot and service.snapshot.load.running == 1)
+            if leave == "close":
+                stream.close()
+                stream.close()
+                assert len(await read(stream)) <= 1  # what was there, then the end
+            elif leave == "cancel":
+                reader = asyncio.create_task(read(stream))
+                await asyncio.sleep(0.02)
+                reader.cancel()
+                await asyncio.wait([reader])
+                del reader
+            del stream
+            await until(lambda: service.snapshot and service.snapshot.load.running == 0)
+            assert service._process is not None
+            assert service._process.running == 0
+
+    run(test())
+
+
+def test_a_request_cancelled_while_it_is_prepared_never_runs() -> None:
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            submitting = asyncio.create_task(service.submit(say("wait", FOREVER)))
+            await until(lambda: service._process and service._process.running == 1)
+            submitting.cancel()
+            await asyncio.sleep(0.05)
+            assert service._process is not None
+            assert not submitting.done(), "its work goes on, and counts"
+            assert service._process.running == 1
+            await read(await service.submit(say("release")))  # it would run now
+            await asyncio.wait([submitting])
+            assert submitting.cancelled()
+            assert service._process.running == 0
+            await read(await service.submit(say("think")))  # longer than it would take to start
+            await until(lambda: service.snapshot and service.snapshot.load.running == 0)
+
+    run(test())
+
+
+def test_a_prompt_that_takes_long_to_prepare_holds_up_nobody() -> None:
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            slow = asyncio.create_task(service.submit(say("wait")))
+            await asyncio.sleep(0)  # it goes first
+            await read(await service.submit(say("release")))
+            assert await read(await slow)
+
+    run(test())
+
+
+def show(red: int, size: tuple[int, int] = (100, 100), text: str = "look") -> Request:
+    message = user(Text(text), Image.new("RGB", size, (red, 0, 0)))
+    return Request((message,), SamplingParams(max_tokens=1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory of Linux")
+@pytest.mark.parametrize("shared", [None, 4096, 100_000, 10_000_000])
+def test_pictures_come_to_their_own_requests_and_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, shared: int | None
+) -> None:
+    """Through no shared memory, too little, enough for a few, enough for all."""
+    made = Region.made
+    monkeypatch.setattr(Region, "made", lambda _: None if shared is None else made(shared))
+
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            for _ in range(2):
+                streams = await asyncio.gather(*(service.submit(show(red)) for red in range(1, 21)))
+                assert [stream.prompt_tokens for stream in streams] == list(range(1, 21))
+                await asyncio.gather(*map(read, streams))
+            assert shared is None or not arena_of(service)._used
+
+    run(test())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shared memory of Linux")
+def test_pictures_of_requests_that_are_given_up_leave_nothing_behind() -> None:
+    """Before they are packed, while they are, and in every state that they have in the engine's process."""
+
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            for pause_s in (0.0, 0.002, 0.01, 0.1):
+                # More than prepare at once, so that some wait for their turn.
+                begun = [asyncio.create_task(service.submit(show(9, (700, 700), "think"))) for _ in range(6)]
+                await asyncio.sleep(pause_s)
+                for each in begun:
+                    each.cancel()
+                await asyncio.wait(begun)
+            assert (await service.submit(show(7))).prompt_tokens == 7
+            await until(lambda: not arena_of(service)._used)
+
+    run(test())
+
+
+def arena_of(service: SupervisedEngine) -> Arena:
+    assert service._process is not None
+    assert service._process._arena is not None
+    return service._process._arena
+
+
+def test_an_unread_stream_is_merged_and_loses_nothing() -> None:
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            stream = await service.submit(say("hello", 300))
+            assert service._process is not None
+            await until(lambda: service._process and service._process.running == 0)
+            deltas = await read(stream)
+            assert "".join(delta.text for delta in deltas) == "".join(f"{i} " for i in range(300))
+            assert len(deltas) == 1
+            assert deltas[0].usage is not None
+
+    run(test())
+
+
+def test_no_secret_goes_to_the_child_and_its_output_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SNUGVL_API_KEY", "x")
+    monkeypatch.setenv("HF_TOKEN", "x")
+    monkeypatch.setenv("HF_HOME_OF_TESTS", "x")
+
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            await read(await service.submit(say("print the environment")))
+            await until(lambda: "HF_HOME_OF_TESTS" in caplog.text)
+            assert "SNUGVL_API_KEY" not in caplog.text
+            assert "HF_TOKEN" not in caplog.text
+
+    run(test())
+
+
+def test_the_servers_side_imports_no_torch() -> None:
+    code = "import sys, snugvl.backends.process.supervised; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_the_engine_logs_is_in_the_servers_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Remarks come as such; warnings over stderr, among the last words that a death is explained by."""
+    caplog.set_level("DEBUG", "snugvl")
+
+    async def test() -> None:
+        async with engine() as service:
+            await until(lambda: service.health.ready)
+            await read(await service.submit(say("log")))
+            await until(lambda: {"a remark about 1", "a warning"} <= set(caplog.messages))
+
+    run(test())
+    levels = {record.getMessage(): record.levelname for record in caplog.records}
+    assert (levels["a remark about 1"], levels["a warning"]) == ("INFO", "WARNING")
+    assert "a detail" not in levels

@@ -1,0 +1,53 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from snugvl.core.region import Region
+
+CHILD = """
+import sys
+from snugvl.core.region import Region
+region = Region.inherited(*sys.argv[1:])
+print(bytes(region.view[:4]).decode(), end="")
+region.put([memoryview(b"back"), memoryview(b"!")])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory files of Linux")
+def test_what_one_writes_the_other_reads() -> None:
+    region = Region.made(8192)
+    assert region is not None
+    assert region.put([memoryview(b"here")])
+    command = [sys.executable, "-c", CHILD, *region.arguments]
+    run = subprocess.run(command, pass_fds=(region.descriptor,), capture_output=True, check=True)
+    assert run.stdout == b"here"
+    assert bytes(region.view[:6]) == b"back!\0"
+    region.keep_to_ourselves()
+    with pytest.raises(OSError):
+        os.fstat(region.descriptor)
+    region.close()
+    region.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory files of Linux")
+def test_what_does_not_fit_is_not_written() -> None:
+    region = Region.made(4096)
+    assert region is not None
+    assert not region.put([memoryview(bytes([1]) * 4096), memoryview(b"1")])
+    assert not any(region.view)
+    seen = region.view[:1]
+    region.keep_to_ourselves()
+    region.close()
+    assert seen[0] == 0, "whoever still looks at it may"
+
+
+def test_a_system_without_such_memory_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(_: str) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "memfd_create", forbidden, raising=False)
+    assert Region.made(4096) is None
+    monkeypatch.delattr(os, "memfd_create")
+    assert Region.made(4096) is None
