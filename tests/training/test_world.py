@@ -3,11 +3,11 @@
 import random
 
 import pytest
-from training.pocket import geometry, language, lettering, questions, scenes, scoring, tasks, world
+from training.pocket import geometry, interview, language, lettering, questions, scenes, scoring, tasks, world
 
 
-def test_same_seed_same_scene(pack, pool):
-    one, two = (scenes.draw_scene(random.Random(7), scenes.Recipe(), pack.cast, pool) for _ in range(2))
+def test_same_seed_same_scene(cast, pool):
+    one, two = (scenes.draw_scene(random.Random(7), scenes.Recipe(), cast, pool) for _ in range(2))
     assert one == two
 
 
@@ -25,13 +25,13 @@ def test_held_out_pairs_are_never_named_in_training(drawn):
     rng = random.Random(3)
     for scene in drawn:
         asker = questions.Asker(scene, rng)
-        for e in [tasks.detect_named(asker), *(questions.ask(asker) for _ in range(8))]:
+        for e in [tasks.detect_named(asker), *(interview.ask(asker) for _ in range(8))]:
             assert e is None or not any(f"{p} " in f"{e.question} {e.answer} " for p in pairs), e
 
 
-def test_evaluation_seeks_what_is_held_out(pack, pool):
+def test_evaluation_seeks_what_is_held_out(cast, pool):
     rng = random.Random(5)
-    found = [scenes.draw_scene(rng, scenes.Recipe(evaluation=True), pack.cast, pool) for _ in range(60)]
+    found = [scenes.draw_scene(rng, scenes.Recipe(evaluation=True), cast, pool) for _ in range(60)]
     assert all(world.unseen_canvas(s.width, s.height) for s in found)
     assert sum(scoring.unseen_pair(s) for s in found) > 10
 
@@ -61,7 +61,7 @@ def test_answers_agree_with_a_recount(drawn):
     for scene in drawn:
         asker = questions.Asker(scene, rng)
         for _ in range(12):
-            e = questions.ask(asker)
+            e = interview.ask(asker)
             if e is None:
                 continue
             seen.add(e.kind)
