@@ -62,7 +62,7 @@ def test_both_painters_agree(trainer, drawn, pool):
     for i, scene in enumerate(plain):
         grid = geometry.token_grid(scene.width, scene.height)
         mine = render.unpatch(patches[i], *grid)
-        theirs = paint(scene, (), random.Random(1)).resize(mine.shape[1::-1], Image.Resampling.BICUBIC)
+        theirs = paint(scene, (), random.Random(1), {}).resize(mine.shape[1::-1], Image.Resampling.BICUBIC)
         assert np.abs(mine.astype(float) - np.asarray(theirs)).mean() < 5
 
 

@@ -1,8 +1,9 @@
-"""Build the asset pack `.pocket/`: pictogram sprites of all sets, fonts, photographs, palettes, the tokenizer.
+"""Build the asset pack `.pocket/`: pictogram sprites of all sets, fonts, photographs, palettes, the
+tokenizer.
 
     apt-get install npm fontconfig fonts-noto-color-emoji fonts-noto-core fonts-noto-extra fonts-dejavu \
-        fonts-liberation fonts-freefont-ttf fonts-roboto fonts-open-sans fonts-lato fonts-cantarell fonts-hack \
-        mate-backgrounds plasma-workspace-wallpapers
+        fonts-liberation fonts-freefont-ttf fonts-roboto fonts-open-sans fonts-lato fonts-cantarell \
+        fonts-hack mate-backgrounds plasma-workspace-wallpapers
     pip install resvg-py fonttools scikit-image scikit-learn matplotlib
     python -m training.pocket.assets
 
@@ -68,7 +69,7 @@ def build_fonts(folder: Path) -> None:
 
 
 def build(folder: Path, photographs: list[Path], new_tokenizer: bool = False) -> None:
-    """Write what the pack lacks, with the shipped tokenizer, so that the shipped weights can be trained on."""
+    """Write what the pack lacks, with the shipped tokenizer: the shipped weights can be trained on."""
     downloads = folder.parent / f"{folder.name}-downloads"
     build_pictograms(folder / "pictograms", downloads)
     build_fonts(folder / "fonts")

@@ -8,8 +8,9 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-# Slots: {o} a noun (of pocket's world or not), {p} its plural, {a} an attribute, {j} an adjective, {v} a verb,
-# {k} a verb's third person, {n} {m} numbers, {l} a language, {c} a place, {w} a word, {g} a kind of thing.
+# Slots: {o} a noun (of pocket's world or not), {p} its plural, {a} an attribute, {j} an adjective, {v} a
+# verb, {k} a verb's third person, {n} {m} numbers, {l} a language, {c} a place, {w} a word, {g} a kind of
+# thing.
 QUESTIONS: Final = (
     "Who is the president?", "Who is the {o}?", "Who is that?", "Who is this?", "Who made this?",
     "Who painted this?", "Who took this picture?", "Who drew the {o}?", "Who owns the {o}?", "Who are you?",
@@ -28,7 +29,8 @@ QUESTIONS: Final = (
     "What {a} is this?", "What is the {a}?", "How do you measure the {a} of a {o}?",
     "Give me the {a} of the {o}.", "What would the {a} of the {o} be?", "Calculate the {a} of the {o}.",
     "Compute its {a}.", "Name the {a} of the {o}.", "What {a} of {o} is that?",
-    "Is the {o} {j}?", "Is the {o} {j} or {j}?", "Is this {j}?", "How {j} is the {o}?", "Does the {o} look {j}?",
+    "Is the {o} {j}?", "Is the {o} {j} or {j}?", "Is this {j}?", "How {j} is the {o}?",
+    "Does the {o} look {j}?",
     "Is it a {j} {o}?", "Are the {p} {j}?", "Do you think the {o} is {j}?", "Which {o} is the most {j}?",
     "Would you call the {o} {j}?", "Does it seem {j}?", "What makes the {o} {j}?", "Is the picture {j}?",
     "Is a {o} more {j} than a {o}?", "Are {p} {j}?",
@@ -61,7 +63,8 @@ QUESTIONS: Final = (
     "What are the ingredients of {w}?", "What is the secret?", "What is this worth?", "What style is this?",
     "What font is this?", "What software made this?", "What is the file size?", "What is the hex code?",
     "What is {n}+{m}?", "What is {n} plus {m}?", "What is {n} times {m}?", "What is {n} minus {m}?",
-    "{n} + {m} = ?", "{n}*{m}", "Divide {n} by {m}.", "What is the square root of {n}?", "Solve x + {n} = {m}.",
+    "{n} + {m} = ?", "{n}*{m}", "Divide {n} by {m}.", "What is the square root of {n}?",
+    "Solve x + {n} = {m}.",
     "Is {n} a prime number?", "What is {n} percent of {m}?", "Add {n} and {m}.", "Multiply {n} by {m}.",
     "Which country is this?", "Which city is this?", "Which movie is this from?", "Which artist made this?",
     "Which {o} is better?", "Which team won?", "Which {o} would you buy?", "Which company makes the {o}?",
@@ -76,7 +79,8 @@ QUESTIONS: Final = (
     "Do you love me?", "Do you dream?", "Do you have a {o}?", "Does God exist?", "Does the {o} belong to me?",
     "Tell me a joke.", "Tell me a story about the {o}.", "Tell me about yourself.", "Tell me about {c}.",
     "Tell me something about {p}.", "Write a poem about the {o}.", "Write Python code.", "Write a song.",
-    "Write a letter to the {o}.", "Write an essay about {w}.", "Sing a song.", "Explain the {o}.", "Explain {w}.",
+    "Write a letter to the {o}.", "Write an essay about {w}.", "Sing a song.", "Explain the {o}.",
+    "Explain {w}.",
     "Explain how a {o} works.", "Summarize the {o}.", "Solve the puzzle.", "Play chess with me.",
     "Invent a name for the {o}.", "Recommend a {o}.", "Define {w}.", "Spell {w} backwards.", "Draw a {o}.",
     "Make the {o} {j}.", "Remove the {o}.", "Change the {o} to a {o}.", "Give me a recipe for {w}.",
@@ -96,29 +100,31 @@ expression pose rank party team opinion advice reason moral phone email serial r
 """.split()  # noqa: SIM905
 ADJECTIVES: Final = """
 cute pretty beautiful ugly happy sad angry hungry tired old young new rich poor fast slow strong weak safe
-dangerous poisonous edible tasty sweet sour ripe fresh rotten expensive cheap useful real fake alive dead broken
-clean dirty wet dry hot cold warm heavy soft hard loud quiet funny scary friendly famous male female tall
-intelligent clever stupid modern ancient electric wooden metallic tame wild rare common healthy sick lucky asleep
-awake busy empty full open closed lonely brave lazy shy fluffy smooth rough magnetic waterproof legal free popular
+dangerous poisonous edible tasty sweet sour ripe fresh rotten expensive cheap useful real fake alive dead
+broken clean dirty wet dry hot cold warm heavy soft hard loud quiet funny scary friendly famous male female
+tall intelligent clever stupid modern ancient electric wooden metallic tame wild rare common healthy sick
+lucky asleep awake busy empty full open closed lonely brave lazy shy fluffy smooth rough magnetic waterproof
+legal free popular
 """.split()  # noqa: SIM905
 VERBS: Final = """
-fly swim run jump bite sleep eat drink sing dance talk think dream bark move drive cook read write buy sell repair
-clean paint break burn melt grow die win lose play work travel climb dig hunt hide fight kiss hug carry feed pet
-kill touch open close ride throw catch kick wear build use clone
+fly swim run jump bite sleep eat drink sing dance talk think dream bark move drive cook read write buy sell
+repair clean paint break burn melt grow die win lose play work travel climb dig hunt hide fight kiss hug
+carry feed pet kill touch open close ride throw catch kick wear build use clone
 """.split()  # noqa: SIM905
 LANGUAGES: Final = """
 German French Spanish Italian Chinese Japanese Russian Latin Greek Arabic Polish Dutch Swedish Turkish Hindi
 Portuguese Korean Esperanto
 """.split()  # noqa: SIM905
 CITIES: Final = """
-France Germany Paris London Berlin Rome Tokyo Spain Italy China Brazil Canada Egypt India Mexico Peru Texas Kenya
-Norway Moscow Vienna Lisbon Sydney Africa Europe Mars
+France Germany Paris London Berlin Rome Tokyo Spain Italy China Brazil Canada Egypt India Mexico Peru Texas
+Kenya Norway Moscow Vienna Lisbon Sydney Africa Europe Mars
 """.split()  # noqa: SIM905
 WORDS: Final = """
 love freedom time money justice music politics science physics chemistry algebra democracy gravity tomorrow
-yesterday lunch dinner pasta soup bread football history war peace happiness internet blockchain relativity god
-quantum mechanics evolution inflation philosophy homework password bitcoin christmas easter holiday birthday
-sentence paragraph banana split sugar salt pepper garlic tax rent salary insurance virus vaccine doctor lawyer
+yesterday lunch dinner pasta soup bread football history war peace happiness internet blockchain relativity
+god quantum mechanics evolution inflation philosophy homework password bitcoin christmas easter holiday
+birthday sentence paragraph banana split sugar salt pepper garlic tax rent salary insurance virus vaccine
+doctor lawyer
 """.split()  # noqa: SIM905
 
 NOUNS: Final = (
@@ -144,7 +150,7 @@ def _made_up(rng: random.Random) -> str:
 
 
 def question(rng: random.Random, names: Sequence[tuple[str, str]]) -> str:
-    """A question that no picture of pocket's world answers; `names` are nouns to ask about with their plurals."""
+    """A question that no picture of pocket's world answers, about `names`: nouns with their plurals."""
 
     def fill(slot: re.Match[str]) -> str:
         kind = slot[1]

@@ -1,7 +1,8 @@
-"""True answers to questions at the edge of pocket's world: sides, kinds, choices, coordinates, a pictogram's colour.
+"""True answers to questions at the edge of pocket's world: sides, kinds, choices, coordinates, a
+pictogram's colour.
 
-Where the world allows no true answer, the honest sentence is the answer. Every function takes an Asker and gives an
-exchange, or None where the scene does not allow the question.
+Where the world allows no true answer, the honest sentence is the answer. Every function takes an Asker and
+gives an exchange, or None where the scene does not allow the question.
 """
 
 from training.pocket import foreign, language, phrasebook, world
@@ -159,4 +160,8 @@ def outside(asker: Asker) -> Exchange:
         "w": rng.choice(phrasebook.PLACES[rng.choice(world.POSITIONS)]),
     }  # fmt: skip
     kind = rng.choice([k for k in phrasebook.TEMPLATES if k != "coordinates"])
+    if kind == "color_or":
+        slots |= {"a": colors[0], "b": colors[1]}
+    elif kind == "shape_or":
+        slots["b"] = world.with_article(rng.choice(world.SHAPES))
     return Exchange("photo", ask_like(rng, kind, **slots), language.OUTSIDE)

@@ -80,7 +80,7 @@ def backdrop(background: Background) -> str:
 
 
 def short_caption(scene: Scene) -> str:
-    """One sentence: everything with counts and sizes, and the background; of a photograph, that it is beyond."""
+    """One sentence: everything with counts and sizes, the background; of a photograph, that it is beyond."""
     if scene.photo >= 0:
         return OUTSIDE
     where = world.with_article(backdrop(scene.background))

@@ -1,7 +1,9 @@
-"""How each pictogram may look: the drawings of all sets and altered copies of them, with the facts about each.
+"""How each pictogram may look: the drawings of all sets and altered copies of them, with the facts about
+each.
 
-Copies are turned, mirrored, slanted, tinted, flattened to a few colours, or drawn over with dark lines, so that a
-set that training never saw looks like one more of the kind. Facts are measured on the copy, so they stay true.
+Copies are turned, mirrored, slanted, tinted, flattened to a few colours, or drawn over with dark lines, so
+that a set that training never saw looks like one more of the kind. Facts are measured on the copy, so they
+stay true.
 """
 
 import multiprocessing
@@ -131,6 +133,8 @@ def _flat(image: Image.Image, rng: random.Random, lines: bool) -> Image.Image:
 def copy(sprite: np.ndarray, rng: random.Random) -> np.ndarray:
     """An altered copy of a sprite, at most SIDE pixels on its longer side."""
     image = _moved(Image.fromarray(sprite), rng)
+    left, top, right, bottom = image.getbbox()
+    image = image.crop((left - 6, top - 6, right + 6, bottom + 6))  # room for lines around it
     if rng.random() < 0.75:
         image = _tinted(image, rng)
     roll = rng.random()
@@ -155,8 +159,8 @@ def audition(
 ) -> tuple[list[np.ndarray], Cast]:
     """(all sprites, the cast) of these sets with `copies` altered copies of every drawing.
 
-    The originals of the first set stand four times, so that it stays the best known. The result is the same for
-    any number of workers.
+    The originals of the first set stand four times, so that it stays the best known. The result is the same
+    for any number of workers.
     """
     keys = [(s, name) for s, drawings in sets.items() for name in drawings]
     jobs = [(f"looks {seed} {s} {name}", sets[s][name], copies) for s, name in keys]

@@ -30,7 +30,8 @@ CONVERSATIONS = 0.12  # share of rows that are one conversation
 KINDS = (
     "count", "color", "shape", "where", "exists", "beside", "is_beside", "compare", "extreme", "size", "at",
     "list",
-    "caption", "detailed", "scene", "detect_all", "detect", "text", "background", "beyond", "sides", "either", "photo",
+    "caption", "detailed", "scene", "detect_all", "detect", "text", "background", "beyond", "sides",
+    "either", "photo",
 )  # fmt: skip
 
 
@@ -223,7 +224,7 @@ class Packer:
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
-    """Endless batches `first`, `first + stride`, …; batch k of the run is the same for any number of workers."""
+    """Batches `first`, `first + stride`, … without end; batch k is the same for any number of workers."""
 
     def __init__(
         self,

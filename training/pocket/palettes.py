@@ -1,7 +1,8 @@
 """The palettes that people take colours from, Material and Tailwind, and what people call their shades.
 
-A family of one name counts with its middle shades; a family between two names ("teal": cyan or green) counts apart,
-with either name. The palest and darkest shades of a family are left out: people disagree about them.
+A family of one name counts with its middle shades; a family between two names ("teal": cyan or green)
+counts apart, with either name. The palest and darkest shades of a family are left out: people disagree
+about them.
 """
 
 import json
@@ -15,8 +16,8 @@ from training.pocket.world import Rgb
 
 PACKAGES: Final = {"material": "material-colors@1.2.6", "tailwind": "tailwindcss@3.4.17"}
 _TAILWIND: Final = (
-    "slate gray zinc neutral stone red orange amber yellow lime green emerald teal cyan sky blue indigo violet "
-    "purple fuchsia pink rose"
+    "slate gray zinc neutral stone red orange amber yellow lime green emerald teal cyan sky blue indigo "
+    "violet purple fuchsia pink rose"
 )
 
 # family: (names that are right, the lightest and the darkest shade that count, accents that count)

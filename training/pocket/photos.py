@@ -1,10 +1,12 @@
 """Pictures of the world outside: photographs that free packages carry, and textures made here.
 
-Pocket must say of all of them that they are beyond it. A photograph belongs to training or to the evaluation, whole.
-`build` gathers what a machine has, small, into one file; textures are drawn again from a seed.
+Pocket must say of all of them that they are beyond it. A photograph belongs to training or to the
+evaluation, whole. `build` gathers what a machine has, small, into one file; textures are drawn again from a
+seed.
 """
 
 import io
+import multiprocessing
 import random
 from pathlib import Path
 from typing import Final
@@ -20,20 +22,71 @@ FOLDERS: Final = (
     "usr/share/backgrounds/mate/nature", "usr/share/wallpapers", "skimage/data", "sklearn/datasets/images",
     "matplotlib/mpl-data/sample_data",
 )  # fmt: skip
-# By the stem of the file, or of the folder of a wallpaper. Drawings, diagrams and scans of text are not listed.
+# By the stem of the file, or of the folder of a wallpaper. Drawings, diagrams and scans of text are not
+# listed.
 TRAINING: Final = frozenset(
-    """
-Garden Dune Storm GreenMeadow RainDrops FreshFlower TwoWings Aqua FallenLeaf Path Autumn ColdRipple OneStandsOut
-Canopee Elarun Kite FlyingKonqui Altai Cascade Cluster Flow Honeywave Kay Kokkini Opal PastelHills Patak Shell Volna
-IceCold MilkyWay china motorcycle_left hubble_deep_field retina camera brick grass gravel coins
-""".split()
-)  # noqa: SIM905
+    [
+        "Garden",
+        "Dune",
+        "Storm",
+        "GreenMeadow",
+        "RainDrops",
+        "FreshFlower",
+        "TwoWings",
+        "Aqua",
+        "FallenLeaf",
+        "Path",
+        "Autumn",
+        "ColdRipple",
+        "OneStandsOut",
+        "Canopee",
+        "Elarun",
+        "Kite",
+        "FlyingKonqui",
+        "Altai",
+        "Cascade",
+        "Cluster",
+        "Flow",
+        "Honeywave",
+        "Kay",
+        "Kokkini",
+        "Opal",
+        "PastelHills",
+        "Patak",
+        "Shell",
+        "Volna",
+        "IceCold",
+        "MilkyWay",
+        "china",
+        "motorcycle_left",
+        "hubble_deep_field",
+        "retina",
+        "camera",
+        "brick",
+        "grass",
+        "gravel",
+        "coins",
+    ]
+)
 HELD_OUT: Final = frozenset(
-    """
-astronaut chelsea coffee rocket flower grace_hopper ihc YellowFlower LadyBird BytheWater EveningGlow ColorfulCups
-Grey SafeLanding summer_1am
-""".split()
-)  # noqa: SIM905
+    [
+        "astronaut",
+        "chelsea",
+        "coffee",
+        "rocket",
+        "flower",
+        "grace_hopper",
+        "ihc",
+        "YellowFlower",
+        "LadyBird",
+        "BytheWater",
+        "EveningGlow",
+        "ColorfulCups",
+        "Grey",
+        "SafeLanding",
+        "summer_1am",
+    ]
+)
 
 
 def find(roots: list[Path]) -> dict[str, Path]:
@@ -78,7 +131,7 @@ def load(folder: Path, split: str) -> list[Image.Image]:
 
 
 def crops(photographs: list[Image.Image], each: int, seed: int) -> list[np.ndarray]:
-    """`each` random parts of every photograph: at least half of either side, mirrored, brightened, some gray."""
+    """`each` random parts of every photograph, at least half of either side: mirrored, brightened, gray."""
     rng = random.Random(f"crops {seed}")
     out = []
     for image in photographs:
@@ -157,7 +210,12 @@ def texture(seed: int) -> np.ndarray:
     return (grain.clip(0, 1) * 255).astype(np.uint8)
 
 
-def pool(folder: Path, textures: int, seed: int) -> np.ndarray:
+def pool(folder: Path, textures: int, seed: int, workers: int = 1) -> np.ndarray:
     """What training draws from: [n, SIDE, SIDE, 3] uint8, photographs' parts first."""
     parts = crops(load(folder, "training"), 16, seed)
-    return np.stack([*parts, *(texture(i) for i in range(textures))])
+    if workers > 1:
+        with multiprocessing.get_context("fork").Pool(workers) as helpers:
+            parts += helpers.map(texture, range(textures), chunksize=4)
+    else:
+        parts += [texture(i) for i in range(textures)]
+    return np.stack(parts)

@@ -1,7 +1,7 @@
 """Pictogram sets: where each comes from, its licence, and its drawings of the 100 names as sprites.
 
-The sets are npm packages of SVG drawings (`npm pack`, nothing is installed) and Debian's Noto font. Weights are
-trained on drawings of all but the held-out set; no drawing is shipped. A set may lack some of the names.
+The sets are npm packages of SVG drawings (`npm pack`, nothing is installed) and Debian's Noto font. Weights
+are trained on drawings of all but the held-out set; no drawing is shipped. A set may lack some of the names.
 """
 
 import io
@@ -113,7 +113,7 @@ def rasterise(document: str, side: int) -> Image.Image:
 
 
 def draw_set(name: str, folder: Path, side: int = SIDE) -> dict[str, Image.Image]:
-    """The set's drawings by pictogram name, the longer side at most `side` pixels; downloads go to `folder`."""
+    """The set's drawings by name, the longer side at most `side` pixels; downloads go to `folder`."""
     source = SETS[name]
     if not source.package:
         drawn = {n: from_font(code) for n, code in world.PICTOGRAMS.items()}

@@ -31,7 +31,8 @@ class Lettering(Protocol):
 class Thing:
     """One object. `half` are the half extents before turning by `angle` degrees; `box` holds the ink.
 
-    `color` of a pictogram is that of `looks.Look`; `handle` is a font or a word of the pool, or a sprite's number.
+    `color` of a pictogram is that of `looks.Look`; `handle` is a font or a word of the pool, or a sprite's
+    number.
     """
 
     kind: Kind
@@ -115,12 +116,8 @@ def _canvas(rng: random.Random, recipe: Recipe) -> tuple[int, int]:
             )
         else:
             area = math.exp(rng.uniform(math.log(80), math.log(860)))
-            # Mostly ordinary pictures, some strips down to 1:16.
-            ratio = math.exp(
-                rng.triangular(-1.6, 1.6, 0)
-                if rng.random() > recipe.strip_share
-                else rng.uniform(-2.78, 2.78)
-            )
+            slim = rng.random() < recipe.strip_share  # strips down to 1:16 among ordinary pictures
+            ratio = math.exp(rng.uniform(-2.78, 2.78) if slim else rng.triangular(-1.6, 1.6, 0))
             width, height = round(area * ratio**0.5), round(area / ratio**0.5)
         if recipe.evaluation:
             height += rng.randrange(10)

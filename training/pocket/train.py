@@ -7,9 +7,9 @@
 
 The learning rate follows elapsed training time: warm-up over the first 300 steps, constant, then a cosine to
 zero that ends when the minutes are up. Resumed runs keep the step count, the optimizer's state and the time
-spent; batch k is the same in every run of one seed. Under torchrun every process draws its own batches and the
-gradients are averaged, so n GPUs make one step on n batches. With `--wall` the run ends so many seconds after it
-began, starting and compiling included, whatever `--minutes` says.
+spent; batch k is the same in every run of one seed. Under torchrun every process draws its own batches and
+the gradients are averaged, so n GPUs make one step on n batches. With `--wall` the run ends so many seconds
+after it began, starting and compiling included, whatever `--minutes` says.
 """
 
 import argparse
@@ -81,7 +81,7 @@ class Trainer:
         torch.manual_seed(plan.seed)
         self.pack = assets.load(plan.pack)
         self.pool = lettering.draw_pool(plan.words, self.pack.fonts, plan.seed, plan.workers)
-        outside = photos.pool(self.pack.photos, plan.textures, plan.seed)
+        outside = photos.pool(self.pack.photos, plan.textures, plan.seed, plan.workers)
         sprites, self.cast = looks.audition(
             self.pack.sets, plan.copies, plan.seed, plan.workers, photos=len(outside)
         )
@@ -100,6 +100,8 @@ class Trainer:
         self.render = Renderer(Atlas(sprites, self.pool, outside, self.device), compiled=self.cuda)
         self.flex = plan.flex and self.cuda
         self._compile()
+        if not self.rank:
+            print(f"prepared in {time.monotonic() - self.born:.0f} s: {len(sprites)} sprites", flush=True)
 
     def _compile(self) -> None:
         self.masks, self.head = self.model.masks, self._head

@@ -11,8 +11,8 @@ from typing import Final
 Rgb = tuple[int, int, int]
 
 # Hue in degrees, saturation and value in 0..1: boxes (h0, h1, s0, s1, v0, v1) inside each colour name, with
-# gaps between the names so that the truth is never a matter of taste. The first box is used most. The boxes after
-# it reach the shades of user interfaces (Material, Tailwind), pure colours and dark ones.
+# gaps between the names so that the truth is never a matter of taste. The first box is used most. The boxes
+# after it reach the shades of user interfaces (Material, Tailwind), pure colours and dark ones.
 COLOR_BOXES: Final[dict[str, tuple[tuple[float, float, float, float, float, float], ...]]] = {
     "red": (
         (-8, 8, 0.82, 1.0, 0.72, 1.0), (-3, 5, 0.66, 0.84, 0.86, 1.0), (-3, 3, 0.77, 0.92, 0.76, 0.9),
@@ -40,7 +40,8 @@ COLOR_BOXES: Final[dict[str, tuple[tuple[float, float, float, float, float, floa
         (266, 292, 0.33, 0.48, 0.74, 1.0), (268, 286, 0.6, 1.0, 0.9, 1.0),
     ),
     "pink": (
-        (324, 343, 0.22, 0.95, 0.9, 1.0), (343, 356, 0.2, 0.48, 0.92, 1.0), (327, 340, 0.72, 0.92, 0.82, 0.92),
+        (324, 343, 0.22, 0.95, 0.9, 1.0), (343, 356, 0.2, 0.48, 0.92, 1.0),
+        (327, 340, 0.72, 0.92, 0.82, 0.92),
     ),
     "brown": (
         (12, 31, 0.5, 0.9, 0.32, 0.62), (14, 32, 0.8, 0.96, 0.25, 0.48), (11, 19, 0.36, 0.52, 0.3, 0.5),
