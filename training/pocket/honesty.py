@@ -54,7 +54,7 @@ BEYOND: Final = (
 PHOTO_QUESTIONS: Final = (
     "What is in the image?", "Is there a cat?", "What color is the sky?", "How many people are there?",
     "What does it say?", "Where was this taken?", "What breed is it?", "How many red circles are there?",
-    "What do you see?", "What is in the center?", "Who is this?", "Is it a dog or a cat?",
+    "What do you see?", "What is in the center?", "Who is the person?", "Is it a dog or a cat?",
     "What is the background?", "Describe the picture.", "Is this a photograph?",
 )  # fmt: skip
 
@@ -130,8 +130,8 @@ def drawn_items(scene: Scene, rng: random.Random, number: int) -> list[Item]:
     thing = rng.choice(scene.shown)
     texts = [BEYOND[(2 * number + k) % len(BEYOND)] for k in (0, 1)]
     items = [Item(t.format(o=thing.name), "the honest sentence", _honest) for t in texts]
-    found = edge(scene, rng)
-    return [items[0], found] if found and number % 3 else items
+    found = next((e for _ in range(4) if (e := edge(scene, rng))), None)
+    return [items[0], found] if found else items
 
 
 def photo_items(number: int) -> list[Item]:

@@ -365,3 +365,9 @@ DETECT_LIKE: Final = (
     "Give the bounding box of the {n}.",
     "Detect {n}.",
 )
+
+# How questions of any kind may begin; {} is the question, its first letter small.
+POLITE: Final = (
+    "Please tell me: {}", "Can you tell me: {}", "Hey, {}", "Look at the picture: {}", "Now, {}", "Well, {}",
+    "I wonder: {}", "Next question: {}", "Just a question: {}", "And {}", "So {}", "Hello, {}",
+)  # fmt: skip

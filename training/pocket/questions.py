@@ -41,8 +41,10 @@ def ask_like(rng: random.Random, kind: str, **slots: str) -> str:
 
 
 def liberties(rng: random.Random, text: str) -> str:
-    """Lower case, no question mark, British spelling: each now and then."""
-    if rng.random() < 0.25:
+    """A polite start, lower case, no question mark, British spelling: each now and then."""
+    if rng.random() < 0.06:
+        text = rng.choice(phrasebook.POLITE).format(text[:1].lower() + text[1:])
+    elif rng.random() < 0.25:
         text = text[:1].lower() + text[1:]
     if rng.random() < 0.2:
         text = text.rstrip("?.")

@@ -8,8 +8,8 @@
 The learning rate follows elapsed training time: warm-up over the first 300 steps, constant, then a cosine to
 zero that ends when the minutes are up. Resumed runs keep the step count, the optimizer's state and the time
 spent; batch k is the same in every run of one seed. Under torchrun every process draws its own batches and
-the gradients are averaged, so n GPUs make one step on n batches. With `--wall` the run ends so many seconds
-after it began, starting and compiling included, whatever `--minutes` says.
+the gradients are averaged, so n GPUs make one step on n batches. With `--until` the
+run ends at that moment, starting and compiling included, whatever `--minutes` says.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Plan:
     photo_share: float = 0.06  # of pictures that are none of this world
     copies: int = 3  # altered copies of every drawing of a pictogram
     textures: int = 500  # made-up pictures of the world outside, beside the photographs
-    wall: float = 0.0  # seconds after which the run ends, from its start on; 0: by minutes
+    until: float = 0.0  # when the run ends, in seconds of the epoch; 0: after the minutes
     check: int = 4  # batches of the validation, none: 0
     checkpoint: bool = True  # keep the optimizer's state, to resume from
     workers: int = 15
@@ -224,7 +224,7 @@ class Trainer:
         self.step, self.elapsed, self.scenes = state["step"], state["elapsed"], state["scenes"]
 
     def run(self) -> None:
-        """Train until the minutes, the wall time or the steps are up."""
+        """Train until the minutes, the moment or the steps are up."""
         examples = self.stream(self.step, "train")
         check = [self.move(b) for b in self._validation(self.plan.check)]
         last = saved = time.monotonic()
@@ -239,9 +239,9 @@ class Trainer:
             now = time.monotonic()
             if self.step - begun > 10:  # the first steps compile
                 spent += now - last
-            elif self.step - begun == 10 and self.plan.wall:
-                left = self.plan.wall - (now - self.born)
-                self.plan = replace(self.plan, minutes=max(1.0, left) / 60)
+            elif self.step - begun == 10 and self.plan.until:
+                left = max(1.0, self.plan.until - time.time()) + self.elapsed
+                self.plan = replace(self.plan, minutes=left / 60)
             last = now
             if self.ranks == 1 or self.step % 10 == 0:
                 self.elapsed = spent
