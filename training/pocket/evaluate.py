@@ -73,8 +73,8 @@ def make(split: str, index: int, on: Stage) -> tuple[Scene, Image.Image, list[Ex
     asker = Asker(scene, rng, held_out=True)
     asked: list[Exchange] = []
     while len(asked) < QUESTIONS:
-        exchange = interview.ask(asker)
-        if exchange is not None and exchange.kind not in ("caption", "beyond", "text", "detect"):
+        exchange = interview.ask(asker, edge=False)
+        if exchange is not None and exchange.kind not in ("caption", "text"):
             asked.append(exchange)
     if scene.words:
         asked.append(

@@ -17,14 +17,19 @@ WEIGHTS: Final[dict[str, tuple[int, int]]] = {
 }  # fmt: skip
 _KINDS = tuple(WEIGHTS)
 _WITHOUT, _WITH = ([w[i] for w in WEIGHTS.values()] for i in (0, 1))
+_EDGE = frozenset(kind for kind in _KINDS if hasattr(knowledge, kind))
 
 
-def ask(asker: Asker) -> Exchange | None:
-    """One exchange of a random kind, or None where that kind does not fit the scene."""
+def ask(asker: Asker, edge: bool = True) -> Exchange | None:
+    """One exchange of a random kind, or None where that kind does not fit the scene.
+
+    Without `edge` only kinds that have been asked since pocket's first evaluation: figures stay comparable.
+    """
     if asker.scene.photo >= 0:
         return knowledge.outside(asker)
     kind = asker.rng.choices(_KINDS, _WITH if asker.scene.words else _WITHOUT)[0]
-    result: Exchange | None = (
-        getattr(knowledge, kind)(asker) if hasattr(knowledge, kind) else getattr(asker, kind)()
-    )
-    return result
+    if kind not in _EDGE:
+        result: Exchange | None = getattr(asker, kind)()
+        return result
+    found: Exchange | None = getattr(knowledge, kind)(asker) if edge else None
+    return found
