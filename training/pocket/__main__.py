@@ -60,8 +60,10 @@ def card(out: Path) -> str:
     names = ("all", "shapes", "pictograms", "words", "unseen pairs", "beyond 6:1")
     tiers = [t for t in names if t in sets["noto"]]
     lines = ["| Noto | " + " | ".join(tiers) + " |", "|---" * (len(tiers) + 1) + "|"]
-    for row in ("scenes", *ROWS):
-        lines.append(f"| {row} | " + " | ".join(str(sets["noto"][t].get(row, "–")) for t in tiers) + " |")
+    lines += [
+        f"| {row} | " + " | ".join(str(sets["noto"][t].get(row, "–")) for t in tiers) + " |"
+        for row in ("scenes", *ROWS)
+    ]
     lines += ["", "| pictograms of | licence | questions | caption facts | F1@0.5 |", "|---|---|---|---|---|"]
     for name, found in sets.items():
         source, tier = pictograms.SETS[name], found["pictograms"]
