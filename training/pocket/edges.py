@@ -95,6 +95,8 @@ def measure_honesty(model: Any, threads: int) -> dict[str, Any]:
     def shot(number: int) -> list[tuple[str, str, str, bool]]:
         return honesty.ask_photo(model, shots[number], number)
 
+    if shots:
+        model.detect(shots[0])  # compiles the grammar before the threads compete for the processor
     with ThreadPoolExecutor(threads) as pool:
         parts = {
             "drawn": [a for p in pool.map(drawn, range(DRAWN)) for a in p],
