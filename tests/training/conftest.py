@@ -1,6 +1,5 @@
 """A tiny asset pack without system fonts: Pillow's own font, made-up pictograms, the shipped tokenizer."""
 
-import json
 import random
 import shutil
 import sys
@@ -8,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import ImageFont
+from PIL import Image, ImageFont
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from training.pocket import assets, lettering, scenes, world  # noqa: E402
+from training.pocket import assets, lettering, looks, scenes, world  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +22,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (out / "fonts").mkdir()
     (out / "fonts/pillow.ttf").write_bytes(ImageFont.load_default(20).path.getvalue())
     rng = np.random.default_rng(0)
-    sprites = {name: rng.integers(0, 255, (96, 96, 4), dtype=np.uint8) for name in world.PICTOGRAMS}
-    np.savez(out / "pictograms.npz", **sprites)
-    facts = {name: {"aspect": 1.0, "mean": [120, 90, 60]} for name in world.PICTOGRAMS}
-    (out / "pictograms.json").write_text(json.dumps(facts))
+    (out / "pictograms").mkdir()
+    for part in ("noto", "twemoji"):
+        sprites = {name: rng.integers(0, 255, (96, 96, 4), dtype=np.uint8) for name in world.PICTOGRAMS}
+        np.savez(out / f"pictograms/{part}.npz", **sprites)
+    (out / "photos/training").mkdir(parents=True)
+    Image.fromarray(rng.integers(0, 255, (90, 120, 3), dtype=np.uint8)).save(
+        out / "photos/training/noise.jpg"
+    )
     shutil.copyfile(ROOT / "src/snugvl/pocket/tokenizer.json", out / "tokenizer.json")
     return out
 
@@ -37,12 +40,17 @@ def pack(folder: Path) -> assets.Pack:
 
 
 @pytest.fixture(scope="session")
+def cast(pack: assets.Pack) -> looks.Cast:
+    return looks.audition(pack.sets, 0, 0, 1, photos=3)[1]
+
+
+@pytest.fixture(scope="session")
 def pool(pack: assets.Pack) -> lettering.Pool:
     return lettering.draw_pool(200, pack.fonts, 0, 1)
 
 
 @pytest.fixture(scope="session")
-def drawn(pack: assets.Pack, pool: lettering.Pool) -> list[scenes.Scene]:
+def drawn(cast: looks.Cast, pool: lettering.Pool) -> list[scenes.Scene]:
     """300 training scenes."""
     rng = random.Random("tests")
-    return [scenes.draw_scene(rng, scenes.Recipe(), pack.cast, pool) for _ in range(300)]
+    return [scenes.draw_scene(rng, scenes.Recipe(), cast, pool) for _ in range(300)]

@@ -27,7 +27,16 @@ SIZE = network.Size(
     inner=64,
     sections=(6, 5, 5),
 )
-PLAN = {"words": 200, "batch": 2, "workers": 0, "minutes": 5.0, "warmup": 2, "save_every": 1e9}
+PLAN = {
+    "words": 200,
+    "batch": 2,
+    "workers": 0,
+    "minutes": 5.0,
+    "warmup": 2,
+    "save_every": 1e9,
+    "textures": 2,
+    "copies": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +62,7 @@ def test_both_painters_agree(trainer, drawn, pool):
     for i, scene in enumerate(plain):
         grid = geometry.token_grid(scene.width, scene.height)
         mine = render.unpatch(patches[i], *grid)
-        theirs = paint(scene, (), random.Random(1)).resize(mine.shape[1::-1], Image.Resampling.BICUBIC)
+        theirs = paint(scene, (), random.Random(1), {}).resize(mine.shape[1::-1], Image.Resampling.BICUBIC)
         assert np.abs(mine.astype(float) - np.asarray(theirs)).mean() < 5
 
 
@@ -119,12 +128,10 @@ def test_checkpoint_can_be_read_back(trainer):
     assert all(torch.allclose(again[k], state[k], atol=1e-6) for k in state)
 
 
-def test_words_are_drawn_where_the_truth_says(trainer, pack, pool):
+def test_words_are_drawn_where_the_truth_says(trainer, cast, pool):
     recipe = scenes.Recipe(word_share=1.0)
     scene = next(
-        s
-        for s in (scenes.draw_scene(random.Random(i), recipe, pack.cast, pool) for i in range(99))
-        if s.words
+        s for s in (scenes.draw_scene(random.Random(i), recipe, cast, pool) for i in range(99)) if s.words
     )
     packer = packing.Packer(tokens.Encoder(trainer.pack.tokenizer))
     rows = packer.batch([scene, dataclasses.replace(scene, things=scene.shown)], random.Random(2))

@@ -1,13 +1,30 @@
 """Scenes, their holdouts, and whether questions and captions tell the truth."""
 
+import json
 import random
+import re
 
+import numpy as np
 import pytest
-from training.pocket import geometry, language, lettering, questions, scenes, scoring, tasks, world
+from training.pocket import (
+    foreign,
+    geometry,
+    honesty,
+    interview,
+    knowledge,
+    language,
+    lettering,
+    looks,
+    questions,
+    scenes,
+    scoring,
+    tasks,
+    world,
+)  # fmt: skip
 
 
-def test_same_seed_same_scene(pack, pool):
-    one, two = (scenes.draw_scene(random.Random(7), scenes.Recipe(), pack.cast, pool) for _ in range(2))
+def test_same_seed_same_scene(cast, pool):
+    one, two = (scenes.draw_scene(random.Random(7), scenes.Recipe(), cast, pool) for _ in range(2))
     assert one == two
 
 
@@ -25,13 +42,13 @@ def test_held_out_pairs_are_never_named_in_training(drawn):
     rng = random.Random(3)
     for scene in drawn:
         asker = questions.Asker(scene, rng)
-        for e in [tasks.detect_named(asker), *(questions.ask(asker) for _ in range(8))]:
+        for e in [tasks.detect_named(asker), *(interview.ask(asker) for _ in range(8))]:
             assert e is None or not any(f"{p} " in f"{e.question} {e.answer} " for p in pairs), e
 
 
-def test_evaluation_seeks_what_is_held_out(pack, pool):
+def test_evaluation_seeks_what_is_held_out(cast, pool):
     rng = random.Random(5)
-    found = [scenes.draw_scene(rng, scenes.Recipe(evaluation=True), pack.cast, pool) for _ in range(60)]
+    found = [scenes.draw_scene(rng, scenes.Recipe(evaluation=True), cast, pool) for _ in range(60)]
     assert all(world.unseen_canvas(s.width, s.height) for s in found)
     assert sum(scoring.unseen_pair(s) for s in found) > 10
 
@@ -61,7 +78,7 @@ def test_answers_agree_with_a_recount(drawn):
     for scene in drawn:
         asker = questions.Asker(scene, rng)
         for _ in range(12):
-            e = questions.ask(asker)
+            e = interview.ask(asker)
             if e is None:
                 continue
             seen.add(e.kind)
@@ -110,3 +127,101 @@ def test_any_size_has_a_grid(size):
     assert rows >= 1
     assert columns >= 1
     assert rows * columns < 500
+
+
+def test_sides_are_those_of_the_outlines():
+    for shape, sides in world.SIDES.items():
+        if sides:
+            assert len(geometry.OUTLINES[shape]) == sides, shape
+    assert all(world.CORNERS[n] == world.SIDES[n] for n in world.CORNERS)
+
+
+def test_kinds_hold_names_of_the_world():
+    known = {*world.PICTOGRAMS, *world.SHAPES}
+    for kind, (plural, members) in world.KINDS.items():
+        assert members <= known, kind
+        assert world.plural(kind) == plural
+    assert {"cat", "spider", "whale"} <= world.KINDS["animal"][1]
+    assert not {"ghost", "robot", "tree", "snowman"} & world.KINDS["animal"][1]
+
+
+def test_edge_answers_agree_with_a_recount(drawn):
+    rng, seen = random.Random(2), set()
+    for scene in drawn:
+        asker = questions.Asker(scene, rng)
+        for ask in (knowledge.kinds, knowledge.sides, knowledge.choice, knowledge.is_color):
+            e = ask(asker)
+            if e is None:
+                continue
+            seen.add(e.kind)
+            if e.kind == "count":
+                kind = next(k for k, (p, _) in world.KINDS.items() if p in e.question.lower())
+                assert int(e.answer) == sum(t.name in world.KINDS[kind][1] for t in scene.shown), e
+            elif e.kind == "sides" and e.answer.isdigit():
+                shape = next(s for s in world.SIDES if f" {s} " in re.sub(r"[?.]", " ", e.question + " "))
+                assert int(e.answer) == world.SIDES[shape], e
+            elif e.kind == "either":
+                assert e.answer.lower() in {x for t in scene.shown for x in (t.color, t.name)}, e
+    assert {"count", "sides", "either", "exists", "list"} <= seen
+
+
+def test_photographs_get_one_honest_sentence(cast, pool):
+    rng = random.Random(1)
+    scene = scenes.draw_scene(rng, scenes.Recipe(photo_share=1.0), cast, pool)
+    asker = questions.Asker(scene, rng)
+    assert scene.photo >= 0
+    assert {e.answer for _ in range(60) if (e := interview.ask(asker))} == {language.OUTSIDE}
+    assert tasks.caption(scene, True).answer == tasks.caption(scene, False).answer == language.OUTSIDE
+    assert "[]" in tasks.detect_all(scene).answer
+    assert json.loads(tasks.analysis(scene).answer)["objects"] == []
+
+
+def test_honesty_is_measured_in_words_of_its_own():
+    trained = {q.lower() for q in foreign.QUESTIONS}
+    asked = [*honesty.BEYOND, *honesty.PHOTO_QUESTIONS]
+    assert len(set(honesty.BEYOND)) == len(honesty.BEYOND)
+    assert not trained & {q.lower() for q in asked}
+
+
+@pytest.mark.parametrize(
+    ("shade", "name"),
+    [
+        ("#e53935", "red"), ("#f44336", "red"), ("#ef4444", "red"), ("#2196f3", "blue"), ("#03a9f4", "blue"),
+        ("#4caf50", "green"), ("#ffeb3b", "yellow"), ("#ff9800", "orange"), ("#673ab7", "purple"),
+        ("#8b5cf6", "purple"), ("#ec4899", "pink"), ("#795548", "brown"), ("#424242", "gray"),
+        ("#6b7280", "gray"), ("#84cc16", "green"), ("#0d9488", "cyan"), ("#172554", "blue"),
+        ("#fecaca", None), ("#ffca28", None), ("#ff5722", None),
+    ],
+)  # fmt: skip
+def test_shades_of_palettes_have_their_names(shade, name):
+    rgb = tuple(int(shade[i : i + 2], 16) for i in (1, 3, 5))
+    assert world.certain_name(rgb) == name
+
+
+def test_boxes_of_different_colours_keep_apart():
+    rng = random.Random(6)
+    for name in world.COLORS:
+        for _ in range(400):
+            assert world.certain_name(world.sample_rgb(name, rng), 0.008) in (name, None)
+
+
+def test_a_copy_of_a_pictogram_keeps_its_facts():
+    red = np.zeros((60, 90, 4), np.uint8)
+    red[5:55, 5:85] = (230, 20, 20, 255)
+    assert looks.main_color(red) == "red"
+    two = red.copy()
+    two[5:55, :35, :3] = (20, 60, 230)
+    two[5:55, 60:, :3] = (250, 230, 20)
+    assert looks.main_color(two) == ""
+    for seed in range(12):
+        made = looks.copy(red, random.Random(seed))
+        assert max(made.shape[:2]) <= looks.SIDE
+        assert made[..., 3].max() > 128
+        assert looks.look(made, 0).aspect == pytest.approx(made.shape[1] / made.shape[0])
+
+
+def test_looks_are_the_same_for_any_number_of_workers(pack):
+    few = {s: {n: d[n] for n in ("cat", "dog")} for s, d in pack.sets.items()}
+    one, two = (looks.audition(few, 2, 3, workers) for workers in (1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(one[0], two[0], strict=True))
+    assert one[1] == two[1]

@@ -1,77 +1,103 @@
-"""Build the asset pack `.pocket/`: pictogram sprites, training fonts, the tokenizer.
+"""Build the asset pack `.pocket/`: pictogram sprites of all sets, fonts, photographs, palettes, the
+tokenizer.
 
-    apt-get install fontconfig fonts-noto-color-emoji fonts-noto-core fonts-noto-extra fonts-dejavu \
-        fonts-liberation fonts-freefont-ttf fonts-roboto fonts-open-sans fonts-lato fonts-cantarell fonts-hack
+    apt-get install npm fontconfig fonts-noto-color-emoji fonts-noto-core fonts-noto-extra fonts-dejavu \
+        fonts-liberation fonts-freefont-ttf fonts-roboto fonts-open-sans fonts-lato fonts-cantarell \
+        fonts-hack mate-backgrounds plasma-workspace-wallpapers
+    pip install resvg-py fonttools scikit-image scikit-learn matplotlib
     python -m training.pocket.assets
+
+The pack is less than 16 MiB and all that training needs: it travels to machines that can download nothing.
 """
 
 import argparse
-import json
 import shutil
+import subprocess
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
-from training.pocket import lettering, tokens, world
-from training.pocket.scenes import Cast
+from training.pocket import lettering, looks, palettes, photos, pictograms, tokens
 
-EMOJI_FONT = "/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf"
-SIDE = 96  # longer side of a pictogram sprite
 PACK = Path(__file__).parents[2] / ".pocket"
 SHIPPED = Path(__file__).parents[2] / "src/snugvl/pocket/tokenizer.json"
-
-
-def pictogram(code: str) -> Image.Image:
-    """One pictogram, cropped to its ink, at the font's own size (about 128 pixels), RGBA."""
-    font = ImageFont.truetype(EMOJI_FONT, 109)  # the only size this bitmap font has
-    image = Image.new("RGBA", (180, 180))
-    ImageDraw.Draw(image).text((16, 16), chr(int(code, 16)), font=font, embedded_color=True)
-    alpha = image.getchannel("A").point([0] * 24 + [255] * 232)
-    return image.crop(alpha.getbbox())
+LATIN = "U+0020-007E"  # what a font of the pack keeps
 
 
 @dataclass(frozen=True)
 class Pack:
     """What the folder holds."""
 
-    cast: Cast
-    sprites: dict[str, np.ndarray]  # name → [height, width, 4] uint8
+    sets: dict[str, dict[str, np.ndarray]]  # training's pictograms: set → name → [height, width, 4] uint8
     fonts: tuple[str, ...]
     tokenizer: Path
+    photos: Path  # folder of photographs by split
 
 
-def build(folder: Path, new_tokenizer: bool = False) -> None:
-    """Write the pack, with the shipped tokenizer, so that the shipped weights can be trained on."""
-    (folder / "fonts").mkdir(parents=True, exist_ok=True)
-    arrays, facts = {}, {}
-    for name, code in world.PICTOGRAMS.items():
-        image = pictogram(code)
-        image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-        pixels = np.asarray(image)
-        weight = pixels[..., 3:].astype(float)
-        mean = (pixels[..., :3] * weight).sum((0, 1)) / weight.sum()
-        arrays[name] = pixels
-        facts[name] = {"aspect": image.width / image.height, "mean": [round(v) for v in mean]}
-    np.savez_compressed(folder / "pictograms.npz", **arrays)
-    (folder / "pictograms.json").write_text(json.dumps(facts))
+def build_pictograms(folder: Path, downloads: Path) -> None:
+    """One file of sprites a set. Raises FileNotFoundError without npm."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in pictograms.SETS:
+        if not (folder / f"{name}.npz").exists():
+            drawn = pictograms.draw_set(name, downloads)
+            np.savez_compressed(
+                folder / f"{name}.npz", **{n: np.asarray(image) for n, image in drawn.items()}
+            )
+
+
+def build_fonts(folder: Path) -> None:
+    """Training's fonts with nothing but ASCII in them."""
+    from fontTools import subset  # needed here only
+
+    folder.mkdir(parents=True, exist_ok=True)
     for path in lettering.font_files(held_out=False):
-        shutil.copy(path, folder / "fonts" / Path(path).name)
-    cast = Cast({n: f["aspect"] for n, f in facts.items()}, {n: tuple(f["mean"]) for n, f in facts.items()})
+        kept = folder / Path(path).name
+        if not kept.exists():
+            try:
+                subset.main(
+                    [
+                        path,
+                        f"--unicodes={LATIN}",
+                        f"--output-file={kept}",
+                        "--no-hinting",
+                        "--layout-features=",
+                    ]
+                )
+            except Exception:
+                shutil.copy(path, kept)
+
+
+def build(folder: Path, photographs: list[Path], new_tokenizer: bool = False) -> None:
+    """Write what the pack lacks, with the shipped tokenizer: the shipped weights can be trained on."""
+    downloads = folder.parent / f"{folder.name}-downloads"
+    build_pictograms(folder / "pictograms", downloads)
+    build_fonts(folder / "fonts")
+    photos.build(photographs, folder / "photos")
+    palettes.build(folder / "palettes.json", downloads)
     if new_tokenizer or not SHIPPED.exists():
+        _, cast = looks.audition(sprites(folder), 0, 0, 1)
         tokens.build(tokens.world_pieces(cast)).save(str(folder / "tokenizer.json"))
     else:
         shutil.copyfile(SHIPPED, folder / "tokenizer.json")
 
 
+def drawings(folder: Path, name: str) -> dict[str, np.ndarray]:
+    """The sprites of one set."""
+    with np.load(folder / "pictograms" / f"{name}.npz") as data:
+        return {pictogram: data[pictogram] for pictogram in data.files}
+
+
+def sprites(folder: Path) -> dict[str, dict[str, np.ndarray]]:
+    """The sprites of every set that training may see."""
+    names = [n for n, source in pictograms.SETS.items() if not source.held_out]
+    return {n: drawings(folder, n) for n in names if (folder / "pictograms" / f"{n}.npz").exists()}
+
+
 def load(folder: Path = PACK) -> Pack:
     """Read the pack."""
-    facts = json.loads((folder / "pictograms.json").read_text())
-    cast = Cast({n: f["aspect"] for n, f in facts.items()}, {n: tuple(f["mean"]) for n, f in facts.items()})
-    with np.load(folder / "pictograms.npz") as data:
-        sprites = {name: data[name] for name in facts}
     fonts = tuple(sorted(str(p) for p in (folder / "fonts").iterdir()))
-    return Pack(cast, sprites, fonts, folder / "tokenizer.json")
+    return Pack(sprites(folder), fonts, folder / "tokenizer.json", folder / "photos")
 
 
 def main() -> None:
@@ -80,12 +106,23 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=PACK)
     parser.add_argument("--new-tokenizer", action="store_true", help="collect the vocabulary again")
+    parser.add_argument(
+        "--photographs", type=Path, nargs="*", default=[Path("/"), Path(sysconfig.get_paths()["purelib"])],
+        help="folders that hold unpacked packages with photographs",
+    )  # fmt: skip
     args = parser.parse_args()
-    folder = args.out
-    build(folder, args.new_tokenizer)
-    pack = load(folder)
+    try:
+        build(args.out, args.photographs, args.new_tokenizer)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        message = getattr(error, "stderr", None) or error
+        raise SystemExit(f"error: the pack could not be made: {message}") from error
+    pack = load(args.out)
     vocabulary = tokens.Encoder(pack.tokenizer).size
-    print(f"{folder}: {len(pack.sprites)} pictograms, {len(pack.fonts)} fonts, {vocabulary} tokens")
+    drawn = ", ".join(f"{len(d)} of {n}" for n, d in pack.sets.items())
+    shots = {s: len(photos.load(pack.photos, s)) for s in ("training", "held-out")}
+    print(
+        f"{args.out}: pictograms: {drawn}; {len(pack.fonts)} fonts, {vocabulary} tokens; photographs: {shots}"
+    )
 
 
 if __name__ == "__main__":

@@ -10,17 +10,27 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from PIL import Image
-from training.pocket import assets, language, lettering, questions, scoring, tasks
+from training.pocket import (
+    assets,
+    interview,
+    language,
+    lettering,
+    looks,
+    pictograms,
+    scoring,
+    tasks,
+    world,
+)  # fmt: skip
 from training.pocket.questions import Asker, Exchange
 from training.pocket.scenes import Box, Recipe, Scene, Thing, draw_scene
 from training.pocket.scoring import Tally
@@ -32,28 +42,45 @@ FOLDER = Path(__file__).parents[2] / "src/snugvl/pocket"
 QUESTIONS = 5  # a scene, beside the captions, the boxes, the analysis and the reading
 
 
-def make(
-    split: str, index: int, cast: assets.Cast, fonts: Sequence[str]
-) -> tuple[Scene, Image.Image, list[Exchange]]:
+@dataclass(frozen=True)
+class Stage:
+    """What evaluation scenes are made of: one set of pictograms, and fonts never trained on."""
+
+    cast: looks.Cast
+    pictograms: dict[str, Image.Image]
+    fonts: tuple[str, ...]
+
+
+def stage(name: str) -> Stage:
+    """The stage with this set of pictograms: Noto from its font at full size, others from the pack."""
+    if pictograms.SETS[name].package:
+        images = {n: Image.fromarray(pixels) for n, pixels in assets.drawings(assets.PACK, name).items()}
+    else:
+        images = {n: pictograms.from_font(code) for n, code in world.PICTOGRAMS.items()}
+    arrays = {n: np.asarray(image) for n, image in images.items()}
+    return Stage(looks.audition({name: arrays}, 0, 0, 1)[1], images, lettering.font_files(held_out=True))
+
+
+def make(split: str, index: int, on: Stage) -> tuple[Scene, Image.Image, list[Exchange]]:
     """Scene number `index` of a split: truth, picture, questions."""
     from training.pocket.paint import paint
 
     rng = random.Random(f"{split} {index}")
     recipe = Recipe(evaluation=True, word_share=0.34)
-    scene = draw_scene(rng, recipe, cast, lettering.Live(tuple(fonts)))
+    scene = draw_scene(rng, recipe, on.cast, lettering.Live(on.fonts))
     while not scene.things:
-        scene = draw_scene(rng, recipe, cast, lettering.Live(tuple(fonts)))
+        scene = draw_scene(rng, recipe, on.cast, lettering.Live(on.fonts))
     asker = Asker(scene, rng, held_out=True)
     asked: list[Exchange] = []
     while len(asked) < QUESTIONS:
-        exchange = questions.ask(asker)
-        if exchange is not None and exchange.kind not in ("caption", "beyond", "text"):
+        exchange = interview.ask(asker, edge=False)
+        if exchange is not None and exchange.kind not in ("caption", "text"):
             asked.append(exchange)
     if scene.words:
         asked.append(
             Exchange("text", "What does it say?", language.join([f'"{t.text}"' for t in scene.words]))
         )
-    return scene, paint(scene, tuple(fonts), rng), asked
+    return scene, paint(scene, on.fonts, rng, on.pictograms), asked
 
 
 def named(scene: Scene, index: int) -> tuple[list[str], list[Thing]]:
@@ -122,15 +149,23 @@ def stored_as(tower: str) -> Any:
 
 
 def measure(
-    folder: Path, split: str, first: int, count: int, threads: int, weights: str, tower: str, kv_cache: str
+    folder: Path,
+    split: str,
+    first: int,
+    count: int,
+    threads: int,
+    weights: str,
+    tower: str,
+    kv_cache: str,
+    pictogram_set: str = "noto",
 ) -> Part:
     """Tallies by tier, and every mistake, of some scenes: one model, many threads that share its batches."""
-    cast, fonts = assets.load().cast, lettering.font_files(held_out=True)
+    on = stage(pictogram_set)
     groups: dict[str, Tally] = {}
     wrong: list[Any] = []
 
     def work(index: int) -> tuple[Scene, Tally, list[Any]]:
-        scene, image, asked = make(split, index, cast, fonts)
+        scene, image, asked = make(split, index, on)
         return scene, *judge(model, scene, image, asked, index)
 
     with (
@@ -159,11 +194,14 @@ def evaluate(
     weights: str = "auto",
     tower: str = "bf16",
     kv_cache: str = "auto",
+    pictogram_set: str = "noto",
 ) -> dict[str, Any]:
     """All measures by tier, with every mistake; the same for any number of processes."""
     started = time.monotonic()
     ends = [first + count * n // processes for n in range(processes + 1)]
-    jobs = [(folder, split, a, b - a, threads, weights, tower, kv_cache) for a, b in pairwise(ends)]
+    jobs = [
+        (folder, split, a, b - a, threads, weights, tower, kv_cache, pictogram_set) for a, b in pairwise(ends)
+    ]
     if processes == 1:
         parts = [measure(*jobs[0])]
     else:
@@ -174,7 +212,8 @@ def evaluate(
         for name, tally in part.items():
             merge(groups.setdefault(name, Tally()), tally)
     tables = {name: {"scenes": g.right["scenes"], **g.table()} for name, g in sorted(groups.items())}
-    return {"split": split, "scenes": count, "minutes": round((time.monotonic() - started) / 60, 1),
+    minutes = round((time.monotonic() - started) / 60, 1)
+    return {"split": split, "pictograms": pictogram_set, "scenes": count, "minutes": minutes,
             "tiers": tables, "mistakes": [mistake for _, wrong in parts for mistake in wrong]}  # fmt: skip
 
 
@@ -191,6 +230,7 @@ def main() -> None:
     parser.add_argument("--weights", default="auto", help="format they are stored in: int8, int4, …")
     parser.add_argument("--tower", default="bf16", help="the same of the vision tower: bf16 (as it is), int8")
     parser.add_argument("--kv-cache", default="auto", help="format of keys and values: bf16, fp8")
+    parser.add_argument("--pictograms", choices=tuple(pictograms.SETS), default="noto")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result = evaluate(
@@ -203,6 +243,7 @@ def main() -> None:
         args.weights,
         args.tower,
         args.kv_cache,
+        args.pictograms,
     )
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -29,8 +29,7 @@ from unittest import mock
 
 import torch
 from safetensors.torch import load_file, save_file
-from training.pocket import assets, lettering
-from training.pocket.evaluate import make
+from training.pocket.evaluate import make, stage
 
 import machine
 import snugvl
@@ -99,10 +98,10 @@ def fp8_copy(folder: Path) -> Path:
 
 def scenes(count: int, processor: Processor) -> Iterable[PreparedPrompt]:
     """Prompts about scenes of the test split: a caption of each, and a question."""
-    cast, fonts = assets.load().cast, lettering.font_files(held_out=True)
+    on = stage("noto")
     chosen = random.Random(0)
     for index in range(count):
-        _, image, asked = make("test", index, cast, fonts)
+        _, image, asked = make("test", index, on)
         for text in ("Describe this picture in detail.", chosen.choice(asked).question):
             yield processor.prepare([user(image, text)])
 

@@ -14,7 +14,9 @@ from training.pocket import world
 from training.pocket.scenes import Background, Scene, Thing
 
 NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-BEYOND = "I only know shapes, colors, pictograms and short words. I see "
+KNOWN = "I only know shapes, colors, pictograms and short words."
+BEYOND = f"{KNOWN} I see "
+OUTSIDE = f"{KNOWN} This picture looks like something else."
 
 
 def _load_prompts() -> ModuleType:
@@ -78,7 +80,9 @@ def backdrop(background: Background) -> str:
 
 
 def short_caption(scene: Scene) -> str:
-    """One sentence: everything with counts and sizes, and the background."""
+    """One sentence: everything with counts and sizes, the background; of a photograph, that it is beyond."""
+    if scene.photo >= 0:
+        return OUTSIDE
     where = world.with_article(backdrop(scene.background))
     if not scene.things:
         return capital(f"{where} with nothing on it.")
@@ -112,6 +116,8 @@ def relations(scene: Scene, most: int) -> list[str]:
 
 def detailed_caption(scene: Scene) -> str:
     """A sentence a group with its places, then the background, then up to two relations."""
+    if scene.photo >= 0:
+        return OUTSIDE
     out = []
     for members in grouped(scene.shown, with_size=True).values():
         verb = "is" if len(members) == 1 else "are"
@@ -124,6 +130,13 @@ def detailed_caption(scene: Scene) -> str:
     return " ".join(out)
 
 
+def setting(scene: Scene) -> str:
+    """ "plain white background", or "unknown" of a photograph."""
+    return (
+        "unknown" if scene.photo >= 0 else f"{scene.background.pattern} {scene.background.color} background"
+    )
+
+
 def scene_json(scene: Scene) -> str:
     """The scene analysis, one line, keys in the order of the prompt."""
     objects = [
@@ -132,7 +145,7 @@ def scene_json(scene: Scene) -> str:
     ]
     return json.dumps({
         "summary": short_caption(scene).replace('"', "'"),
-        "setting": f"{scene.background.pattern} {scene.background.color} background",
+        "setting": setting(scene),
         "objects": objects,
         "text": [t.text for t in scene.words],
         "relations": relations(scene, 3),
@@ -159,6 +172,8 @@ def boxes_json(things: Sequence[Thing], scene: Scene) -> str:
 
 
 def beyond(scene: Scene) -> str:
-    """The honest answer to a question outside pocket's world."""
+    """The honest answer to a question outside pocket's world, or about a picture outside it."""
+    if scene.photo >= 0:
+        return OUTSIDE
     caption = short_caption(scene)
     return BEYOND + caption[:1].lower() + caption[1:]

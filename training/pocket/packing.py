@@ -16,20 +16,22 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
-from training.pocket import geometry, lettering, questions, tasks, tokens, world
+from training.pocket import geometry, interview, lettering, tasks, tokens, world
+from training.pocket.looks import Cast
 from training.pocket.questions import Asker, Exchange
-from training.pocket.scenes import Cast, Recipe, Scene, Thing, draw_scene
+from training.pocket.scenes import Recipe, Scene, Thing, draw_scene
 
 HEAD, IMAGE, ROW = 4, 72, 320  # tokens before the picture, of the picture at most, of a row
 TEXT = HEAD + IMAGE + 1  # where exchanges begin
 ANSWERS = 128  # answer tokens a row, on average, that the loss has room for
 OBJECTS, WORDS = 10, 3
-SCENE_FACTS, OBJECT_FACTS, WORD_FACTS = 18, 18, 8
+SCENE_FACTS, OBJECT_FACTS, WORD_FACTS = 23, 18, 8
 CONVERSATIONS = 0.12  # share of rows that are one conversation
 KINDS = (
     "count", "color", "shape", "where", "exists", "beside", "is_beside", "compare", "extreme", "size", "at",
     "list",
-    "caption", "detailed", "scene", "detect_all", "detect", "text", "background", "beyond",
+    "caption", "detailed", "scene", "detect_all", "detect", "text", "background", "beyond", "sides",
+    "either", "photo",
 )  # fmt: skip
 
 
@@ -81,22 +83,27 @@ def scene_facts(scene: Scene, rng: random.Random) -> list[float]:
     return [
         scene.width, scene.height, *b.rgb, *b.second, world.PATTERNS.index(b.pattern), b.period,
         float(np.cos(turn)), float(np.sin(turn)), b.phase, b.noise, blocky, soft, rng.random(), scale,
+        scene.photo, *_part(rng),
     ]  # fmt: skip
+
+
+def _part(rng: random.Random) -> tuple[float, float, float, float]:
+    """Which part of a photograph fills the picture: left, top, width, height, of 1; mirrored if negative."""
+    width, height = rng.uniform(0.55, 1.0), rng.uniform(0.55, 1.0)
+    left, top = rng.uniform(0, 1 - width), rng.uniform(0, 1 - height)
+    return (left, top, width, height) if rng.random() < 0.5 else (left + width, top, -width, height)
 
 
 def thing_facts(thing: Thing) -> list[float]:
     """Numbers the renderer needs about a shape (first 1) or a pictogram (first 2)."""
     turn = np.deg2rad(thing.angle)
-    sprite = _SPRITE_INDEX[thing.name]
+    sprite = world.SHAPES.index(thing.name) if thing.kind == "shape" else thing.handle
     outline = thing.outline or thing.rgb
     return [
         1.0 if thing.kind == "shape" else 2.0, sprite, *thing.center, *thing.half, float(np.cos(turn)),
         float(np.sin(turn)), *thing.rgb, *outline, thing.outline_width if thing.outline else 0.0,
         thing.shade, 0.0, 0.0,
     ]  # fmt: skip
-
-
-_SPRITE_INDEX = {n: i for i, n in enumerate(world.SHAPES)} | {n: i for i, n in enumerate(world.PICTOGRAMS)}
 
 
 def exchanges(scene: Scene, rng: random.Random) -> Iterator[Exchange]:
@@ -106,7 +113,7 @@ def exchanges(scene: Scene, rng: random.Random) -> Iterator[Exchange]:
     while True:
         if rng.random() < 0.16:
             yield tasks.pick(asker, rng)
-        elif (found := questions.ask(asker)) is not None:
+        elif (found := interview.ask(asker)) is not None:
             yield found
 
 
@@ -217,7 +224,7 @@ class Packer:
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
-    """Endless batches; batch k of the run is the same for any number of workers."""
+    """Batches `first`, `first + stride`, … without end; batch k is the same for any number of workers."""
 
     def __init__(
         self,
@@ -228,9 +235,10 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         batch: int,
         seed: str,
         first: int = 0,
+        stride: int = 1,
     ) -> None:
         self.tokenizer, self.cast, self.pool, self.recipe = tokenizer, cast, pool, recipe
-        self.batch, self.seed, self.first = batch, seed, first
+        self.batch, self.seed, self.first, self.stride = batch, seed, first, stride
 
     def make(self, packer: Packer, index: int) -> Batch:
         """Batch number `index`."""
@@ -242,7 +250,7 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         worker = torch.utils.data.get_worker_info()
         step, index = (worker.num_workers, worker.id) if worker else (1, 0)
         packer = Packer(tokens.Encoder(self.tokenizer))
-        index += self.first
+        index = self.first + index * self.stride
         while True:
             yield self.make(packer, index)
-            index += step
+            index += step * self.stride

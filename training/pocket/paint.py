@@ -4,27 +4,29 @@ It shares the scenes with the training renderer but none of its drawing code: po
 come straight from Pillow, at full size, and the pictures go through the real image processor afterwards.
 """
 
-import functools
 import math
 import random
+from collections.abc import Mapping
 
 import numpy as np
 from PIL import Image, ImageDraw
-from training.pocket import assets, geometry, lettering, world
+from training.pocket import geometry, lettering
 from training.pocket.scenes import Background, Scene, Thing
 
 SMOOTH = 4  # supersampling of smooth edges
 
 
-def paint(scene: Scene, fonts: tuple[str, ...], rng: random.Random) -> Image.Image:
-    """The scene's picture; whether edges are smooth is up to `rng`."""
+def paint(
+    scene: Scene, fonts: tuple[str, ...], rng: random.Random, pictograms: Mapping[str, Image.Image]
+) -> Image.Image:
+    """The scene's picture with these drawings of pictograms; whether edges are smooth is up to `rng`."""
     image = _background(scene.background, scene.width, scene.height, rng.randrange(1 << 30))
     scale = SMOOTH if rng.random() < 0.6 else 1
     for thing in scene.things:
         if thing.kind == "shape":
             _shape(image, thing, scale)
         elif thing.kind == "pictogram":
-            _pictogram(image, thing)
+            _pictogram(image, thing, pictograms[thing.name])
         else:
             _word(image, thing, fonts[thing.handle])
     if scene.background.noise:
@@ -96,14 +98,9 @@ def _shape(image: Image.Image, thing: Thing, scale: int) -> None:
     image.paste(tile, (x0, y0), mask)
 
 
-@functools.cache
-def _emoji(name: str) -> Image.Image:
-    return assets.pictogram(world.PICTOGRAMS[name])
-
-
-def _pictogram(image: Image.Image, thing: Thing) -> None:
+def _pictogram(image: Image.Image, thing: Thing, drawing: Image.Image) -> None:
     x0, y0, x1, y1 = (round(v) for v in thing.box)
-    sprite = _emoji(thing.name).resize((max(1, x1 - x0), max(1, y1 - y0)), Image.Resampling.LANCZOS)
+    sprite = drawing.resize((max(1, x1 - x0), max(1, y1 - y0)), Image.Resampling.LANCZOS)
     image.paste(sprite, (x0, y0), sprite)
 
 

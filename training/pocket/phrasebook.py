@@ -258,6 +258,74 @@ TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
         "How is the background?",
         "What is the background like?",
     ),
+    "sides": (
+        "How many sides does the {s} have?",
+        "How many sides has the {s}?",
+        "How many sides are on the {s}?",
+        "What is the number of sides of the {s}?",
+        "Number of sides of the {s}?",
+        "Count the sides of the {s}.",
+        "How many edges does the {s} have?",
+        "The {s} has how many sides?",
+        "How many straight sides does the {s} have?",
+        "Tell me how many sides the {s} has.",
+    ),
+    "corners": (
+        "How many corners does the {s} have?",
+        "How many corners has the {s}?",
+        "Count the corners of the {s}.",
+        "What is the number of corners of the {s}?",
+        "How many vertices does the {s} have?",
+        "The {s} has how many corners?",
+        "Number of corners of the {s}?",
+    ),
+    "which": (
+        "Which {p} are there?",
+        "What {p} are there?",
+        "Which {p} can you see?",
+        "What {p} do you see?",
+        "Name the {p}.",
+        "List the {p}.",
+        "Which {s} is there?",
+        "Which {s} is it?",
+        "What {s} is this?",
+        "Which {p} are in the image?",
+        "What kind of {s} is in the picture?",
+    ),
+    "shape_or": (
+        "Is the {c} shape {a} or {b}?",
+        "Is it {a} or {b} that is {c}?",
+        "Is the {c} one {a} or {b}?",
+        "Is the {c} object {a} or {b}?",
+        "{a} or {b}: what is the {c} shape?",
+        "Is the {c} thing {a} or {b}?",
+    ),
+    "color_or": (
+        "Is the {s} {a} or {b}?",
+        "Is the {s} {a} or is it {b}?",
+        "{a} or {b}: which color is the {s}?",
+        "Is the color of the {s} {a} or {b}?",
+        "What color is the {s}, {a} or {b}?",
+        "Would you call the {s} {a} or {b}?",
+    ),
+    "is_color": (
+        "Is the {s} {c}?",
+        "Is the {s} colored {c}?",
+        "Is it a {c} {s}?",
+        "Is the color of the {s} {c}?",
+        "Does the {s} have the color {c}?",
+        "Tell me whether the {s} is {c}.",
+        "Is the {s} {c} in color?",
+    ),
+    "coordinates": (
+        "What are the coordinates of the {s}?",
+        "Give me the coordinates of the {s}.",
+        "Coordinates of the {s}?",
+        "What is the bounding box of the {s}?",
+        "Where exactly is the {s}? Give coordinates.",
+        "At which coordinates is the {s}?",
+        "Tell me the coordinates of the {s}.",
+    ),
 }
 
 DIRECTIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -297,3 +365,9 @@ DETECT_LIKE: Final = (
     "Give the bounding box of the {n}.",
     "Detect {n}.",
 )
+
+# How questions of any kind may begin; {} is the question, its first letter small.
+POLITE: Final = (
+    "Please tell me: {}", "Can you tell me: {}", "Hey, {}", "Look at the picture: {}", "Now, {}", "Well, {}",
+    "I wonder: {}", "Next question: {}", "Just a question: {}", "And {}", "So {}", "Hello, {}",
+)  # fmt: skip

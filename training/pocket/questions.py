@@ -41,8 +41,10 @@ def ask_like(rng: random.Random, kind: str, **slots: str) -> str:
 
 
 def liberties(rng: random.Random, text: str) -> str:
-    """Lower case, no question mark, British spelling: each now and then."""
-    if rng.random() < 0.25:
+    """A polite start, lower case, no question mark, British spelling: each now and then."""
+    if rng.random() < 0.06:
+        text = rng.choice(phrasebook.POLITE).format(text[:1].lower() + text[1:])
+    elif rng.random() < 0.25:
         text = text[:1].lower() + text[1:]
     if rng.random() < 0.2:
         text = text.rstrip("?.")
@@ -80,7 +82,9 @@ class Asker:
             return self._matching(thing.name, lambda t: t.name == thing.name)
         if roll < 0.9:
             word = rng.choice(("shape", "object", "thing")) if self.pure_colors else "shape"
-            return self._matching(f"{thing.color} {word}", lambda t: t.color == thing.color)
+            return self._matching(
+                f"{thing.color} {word}", lambda t: t.kind == "shape" and t.color == thing.color
+            )
         if thing.size != "medium":
             return self._matching(language.sized(thing), lambda t: language.sized(t) == language.sized(thing))
         return self._matching(thing.label, lambda t: t.label == thing.label)
@@ -109,7 +113,7 @@ class Asker:
         """A pair made of one thing's colour and another's shape, or nearly."""
         rng = self.rng
         shapes = [t for t in self.shown if t.kind == "shape"]
-        color = rng.choice(shapes).color if shapes and rng.random() < 0.7 else rng.choice(world.COLORS)
+        color = str(rng.choice(shapes).color) if shapes and rng.random() < 0.7 else rng.choice(world.COLORS)
         shape = rng.choice(shapes).name if shapes and rng.random() < 0.7 else rng.choice(world.SHAPES)
         allowed = self.held_out or (color, shape) not in world.UNSEEN_PAIRS
         return f"{color} {shape}" if allowed else ""
@@ -134,13 +138,13 @@ class Asker:
     def color(self) -> Exchange | None:
         noun = self.noun(self.rng.random() < 0.93)
         if noun is None or any(t.kind != "shape" for t in noun.things):
-            return None
+            return None  # pictograms' colours: knowledge.pictogram_color
         if noun.things and noun.singular != noun.things[0].name:
             noun = self._matching(noun.things[0].name, lambda t, n=noun.things[0].name: t.name == n)  # type: ignore[misc]
         if not noun.things and noun.singular.partition(" ")[0] in world.COLORS:
             return None
         question = ask_like(self.rng, "color", s=noun.singular)
-        return Exchange("color", question, self._several(noun, [t.color for t in noun.things]))
+        return Exchange("color", question, self._several(noun, [str(t.color) for t in noun.things]))
 
     def _several(self, noun: Noun, values: Sequence[str]) -> str:
         """One value, or "There are 2: a and b", or that there is none."""
@@ -155,7 +159,7 @@ class Asker:
         shapes = [t for t in self.shown if t.kind == "shape"]
         if not shapes:
             return None
-        color = self.rng.choice(shapes).color
+        color = str(self.rng.choice(shapes).color)
         if not self.pure_colors and self.rng.random() < 0.5:
             return None
         names = [t.name for t in shapes if t.color == color]
@@ -278,7 +282,7 @@ class Asker:
 
     def text_color(self) -> Exchange | None:
         noun = Noun("text", "texts", self.scene.words)
-        answer = self._several(noun, [t.color for t in noun.things])
+        answer = self._several(noun, [str(t.color) for t in noun.things])
         return Exchange("color", ask_like(self.rng, "text_color"), answer)
 
     def where_text(self) -> Exchange | None:
@@ -295,31 +299,8 @@ class Asker:
         answer = f"{self.scene.background.pattern} {self.scene.background.color}"
         return Exchange("background", ask_like(self.rng, "pattern"), language.capital(answer))
 
-    def beyond(self) -> Exchange | None:
-        text = self.rng.choice(foreign.QUESTIONS).format(o=self.rng.choice(foreign.NOUNS))
-        return Exchange("beyond", liberties(self.rng, text), language.beyond(self.scene))
-
 
 def area(thing: Thing) -> float:
     """Box area in square pixels."""
     x0, y0, x1, y1 = thing.box
     return (x1 - x0) * (y1 - y0)
-
-
-# How often each kind is tried in scenes without and with printed words.
-WEIGHTS: dict[str, tuple[int, int]] = {
-    "count": (16, 6), "count_all": (4, 0), "color": (10, 4), "shape": (6, 2), "where": (9, 4),
-    "exists": (10, 5),
-    "beside": (6, 0), "is_beside": (6, 2), "bigger": (5, 2), "extreme": (5, 0), "size": (4, 2), "at": (6, 4),
-    "list": (4, 3), "describe": (2, 1), "text": (1, 44), "has_text": (2, 3), "text_color": (1, 6),
-    "where_text": (1, 6), "background": (4, 2), "pattern": (3, 2), "beyond": (3, 2),
-}  # fmt: skip
-_KINDS = tuple(WEIGHTS)
-_WITHOUT, _WITH = ([w[i] for w in WEIGHTS.values()] for i in (0, 1))
-
-
-def ask(asker: Asker) -> Exchange | None:
-    """One exchange of a random kind, or None where that kind does not fit the scene."""
-    kind = asker.rng.choices(_KINDS, _WITH if asker.scene.words else _WITHOUT)[0]
-    result: Exchange | None = getattr(asker, kind)()
-    return result

@@ -5,6 +5,8 @@ channel, row, column, values (v - 127.5) / 127.5. The second frame of a still pi
 the patch embedding of training adds both halves of its weight. Patches beyond a row's grid hold nonsense.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from PIL import Image
@@ -18,21 +20,28 @@ PIXELS = geometry.PATCH**2
 class Atlas:
     """Everything that can be drawn, as tensors on a device."""
 
-    def __init__(self, sprites: dict[str, np.ndarray], pool: lettering.Pool, device: torch.device) -> None:
+    def __init__(
+        self, sprites: Sequence[np.ndarray], pool: lettering.Pool, photos: np.ndarray, device: torch.device
+    ) -> None:
         fields = [geometry.distance_field(s, FIELD, REACH) for s in world.SHAPES]
         self.fields = torch.from_numpy(np.stack(fields)).reshape(-1).to(device)  # [shapes * FIELD * FIELD]
         texels = torch.cat([_level(sprites, side) for side in LEVELS])  # [texels, 4] uint8
         self.pictograms = texels.contiguous().view(torch.int32).reshape(-1).to(device)  # little-endian RGBA
+        # [photos * side * side] RGBA; one black one where there are none
+        outside = photos if len(photos) else np.zeros((1, 1, 1, 3), np.uint8)
+        self.photo_side = outside.shape[1]
+        opaque = np.concatenate([outside, np.full_like(outside[..., :1], 255)], axis=-1)
+        self.photos = torch.from_numpy(opaque).view(torch.int32).reshape(-1).to(device)
         self.ink = torch.from_numpy(pool.ink).to(device)
         self.offsets = torch.from_numpy(pool.offsets).to(device)
         self.sizes = torch.from_numpy(pool.sizes).to(device)
 
 
-def _level(sprites: dict[str, np.ndarray], side: int) -> torch.Tensor:
+def _level(sprites: Sequence[np.ndarray], side: int) -> torch.Tensor:
     """All pictograms stretched to side x side, colour premultiplied by alpha: [n * side * side, 4] uint8."""
     out = []
-    for name in world.PICTOGRAMS:
-        pixels = sprites[name].astype(np.float32)
+    for sprite in sprites:
+        pixels = sprite.astype(np.float32)
         pixels[..., :3] *= pixels[..., 3:] / 255
         image = Image.fromarray(pixels.round().astype(np.uint8), "RGBA")
         out.append(
@@ -104,6 +113,30 @@ def paint_background(x: torch.Tensor, y: torch.Tensor, scenes: torch.Tensor) -> 
     return first * (1 - mix) + second * mix
 
 
+def paint_photo(
+    canvas: torch.Tensor,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    scenes: torch.Tensor,
+    photos: torch.Tensor,
+    side: int,
+) -> torch.Tensor:
+    """The canvas, covered by a picture of the world outside in the rows that have one."""
+    f = scenes[:, :, None, None]
+    index = f[:, 18].clamp_min(0).int()
+    u = ((f[:, 19] + x / f[:, 0] * f[:, 21]) * side - 0.5).clamp(0, side - 1)
+    v = ((f[:, 20] + y / f[:, 1] * f[:, 22]) * side - 0.5).clamp(0, side - 1)
+    u0, v0 = u.floor(), v.floor()
+    color = torch.zeros_like(canvas)
+    for du in (0, 1):
+        for dv in (0, 1):
+            i, j = (u0.int() + du).clamp_max(side - 1), (v0.int() + dv).clamp_max(side - 1)
+            weight = ((u - u0 if du else 1 - u + u0) * (v - v0 if dv else 1 - v + v0))[:, None]
+            texel = photos[(index * side + j) * side + i]
+            color = color + torch.stack([((texel >> s) & 255).float() for s in (0, 8, 16)], dim=1) * weight
+    return torch.where(f[:, 18:19] >= 0, color, canvas)
+
+
 def paint_object(
     canvas: torch.Tensor, x: torch.Tensor, y: torch.Tensor, thing: torch.Tensor, scenes: torch.Tensor,
     fields: torch.Tensor, pictograms: torch.Tensor,
@@ -135,7 +168,7 @@ def _paint_pictogram(
     shown: torch.Tensor, pictograms: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """Bilinear sample of the level that fits `shown`, the displayed size in pixels."""
-    count = len(world.PICTOGRAMS)
+    count = pictograms.numel() // sum(side**2 for side in LEVELS)
     one, two = count * LEVELS[0] ** 2, count * (LEVELS[0] ** 2 + LEVELS[1] ** 2)
     big, middle = shown > 72, shown > 42
     side = torch.where(big, LEVELS[0], torch.where(middle, LEVELS[1], LEVELS[2])).int()
@@ -217,6 +250,7 @@ class Renderer:
         self.atlas = atlas
         wrap = torch.compile if compiled else (lambda f: f)
         self.start, self.background = wrap(coordinates), wrap(paint_background)
+        self.photo = wrap(paint_photo)
         self.object, self.word, self.finish = wrap(paint_object), wrap(paint_word), wrap(finish)
 
     @torch.no_grad()
@@ -225,6 +259,7 @@ class Renderer:
         atlas = self.atlas
         x, y = self.start(batch.grids, batch.scenes)
         canvas = self.background(x, y, batch.scenes)
+        canvas = self.photo(canvas, x, y, batch.scenes, atlas.photos, atlas.photo_side)
         for j in range(packing.WORDS):
             index = batch.sprites[:, j].clamp_min(0)
             canvas = self.word(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from training.pocket import geometry, world
+from training.pocket.looks import Cast, Look
 from training.pocket.world import Rgb
 
 Box = tuple[float, float, float, float]
@@ -28,11 +29,15 @@ class Lettering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """One object. `half` are the half extents before turning by `angle` degrees; `box` holds the ink."""
+    """One object. `half` are the half extents before turning by `angle` degrees; `box` holds the ink.
+
+    `color` of a pictogram is that of `looks.Look`; `handle` is a font or a word of the pool, or a sprite's
+    number.
+    """
 
     kind: Kind
     name: str
-    color: str
+    color: str | None
     rgb: Rgb
     center: tuple[float, float]
     half: tuple[float, float]
@@ -79,6 +84,7 @@ class Scene:
     height: int
     background: Background
     things: tuple[Thing, ...]
+    photo: int = -1  # number of a picture of the world outside, which is then all there is
 
     @property
     def shown(self) -> tuple[Thing, ...]:
@@ -97,6 +103,8 @@ class Recipe:
 
     evaluation: bool = False
     word_share: float = 0.35
+    strip_share: float = 0.3  # of pictures of any shape down to 1:16, among those that are not square
+    photo_share: float = 0.0
     max_tokens: int = 72
 
 
@@ -108,8 +116,8 @@ def _canvas(rng: random.Random, recipe: Recipe) -> tuple[int, int]:
             )
         else:
             area = math.exp(rng.uniform(math.log(80), math.log(860)))
-            # Mostly ordinary pictures, some strips down to 1:16.
-            ratio = math.exp(rng.triangular(-1.6, 1.6, 0) if rng.random() < 0.7 else rng.uniform(-2.78, 2.78))
+            slim = rng.random() < recipe.strip_share  # strips down to 1:16 among ordinary pictures
+            ratio = math.exp(rng.uniform(-2.78, 2.78) if slim else rng.triangular(-1.6, 1.6, 0))
             width, height = round(area * ratio**0.5), round(area / ratio**0.5)
         if recipe.evaluation:
             height += rng.randrange(10)
@@ -266,8 +274,9 @@ class _Artist:
         ))  # fmt: skip
         return True
 
-    def add_pictogram(self, name: str, aspect: float, mean: Rgb, size: str) -> bool:
-        """Place one pictogram of the given width/height ratio; False when there is no room or contrast."""
+    def add_pictogram(self, name: str, look: Look, size: str) -> bool:
+        """Place one pictogram with this look; False when there is no room or contrast."""
+        aspect, mean = look.aspect, look.mean
         relative = self.relative_size(size, max(0.105, 17 / self.unit))
         if relative is None or not self._visible(mean):
             return False
@@ -276,9 +285,9 @@ class _Artist:
         if spot is None:
             return False
         self.things.append(Thing(
-            "pictogram", name, "", mean, spot, half, 0.0,
+            "pictogram", name, look.color, mean, spot, half, 0.0,
             (spot[0] - half[0], spot[1] - half[1], spot[0] + half[0], spot[1] + half[1]),
-            world.size_name(relative),
+            world.size_name(relative), handle=look.sprite,
         ))  # fmt: skip
         return True
 
@@ -331,14 +340,6 @@ class _Artist:
             self._write(text, handle, paint, (x, y), half, last.box[1] + last.box[3])
 
 
-@dataclass(frozen=True, slots=True)
-class Cast:
-    """Facts about sprites that placing needs: width/height ratio and mean colour of each pictogram."""
-
-    aspects: dict[str, float]
-    means: dict[str, Rgb]
-
-
 def _groups(rng: random.Random, pictograms: Sequence[str]) -> list[tuple[str, str, int]]:
     """(kind, name, count) of each group to try, about 1..10 things in all."""
     share = rng.choice((0.0, 0.0, 1.0, 0.35, 0.5))  # of pictograms
@@ -363,23 +364,28 @@ def _groups(rng: random.Random, pictograms: Sequence[str]) -> list[tuple[str, st
 def draw_scene(rng: random.Random, recipe: Recipe, cast: Cast, letters: Lettering) -> Scene:
     """One scene of at most ten shapes and pictograms and three words; never empty, mostly."""
     artist = _Artist(rng, recipe, *_canvas(rng, recipe))
+    if cast.photos and rng.random() < recipe.photo_share:
+        return Scene(artist.width, artist.height, artist.background, (), rng.randrange(cast.photos))
     words = rng.choice((1, 1, 1, 2, 2, 3)) if rng.random() < recipe.word_share else 0
     for _ in range(words):
         if len(artist.things) < 3:
             artist.add_word(letters)
     del artist.things[3:]
-    groups = [] if words and rng.random() < 0.3 else _groups(rng, tuple(cast.aspects))
+    groups = [] if words and rng.random() < 0.3 else _groups(rng, tuple(cast.looks))
     crowd = sum(g[2] for g in groups)
     usual = rng.choice(("small", "medium") if crowd > 5 else ("small", "medium", "large"))
     colors: list[str] = []
     free = 10
     for kind, name, count in groups:
         color = rng.choice(colors) if colors and rng.random() < 0.3 else None
+        same = rng.random() < 0.7  # a group of pictograms looks alike, mostly
+        look = rng.choice(cast.looks[name]) if kind == "pictogram" else None
         for _ in range(min(count, free)):
             if rng.random() < 0.35:
                 usual = rng.choice(("small", "small", "medium", "medium", "large"))
-            if kind == "pictogram":
-                done = artist.add_pictogram(name, cast.aspects[name], cast.means[name], usual)
+            if look is not None:
+                look = look if same else rng.choice(cast.looks[name])
+                done = artist.add_pictogram(name, look, usual)
             else:
                 done = artist.add_shape(name, color, usual)
             if not done:

@@ -35,12 +35,12 @@ def wanted(asker: Asker) -> tuple[str, Callable[[Thing], bool]]:
         return rng.choice(("shape", "shapes")), lambda t: t.kind == "shape"
     if roll < 0.09:
         return rng.choice(("pictogram", "pictograms", "emoji")), lambda t: t.kind == "pictogram"
-    colors = [t.color for t in asker.shown if t.color]
+    colors = [t.color for t in asker.shown if t.kind == "shape" and t.color]
     if colors and roll < 0.2:
         color = rng.choice(colors)
         name = rng.choice((color, f"{color} shape", f"{color} shapes"))
         return name, lambda t: t.kind == "shape" and t.color == color
-    noun = asker.noun(rng.random() < 0.75)
+    noun = asker.noun(bool(asker.shown) and rng.random() < 0.75)
     if noun is None:
         return "text", lambda t: t.kind == "word"
     found = frozenset(id(t) for t in noun.things)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from training.pocket import foreign, language, phrasebook, questions, tasks, world
-from training.pocket.scenes import Cast, Recipe, draw_scene
+from training.pocket import foreign, interview, language, phrasebook, questions, tasks, world
+from training.pocket.looks import Cast
+from training.pocket.scenes import Recipe, draw_scene
 
 SPECIALS: Final = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
@@ -88,7 +89,7 @@ def world_pieces(cast: Cast, scenes: int = 6000) -> set[str]:
             tasks.caption(scene, True),
             tasks.analysis(scene),
             tasks.detect_named(asker),
-            questions.ask(asker),
+            interview.ask(asker),
         ]
         found.update(p for e in spoken if e and e.kind != "beyond" for p in find(e.answer) + find(e.question))
     unknown = {f" {w}" for noun in foreign.NOUNS for w in noun.split(" ")}

@@ -3,26 +3,31 @@
     python -m training.pocket.assets
     python -m training.pocket.train --minutes 24 --out .pocket/run              # one GPU
     python -m training.pocket.train --minutes 30 --out .pocket/run --resume     # on from the last checkpoint
+    torchrun --nproc-per-node 2 -m training.pocket.train --minutes 8 --out .pocket/run             # two GPUs
 
 The learning rate follows elapsed training time: warm-up over the first 300 steps, constant, then a cosine to
 zero that ends when the minutes are up. Resumed runs keep the step count, the optimizer's state and the time
-spent; batch k is the same in every run of one seed.
+spent; batch k is the same in every run of one seed. Under torchrun every process draws its own batches and
+the gradients are averaged, so n GPUs make one step on n batches. With `--until` the
+run ends at that moment, starting and compiling included, whatever `--minutes` says.
 """
 
 import argparse
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
-from training.pocket import assets, lettering, network, packing, tokens
+from training.pocket import assets, lettering, looks, network, packing, photos, tokens
 from training.pocket.export import export, restored
 from training.pocket.optimizer import Optimizer
 from training.pocket.render import Atlas, Renderer
@@ -42,6 +47,13 @@ class Plan:
     warmup: int = 300  # steps
     words: int = 240_000  # printed words in the pool
     word_share: float = 0.45  # of scenes
+    strip_share: float = 0.3  # of pictures that may be as slim as 1:16
+    photo_share: float = 0.06  # of pictures that are none of this world
+    copies: int = 3  # altered copies of every drawing of a pictogram
+    textures: int = 500  # made-up pictures of the world outside, beside the photographs
+    until: float = 0.0  # when the run ends, in seconds of the epoch; 0: after the minutes
+    check: int = 4  # batches of the validation, none: 0
+    checkpoint: bool = True  # keep the optimizer's state, to resume from
     workers: int = 15
     seed: int = 0
     save_every: float = 90.0  # seconds
@@ -62,12 +74,20 @@ class Trainer:
     """The network, its optimizer and where its batches come from."""
 
     def __init__(self, plan: Plan, size: network.Size | None = None) -> None:
-        self.plan = plan
+        self.plan, self.born = plan, time.monotonic()
+        self.rank, self.ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.cuda = self.device.type == "cuda"
         torch.manual_seed(plan.seed)
         self.pack = assets.load(plan.pack)
         self.pool = lettering.draw_pool(plan.words, self.pack.fonts, plan.seed, plan.workers)
+        outside = photos.pool(self.pack.photos, plan.textures, plan.seed, plan.workers)
+        sprites, self.cast = looks.audition(
+            self.pack.sets, plan.copies, plan.seed, plan.workers, photos=len(outside)
+        )
+        self.recipe = Recipe(
+            word_share=plan.word_share, strip_share=plan.strip_share, photo_share=plan.photo_share
+        )
         self.size = size or network.Size(tokens.Encoder(self.pack.tokenizer).size)
         self.model = network.Pocket(self.size).to(self.device)
         self.optimizer = Optimizer(self.model)
@@ -77,9 +97,11 @@ class Trainer:
             self.model.load_state_dict(restored(weights))
         if plan.resume:
             self.load()
-        self.render = Renderer(Atlas(self.pack.sprites, self.pool, self.device), compiled=self.cuda)
+        self.render = Renderer(Atlas(sprites, self.pool, outside, self.device), compiled=self.cuda)
         self.flex = plan.flex and self.cuda
         self._compile()
+        if not self.rank:
+            print(f"prepared in {time.monotonic() - self.born:.0f} s: {len(sprites)} sprites", flush=True)
 
     def _compile(self) -> None:
         self.masks, self.head = self.model.masks, self._head
@@ -97,8 +119,8 @@ class Trainer:
         """Batches from number `first` on, on the device."""
         plan = self.plan
         data = packing.Stream(
-            self.pack.tokenizer, self.pack.cast, self.pool, Recipe(word_share=plan.word_share), plan.batch,
-            f"{seed} {plan.seed}", first,
+            self.pack.tokenizer, self.cast, self.pool, self.recipe, plan.batch, f"{seed} {plan.seed}",
+            first * self.ranks + self.rank, self.ranks,
         )  # fmt: skip
         loader = DataLoader(
             data, batch_size=None, num_workers=plan.workers, prefetch_factor=3 if plan.workers else None,
@@ -130,14 +152,35 @@ class Trainer:
 
     def train_step(self, batch: packing.Batch) -> torch.Tensor:
         """One update; the loss, still on the device."""
-        torch.manual_seed(self.plan.seed * 1_000_003 + self.step)  # grain is the same in a resumed run
+        # Grain is the same in a resumed run, and another one on every GPU.
+        torch.manual_seed((self.plan.seed * 1_000_003 + self.step) * self.ranks + self.rank)
         loss, _ = self.forward(batch)
         loss.backward()
+        self._average()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
         self.optimizer.step(rate_at(self.plan, self.step, self.elapsed))
         self.step += 1
-        self.scenes += self.plan.batch
+        self.scenes += self.plan.batch * self.ranks
         return loss.detach()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Give every process the mean of all gradients."""
+        if self.ranks > 1:
+            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+            flat = torch.cat([g.reshape(-1) for g in grads])
+            dist.all_reduce(flat)
+            flat /= self.ranks
+            parts = flat.split([g.numel() for g in grads])
+            torch._foreach_copy_(grads, [p.view_as(g) for p, g in zip(parts, grads, strict=True)])
+
+    def _agree(self) -> None:
+        """Let the first process's clock hold for all."""
+        if self.ranks > 1:
+            clock = torch.tensor([self.elapsed, self.plan.minutes], dtype=torch.float64, device=self.device)
+            dist.broadcast(clock, 0)
+            self.elapsed, minutes = clock.tolist()
+            self.plan = replace(self.plan, minutes=minutes)
 
     @torch.no_grad()
     def exact(self, batch: packing.Batch) -> dict[str, float]:
@@ -156,15 +199,18 @@ class Trainer:
         return {kind: round(sum(g) / len(g), 4) for kind, g in sorted(found.items())}
 
     def save(self) -> None:
-        """Checkpoint, atomically, and the model as a Hugging Face folder."""
+        """Checkpoint, atomically, and the model as a Hugging Face folder; the first process does it."""
         folder = self.plan.out
+        if self.rank:
+            return
         folder.mkdir(parents=True, exist_ok=True)
         state = {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state(), "step": self.step,
             "elapsed": self.elapsed, "scenes": self.scenes,
         }  # fmt: skip
-        torch.save(state, folder / "state.tmp")
-        (folder / "state.tmp").rename(folder / "state.pt")
+        if self.plan.checkpoint:
+            torch.save(state, folder / "state.tmp")
+            (folder / "state.tmp").rename(folder / "state.pt")
         export(self.model, self.pack.tokenizer, folder / "model")
 
     def load(self) -> None:
@@ -178,32 +224,38 @@ class Trainer:
         self.step, self.elapsed, self.scenes = state["step"], state["elapsed"], state["scenes"]
 
     def run(self) -> None:
-        """Train until the minutes or the steps are up."""
-        plan, limit = self.plan, self.plan.minutes * 60
+        """Train until the minutes, the moment or the steps are up."""
         examples = self.stream(self.step, "train")
-        check = [self.move(b) for b in self._validation(4)]
+        check = [self.move(b) for b in self._validation(self.plan.check)]
         last = saved = time.monotonic()
+        spent = self.elapsed  # by this process's clock
         losses: list[torch.Tensor] = []
         begun = self.step
-        while self.elapsed < limit and self.step < plan.steps:
+        while self.elapsed < self.plan.minutes * 60 and self.step < self.plan.steps:
             batch = next(examples)
             losses.append(self.train_step(batch))
             if self.cuda and self.step % 20 == 0:
                 torch.cuda.synchronize()
             now = time.monotonic()
             if self.step - begun > 10:  # the first steps compile
-                self.elapsed += now - last
+                spent += now - last
+            elif self.step - begun == 10 and self.plan.until:
+                left = max(1.0, self.plan.until - time.time()) + self.elapsed
+                self.plan = replace(self.plan, minutes=left / 60)
             last = now
+            if self.ranks == 1 or self.step % 10 == 0:
+                self.elapsed = spent
+                self._agree()
             if self.step == 60 and self.cuda:
                 self._time(batch)
             if self.step % 100 == 0 or self.step == 10:
                 self.report(losses, check if self.step % 1000 == 0 or self.step == 100 else None)
                 losses = []
-            if now - saved > plan.save_every:
+            if now - saved > self.plan.save_every:
                 self.save()
                 saved = time.monotonic()
-        self.report(losses, check)
         self.save()
+        self.report(losses, check)
 
     def _time(self, batch: packing.Batch) -> None:
         """Print how long drawing and one whole step take, in milliseconds."""
@@ -217,15 +269,16 @@ class Trainer:
 
     def _validation(self, count: int) -> list[packing.Batch]:
         """Fixed scenes of another seed than training's."""
-        recipe = Recipe(word_share=self.plan.word_share)
         data = packing.Stream(
-            self.pack.tokenizer, self.pack.cast, self.pool, recipe, self.plan.batch, "validate"
+            self.pack.tokenizer, self.cast, self.pool, self.recipe, self.plan.batch, "validate"
         )
         packer = packing.Packer(tokens.Encoder(self.pack.tokenizer))
         return [data.make(packer, i) for i in range(count)]
 
     def report(self, losses: list[torch.Tensor], check: list[packing.Batch] | None) -> None:
-        """One JSON line on stdout and in log.jsonl."""
+        """One JSON line on stdout and in log.jsonl, by the first process."""
+        if self.rank:
+            return
         line: dict[str, Any] = {
             "step": self.step, "minutes": round(self.elapsed / 60, 2), "scenes": self.scenes,
             "rate": round(rate_at(self.plan, self.step, self.elapsed), 6),
@@ -255,7 +308,14 @@ def main() -> None:
             parser.add_argument(name, type=Path, required=True)
         else:
             parser.add_argument(name, type=field.type, default=field.default)  # type: ignore[arg-type]
-    Trainer(Plan(**vars(parser.parse_args()))).run()
+    plan = Plan(**vars(parser.parse_args()))
+    if "LOCAL_RANK" in os.environ:  # torchrun started several of these
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    Trainer(plan).run()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

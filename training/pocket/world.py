@@ -11,21 +11,49 @@ from typing import Final
 Rgb = tuple[int, int, int]
 
 # Hue in degrees, saturation and value in 0..1: boxes (h0, h1, s0, s1, v0, v1) inside each colour name, with
-# gaps between the names so that the truth is never a matter of taste. The first box is used most.
+# gaps between the names so that the truth is never a matter of taste. The first box is used most. The boxes
+# after it reach the shades of user interfaces (Material, Tailwind), pure colours and dark ones.
 COLOR_BOXES: Final[dict[str, tuple[tuple[float, float, float, float, float, float], ...]]] = {
-    "red": ((-8, 8, 0.82, 1.0, 0.72, 1.0), (-4, 4, 0.94, 1.0, 0.52, 0.72)),
-    "orange": ((21, 40, 0.82, 1.0, 0.88, 1.0),),
-    "yellow": ((49, 62, 0.65, 1.0, 0.86, 1.0),),
-    "green": ((88, 155, 0.5, 1.0, 0.3, 1.0), (110, 130, 0.9, 1.0, 0.45, 1.0)),
-    "cyan": ((174, 190, 0.65, 1.0, 0.75, 1.0),),
-    "blue": ((207, 246, 0.58, 1.0, 0.42, 1.0), (236, 242, 0.9, 1.0, 0.5, 1.0)),
-    "purple": ((266, 284, 0.45, 1.0, 0.35, 0.95), (284, 301, 0.5, 1.0, 0.35, 0.72)),
-    "pink": ((324, 343, 0.22, 0.95, 0.9, 1.0), (343, 356, 0.2, 0.48, 0.92, 1.0)),
-    "brown": ((12, 31, 0.5, 0.9, 0.32, 0.62), (-2, 6, 0.7, 0.78, 0.6, 0.67)),
+    "red": (
+        (-8, 8, 0.82, 1.0, 0.72, 1.0), (-3, 5, 0.66, 0.84, 0.86, 1.0), (-3, 3, 0.77, 0.92, 0.76, 0.9),
+        (-3, 2, 0.8, 0.92, 0.56, 0.78), (-4, 4, 0.94, 1.0, 0.52, 0.72), (346, 352, 0.88, 1.0, 0.93, 1.0),
+    ),
+    "orange": (
+        (21, 40, 0.82, 1.0, 0.88, 1.0), (25, 37, 0.68, 0.85, 0.95, 1.0), (20, 32, 0.93, 1.0, 0.82, 0.93),
+    ),
+    "yellow": (
+        (49, 62, 0.65, 1.0, 0.86, 1.0), (46.5, 50, 0.86, 1.0, 0.92, 1.0), (52, 60, 0.45, 0.66, 0.97, 1.0),
+    ),
+    "green": (
+        (88, 155, 0.5, 1.0, 0.3, 1.0), (110, 130, 0.9, 1.0, 0.45, 1.0), (105, 143, 0.34, 0.5, 0.6, 0.84),
+        (81, 88, 0.6, 1.0, 0.32, 0.92), (155, 162, 0.85, 1.0, 0.4, 0.76), (110, 146, 0.43, 0.55, 0.84, 0.95),
+    ),
+    "cyan": (
+        (174, 190, 0.65, 1.0, 0.75, 1.0), (173, 186, 0.8, 1.0, 0.4, 0.76), (176, 189, 0.45, 0.66, 0.88, 1.0),
+    ),
+    "blue": (
+        (207, 246, 0.58, 1.0, 0.42, 1.0), (236, 242, 0.9, 1.0, 0.5, 1.0), (198, 207, 0.68, 1.0, 0.6, 1.0),
+        (205, 232, 0.39, 0.6, 0.78, 1.0), (222, 240, 0.62, 1.0, 0.3, 0.45), (213, 222, 0.58, 1.0, 0.42, 1.0),
+    ),
+    "purple": (
+        (266, 284, 0.45, 1.0, 0.35, 0.95), (284, 301, 0.5, 1.0, 0.35, 0.72), (258, 267, 0.5, 0.84, 0.6, 0.98),
+        (266, 292, 0.33, 0.48, 0.74, 1.0), (268, 286, 0.6, 1.0, 0.9, 1.0),
+    ),
+    "pink": (
+        (324, 343, 0.22, 0.95, 0.9, 1.0), (343, 356, 0.2, 0.48, 0.92, 1.0),
+        (327, 340, 0.72, 0.92, 0.82, 0.92),
+    ),
+    "brown": (
+        (12, 31, 0.5, 0.9, 0.32, 0.62), (14, 32, 0.8, 0.96, 0.25, 0.48), (11, 19, 0.36, 0.52, 0.3, 0.5),
+        (-1, 3, 0.72, 0.76, 0.61, 0.67),
+    ),
     "black": ((0, 360, 0.0, 1.0, 0.0, 0.09), (0, 360, 0.0, 0.15, 0.0, 0.14)),
     "white": ((0, 360, 0.0, 0.03, 0.96, 1.0), (0, 360, 0.0, 0.0, 1.0, 1.0)),
-    "gray": ((0, 360, 0.0, 0.05, 0.38, 0.76),),
-}
+    "gray": (
+        (0, 360, 0.0, 0.05, 0.38, 0.76), (200, 228, 0.05, 0.19, 0.4, 0.68), (0, 360, 0.0, 0.04, 0.24, 0.38),
+        (18, 40, 0.05, 0.11, 0.3, 0.62),
+    ),
+}  # fmt: skip
 COLORS: Final = tuple(COLOR_BOXES)
 
 # Backgrounds may also be pale; pale colours have names of their own.
@@ -70,6 +98,27 @@ PICTOGRAMS: Final[dict[str, str]] = {
     "glasses": "1F453", "crown": "1F451", "chair": "1FA91", "robot": "1F916", "ghost": "1F47B",
     "anchor": "2693",
 }  # fmt: skip
+
+# Kinds that can be counted without an argument: kind → (its plural, its members).
+KINDS: Final[dict[str, tuple[str, frozenset[str]]]] = {
+    "animal": ("animals", frozenset(tuple(PICTOGRAMS)[:24])),
+    "fruit": ("fruits", frozenset({
+        "apple", "banana", "cherry", "grapes", "strawberry", "watermelon", "pineapple", "lemon",
+    })),
+    "vehicle": ("vehicles", frozenset({
+        "car", "bus", "bicycle", "airplane", "boat", "train", "rocket", "tractor", "truck", "helicopter",
+    })),
+    "flower": ("flowers", frozenset({"sunflower", "rose", "tulip"})),
+    "shape": ("shapes", frozenset(SHAPES)),
+    "pictogram": ("pictograms", frozenset(PICTOGRAMS)),
+}  # fmt: skip
+
+# Straight sides and corners of each shape as it is drawn; a heart's are a matter of taste.
+SIDES: Final[dict[str, int]] = {
+    "circle": 0, "oval": 0, "ring": 0, "triangle": 3, "square": 4, "rectangle": 4, "diamond": 4,
+    "pentagon": 5, "hexagon": 6, "arrow": 7, "star": 10, "cross": 12,
+}  # fmt: skip
+CORNERS: Final[dict[str, int]] = {n: SIDES[n] for n in SIDES if n not in ("arrow", "star", "cross")}
 
 _PLURALS: Final[dict[str, str]] = {
     "fish": "fish", "mouse": "mice", "leaf": "leaves", "cherry": "cherries", "strawberry": "strawberries",
@@ -127,11 +176,22 @@ def with_article(phrase: str) -> str:
 def sample_rgb(name: str, rng: random.Random) -> Rgb:
     """A colour that everybody would call `name`."""
     boxes = (PALE_BOXES[name],) if name in PALE_BOXES else COLOR_BOXES[name]
-    h0, h1, s0, s1, v0, v1 = boxes[0] if len(boxes) == 1 or rng.random() < 0.75 else boxes[1]
+    h0, h1, s0, s1, v0, v1 = boxes[0] if len(boxes) == 1 or rng.random() < 0.5 else rng.choice(boxes[1:])
     u = rng.random
     hue, sat, val = h0 + (h1 - h0) * u(), s0 + (s1 - s0) * u(), v0 + (v1 - v0) * u()
     r, g, b = colorsys.hsv_to_rgb(hue % 360 / 360, sat, val)
     return round(r * 255), round(g * 255), round(b * 255)
+
+
+def certain_name(rgb: Rgb, slack: float = 0.0) -> str | None:
+    """The name of a colour (0..255) that lies inside the name's boxes, widened by `slack`; None elsewhere."""
+    hue, sat, val = colorsys.rgb_to_hsv(*(v / 255 for v in rgb))
+    for name, boxes in COLOR_BOXES.items():
+        for h0, h1, s0, s1, v0, v1 in boxes:
+            inside = s0 - slack <= sat <= s1 + slack and v0 - slack <= val <= v1 + slack
+            if inside and (hue * 360 - h0 + 20 * slack) % 360 <= h1 - h0 + 40 * slack:
+                return name
+    return None
 
 
 def color_distance(a: Rgb, b: Rgb) -> float:

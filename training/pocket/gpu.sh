@@ -1,0 +1,20 @@
+#!/bin/bash
+# One call on a machine with GPUs, where nothing can be downloaded: trains from the shipped weights on all of them.
+#
+#     training/pocket/gpu.sh OUT SECONDS [option of training.pocket.train …]
+#
+# OUT gets model/ (a folder that snugvl loads), rewritten every minute, and log.jsonl; everything ends SECONDS after
+# the start. It needs `.pocket/` (python -m training.pocket.assets) and the repository around it.
+set -eu
+out=$1 seconds=$2 now=$(date +%s)
+shift 2
+cd "$(dirname "$0")/../.."
+export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+export NCCL_NVLS_ENABLE=0 # NVLink multicast is not available on lent machines
+gpus=$(python3 -c 'import torch; print(max(1, torch.cuda.device_count()))')
+workers=$((($(nproc) - gpus) / gpus))
+mkdir -p "$out"
+exec timeout -k 5 $((seconds + 25)) python3 -m torch.distributed.run --standalone --nproc-per-node "$gpus" \
+    -m training.pocket.train --out "$out" --init src/snugvl/pocket --until $((now + seconds - 6)) \
+    --workers "$workers" --rate 0.0018 --warmup 100 --steady 0.2 --word-share 0.55 --strip-share 0.45 \
+    --save-every 60 --check 0 --no-checkpoint --seed 11 "$@"
