@@ -36,7 +36,7 @@ from training.pocket.scenes import Box, Recipe, Scene, Thing, draw_scene
 from training.pocket.scoring import Tally
 
 import snugvl
-from snugvl import loading
+from snugvl.backends.native import loading
 
 FOLDER = Path(__file__).parents[2] / "src/snugvl/pocket"
 QUESTIONS = 5  # a scene, beside the captions, the boxes, the analysis and the reading
