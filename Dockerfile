@@ -14,9 +14,7 @@ RUN python3 -m venv /opt/snugvl && \
 
 COPY pyproject.toml constraints.txt README.md LICENSE /src/
 COPY src /src/src
-RUN pip install -q -c /src/constraints.txt /src && \
-    python3 -m compileall -q /opt/snugvl/lib && \
-    rm -rf /src
+RUN pip install -q -c /src/constraints.txt /src && rm -rf /src
 
 # Models, compiled kernels and calibrations are kept in /data.
 RUN useradd --create-home --home-dir /data --uid 1000 snugvl
