@@ -1,0 +1,59 @@
+"""The transcripts of docs/first_hour.md: `python -m tests.docs.first_hour` types every command again.
+
+A transcript is a block of `console` whose lines after "$ " are typed, in a copy of the examples with a fresh cache
+folder; what follows is what they print, standard error included. What two machines print differently is
+masked: times, and the memory of the machine that the test runs on.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.patience import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "first_hour.md"
+BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
+SECONDS = re.compile(r"\b\d+\.\d s\b")
+RECORDINGS = ROOT / "tests" / "hardware" / "recordings"
+
+
+def typed(block: str) -> list[str]:
+    """The commands of a transcript."""
+    return [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
+
+
+def transcript(block: str) -> str:
+    """The same commands with what they print now."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "examples").symlink_to(ROOT / "examples")
+        for recording in RECORDINGS.iterdir():
+            (Path(folder) / recording.name).symlink_to(recording)
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SNUGVL_", "XDG_"))}
+        environment = {
+            **kept, "PATH": path, "COLUMNS": "100", "HOME": folder, "HF_HOME": f"{folder}/hub",
+            "HF_HUB_OFFLINE": "1",
+        }  # fmt: skip
+        lines = []
+        for command in typed(block):
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=folder, env=environment, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE_S,
+            )  # fmt: skip
+            printed = SECONDS.sub("… s", done.stdout).rstrip("\n")
+            lines.append(f"$ {command}\n{printed}\n" if printed else f"$ {command}\n")
+    return "".join(lines)
+
+
+def main() -> None:
+    """Write the page again."""
+    page = PAGE.read_text("utf-8")
+    PAGE.write_text(BLOCK.sub(lambda found: transcript(found[0]), page), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
