@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 
 from snugvl.errors import DoesNotFit, RequestError
 from snugvl.planner.budget import budgets
+from snugvl.planner.capabilities import NATIVE_STEPS, options
+from snugvl.planner.fit import Fitter
 from snugvl.planner.footprint.total import footprint
+from snugvl.planner.goals import COMFORT
+from snugvl.planner.inventory import inventory
 from snugvl.planner.plan import Plan
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
@@ -303,3 +307,32 @@ def test_a_limit_that_somebody_set_is_what_to_raise() -> None:
     tight = one("8B", wishes=Wishes(memory_bytes=4 * GIB), on=machine(24 * GIB))
     with pytest.raises(DoesNotFit, match=r"it fits with --memory \d+MiB"):
         require(tight)
+
+
+def test_each_purpose_gets_what_it_is_for() -> None:
+    """On one card: documents the largest images, batch the most in flight, chat several conversations."""
+    found = {
+        name: require(one("4B", wishes=Wishes(purpose=name)))  # type: ignore[arg-type]
+        for name in ("chat", "documents", "detect", "batch")
+    }
+    tokens = {name: choice.tokens for name, choice in found.items()}
+    assert tokens["documents"] > tokens["chat"] > tokens["batch"]
+    assert tokens["detect"] > tokens["batch"]
+    assert found["documents"].settings.context > found["batch"].settings.context
+    whole = {name: choice.settings.kv_tokens / choice.settings.context for name, choice in found.items()}
+    assert whole["batch"] > whole["chat"] > whole["documents"]  # conversations that the cache holds
+
+
+def test_what_is_beyond_comfort_is_not_bought_with_speed() -> None:
+    beyond = 0
+    model, wishes = inventory(FACTS["4B", True]), Wishes(backend="native")
+    for size in range(20, 96):
+        found = budgets(machine(size * GIB // 4))
+        fitter = Fitter(options(model, found[0].device, "linux", wishes)[0][0], wishes, found)
+        best = fitter.best
+        if best is None:
+            continue
+        if fitter.goal(best).step[:3] > COMFORT["chat"][:3]:
+            beyond += 1
+            assert (best.settings.chunk, best.settings.eager) == (NATIVE_STEPS[0][0], False), size
+    assert beyond > 5
