@@ -45,7 +45,7 @@ export function wireChat() {
     job.clear();
     draw();
     for (const turn of talk().turns) if (turn.role === "assistant") views.get(turn).finish();
-    transcript.scrollTop = transcript.scrollHeight;
+    follow();
   });
   let seen = takesPictures();
   onOffer(() => {
@@ -131,7 +131,8 @@ async function answer(mine, turns, signal) {
   const view = views.get(reply);
   view.grow();
   transcript.classList.add("busy");
-  transcript.scrollTop = transcript.scrollHeight;
+  follow();
+  save(mine, its); // the question survives a reload, whatever becomes of its answer
   try {
     await stream(turns, its, signal, state, () => {
       Object.assign(reply, thoughtsOf(state));

@@ -5,7 +5,8 @@ import { copyButton } from "./clipboard.js";
 import { make } from "./dom.js";
 
 const MOST_CHARACTERS = 100_000; // beyond these an answer stays plain text: it would take seconds
-const MOST_TOKENS = 50_000; // each becomes an element or a text
+const MOST_NODES = 50_000; // elements and texts
+const CODE_NODES = 8; // that a block of code takes, its button included
 const DEEPEST = 40; // of lists in quotes in lists; markdown-it leaves out what is deeper
 const ELEMENTS = new Set([
   "p", "blockquote", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td", "strong", "em", "s",
@@ -19,10 +20,10 @@ parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false }); // "README.md" is n
 function tokensOf(text) {
   if (text.length > MOST_CHARACTERS) return null;
   const tokens = parser.parse(text, {});
-  let count = tokens.length;
+  let count = 0;
   for (const token of tokens) {
-    count += token.children?.length ?? 0;
-    if (count > MOST_TOKENS || token.level >= DEEPEST - 1) return null;
+    count += token.tag === "code" ? CODE_NODES : 1 + (token.children?.length ?? 0);
+    if (count > MOST_NODES || token.level >= DEEPEST - 1) return null;
   }
   return tokens;
 }

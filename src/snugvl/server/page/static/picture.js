@@ -73,7 +73,7 @@ export function take(files) {
         refused.push(explain(problem));
       }
     }
-    if (refused.length) say(byId("picture-error"), refused.join("\n"));
+    if (refused.length) say(byId("picture-error"), refused.join("\n\n"));
   });
   return taking;
 }

@@ -68,9 +68,10 @@ function remember() {
 /** Keeps `which`, now; says so where this browser can't. */
 export async function save(which, its = pictures()) {
   if (which === current) remember();
-  if (!settings().keep || !which.turns.length) return;
+  if (!settings().keep) return;
   const first = which.turns.find(({ role }) => role === "user");
   try {
+    if (!first) return void (await store.forget(which.id)); // its only question was not answered
     await store.keep({
       id: which.id,
       title: (first.text.trim() || "Without words").slice(0, LONGEST_TITLE),
