@@ -23,7 +23,7 @@ from tests.server.page.conftest import CHROMIUM, answers, ask
 IMAGES = FOLDER / "images"
 SAMPLES = [FOLDER.parent / "examples" / "images" / f"{name}.png" for name in ("garden", "shapes", "sign")]
 MODEL = "Qwen3-VL-4B"
-COLORS = 64  # the page has few; a photograph would need all
+COLORS = 128  # the page has few; a photograph would need all
 WIDE, PHONE = (1440, 900), (390, 844)
 
 MARKDOWN = """<think>The cat sits left of the tree, so it comes first.</think>## What is there
@@ -129,7 +129,7 @@ def take(browser: Browser, url: str, name: str, target: Path) -> None:
     expect(page.locator("#state")).to_have_text("ready")
     play(page)
     page.mouse.move(0, 0)
-    page.screenshot(path=target, full_page=width < 500)
+    page.screenshot(path=target, full_page=name in ("phone", "refusals"))
     context.close()
     with Image.open(target) as image:
         image.convert("RGB").quantize(COLORS).save(target, optimize=True)

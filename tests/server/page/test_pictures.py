@@ -14,6 +14,7 @@ from snugvl.backends.protocol import Picture, Video
 from snugvl.inputs.image import FORMATS
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.settings import ServerSettings
+from tests.patience import until
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.live import live
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked, tab, take_sample
@@ -161,6 +162,37 @@ def test_what_can_not_be_used_is_refused_in_plain_words_and_never_sent(
         "huge.png is too large: 67.1 MB. This server takes pictures of up to 67.1 MB."
     )
     assert service.requests == []
+
+
+SLOWLY = """() => {
+    const check = window.createImageBitmap;
+    window.createImageBitmap = (file) => new Promise((done) => { window.goOn = () => done(check(file)); });
+}"""
+
+
+def test_a_question_waits_for_its_pictures(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
+    service = FakeService()
+    page = open_page(serve(service, ServerSettings(names=("Qwen3-VL-4B",))))
+    page.evaluate(SLOWLY)
+    (tmp_path / "blue.png").write_bytes(png("blue"))
+    (tmp_path / "torn.png").write_bytes(png("red", 300, 300)[:-30])
+    page.set_input_files("#file", tmp_path / "blue.png")
+    until(lambda: page.evaluate("() => Boolean(window.goOn)"))
+    ask(page, "What is it?")
+    expect(page.locator("#ask-form")).to_have_attribute("aria-busy", "true")
+    assert service.requests == []
+    page.evaluate("() => { goOn(); goOn = null; }")
+    expect(answers(page)).to_have_count(1)
+    assert colors(service.requests[0].messages[0]) == [(0, 0, 255)]
+    page.set_input_files("#file", tmp_path / "torn.png")
+    until(lambda: page.evaluate("() => Boolean(window.goOn)"))
+    ask(page, "And this?")
+    page.evaluate("() => goOn()")
+    expect(page.locator("#ask-form .error")).to_contain_text(
+        "The question was not sent, because a file was refused"
+    )
+    expect(page.get_by_label("Question")).to_have_value("And this?")
+    assert len(service.requests) == 1
 
 
 def test_limits_are_those_of_the_server() -> None:

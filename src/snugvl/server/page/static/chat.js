@@ -6,7 +6,7 @@ import { byId, number } from "./dom.js";
 import { boxesIn } from "./grounding.js";
 import { jobForm, Needed } from "./job.js";
 import { modelCard, onOffer, takesPictures, takesVideo } from "./offer.js";
-import { markSent, pictures, requirePicture, shown, waiting } from "./picture.js";
+import { allTaken, markSent, pictures, requirePicture, shown, waiting } from "./picture.js";
 import { LONGEST, QuestionView } from "./question.js";
 import { formOf } from "./request.js";
 import { modelName } from "./server.js";
@@ -87,6 +87,8 @@ async function ask(signal) {
     return "Write a question first";
   }
   const mine = talk();
+  await allTaken(); // a picture that was dropped just before goes with its question
+  signal.throwIfAborted();
   checkSight(mine);
   const asked = { role: "user", text, pictures: waiting().map(({ id }) => id) };
   question.value = "";

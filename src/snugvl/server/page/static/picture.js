@@ -12,7 +12,8 @@ const onStage = [];
 const onChange = [];
 let tray = []; // {id, file, name, kind, width, height, url, sent}
 let current = null; // on the stage
-let taking = Promise.resolve(); // one file after the other, in the order they came
+let taking = Promise.resolve(true); // one file after the other, in the order they came
+let unchecked = 0; // files that came and are not known yet
 
 /** Calls `listener(picture)` when another one is on the stage (null: none), pixels upright. */
 export const onPicture = (listener) => onStage.push(listener);
@@ -60,10 +61,18 @@ export function markSent(ids) {
   drawTray();
 }
 
-/** Takes files, those of them that the server and this browser can use. */
+/** Resolves once all files that came are taken or refused; throws `Needed` when one was refused meanwhile. */
+export async function allTaken() {
+  if (unchecked > 0 && !(await taking)) {
+    throw new Needed("The question was not sent, because a file was refused: the reason stands under the picture.");
+  }
+}
+
+/** Takes files, those of them that the server and this browser can use. Resolves to whether it took all. */
 export function take(files) {
   if (!takesPictures()) return taking; // #offer says why
   say(byId("picture-error"), "");
+  unchecked += files.length;
   taking = taking.then(async () => {
     const refused = [];
     for (const file of files) {
@@ -72,8 +81,10 @@ export function take(files) {
       } catch (problem) {
         refused.push(explain(problem));
       }
+      unchecked -= 1;
     }
     if (refused.length) say(byId("picture-error"), refused.join("\n\n"));
+    return refused.length === 0;
   });
   return taking;
 }
