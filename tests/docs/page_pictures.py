@@ -24,7 +24,7 @@ IMAGES = FOLDER / "images"
 SAMPLES = [FOLDER.parent / "examples" / "images" / f"{name}.png" for name in ("garden", "shapes", "sign")]
 MODEL = "Qwen3-VL-4B"
 COLORS = 128  # the page has few; a photograph would need all
-WIDE, PHONE = (1440, 900), (390, 844)
+WIDE, TALL, PHONE = (1440, 900), (1440, 1200), (390, 844)
 
 MARKDOWN = """<think>The cat sits left of the tree, so it comes first.</think>## What is there
 
@@ -108,11 +108,11 @@ def refusals(page: Page) -> None:
 
 
 TAKEN: dict[str, tuple[Callable[[Page], None], tuple[int, int], str]] = {
-    "markdown": (markdown, WIDE, "light"),
+    "markdown": (markdown, TALL, "light"),
     "three-pictures": (three_pictures, WIDE, "light"),
     "after-reload": (reloaded, WIDE, "light"),
     "refusals": (refusals, WIDE, "light"),
-    "dark": (markdown, WIDE, "dark"),
+    "dark": (markdown, TALL, "dark"),
     "phone": (three_pictures, PHONE, "light"),
 }
 
