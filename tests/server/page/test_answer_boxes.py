@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from snugvl.tasks.conventions import CONVENTIONS
 from tests.server.fake import CAPABILITIES, FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, answers, ask, take_sample
+from tests.server.page.conftest import OpenPage, Serve, answers, ask
 from tests.server.page.test_pictures import transfer
 
 # Runs grounding.js on an answer about three pictures of 200×100 pixels.
@@ -105,9 +105,6 @@ def test_boxes_are_drawn_on_the_picture_that_is_meant(serve: Serve, open_page: O
     page.reload()
     expect(figure.locator("img")).to_have_attribute("alt", "blue.png")  # put right, and kept so
 
-
-def test_an_answer_about_one_picture_needs_no_choice(serve: Serve, open_page: OpenPage) -> None:
-    page = open_page(serve(FakeService(Script((BOX,)))))
-    take_sample(page, "Garden")
+    page.get_by_role("button", name="New conversation").click()
     ask(page, "Where is the cat?")
-    expect(page.locator(".boxed figcaption")).to_have_text("1 box on sample-garden.png")
+    expect(page.locator(".boxed figcaption")).to_have_text("1 box on blue.png")  # nothing to choose from

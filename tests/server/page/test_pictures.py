@@ -235,39 +235,40 @@ def test_without_its_limits_the_server_decides(
     provoked(problems, "ERR_FAILED")
 
 
-@pytest.mark.parametrize("name", ["clip.mp4", "moves.gif"])
-def test_a_video_is_asked_about(serve: Serve, open_page: OpenPage, tmp_path: Path, name: str) -> None:
+def test_a_video_is_asked_about(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
     av = pytest.importorskip("av")
-    path = tmp_path / name
-    path.write_bytes(animation())
-    if name == "clip.mp4":
-        with av.open(str(path), "w") as container:
-            stream = container.add_stream("mpeg4", rate=4)
-            stream.width = stream.height = 32
-            for color in ("red", "green", "blue", "white"):
-                for packet in stream.encode(av.VideoFrame.from_image(Image.new("RGB", (32, 32), color))):
-                    container.mux(packet)
-            container.mux(stream.encode())
+    (tmp_path / "moves.gif").write_bytes(animation())
+    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=4)
+        stream.width = stream.height = 32
+        for color in ("red", "green", "blue", "white"):
+            for packet in stream.encode(av.VideoFrame.from_image(Image.new("RGB", (32, 32), color))):
+                container.mux(packet)
+        container.mux(stream.encode())
     service = FakeService(capabilities=SEES_VIDEO)
     page = open_page(serve(service))
     expect(page.locator("#model-facts")).to_contain_text("512 tokens")
-    choose(page, path)
-    expect(page.locator("#picture-facts")).to_contain_text("· video ·")
-    ask(page, "What happens?")
-    expect(answers(page)).to_have_text("Hello there")
-    (video,) = [part for part in service.requests[-1].messages[0].content if isinstance(part, Video)]
-    assert len(video.frames) >= 3
+    for count, name in enumerate(("clip.mp4", "moves.gif"), 1):
+        choose(page, tmp_path / name)
+        expect(page.locator("#picture-facts")).to_contain_text("· video ·")
+        ask(page, "What happens?")
+        expect(answers(page)).to_have_count(count)
+    first, _, second = service.requests[-1].messages
+    for message in (first, second):
+        (video,) = [part for part in message.content if isinstance(part, Video)]
+        assert len(video.frames) >= 3
     tab(page, "Caption")
     page.get_by_role("button", name="Caption the picture").click()
     expect(page.locator("#caption-form .error")).to_contain_text("This works on still pictures.")
 
 
-@pytest.mark.parametrize(
-    ("width", "options"), [(390, {}), (1024, {"has_touch": True, "is_mobile": True}), (1440, {})]
-)
-def test_phones_are_told_nothing_of_keys(
-    url: str, open_page: OpenPage, width: int, options: dict[str, bool]
-) -> None:
-    page = open_page(url, width, 844, **options)
-    for text in ("Enter asks", "paste it"):
-        expect(page.get_by_text(text)).to_be_visible(visible=width == 1440)
+def test_phones_are_told_nothing_of_keys(url: str, open_page: OpenPage) -> None:
+    hints = ("Enter asks", "paste it")
+    page = open_page(url)
+    for text in hints:
+        expect(page.get_by_text(text)).to_be_visible()
+    page.set_viewport_size({"width": 390, "height": 844})
+    tablet = open_page(url, 1024, 844, has_touch=True, is_mobile=True)
+    for text in hints:
+        expect(page.get_by_text(text)).to_be_hidden()
+        expect(tablet.get_by_text(text)).to_be_hidden()
