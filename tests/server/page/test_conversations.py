@@ -1,5 +1,6 @@
 """Conversations stay: after a reload, beside others, asked again and in other words."""
 
+import re
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
@@ -8,7 +9,17 @@ from snugvl.backends.protocol import Picture, Request
 from snugvl.errors import QueueFull
 from tests.patience import until
 from tests.server.fake import FakeService, Script
-from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked, take_sample
+from tests.server.page.conftest import (
+    OpenPage,
+    Serve,
+    answers,
+    ask,
+    choose,
+    detect,
+    provoked,
+    tab,
+    take_sample,
+)
 from tests.server.page.test_ask import MANY, said
 
 
@@ -114,6 +125,40 @@ def test_conversations_are_listed_opened_and_deleted(serve: Serve, open_page: Op
     page.reload()
     assert kept(page) == []
     assert page.evaluate("import('/page/store.js').then(({ kept }) => kept())") == []
+
+
+def test_a_link_within_the_page_does_not_lose_the_conversation(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(FakeService()), 390, 844)
+    take_sample(page, "Shapes")
+    ask(page, "First?")
+    expect(answers(page)).to_have_count(1)
+    page.locator("#meter").click()
+    expect(page).to_have_url(re.compile("#memory$"))
+    page.reload()
+    expect(answers(page)).to_have_count(1)
+
+
+def test_a_conversation_that_another_tab_deleted(serve: Serve, open_page: OpenPage) -> None:
+    page = open_page(serve(FakeService()))
+    take_sample(page, "Shapes")
+    ask(page, "First?")
+    expect(answers(page)).to_have_count(1)
+    page.get_by_role("button", name="New conversation").click()
+    assert kept(page) == ["First?"]
+    page.evaluate("import('/page/store.js').then(({ forgetAll }) => forgetAll())")
+    page.locator(".talk").click()
+    expect(page.get_by_text("No conversation is kept yet")).to_be_visible()
+
+
+def test_a_new_conversation_leaves_the_boxes_on_the_picture(url: str, open_page: OpenPage) -> None:
+    page = open_page(url)
+    take_sample(page, "Shapes")
+    detect(page)
+    expect(page.locator(".box")).not_to_have_count(0)
+    tab(page, "Ask")
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator("#picture-facts")).to_contain_text("sample-shapes.png")
+    expect(page.locator("#overlay .box")).not_to_have_count(0)
 
 
 def test_what_is_kept_is_bounded(url: str, open_page: OpenPage) -> None:

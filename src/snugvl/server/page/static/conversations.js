@@ -50,10 +50,9 @@ function itemOf(kept) {
     make("span", { class: "muted small", text: `${facts.join(" · ")}${here ? " · shown now" : ""}` }),
   );
   button.addEventListener("click", async () => {
+    if (!here && !(await open(kept.id))) return draw(); // another tab deleted it
     dialog.close();
-    if (here) return;
-    await open(kept.id);
-    byId("question").focus();
+    return byId("question").focus();
   });
   const cross = make("button", { type: "button", class: "quiet small" });
   twice(cross, "Delete", async () => {

@@ -45,15 +45,21 @@ export async function keep({ pictures, ...talk }) {
   const described = pictures.map(({ file: _file, url: _url, ...facts }) => facts);
   const text = talk.turns.reduce((sum, turn) => sum + turn.text.length + (turn.reasoning?.length ?? 0), 0);
   const bytes = pictures.reduce((sum, { file }) => sum + file.size, 2 * text);
+  let grown = false;
   await transaction("readwrite", (talks, files) => {
+    const before = talks.getKey(talk.id);
+    before.onsuccess = () => {
+      grown ||= before.result === undefined;
+    };
     talks.put({ ...talk, pictures: described, bytes });
     const there = files.getAllKeys(filesOf(talk.id)); // another tab may have deleted them
     there.onsuccess = () => {
       const fresh = pictures.filter(({ id }) => !there.result.includes(`${talk.id}/${id}`));
       for (const { id, file } of fresh) files.put(file, `${talk.id}/${id}`);
+      grown ||= fresh.length > 0;
     };
   });
-  await makeRoom(talk.id);
+  if (grown) await makeRoom(talk.id);
 }
 
 /** Everything kept but the files, newest first. */

@@ -25,7 +25,7 @@ function fresh() {
 
 /** Begins anew, with the picture that is on the stage. */
 export function begin(chosen = null) {
-  show(fresh(), chosen ? [{ ...chosen, sent: false }] : []);
+  show(fresh(), chosen ? [chosen] : []);
 }
 
 /** Shows a kept conversation. Whether it was there. */
@@ -64,6 +64,8 @@ function show(next, all) {
 function remember() {
   history.replaceState(current.turns.length ? { talk: current.id } : null, "");
 }
+
+addEventListener("hashchange", remember); // a link within the page made an entry of its own
 
 /** Keeps `which`, now; says so where this browser can't. */
 export async function save(which, its = pictures()) {
