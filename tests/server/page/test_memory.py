@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 
 from snugvl.backends.service import Health, Load, Snapshot
 from snugvl.ledger import Ledger, LedgerRow
+from tests.patience import until
 from tests.server.fake import CAPABILITIES, FakeService
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose
 
@@ -121,6 +122,9 @@ def test_the_ledger_moves(serve: Serve, open_page: OpenPage) -> None:
     assert shares(page, "device-bar")["others"] == pytest.approx(1.5 / 8, abs=0.01)
 
 
+ROSE = """line => line.getAttribute("points").split(" ").some((point) => Number(point.split(",")[1]) < 19)"""
+
+
 def test_pockets_own_ledger_moves_with_a_question(url: str, open_page: OpenPage, shapes: Path) -> None:
     page = open_page(url)
     choose(page, shapes)
@@ -128,7 +132,8 @@ def test_pockets_own_ledger_moves_with_a_question(url: str, open_page: OpenPage,
     expect(page.locator("#ledger")).to_contain_text("weights")
     ask(page, "What color is the circle?")
     expect(answers(page)).to_have_count(1)
-    expect(page.locator("#speed")).not_to_have_text("0.0")
+    # The figure is 0 again after some seconds, and a busy machine may look later; the line stays for a minute.
+    until(lambda: page.locator("#sparkline polyline").evaluate(ROSE))
     assert httpx.get(f"{url}/memory").json()["load"]["generated_tokens"] > before
 
 

@@ -2,16 +2,15 @@
 
 import { make } from "./dom.js";
 
-const SHOWN_MS = 2000; // how long "Copied" stands
-
 /** A button that copies what `text()` gives. */
 export function copyButton(text, name = "Copy") {
   const button = make("button", { type: "button", class: "quiet small copy", text: name });
   button.addEventListener("click", async () => {
     button.textContent = (await copy(text())) ? "Copied" : "Could not copy: select it and press Ctrl + C";
-    setTimeout(() => {
-      button.textContent = name;
-    }, SHOWN_MS);
+    button.focus(); // Safari doesn't by itself
+  });
+  button.addEventListener("blur", () => {
+    button.textContent = name;
   });
   return button;
 }

@@ -7,7 +7,6 @@ import { begin, open, talk } from "./talk.js";
 
 const dialog = byId("talks-dialog");
 const list = byId("talks");
-const SURE_MS = 5000; // how long the second press counts
 
 export function wireConversations() {
   byId("talks-bounds").textContent =
@@ -73,24 +72,27 @@ function drop() {
 const when = (time) =>
   new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 
-/** A button whose first press only asks whether it is meant. */
+/** A button whose first press only asks whether it is meant; to go elsewhere is to say no. */
 function twice(button, name, act, what = "") {
-  let timer = null;
+  let asked = false;
+  const show = (label) => {
+    button.textContent = label;
+    button.setAttribute("aria-label", `${label} ${what}`.trim());
+  };
   const rest = () => {
-    timer = null;
-    button.textContent = name;
-    button.setAttribute("aria-label", `${name} ${what}`.trim());
+    asked = false;
+    show(name);
   };
   rest();
   button.addEventListener("click", () => {
-    if (timer !== null) {
-      clearTimeout(timer);
+    if (asked) {
       rest();
       act();
       return;
     }
-    button.textContent = "Press again to delete";
-    button.setAttribute("aria-label", `Press again to delete ${what}`.trim());
-    timer = setTimeout(rest, SURE_MS);
+    asked = true;
+    show("Press again to delete");
+    button.focus(); // Safari doesn't by itself
   });
+  button.addEventListener("blur", rest);
 }
