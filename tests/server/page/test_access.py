@@ -114,7 +114,7 @@ def test_who_cancels_is_not_asked_again_until_they_want_something(
     provoked(problems, "401")
 
 
-# All that the banner says: that the server is back stands for some seconds, and a busy machine may look later.
+# All that the banner says: "is back" stands for some seconds only, and a busy machine may look later.
 RECORD = """() => {
     window.banners = [];
     const banner = document.getElementById("banner-text");

@@ -132,7 +132,7 @@ def test_pockets_own_ledger_moves_with_a_question(url: str, open_page: OpenPage,
     expect(page.locator("#ledger")).to_contain_text("weights")
     ask(page, "What color is the circle?")
     expect(answers(page)).to_have_count(1)
-    # The figure is 0 again after some seconds, and a busy machine may look later; the line stays for a minute.
+    # The figure is 0 again after some seconds, and a busy machine may look later; the line stays a minute.
     until(lambda: page.locator("#sparkline polyline").evaluate(ROSE))
     assert httpx.get(f"{url}/memory").json()["load"]["generated_tokens"] > before
 
