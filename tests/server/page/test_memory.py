@@ -11,9 +11,8 @@ from playwright.sync_api import Page, expect
 
 from snugvl.backends.service import Health, Load, Snapshot
 from snugvl.ledger import Ledger, LedgerRow
-from tests.patience import until
 from tests.server.fake import CAPABILITIES, FakeService
-from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose
+from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, until_the_speed_rose
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -122,9 +121,6 @@ def test_the_ledger_moves(serve: Serve, open_page: OpenPage) -> None:
     assert shares(page, "device-bar")["others"] == pytest.approx(1.5 / 8, abs=0.01)
 
 
-ROSE = """line => line.getAttribute("points").split(" ").some((point) => Number(point.split(",")[1]) < 19)"""
-
-
 def test_pockets_own_ledger_moves_with_a_question(url: str, open_page: OpenPage, shapes: Path) -> None:
     page = open_page(url)
     choose(page, shapes)
@@ -132,8 +128,7 @@ def test_pockets_own_ledger_moves_with_a_question(url: str, open_page: OpenPage,
     expect(page.locator("#ledger")).to_contain_text("weights")
     ask(page, "What color is the circle?")
     expect(answers(page)).to_have_count(1)
-    # The figure is 0 again after some seconds, and a busy machine may look later; the line stays a minute.
-    until(lambda: page.locator("#sparkline polyline").evaluate(ROSE))
+    until_the_speed_rose(page)
     assert httpx.get(f"{url}/memory").json()["load"]["generated_tokens"] > before
 
 
