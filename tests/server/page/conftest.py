@@ -122,7 +122,7 @@ def answers(page: Page) -> Locator:
 
 
 def until_the_speed_rose(page: Page) -> None:
-    """The figure is 0 again after some seconds, and a busy machine may look later; its line stays for a minute."""
+    """Wait for the line: the figure is 0 again after seconds, and a busy machine may look later."""
     rose = "line => line.getAttribute('points').split(' ').some((point) => Number(point.split(',')[1]) < 19)"
     until(lambda: page.locator("#sparkline polyline").evaluate(rose))
 
