@@ -54,7 +54,7 @@ export class QuestionView {
       "form",
       { class: "form edit-form" },
       area,
-      make("p", { class: "muted small", text: "What followed in this conversation goes." }),
+      make("p", { class: "muted small", text: "All that followed this question will be deleted." }),
       make("div", { class: "row" }, make("button", { type: "submit", class: "primary", text: "Ask again" }), cancel),
     );
     const close = () => {
