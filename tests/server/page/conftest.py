@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.server.live import live
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -119,6 +119,12 @@ def ask(page: Page, question: str) -> None:
 
 def answers(page: Page) -> Locator:
     return page.locator(".turn.assistant:not(.busy) .turn-text")
+
+
+def until_the_speed_rose(page: Page) -> None:
+    """Wait for the line: the figure is 0 again after seconds, and a busy machine may look later."""
+    rose = "line => line.getAttribute('points').split(' ').some((point) => Number(point.split(',')[1]) < 19)"
+    until(lambda: page.locator("#sparkline polyline").evaluate(rose))
 
 
 def detect(page: Page) -> None:

@@ -13,11 +13,32 @@ from playwright.sync_api import Page, expect
 from snugvl.server.settings import ServerSettings
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import OpenPage, Serve, answers, ask, detect, provoked, tab, take_sample
+from tests.server.page.test_files import STATIC
 from tests.server.page.test_memory import Measured
 
 WIDTHS = [(1440, 900), (390, 844)]
 LOOKS = [(1440, 900, "light"), (390, 844, "dark")]  # layout stands on the width, contrast on the scheme
 ANSWER = "Two blue squares, a large red circle and a large green triangle on a white background. "
+
+RICH = """<think>Hm.</think># One
+
+### Three
+
+A [link](https://example.org), `code`, **bold**:
+
+> quoted
+
+| a | b |
+|--|--:|
+| a much wider cell than anybody would like to have on a telephone | 2 |
+
+```json
+[{"bbox_2d": [100, 100, 600, 900], "label": "cat", "words": "a line too long for any telephone"}]
+```
+
+1. one
+   - two
+"""
 
 
 def check(page: Page, name: str) -> None:
@@ -30,10 +51,10 @@ def check(page: Page, name: str) -> None:
     assert not found.response["violations"], found.generate_report()
 
 
-def tab_to(page: Page, name: str) -> None:
-    """Press Tab until the thing of that name has the focus."""
+def tab_to(page: Page, name: str, key: str = "Tab") -> None:
+    """Press Tab, or another key, until the thing of that name has the focus."""
     for _ in range(60):
-        page.keyboard.press("Tab")
+        page.keyboard.press(key)
         if (
             page.evaluate("document.activeElement.labels?.[0]?.innerText ?? document.activeElement.innerText")
             == name
@@ -95,6 +116,70 @@ def test_axe_finds_nothing_in_errors_and_dialogs(
     check(page, f"error-{width}")
     page.close()  # it asks again and again
     provoked(problems, "401")
+
+
+@pytest.mark.parametrize(("width", "height", "scheme"), LOOKS)
+def test_axe_finds_nothing_in_what_conversations_have(
+    serve: Serve, open_page: OpenPage, width: int, height: int, scheme: str
+) -> None:
+    page = open_page(serve(FakeService(Script((RICH,)))), width, height, color_scheme=scheme, bypass_csp=True)
+    page.set_input_files("#file", [STATIC / "sample-garden.png", STATIC / "sample-shapes.png"])
+    expect(page.locator("#tray li")).to_have_count(2)
+    page.set_input_files("#file", STATIC / "index.html")
+    expect(page.locator("#picture-error")).to_be_visible()
+    check(page, f"pictures-{width}-{scheme}")
+    ask(page, "What is there?")
+    expect(page.locator(".boxed .box")).to_have_count(1)
+    page.get_by_text("Reasoning").click()
+    expect(page.locator(".reasoning .markdown")).to_have_text("Hm.")
+    page.get_by_role("button", name="Edit").click()
+    check(page, f"rich-{width}-{scheme}")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Temperature").fill("9")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator("#settings-error")).to_be_visible()
+    check(page, f"settings-{width}-{scheme}")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Conversations", exact=True).click()
+    expect(page.locator(".talk")).to_have_count(1)
+    check(page, f"conversations-{width}-{scheme}")
+
+
+def test_a_whole_round_with_the_keyboard_alone(serve: Serve, open_page: OpenPage) -> None:
+    words = FakeService(lambda request: Script((f"answer {len(request.messages)}",)))
+    page = open_page(serve(words), permissions=["clipboard-read", "clipboard-write"])
+    tab_to(page, "Shapes")
+    page.keyboard.press("Enter")
+    expect(page.locator("#work")).to_be_focused()
+    tab_to(page, "Question")
+    page.keyboard.type("First?")
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_have_text(["answer 1"])
+    page.keyboard.type("Second?")
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_have_text(["answer 1", "answer 3"])
+    back_to(page, "Regenerate")
+    back_to(page, "Copy")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Copied")).to_be_focused()
+    assert page.evaluate("navigator.clipboard.readText()") == "answer 3"
+    back_to(page, "New conversation")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.get_by_label("Question")).to_be_focused()
+    back_to(page, "Conversations")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog", name="Conversations")).to_be_visible()
+    tab_to(page, page.locator(".talk").inner_text())
+    page.keyboard.press("Enter")
+    expect(answers(page)).to_have_text(["answer 1", "answer 3"])
+    expect(page.get_by_label("Question")).to_be_focused()
+    back_to(page, "Add another")
+
+
+def back_to(page: Page, name: str) -> None:
+    """Press Shift + Tab until the thing of that name has the focus."""
+    tab_to(page, name, "Shift+Tab")
 
 
 def test_with_the_keyboard_alone(url: str, open_page: OpenPage) -> None:

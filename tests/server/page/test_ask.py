@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import expect
 
 from snugvl.core.messages import Picture, Request, Text
@@ -104,7 +105,7 @@ def test_a_new_conversation_forgets(serve: Serve, open_page: OpenPage, shapes: P
     assert said(service.requests[-1]) == [("user", "Again?")]
 
 
-def test_another_picture_begins_another_conversation(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+def test_another_picture_stays_in_the_conversation(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
     service = FakeService(Script(MANY, wait_s=0.02))
     base = serve(service)
     page = open_page(base)
@@ -112,13 +113,16 @@ def test_another_picture_begins_another_conversation(serve: Serve, open_page: Op
     ask(page, "Go on")
     expect(page.locator(".turn.assistant")).to_contain_text("word3")
     other = shapes.with_name("other.png")
-    other.write_bytes(shapes.read_bytes())
-    choose(page, other)
-    expect(page.locator(".turn")).to_have_count(0)
+    Image.new("RGB", (64, 32), "green").save(other)
+    choose(page, other)  # while the answer is written
+    expect(page.locator(".turn")).to_have_count(2)
+    page.get_by_role("button", name="Stop").click()
     service.script = Script(("yes",))
-    ask(page, "New?")
-    expect(answers(page)).to_have_text(["yes"])
-    assert said(service.requests[-1]) == [("user", "New?")]
+    ask(page, "And this one?")
+    expect(answers(page).last).to_have_text("yes")
+    first, _, second = service.requests[-1].messages
+    assert [part.image.size for part in first.content if isinstance(part, Picture)] == [(128, 96)]
+    assert [part.image.size for part in second.content if isinstance(part, Picture)] == [(64, 32)]
 
 
 def test_what_a_model_writes_is_text(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
@@ -128,7 +132,7 @@ def test_what_a_model_writes_is_text(serve: Serve, open_page: OpenPage, shapes: 
     choose(page, shapes)
     ask(page, nasty)
     expect(answers(page)).to_have_text(nasty)
-    assert page.locator("#transcript img, #transcript script").count() == 0
+    assert page.locator(".turn-text :is(img, script), #transcript [onerror]").count() == 0
     assert page.title() == "snugvl"
 
 

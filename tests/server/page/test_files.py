@@ -1,5 +1,6 @@
 """What / serves, and how: no browser needed."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -84,3 +85,14 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 def test_text_never_becomes_html(path: Path) -> None:
     text = path.read_text("utf-8")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|DOMParser", text)
+
+
+def test_others_code_is_as_they_published_it() -> None:
+    """markdown-it 15.0.3 from npm, whose package has sha512 +Az7Ojz3iRGu8KYMvJ6xVhvrxP3eE+vE…"""
+    library = routes.VENDOR / "markdown-it.umd.min.js"
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    assert digest == "391f2aa638e75e6c7859d0a5c5650ef0956722a45998f17e05b83bc655778e1e"
+    licence = (routes.VENDOR / "markdown-it.LICENSE.txt").read_text("utf-8")
+    for package in ("markdown-it 15.0.3", "linkify-it", "mdurl", "punycode.js", "uc.micro", "entities"):
+        assert f"\n{package}" in licence
+    assert {path.name for path in routes.VENDOR.iterdir()} <= set(routes.assets())

@@ -6,12 +6,19 @@ The files hold no secret, so they need no API key; whatever the page asks of the
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from snugvl.inputs.image import FORMATS
+from snugvl.server.context import context_of
+from snugvl.server.intake.settings import IntakeSettings
+from snugvl.server.openai.media import MAX_FILES
+
 FOLDER: Final = Path(__file__).parent / "static"
+VENDOR: Final = FOLDER / "vendor"  # others' code, as they published it, with its licence
 INDEX: Final = "index.html"
 ICON: Final = "icon.svg"
 
@@ -21,6 +28,7 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
     ".png": "image/png",
+    ".txt": "text/plain; charset=utf-8",
 }
 # Trusted types make the browser refuse innerHTML and its kin: what a model wrote can only ever be text.
 CONTENT_SECURITY_POLICY: Final = "; ".join(
@@ -63,7 +71,8 @@ class Asset:
 @cache
 def assets() -> dict[str, Asset]:
     """Every file of the page by name. Requests pick from these and never reach the disk."""
-    return {path.name: _asset(path) for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES}
+    paths = [*sorted(FOLDER.iterdir()), *sorted(VENDOR.iterdir())]
+    return {path.name: _asset(path) for path in paths if path.suffix in _TYPES}
 
 
 def _asset(path: Path) -> Asset:
@@ -91,6 +100,25 @@ async def index(request: Request) -> Response:
 async def icon(request: Request) -> Response:
     """The icon, as SVG whatever its name says."""
     return _send(request, ICON)
+
+
+@router.get("/page/limits.json")
+async def limits(request: Request) -> dict[str, int | bool | list[str]]:
+    """What the page refuses before it sends anything: bytes, pixels and seconds that this server takes.
+
+    `body_bytes` and `files` are of one request; `formats` are those of pictures, as Pillow names them;
+    `video_files` says whether the package that reads video files is installed.
+    """
+    intake = IntakeSettings()
+    return {
+        "body_bytes": context_of(request).settings.max_body_bytes,
+        "files": MAX_FILES - 1,  # the request itself is one of the form's files
+        "picture_bytes": intake.image.max_bytes,
+        "picture_pixels": intake.image.max_pixels,
+        "formats": list(FORMATS),
+        "video_bytes": intake.video.max_bytes,
+        "video_files": find_spec("av") is not None,
+    }
 
 
 @router.api_route("/page/{name}", methods=["GET", "HEAD"])

@@ -12,16 +12,22 @@ export function colours(objects) {
   return new Map(labels.map((label, index) => [label, COLOURS[index % COLOURS.length]]));
 }
 
-/** Shows `found` ({width, height, objects}): boxes over the picture, lines in the list. */
-export function showBoxes(found) {
+/** Draws the boxes of `found` ({width, height, objects}) over a picture; returns them in the order of the objects. */
+export function drawOver(overlay, found) {
   const colour = colours(found.objects);
   const boxes = found.objects.map((object) => boxOf(object, found, colour.get(object.label)));
-  const items = found.objects.map((object) => itemOf(object, colour.get(object.label)));
-  boxes.forEach((box, index) => pair(box, items[index]));
   // Large boxes first, so that a small one inside them can still be pointed at.
   const order = [...boxes.keys()].sort((a, b) => area(found.objects[b].box) - area(found.objects[a].box));
-  byId("overlay").classList.toggle("crowded", boxes.length > CROWD);
-  byId("overlay").replaceChildren(...order.map((index) => boxes[index]));
+  overlay.classList.toggle("crowded", boxes.length > CROWD);
+  overlay.replaceChildren(...order.map((index) => boxes[index]));
+  return boxes;
+}
+
+/** Shows `found`: boxes over the picture on the stage, lines in the list. */
+export function showBoxes(found) {
+  const colour = colours(found.objects);
+  const items = found.objects.map((object) => itemOf(object, colour.get(object.label)));
+  drawOver(byId("overlay"), found).forEach((box, index) => pair(box, items[index]));
   byId("detections").replaceChildren(...items);
   byId("detect-summary").textContent = summary(found);
 }

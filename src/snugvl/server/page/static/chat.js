@@ -1,20 +1,29 @@
-// The conversation: every turn sends all turns before it, since the server keeps nothing.
+// The conversation: every question sends all turns before it, since the server keeps nothing.
 
+import { AnswerView, splitThoughts } from "./answer.js";
 import { call, events, Unreachable } from "./api.js";
-import { byId, make, number } from "./dom.js";
-import { jobForm } from "./job.js";
-import { onOffer, takesPictures } from "./offer.js";
-import { dataUrl, onPicture, requirePicture } from "./picture.js";
+import { byId, number } from "./dom.js";
+import { boxesIn } from "./grounding.js";
+import { jobForm, Needed } from "./job.js";
+import { modelCard, onOffer, takesPictures, takesVideo } from "./offer.js";
+import { allTaken, markSent, pictures, requirePicture, shown, waiting } from "./picture.js";
+import { LONGEST, QuestionView } from "./question.js";
+import { formOf } from "./request.js";
 import { modelName } from "./server.js";
+import { begin, onTalk, save, saveSoon, showPicture, talk } from "./talk.js";
+
+const LONGEST_ANSWER = 1_000_000; // characters, reasoning included; no context is as long
+const NEAR_END_PX = 40;
 
 const transcript = byId("transcript");
 const question = byId("question");
 const empty = byId("ask-empty");
-let turns = []; // as /v1/chat/completions takes them
-let conversation = 0; // grows with each new one, so that a late answer cannot join the next
+const views = new WeakMap(); // of turns
+let job = null;
 
 export function wireChat() {
-  const job = jobForm(byId("ask-form"), ask);
+  job = jobForm(byId("ask-form"), ask);
+  question.maxLength = LONGEST;
   question.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
@@ -27,27 +36,48 @@ export function wireChat() {
       job.run();
     });
   }
-  const restart = () => {
-    job.stop();
-    job.clear();
-    startAgain();
-  };
   byId("new-conversation").addEventListener("click", () => {
-    restart();
+    begin(shown());
     question.focus();
   });
-  onPicture(restart);
+  onTalk(() => {
+    job.stop();
+    job.clear();
+    draw();
+    for (const turn of talk().turns) if (turn.role === "assistant") views.get(turn).finish();
+    follow();
+  });
   let seen = takesPictures();
   onOffer(() => {
-    if (seen !== takesPictures()) restart(); // another model, and perhaps a picture that it can't see
+    if (seen !== takesPictures() && pictures().length) begin(); // another model, which can't see them
     seen = takesPictures();
   });
 }
 
-function startAgain() {
-  conversation += 1;
-  turns = [];
-  transcript.replaceChildren(empty);
+/** Shows the turns of the conversation; those that are shown already stay the elements that they are. */
+function draw() {
+  const mine = talk();
+  const wanted = mine.turns.map((turn) => {
+    if (!views.has(turn)) views.set(turn, viewOf(turn, mine));
+    return views.get(turn).node;
+  });
+  if (!wanted.length) wanted.push(empty);
+  for (const node of [...transcript.children]) if (!wanted.includes(node)) node.remove();
+  for (const node of wanted) if (node.parentNode !== transcript) transcript.append(node);
+  markSent(new Set(mine.turns.flatMap((turn) => turn.pictures ?? [])));
+}
+
+function viewOf(turn, mine) {
+  if (turn.role === "user") {
+    const askAgain = (text) => job.run((signal) => reask(mine, turn, text, signal));
+    return new QuestionView(turn, { pictures, show: showPicture, askAgain });
+  }
+  const again = () => {
+    const asked = mine.turns[mine.turns.indexOf(turn) - 1];
+    job.run((signal) => reask(mine, asked, asked.text, signal));
+    question.focus(); // the button is gone
+  };
+  return new AnswerView(turn, { pictures, again, moved: () => save(mine) });
 }
 
 async function ask(signal) {
@@ -56,78 +86,121 @@ async function ask(signal) {
     question.focus();
     return "Write a question first";
   }
-  const picture = takesPictures() ? requirePicture() : null;
-  const mine = conversation;
-  const content = [{ type: "text", text }];
-  if (picture && !turns.length) content.unshift({ type: "image_url", image_url: { url: await dataUrl(picture) } });
-  signal.throwIfAborted(); // another picture may have come meanwhile
-  const asked = [...turns, { role: "user", content }];
-  empty.remove();
-  const shown = addTurn("You", "user", text);
-  const answer = addTurn("Model", "assistant", "");
+  const mine = talk();
+  await allTaken(); // a picture that was dropped just before goes with its question
+  signal.throwIfAborted();
+  checkSight(mine);
+  const asked = { role: "user", text, pictures: waiting().map(({ id }) => id) };
   question.value = "";
-  const reply = { text: "", finish: null, usage: null };
   try {
-    await stream(asked, signal, reply, (piece) => append(answer, piece));
-    return figures(reply);
+    return await answer(mine, [...mine.turns, asked], signal);
   } catch (error) {
-    if (!reply.text && mine === conversation) {
-      shown.turn.remove();
-      answer.turn.remove();
-      question.value ||= text; // nothing was answered: ask again as it is
-      if (!turns.length) transcript.replaceChildren(empty);
-    } else if (reply.text) note(answer, error.name === "AbortError" ? "stopped" : "broke off");
+    if (mine === talk() && !mine.turns.includes(asked)) question.value ||= text; // ask again as it is
+    throw error;
+  }
+}
+
+/** Asks a question of the conversation again; what followed it goes. */
+function reask(mine, asked, text, signal) {
+  checkSight(mine);
+  const before = mine.turns.slice(0, mine.turns.indexOf(asked));
+  return answer(mine, [...before, { ...asked, text }], signal);
+}
+
+/** Throws `Needed` where the model can't see what the conversation is about. */
+function checkSight(mine) {
+  const films = pictures().some(({ kind }) => kind === "video");
+  if (films && !takesVideo()) {
+    throw new Needed("This conversation has a video, and this model takes none. Begin a new conversation.");
+  }
+  if (!takesPictures()) {
+    if (pictures().length) {
+      throw new Needed("This conversation is about pictures, and this model can't see. Begin a new conversation.");
+    }
+    return;
+  }
+  const needed = modelCard().id === undefined || modelCard().id === "pocket"; // pocket knows nothing but pictures
+  if (needed && !pictures().length) requirePicture();
+}
+
+async function answer(mine, turns, signal) {
+  const before = mine.turns;
+  const its = pictures();
+  const reply = { role: "assistant", text: "", reasoning: "", model: modelCard().id ?? "Model", note: "broke off", boxes: [] };
+  const state = { content: "", reasoning: "", finish: null, usage: null };
+  mine.turns = [...turns, reply];
+  draw();
+  const view = views.get(reply);
+  view.grow();
+  transcript.classList.add("busy");
+  follow();
+  save(mine, its); // the question survives a reload, whatever becomes of its answer
+  try {
+    await stream(turns, its, signal, state, () => {
+      Object.assign(reply, thoughtsOf(state));
+      const following = transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < NEAR_END_PX;
+      view.grow();
+      if (following) follow();
+      saveSoon(mine);
+    });
+    reply.note = noteOf(reply, state);
+    return figures(state);
+  } catch (error) {
+    if (error.name === "AbortError") reply.note = "stopped";
+    if (!reply.text && !reply.reasoning) mine.turns = before; // nothing was answered
     throw error;
   } finally {
-    answer.turn.classList.remove("busy");
-    if (reply.text && mine === conversation) {
-      turns = [...asked, { role: "assistant", content: reply.text }];
+    reply.boxes = boxesOf(reply, turns, its);
+    view.finish();
+    transcript.classList.remove("busy");
+    if (mine === talk()) {
+      draw();
+      follow();
     }
-    if (reply.finish === "length") note(answer, "cut at its token limit");
+    if (!mine.gone) save(mine, its);
   }
 }
 
-async function stream(messages, signal, reply, show) {
-  const body = { model: await modelName(), messages, stream: true, stream_options: { include_usage: true } };
-  const response = await call("v1/chat/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify(body),
-    signal,
-  });
+function follow() {
+  transcript.scrollTop = transcript.scrollHeight;
+}
+
+function thoughtsOf({ content, reasoning }) {
+  const split = splitThoughts(content);
+  return { text: split.text, reasoning: reasoning + split.reasoning };
+}
+
+function noteOf(reply, { finish }) {
+  if (finish === "length") return "cut at its token limit";
+  return reply.text.trim() ? "" : "the model answered nothing";
+}
+
+/** Boxes of the answer; `turns` end with its question. */
+function boxesOf(reply, turns, its) {
+  const asked = turns.map((turn) => (turn.pictures ?? []).map((id) => its.find((picture) => picture.id === id)));
+  const all = asked.flat().filter(Boolean);
+  const recent = asked.filter((some) => some.length).at(-1)?.[0] ?? null;
+  return boxesIn(reply.text, turns.at(-1).text, all, recent, modelCard());
+}
+
+async function stream(turns, its, signal, state, show) {
+  const form = await formOf(await modelName(), turns, its);
+  signal.throwIfAborted(); // another conversation may have been chosen meanwhile
+  const response = await call("v1/chat/completions", { method: "POST", body: form, signal });
   for await (const chunk of events(response)) {
-    reply.usage = chunk.usage ?? reply.usage;
+    state.usage = chunk.usage ?? state.usage;
     const choice = chunk.choices?.[0];
-    const piece = choice?.delta?.content;
-    if (piece) {
-      reply.text += piece;
-      show(piece);
-    }
-    reply.finish = choice?.finish_reason ?? reply.finish;
+    const { content, reasoning_content: reasoning } = choice?.delta ?? {};
+    state.content += content ?? "";
+    state.reasoning += reasoning ?? "";
+    if (content || reasoning) show();
+    state.finish = choice?.finish_reason ?? state.finish;
+    if (state.content.length + state.reasoning.length > LONGEST_ANSWER) state.finish ??= "length";
+    if (state.content.length + state.reasoning.length > LONGEST_ANSWER) break;
   }
-  if (reply.finish === null) {
+  if (state.finish === null) {
     throw new Unreachable("The connection to the server broke off before the answer was complete.");
   }
-}
-
-function addTurn(who, role, text) {
-  const body = make("div", { class: "turn-text", text });
-  const turn = make("div", { class: `turn ${role}` }, make("p", { class: "turn-who", text: who }), body);
-  if (role === "assistant") turn.classList.add("busy");
-  transcript.append(turn);
-  transcript.scrollTop = transcript.scrollHeight;
-  return { turn, body };
-}
-
-/** Adds to an answer; as a text node of its own, so that a screen reader reads only what is new. */
-function append({ body }, piece) {
-  const following = transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < 40;
-  body.append(piece);
-  if (following) transcript.scrollTop = transcript.scrollHeight;
-}
-
-function note({ turn }, text) {
-  turn.append(make("p", { class: "turn-note muted small", text: `(${text})` }));
 }
 
 function figures({ usage }) {

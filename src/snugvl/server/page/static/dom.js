@@ -52,3 +52,8 @@ export function download(blob, name) {
   link.remove();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
+
+/** File sizes as file managers write them. */
+export function size(count) {
+  return count < 1e6 ? `${number(Math.max(1, Math.round(count / 1e3)))} kB` : `${number(Number((count / 1e6).toFixed(1)))} MB`;
+}

@@ -13,7 +13,7 @@ export function jobForm(form, work) {
   const error = form.querySelector(".error");
   let controller = null;
 
-  async function run() {
+  async function run(task = work) {
     if (controller) return;
     controller = new AbortController();
     busy(true);
@@ -23,7 +23,7 @@ export function jobForm(form, work) {
     const ticking = setInterval(() => say(status, `Working … ${elapsed()}`), 500);
     say(status, "Working …");
     try {
-      const done = await work(controller.signal);
+      const done = await task(controller.signal);
       say(status, [done, elapsed()].filter(Boolean).join(" · "));
     } catch (problem) {
       say(status, problem.name === "AbortError" ? "Stopped." : "");

@@ -5,6 +5,7 @@ import { byId, say } from "./dom.js";
 const NAMES = { ask: "Ask", caption: "Caption", scene: "Scene", detect: "Detect" };
 const listeners = [];
 let tasks = Object.keys(NAMES); // until the model is loaded nobody knows
+let card = {};
 
 /** Calls `listener(tasks)` whenever the tasks about pictures become others; [] for a model of text alone. */
 export function onOffer(listener) {
@@ -14,8 +15,15 @@ export function onOffer(listener) {
 /** Whether the model takes pictures at all. */
 export const takesPictures = () => tasks.length > 0;
 
+/** Whether it takes videos; until the model is loaded nobody knows, and the server decides. */
+export const takesVideo = () => card.video !== false;
+
+/** What the server says of its model in /v1/models. */
+export const modelCard = () => card;
+
 /** Takes what the server said of its model in /v1/models. */
-export function offer(card) {
+export function offer(said) {
+  card = said;
   if (!card.tasks || card.tasks.join() === tasks.join()) return;
   tasks = card.tasks;
   document.body.dataset.sight = takesPictures() ? "pictures" : "text";

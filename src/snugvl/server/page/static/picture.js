@@ -1,96 +1,198 @@
-// The picture in question: dropped, pasted, chosen, photographed, or a sample.
+// The pictures of the conversation: dropped, pasted, chosen, photographed, or a sample. One of them is on the stage.
 
-import { byId, number, say } from "./dom.js";
-import { Needed } from "./job.js";
+import { check } from "./check.js";
+import { byId, make, number, plural, say, size } from "./dom.js";
+import { explain, Needed } from "./job.js";
 import { takesPictures } from "./offer.js";
 
+export const MOST_AT_ONCE = 16; // pictures that go with one question
+
 const image = byId("image");
-const listeners = [];
-let current = null;
+const onStage = [];
+const onChange = [];
+let tray = []; // {id, file, name, kind, width, height, url, sent}
+let current = null; // on the stage
+let taking = Promise.resolve(true); // one file after the other, in the order they came
+let unchecked = 0; // files that came and are not known yet
 
-/** Calls `listener(picture)` for every new picture: `{file, name, width, height}`, pixels upright. */
-export function onPicture(listener) {
-  listeners.push(listener);
-}
+/** Calls `listener(picture)` when another one is on the stage (null: none), pixels upright. */
+export const onPicture = (listener) => onStage.push(listener);
 
-/** The picture; throws `Needed` when there is none. */
+/** Calls `listener()` whenever the pictures of the conversation are others. */
+export const onTray = (listener) => onChange.push(listener);
+
+/** All pictures of the conversation, oldest first. */
+export const pictures = () => tray;
+
+/** Those that go with the next question. */
+export const waiting = () => tray.filter((picture) => !picture.sent);
+
+/** The still picture on the stage; throws `Needed` when there is none. */
 export function requirePicture() {
-  if (current) return current;
+  if (current?.kind === "picture") return current;
   byId("file").focus();
-  throw new Needed("Choose a picture first: drop one anywhere on this page, paste it, or press “Choose a picture”.");
+  throw new Needed(
+    current
+      ? "This works on still pictures. Choose one, or ask about the video in the conversation."
+      : "Choose a picture first: press “Choose a picture”, or try one of the samples.",
+  );
 }
 
 export const imageElement = () => image;
 
-/** The picture as a data URL, as chat messages carry it. */
-export function dataUrl(picture) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(new Needed(`${picture.name} can't be read any more. Choose it again.`));
-    reader.readAsDataURL(picture.file);
-  });
+/** The picture or video on the stage; null when there is none. */
+export const shown = () => current;
+
+/** A picture as it is kept, ready to be shown. */
+export const revived = (kept) => ({ ...kept, url: URL.createObjectURL(kept.file) });
+
+/** Shows these pictures and no others, `chosen` on the stage. */
+export function showPictures(all, chosen = all.at(-1) ?? null) {
+  const shown = new Set(all.map(({ url }) => url));
+  for (const { url } of tray) if (!shown.has(url)) URL.revokeObjectURL(url);
+  tray = all;
+  say(byId("picture-error"), "");
+  choose(chosen);
 }
 
-/** Takes a file, once the browser could decode it. */
-export async function take(file) {
-  if (!takesPictures()) return; // #offer says why
+/** Says which pictures belong to questions of the conversation: a set of ids. */
+export function markSent(ids) {
+  for (const picture of tray) picture.sent = ids.has(picture.id);
+  drawTray();
+}
+
+/** Resolves once all files that came are taken or refused; throws `Needed` when one was refused meanwhile. */
+export async function allTaken() {
+  if (unchecked > 0 && !(await taking)) {
+    throw new Needed("The question was not sent, because a file was refused: the reason stands under the picture.");
+  }
+}
+
+/** Takes files, those of them that the server and this browser can use. Resolves to whether it took all. */
+export function take(files) {
+  if (!takesPictures()) return taking; // #offer says why
   say(byId("picture-error"), "");
+  unchecked += files.length;
+  taking = taking.then(async () => {
+    const refused = [];
+    for (const file of files) {
+      try {
+        await add(file);
+      } catch (problem) {
+        refused.push(explain(problem));
+      }
+      unchecked -= 1;
+    }
+    if (refused.length) say(byId("picture-error"), refused.join("\n\n"));
+    return refused.length === 0;
+  });
+  return taking;
+}
+
+async function add(file) {
   const name = file.name || "picture.png";
-  const url = URL.createObjectURL(file);
-  const probe = new Image();
-  probe.src = url;
-  try {
-    await probe.decode();
-  } catch {
-    URL.revokeObjectURL(url);
-    say(byId("picture-error"), `${name} is not a picture that this browser can show. PNG, JPEG and WebP work everywhere.`);
+  if (waiting().length >= MOST_AT_ONCE) {
+    throw new Needed(`${name} is one too many: at most ${MOST_AT_ONCE} pictures go with one question.`);
+  }
+  const found = await check(file, name);
+  const picture = { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), file, name, sent: false, ...found };
+  tray = [...tray, revived(picture)];
+  choose(tray.at(-1));
+}
+
+function remove(picture) {
+  const place = tray.indexOf(picture);
+  tray = tray.filter((other) => other !== picture);
+  URL.revokeObjectURL(picture.url);
+  choose(picture === current ? (tray[place] ?? tray.at(-1) ?? null) : current);
+  (byId("tray").querySelector(".thumb[aria-pressed=true]") ?? byId("file")).focus();
+}
+
+/** Puts a picture on the stage. */
+export function choose(picture) {
+  const another = picture !== current;
+  current = picture;
+  drawStage();
+  drawTray();
+  if (another) for (const listener of onStage) listener(current);
+}
+
+function drawStage() {
+  const any = current !== null;
+  byId("stage").hidden = !any;
+  byId("empty").hidden = any;
+  byId("samples").hidden = any;
+  byId("file-label").textContent = any ? "Add another" : "Choose a picture";
+  byId("file-label").classList.toggle("primary", !any);
+  byId("picture-facts").textContent = any ? facts(current) : "";
+  const film = current?.kind === "video";
+  byId("frame").hidden = film;
+  byId("film").hidden = !film;
+  if (!any || film) {
+    image.removeAttribute("src");
     return;
   }
-  if (image.src) URL.revokeObjectURL(image.src);
-  image.src = url;
-  await image.decode();
-  current = { file, name, width: image.naturalWidth, height: image.naturalHeight };
-  show(current);
-  for (const listener of listeners) listener(current);
+  image.alt = `Your picture, ${current.name}`;
+  image.src = current.url;
+  byId("frame").style.setProperty("--ratio", String(current.width / current.height));
+  byId("frame").style.setProperty("--natural-width", `${current.width}px`);
 }
 
-function show({ name, width, height, file }) {
-  image.alt = `Your picture, ${name}`;
-  const frame = byId("frame");
-  frame.style.setProperty("--ratio", String(width / height));
-  frame.style.setProperty("--natural-width", `${width}px`);
-  byId("stage").hidden = false;
-  byId("empty").hidden = true;
-  byId("samples").hidden = true;
-  byId("file-label").textContent = "Choose another";
-  byId("file-label").classList.remove("primary");
-  byId("picture-facts").textContent = `${name} · ${number(width)} × ${number(height)} px · ${size(file.size)}`;
+function facts({ name, kind, width, height, file }) {
+  const pixels = kind === "picture" ? `${number(width)} × ${number(height)} px` : "video";
+  return `${name} · ${pixels} · ${size(file.size)}`;
 }
 
-/** File sizes as file managers write them. */
-function size(count) {
-  return count < 1e6 ? `${Math.max(1, Math.round(count / 1e3))} kB` : `${(count / 1e6).toFixed(1)} MB`;
+function drawTray() {
+  byId("tray").hidden = tray.length === 0;
+  byId("tray").replaceChildren(...tray.map(thumbOf));
+  const count = waiting().length;
+  say(byId("tray-facts"), count > 0 && tray.length > 1 ? `${plural(count, "picture")} will go with the next question.` : "");
+  for (const listener of onChange) listener();
 }
 
-function firstImage(files) {
-  return [...(files ?? [])].find((file) => file.type.startsWith("image/")) ?? files?.[0];
+function thumbOf(picture, index) {
+  const name = `${index + 1}: ${picture.name}`;
+  const button = make("button", { type: "button", class: "thumb" }, miniature(picture));
+  button.dataset.number = String(index + 1);
+  button.setAttribute("aria-label", `Show picture ${name}${picture.sent ? "" : ", not sent yet"}`);
+  button.setAttribute("aria-pressed", String(picture === current));
+  button.addEventListener("click", () => {
+    choose(picture);
+    byId("tray").children[index]?.firstElementChild.focus(); // the list was drawn anew
+  });
+  const item = make("li", { class: picture.sent ? "sent" : "" }, button);
+  if (picture.sent) return item; // it belongs to a question
+  const cross = make("button", { type: "button", class: "remove", text: "×" });
+  cross.setAttribute("aria-label", `Remove ${picture.name}`);
+  cross.addEventListener("click", () => remove(picture));
+  item.append(cross);
+  return item;
 }
 
-function wireInputs() {
+/** A small image of a picture. The page's policy lets it play no video, so of one there is only a sign. */
+export function miniature({ kind, url }) {
+  return kind === "video"
+    ? make("span", { class: "film-sign", text: "▶" })
+    : make("img", { src: url, alt: "", decoding: "async" });
+}
+
+export function wirePicture() {
   for (const id of ["file", "camera"]) {
     byId(id).addEventListener("change", (event) => {
-      const [file] = event.target.files;
+      const files = [...event.target.files];
       event.target.value = ""; // so that the same file can be chosen again
-      if (file) take(file);
+      take(files);
     });
   }
   document.addEventListener("paste", (event) => {
-    const file = firstImage(event.clipboardData?.files);
-    if (!file) return; // text, for a text field
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (!files.length) return; // text, for a text field
     event.preventDefault();
-    take(file);
+    take(files);
   });
+  wireDrop();
+  wireSamples();
 }
 
 function wireDrop() {
@@ -114,10 +216,10 @@ function wireDrop() {
   });
   document.addEventListener("drop", (event) => {
     leave();
-    const file = firstImage(event.dataTransfer?.files);
-    if (!file) return;
+    const files = [...(event.dataTransfer?.files ?? [])];
+    if (!files.length) return;
     event.preventDefault();
-    take(file);
+    take(files);
   });
 }
 
@@ -130,14 +232,8 @@ function wireSamples() {
         say(byId("picture-error"), `The sample ${name} could not be loaded: the server doesn't answer.`);
         return;
       }
-      await take(new File([await response.blob()], name, { type: "image/png" }));
+      await take([new File([await response.blob()], name, { type: "image/png" })]);
       byId("work").focus();
     });
   }
-}
-
-export function wirePicture() {
-  wireInputs();
-  wireDrop();
-  wireSamples();
 }

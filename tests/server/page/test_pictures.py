@@ -1,0 +1,274 @@
+"""Several pictures and videos in one conversation, and what is refused before anything is sent."""
+
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+from playwright.sync_api import JSHandle, Page, expect
+
+from snugvl.core.messages import Picture, Video
+from snugvl.inputs.image import FORMATS
+from snugvl.server.intake.settings import IntakeSettings
+from snugvl.server.settings import ServerSettings
+from tests.patience import until
+from tests.server.fake import CAPABILITIES, FakeService
+from tests.server.live import live
+from tests.server.page.conftest import OpenPage, Serve, answers, ask, choose, provoked, tab, take_sample
+
+SEES_VIDEO = replace(CAPABILITIES, video=True)
+FILES = """(files) => {
+    const transfer = new DataTransfer();
+    for (const [bytes, name] of files) {
+        transfer.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
+    }
+    return transfer;
+}"""
+
+
+def png(color: str, width: int = 40, height: int = 30) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (width, height), color).save(file, "PNG")
+    return file.getvalue()
+
+
+def animation() -> bytes:
+    frames = [Image.new("RGB", (32, 32), color) for color in ("red", "green", "blue")]
+    file = BytesIO()
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=500, loop=0)
+    return file.getvalue()
+
+
+def transfer(page: Page, *colors: str) -> JSHandle:
+    return page.evaluate_handle(FILES, [[list(png(color)), f"{color}.png"] for color in colors])
+
+
+def names(page: Page) -> list[str]:
+    """Pictures in the tray, as a screen reader hears them."""
+    return [button.get_attribute("aria-label") or "" for button in page.locator("#tray .thumb").all()]
+
+
+def colors(message: Any) -> list[tuple[int, ...]]:
+    return [part.image.getpixel((5, 5)) for part in message.content if isinstance(part, Picture)]
+
+
+def test_three_pictures_go_with_one_question(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
+    service = FakeService()
+    page = open_page(serve(service))
+    for color in ("red", "lime"):
+        (tmp_path / f"{color}.png").write_bytes(png(color))
+    page.set_input_files("#file", [tmp_path / "red.png", tmp_path / "lime.png"])
+    expect(page.locator("#tray li")).to_have_count(2)
+    page.evaluate(
+        "(clipboardData) => document.dispatchEvent(new ClipboardEvent('paste', { clipboardData }))",
+        transfer(page, "blue"),
+    )
+    expect(page.locator("#tray li")).to_have_count(3)
+    page.dispatch_event("body", "drop", {"dataTransfer": transfer(page, "black", "white")})
+    expect(page.locator("#tray li")).to_have_count(5)
+    expect(page.locator("#tray-facts")).to_have_text("5 pictures will go with the next question.")
+    for name in ("lime.png", "black.png"):
+        page.get_by_role("button", name=f"Remove {name}").click()
+    assert names(page) == [
+        f"Show picture {i}, not sent yet" for i in ("1: red.png", "2: blue.png", "3: white.png")
+    ]
+    ask(page, "What are they?")
+    expect(answers(page)).to_have_count(1)
+    expect(page.locator("#tray-facts")).to_be_hidden()
+    expect(page.get_by_role("button", name="Remove")).to_have_count(0)  # they belong to a question
+    expect(page.locator(".turn.user .turn-pictures .thumb")).to_have_count(3)
+    page.set_input_files("#file", tmp_path / "lime.png")
+    expect(page.locator("#tray li")).to_have_count(4)
+    ask(page, "And this?")
+    expect(answers(page)).to_have_count(2)
+    first, _, second = service.requests[-1].messages
+    assert colors(first) == [(255, 0, 0), (0, 0, 255), (255, 255, 255)]
+    assert colors(second) == [(0, 255, 0)]
+
+
+def test_the_picture_on_the_stage_is_the_one_that_tasks_are_about(serve: Serve, open_page: OpenPage) -> None:
+    service = FakeService()
+    page = open_page(serve(service))
+    page.dispatch_event("body", "drop", {"dataTransfer": transfer(page, "red", "lime")})
+    expect(page.locator("#picture-facts")).to_contain_text("lime.png")
+    page.get_by_role("button", name="Show picture 1: red.png").click()
+    expect(page.locator("#picture-facts")).to_contain_text("red.png")
+    expect(page.get_by_role("button", name="Show picture 1: red.png")).to_be_focused()
+    tab(page, "Caption")
+    page.get_by_role("button", name="Caption the picture").click()
+    expect(page.locator("#caption-result")).to_have_text("Hello there")
+    assert colors(service.requests[-1].messages[-1]) == [(255, 0, 0)]
+    for name in ("red.png", "lime.png"):
+        page.get_by_role("button", name=f"Remove {name}").click()
+    expect(page.get_by_text("Show the model a picture")).to_be_visible()
+    expect(page.locator("#caption-result")).to_be_hidden()
+    take_sample(page, "Sign")  # the samples are back
+
+
+def test_no_more_than_sixteen_go_with_one_question(url: str, open_page: OpenPage) -> None:
+    page = open_page(url)
+    page.dispatch_event("body", "drop", {"dataTransfer": transfer(page, *["red"] * 17)})
+    expect(page.locator("#picture-error")).to_have_text(
+        "red.png is one too many: at most 16 pictures go with one question."
+    )
+    expect(page.locator("#tray li")).to_have_count(16)
+
+
+REFUSED = {
+    "empty.png": (b"", "empty.png is empty: it holds no bytes."),
+    "logo.svg": (
+        b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>',
+        "logo.svg is an SVG drawing",
+    ),
+    "notes.png": (b"bread, milk, eggs", "notes.png is not a picture but a text file."),
+    "page.pdf": (
+        b"%PDF-1.7\n",
+        "page.pdf is a PDF, which can't be read here. Save the page that you need as PNG.",
+    ),
+    "photo.heic": (b"\0\0\0\x18ftypheic" + bytes(64), "photo.heic is a HEIC photo"),
+    "clip.mp4": (b"\0\0\0\x18ftypmp42" + bytes(64), "clip.mp4 is a video, and this model takes no video."),
+    "noise.bin": (bytes(range(256)), "noise.bin is not a picture. PNG, JPEG and WebP work everywhere."),
+    "torn.png": (png("red", 300, 300)[:-30], "torn.png is torn: a part of the file is missing."),
+    "stump.png": (png("red")[:20], "stump.png is damaged."),
+    "moves.gif": (animation(), "moves.gif is an animation, and this model takes no video."),
+}
+
+
+def test_what_can_not_be_used_is_refused_in_plain_words_and_never_sent(
+    serve: Serve, open_page: OpenPage, tmp_path: Path
+) -> None:
+    service = FakeService()
+    page = open_page(serve(service, ServerSettings(names=("Qwen3-VL-4B",))))
+    expect(page.locator("#model-facts")).to_contain_text("512 tokens")
+    for name, (data, _) in REFUSED.items():
+        (tmp_path / name).write_bytes(data)
+    Image.new("1", (20_000, 12_000)).save(tmp_path / "map.png")
+    with (tmp_path / "huge.png").open("wb") as file:
+        file.write(png("red"))
+        file.truncate(IntakeSettings().image.max_bytes + 1)
+    (tmp_path / "good.png").write_bytes(png("blue"))
+    page.set_input_files("#file", [tmp_path / name for name in (*REFUSED, "map.png", "huge.png", "good.png")])
+    expect(page.locator("#picture-facts")).to_contain_text("good.png")  # the last, and the only one taken
+    expect(page.locator("#tray li")).to_have_count(1)
+    error = page.locator("#picture-error")
+    for _, words in REFUSED.values():
+        expect(error).to_contain_text(words)
+    expect(error).to_contain_text("map.png has too many pixels: 20,000 × 12,000 are 240 million.")
+    expect(error).to_contain_text("This server takes up to 64 million.")
+    expect(error).to_contain_text(
+        "huge.png is too large: 67.1 MB. This server takes pictures of up to 67.1 MB."
+    )
+    assert service.requests == []
+
+
+SLOWLY = """() => {
+    const check = window.createImageBitmap;
+    window.createImageBitmap = (file) => new Promise((done) => { window.goOn = () => done(check(file)); });
+}"""
+
+
+def test_a_question_waits_for_its_pictures(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
+    service = FakeService()
+    page = open_page(serve(service, ServerSettings(names=("Qwen3-VL-4B",))))
+    page.evaluate(SLOWLY)
+    (tmp_path / "blue.png").write_bytes(png("blue"))
+    (tmp_path / "torn.png").write_bytes(png("red", 300, 300)[:-30])
+    page.set_input_files("#file", tmp_path / "blue.png")
+    until(lambda: page.evaluate("() => Boolean(window.goOn)"))
+    ask(page, "What is it?")
+    expect(page.locator("#ask-form")).to_have_attribute("aria-busy", "true")
+    assert service.requests == []
+    page.evaluate("() => { goOn(); goOn = null; }")
+    expect(answers(page)).to_have_count(1)
+    assert colors(service.requests[0].messages[0]) == [(0, 0, 255)]
+    page.set_input_files("#file", tmp_path / "torn.png")
+    until(lambda: page.evaluate("() => Boolean(window.goOn)"))
+    ask(page, "And this?")
+    page.evaluate("() => goOn()")
+    expect(page.locator("#ask-form .error")).to_contain_text(
+        "The question was not sent, because a file was refused"
+    )
+    expect(page.get_by_label("Question")).to_have_value("And this?")
+    assert len(service.requests) == 1
+
+
+def test_limits_are_those_of_the_server() -> None:
+    with live(FakeService(), ServerSettings(max_body_bytes=12_345, api_keys=("right",))) as base:
+        known = httpx.get(f"{base}/page/limits.json").json()
+    intake = IntakeSettings()
+    assert known["body_bytes"] == 12_345
+    assert known["picture_bytes"] == intake.image.max_bytes
+    assert known["picture_pixels"] == intake.image.max_pixels
+    assert known["video_bytes"] == intake.video.max_bytes
+    assert known["formats"] == list(FORMATS)
+
+
+def test_pictures_that_are_too_much_together_are_not_sent(
+    serve: Serve, open_page: OpenPage, tmp_path: Path
+) -> None:
+    service = FakeService()
+    page = open_page(serve(service, ServerSettings(max_body_bytes=20_000)))
+    for name in ("one.bmp", "two.bmp"):
+        Image.new("RGB", (64, 64)).save(tmp_path / name)  # 12 kB each
+    choose(page, tmp_path / "one.bmp")
+    ask(page, "What is it?")
+    expect(answers(page)).to_have_count(1)
+    choose(page, tmp_path / "two.bmp")
+    ask(page, "And this?")
+    expect(page.locator("#ask-form .error")).to_contain_text(
+        "The pictures of this conversation are 25 kB together, and this server takes 20 kB at once."
+    )
+    expect(page.get_by_label("Question")).to_have_value("And this?")
+    expect(page.get_by_role("button", name="Remove two.bmp")).to_be_visible()  # it waits again
+    assert len(service.requests) == 1
+
+
+def test_without_its_limits_the_server_decides(
+    url: str, open_page: OpenPage, shapes: Path, problems: list[str]
+) -> None:
+    page = open_page(url)
+    page.route("**/page/limits.json", lambda route: route.abort())
+    choose(page, shapes)
+    provoked(problems, "ERR_FAILED")
+
+
+def test_a_video_is_asked_about(serve: Serve, open_page: OpenPage, tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    (tmp_path / "moves.gif").write_bytes(animation())
+    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=4)
+        stream.width = stream.height = 32
+        for color in ("red", "green", "blue", "white"):
+            for packet in stream.encode(av.VideoFrame.from_image(Image.new("RGB", (32, 32), color))):
+                container.mux(packet)
+        container.mux(stream.encode())
+    service = FakeService(capabilities=SEES_VIDEO)
+    page = open_page(serve(service))
+    expect(page.locator("#model-facts")).to_contain_text("512 tokens")
+    for count, name in enumerate(("clip.mp4", "moves.gif"), 1):
+        choose(page, tmp_path / name)
+        expect(page.locator("#picture-facts")).to_contain_text("· video ·")
+        ask(page, "What happens?")
+        expect(answers(page)).to_have_count(count)
+    first, _, second = service.requests[-1].messages
+    for message in (first, second):
+        (video,) = [part for part in message.content if isinstance(part, Video)]
+        assert len(video.frames) >= 3
+    tab(page, "Caption")
+    page.get_by_role("button", name="Caption the picture").click()
+    expect(page.locator("#caption-form .error")).to_contain_text("This works on still pictures.")
+
+
+def test_phones_are_told_nothing_of_keys(url: str, open_page: OpenPage) -> None:
+    hints = ("Enter asks", "paste it")
+    page = open_page(url)
+    for text in hints:
+        expect(page.get_by_text(text)).to_be_visible()
+    page.set_viewport_size({"width": 390, "height": 844})
+    tablet = open_page(url, 1024, 844, has_touch=True, is_mobile=True)
+    for text in hints:
+        expect(page.get_by_text(text)).to_be_hidden()
+        expect(tablet.get_by_text(text)).to_be_hidden()
