@@ -54,7 +54,7 @@ def load(
             with embedding and lm_head in int8 where that makes room. On a CPU it takes `dtype`.
         kv_cache: format of keys and values: that of the activations (bf16), or fp8, half as large, of our own
             engine alone. Auto takes fp8 on a GPU, where it makes room for larger images or a longer context,
-            for models that norm their keys.
+            for models that normalise their keys.
         context: tokens of one conversation, image tokens included; by default as many as fit, up to 8,192.
         max_pixels: scale larger images down to this many pixels (the checkpoint's own limit at most), and
             the frames of a video until all together have as many tokens; by default what half of the

@@ -174,11 +174,11 @@ def _generator(result: Result) -> str:
     if not costs:
         return "nothing was measured"
     share, late = max(cost.cpu_share for cost in costs), max(cost.lag_p99_s for cost in costs)
-    line = (
-        f"making the load took at most {share:.0%} of a core; its clock was late by {late * 1e3:.1f} ms (p99)"
-    )
+    line = f"the client used at most {share:.0%} of a core, and its times are up to {late * 1e3:.1f} ms late (p99)"
     if share > BUSY_SHARE or late > LATE_S:
-        line += ": the client had too little of this machine, and the server may be faster than these figures"
+        line += (
+            ". This machine was too busy for the client, so the server may be faster than these figures say"
+        )
     return line
 
 
