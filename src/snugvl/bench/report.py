@@ -174,7 +174,10 @@ def _generator(result: Result) -> str:
     if not costs:
         return "nothing was measured"
     share, late = max(cost.cpu_share for cost in costs), max(cost.lag_p99_s for cost in costs)
-    line = f"the client used at most {share:.0%} of a core, and its times are up to {late * 1e3:.1f} ms late (p99)"
+    late_ms = late * 1e3
+    line = (
+        f"the client used at most {share:.0%} of a core, and its times are up to {late_ms:.1f} ms late (p99)"
+    )
     if share > BUSY_SHARE or late > LATE_S:
         line += (
             ". This machine was too busy for the client, so the server may be faster than these figures say"

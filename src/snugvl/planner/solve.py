@@ -3,8 +3,8 @@
 Every option (model × format × engine) is brought to its best (`fit.py`), then one order decides:
 
     comfort at all, where a model is recommended > model quality > vision tower on the GPU before streamed
-    > no FP8 KV cache for models that don't normalise keys > images, context and KV pool up to comfort (`goals.py`)
-    > formats whose cost isn't noticed (`fit.tier`) > engine (native first)
+    > no FP8 KV cache for models that don't normalise keys > images, context and KV pool up to comfort
+    (`goals.py`) > formats whose cost isn't noticed (`fit.tier`) > engine (native first)
     > images > context > KV pool > sequences beyond comfort
     > the smaller download > what the formats cost exactly > fewer GPUs > CUDA graphs > chunk
 
