@@ -3,8 +3,10 @@
 #
 #     training/pocket/gpu.sh OUT SECONDS [option of training.pocket.train …]
 #
-# OUT gets model/ (a folder that snugvl loads), rewritten every minute, and log.jsonl; everything ends SECONDS after
-# the start. It needs `.pocket/` (python -m training.pocket.assets) and the repository around it.
+# OUT gets log.jsonl, and the model as parts of 12 MB, since machines may return small files only: here,
+# `cat part_* > model.safetensors` and `tar xzf rest.tgz` make a folder that snugvl loads. Everything ends SECONDS after
+# the start, two and a half minutes of which go into sprites, words and compiling. It needs `.pocket/`
+# (python -m training.pocket.assets) and the repository around it.
 set -eu
 out=$1 seconds=$2 now=$(date +%s)
 shift 2
@@ -13,8 +15,14 @@ export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
 export NCCL_NVLS_ENABLE=0 # NVLink multicast is not available on lent machines
 gpus=$(python3 -c 'import torch; print(max(1, torch.cuda.device_count()))')
 workers=$((($(nproc) - gpus) / gpus))
+made=$(mktemp -d)
 mkdir -p "$out"
-exec timeout -k 5 $((seconds + 25)) python3 -m torch.distributed.run --standalone --nproc-per-node "$gpus" \
-    -m training.pocket.train --out "$out" --init src/snugvl/pocket --until $((now + seconds - 6)) \
+status=0
+timeout -k 5 $((seconds + 25)) python3 -m torch.distributed.run --standalone --nproc-per-node "$gpus" \
+    -m training.pocket.train --out "$made" --init src/snugvl/pocket --until $((now + seconds - 6)) \
     --workers "$workers" --rate 0.0018 --warmup 100 --steady 0.2 --word-share 0.55 --strip-share 0.45 \
-    --save-every 60 --check 0 --no-checkpoint --seed 11 "$@"
+    --save-every 60 --check 0 --no-checkpoint --seed 11 "$@" || status=$?
+cp "$made/log.jsonl" "$out"
+split -b 12M "$made/model/model.safetensors" "$out/part_"
+tar czf "$out/rest.tgz" -C "$made/model" --exclude model.safetensors .
+exit $status
