@@ -1,4 +1,4 @@
-"""The official openai SDK on `snugvl serve`: python examples/chat_with_openai_sdk.py [--server URL]
+"""The official openai SDK on `snugvl serve`: python examples/chat_with_openai_sdk.py [--server URL] [--tools]
 
 The same code works with any server that speaks OpenAI's protocol.
 """
@@ -12,10 +12,10 @@ from typing import Any
 import openai
 
 PICTURE = Path(__file__).parent / "images" / "shapes.png"
-SHAPE = {
+COLOR = {
     "type": "object",
-    "properties": {"color": {"enum": ["red", "green", "blue"]}, "shape": {"enum": ["circle", "square"]}},
-    "required": ["color", "shape"],
+    "properties": {"color": {"enum": ["red", "green", "blue"]}},
+    "required": ["color"],
     "additionalProperties": False,
 }
 
@@ -27,8 +27,8 @@ def question(text: str) -> list[Any]:
     return [{"role": "user", "content": [image, {"type": "text", "text": text}]}]
 
 
-def main(server: str) -> None:
-    """A streamed answer about a picture, one in the form of a JSON schema, and a tool call."""
+def main(server: str, *, tools: bool) -> None:
+    """A streamed answer about a picture, one in the form of a JSON schema, and perhaps a tool call."""
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="none")
     model = client.models.list().data[0].id
 
@@ -37,15 +37,20 @@ def main(server: str) -> None:
         print(chunk.choices[0].delta.content or "", end="", flush=True)
     print()
 
-    form: Any = {"type": "json_schema", "json_schema": {"name": "shape", "schema": SHAPE, "strict": True}}
-    messages = question("Name one shape.")
+    form: Any = {"type": "json_schema", "json_schema": {"name": "color", "schema": COLOR, "strict": True}}
     answer = client.chat.completions.create(model=model, messages=messages, response_format=form)
     print(json.loads(answer.choices[0].message.content or ""))
 
-    tools: Any = [{"type": "function", "function": {"name": "paint", "parameters": SHAPE}}]
-    messages = question("Paint one shape.")
+    if tools:
+        call_a_tool(client, model)
+
+
+def call_a_tool(client: openai.OpenAI, model: str) -> None:
+    """For a model that was trained to call tools; pocket was not, and would paint in any color."""
+    offered: Any = [{"type": "function", "function": {"name": "paint", "parameters": COLOR}}]
+    messages = question("What color are the squares?")
     answer = client.chat.completions.create(
-        model=model, messages=messages, tools=tools, tool_choice="required"
+        model=model, messages=messages, tools=offered, tool_choice="required"
     )
     for call in answer.choices[0].message.tool_calls or []:
         if call.type == "function":
@@ -55,4 +60,6 @@ def main(server: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", default="http://127.0.0.1:8000", help="a running `snugvl serve`")
-    main(parser.parse_args().server)
+    parser.add_argument("--tools", action="store_true", help="a tool call, too, of a model that knows them")
+    options = parser.parse_args()
+    main(options.server, tools=options.tools)

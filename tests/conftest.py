@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 from pathlib import Path
 
 # Kernels run in Triton's interpreter where there is no GPU. Triton reads this when it is imported, and torch
@@ -20,6 +21,9 @@ import torch
 from tests import checkpoints
 from tests.patience import PATIENCE_S
 
+# No test finds the servers, the measurements and the configuration of whoever runs it.
+_folder = tempfile.TemporaryDirectory(prefix="snugvl-tests-")
+os.environ |= {"XDG_CACHE_HOME": f"{_folder.name}/cache", "XDG_CONFIG_HOME": f"{_folder.name}/config"}
 torch.set_num_threads(1)
 # Where a test doesn't say how long it waits for a server: httpx's five seconds pass on a busy machine.
 httpx._config.DEFAULT_TIMEOUT_CONFIG.__init__(PATIENCE_S)  # type: ignore[misc]

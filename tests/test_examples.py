@@ -163,10 +163,18 @@ def test_the_examples_say_the_same_here_and_on_a_server(
 
 
 def test_the_openai_sdk_on_a_server(ran: Callable[..., str], url: str) -> None:
-    text, shape, call = ran("chat_with_openai_sdk", "--server", url).splitlines()
+    text, form = ran("chat_with_openai_sdk", "--server", url).splitlines()
     assert "red" in text.lower()
-    assert set(ast.literal_eval(shape)) == {"color", "shape"}
+    assert ast.literal_eval(form) == {"color": "red"}
+    *same, call = ran("chat_with_openai_sdk", "--server", url, "--tools").splitlines()
+    assert same == [text, form]
     assert call.startswith("paint {'color': ")
+
+
+def test_every_answer_of_the_example_is_true(ran: Callable[..., str]) -> None:
+    assert ran("vqa").splitlines() == [
+        "Is there a cat? Yes", "Where is the dog? Bottom right", "What color is the car? Red"
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ ALLOWED = {
 # The modules of the root: what they may import, over their names.
 ROOT = {
     "__init__": {"model", "loading", "client", "tasks"},
+    "__main__": {"cli.entry"},
     "errors": set(),
     "version": set(),
     "model": {"tasks", "inputs", "client", "backends"},

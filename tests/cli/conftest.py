@@ -13,10 +13,12 @@ import pytest
 from PIL import Image
 
 from snugvl.backends.process.launch import Launched
-from snugvl.cli import session
+from snugvl.cli import pocket, session
 from snugvl.cli.app import run
 from snugvl.server.settings import ServerSettings
 from tests.tasks.fake import FakeBackend
+
+NOTE = f"snugvl: {pocket.NOTE}\n"
 
 
 @dataclass
@@ -29,7 +31,7 @@ class Ran:
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBackend:
     """What `snugvl` loads instead of a model; its script can be replaced."""
     from snugvl.model import Model
 
@@ -40,6 +42,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
         return Model(fake)
 
     monkeypatch.setattr(session, "load_model", load)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.delenv("SNUGVL_MODEL", raising=False)
     monkeypatch.delenv("SNUGVL_DEBUG", raising=False)
     return fake

@@ -9,7 +9,10 @@ from snugvl.cli.app import app
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 MARK = "<!-- help -->\n"
-COMMANDS = ((), *((command.name,) for command in app.registered_commands if command.name))
+COMMANDS = (
+    (),
+    *((command.name,) for command in (*app.registered_commands, *app.registered_groups) if command.name),
+)
 
 
 def help_of(*command: str) -> str:

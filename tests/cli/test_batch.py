@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from snugvl.cli import batch
-from tests.cli.conftest import Ran
+from tests.cli.conftest import NOTE, Ran
 from tests.tasks.fake import FakeBackend, images_of, slowly
 
 Run = Callable[..., Ran]
@@ -81,9 +81,10 @@ def test_a_bad_file_is_reported_and_skipped(snugvl: Run, pictures: Path) -> None
     ran = snugvl("caption", pictures)
     assert ran.code == 7
     assert ran.out.count("\n") == 4
-    bad, summary = ran.err.splitlines()
+    note, bad, summary = ran.err.splitlines(keepends=True)
+    assert note == NOTE
     assert "b.jpg" in bad
-    assert summary == "snugvl: 1 of 5 images failed"
+    assert summary == "snugvl: 1 of 5 images failed\n"
     lines = [json.loads(line) for line in snugvl("caption", pictures, "--json").out.splitlines()]
     assert [("error" in line, "result" in line) for line in lines] == [(n == 1, n != 1) for n in range(5)]
     assert lines[1]["error"]["type"] == "ImageError"
@@ -99,7 +100,7 @@ def test_a_bug_on_one_image_does_not_end_the_batch(snugvl: Run, backend: FakeBac
 
 def test_output_goes_to_a_new_file(snugvl: Run, pictures: Path, tmp_path: Path) -> None:
     file = tmp_path / "deep" / "out.jsonl"
-    assert snugvl("caption", pictures, "-o", file) == Ran(0, "", "")
+    assert snugvl("caption", pictures, "-o", file) == Ran(0, "", NOTE)
     assert len(names(file.read_text())) == 5
     again = snugvl("caption", pictures, "-o", file)
     assert (again.code, "--resume" in again.err) == (3, True)
@@ -116,7 +117,7 @@ def test_resume_does_what_is_missing(
     file.write_text("".join(lines[:3]) + lines[3][: len(lines[3]) // 2])  # killed in the middle of a line
     (pictures / "b.jpg").write_bytes(good)
     backend.requests.clear()
-    assert snugvl("caption", pictures, "-o", file, "--resume") == Ran(0, "", "")
+    assert snugvl("caption", pictures, "-o", file, "--resume") == Ran(0, "", NOTE)
     assert sorted(names(file.read_text())) == ["a.png", "b.jpg", "c.PNG", "d.webp", "e.gif"]
     assert "error" not in file.read_text()
     assert len(backend.requests) == 3

@@ -14,7 +14,7 @@ from PIL import Image
 from snugvl.cli import options, session
 from snugvl.core.options import LoadOptions
 from snugvl.tasks.results import Caption, Detections, Scene
-from tests.cli.conftest import Ran
+from tests.cli.conftest import NOTE, Ran
 from tests.tasks.fake import FakeBackend, prompt_of
 
 Run = Callable[..., Ran]
@@ -25,7 +25,7 @@ def records(text: str) -> list[dict]:
 
 
 def test_caption_prints_the_text_and_nothing_else(snugvl: Run, pictures: Path) -> None:
-    assert snugvl("caption", pictures / "a.png") == Ran(0, "A picture of 10x50.\n", "")
+    assert snugvl("caption", pictures / "a.png") == Ran(0, "A picture of 10x50.\n", NOTE)
 
 
 def test_detail_and_sampling_reach_the_model(snugvl: Run, backend: FakeBackend, pictures: Path) -> None:
@@ -82,10 +82,20 @@ def test_an_engine_that_is_none_and_code_that_none_runs(snugvl: Run, pictures: P
 
 
 def test_a_question_is_last_or_an_option(snugvl: Run, pictures: Path) -> None:
-    expected = Ran(0, "How many? 10x50!\n", "")
+    expected = Ran(0, "How many? 10x50!\n", NOTE)
     assert snugvl("ask", pictures / "a.png", "How many?") == expected
     assert snugvl("ask", "-q", "How many?", pictures / "a.png") == expected
     assert snugvl("ask", pictures / "a.png", "--question", " How many? ") == expected
+
+
+def test_a_question_needs_no_quotes(snugvl: Run, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pictures)
+    assert snugvl("ask", "a.png", "how", "many", "are", "there").out == "how many are there 10x50!\n"
+    assert snugvl("ask", "a.png", "b.jpg", "how", "many", "--together").out == "how many 10x50 and 20x50!\n"
+    assert snugvl("ask", "a.png", "what", "says", "notes.txt").out == "what says notes.txt 10x50!\n"
+    ran = snugvl("ask", "a.png", "missing.png", "what", "is", "it?")
+    assert (ran.code, "missing.png doesn't exist" in ran.err) == (7, True)
+    assert snugvl("ask", "no", "such", "picture").code == 3
 
 
 def test_a_question_is_asked_of_each_image_or_of_all_together(snugvl: Run, pictures: Path) -> None:
@@ -167,7 +177,7 @@ def test_formats_of_other_tools(snugvl: Run, pictures: Path, tmp_path: Path) -> 
     rows = list(csv.DictReader(io.StringIO(snugvl("detect", *two, "--format", "csv").out)))
     assert [row["label"] for row in rows] == ["red circle", "cup"] * 2
     folder = tmp_path / "new" / "labels"
-    assert snugvl("detect", *two, "--format", "yolo", "-o", folder) == Ran(0, "", "")
+    assert snugvl("detect", *two, "--format", "yolo", "-o", folder) == Ran(0, "", NOTE)
     assert {path.name for path in folder.iterdir()} == {"classes.txt", "a.txt", "b.txt"}
     file = tmp_path / "new" / "out.csv"
     assert snugvl("detect", *two, "--format", "csv", "-o", file).out == ""
@@ -239,7 +249,7 @@ def test_a_terminal_sees_the_words_as_they_come(
 ) -> None:
     ran = snugvl("caption", pictures / "a.png")
     assert ran.out == "A picture of 10x50.\n"
-    assert ran.err == f"snugvl: {session.POCKET_NOTE}\n"
+    assert ran.err == NOTE
     assert backend.streams[0].closed
     assert snugvl("ask", pictures / "a.png", "Size?", "--quiet") == Ran(0, "Size? 10x50!\n", "")
     assert snugvl("caption", pictures / "a.png", "-m", "other").err == ""

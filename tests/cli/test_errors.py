@@ -14,7 +14,7 @@ from PIL import Image
 
 from snugvl import errors
 from snugvl.cli.app import run
-from tests.cli.conftest import Ran
+from tests.cli.conftest import NOTE, Ran
 from tests.tasks.fake import FakeBackend
 
 Run = Callable[..., Ran]
@@ -117,7 +117,7 @@ def test_every_error_leaves_with_its_exit_code(
 ) -> None:
     backend._script = lambda _: kind("what is\nwrong")
     ran = snugvl("caption", pictures / "a.png")
-    assert ran == Ran(kind.exit_code, "", "snugvl: what is wrong\n")
+    assert ran == Ran(kind.exit_code, "", NOTE + "snugvl: what is wrong\n")
 
 
 @pytest.mark.parametrize("answer", ["I see two cups.", ""])
@@ -133,7 +133,7 @@ def test_a_bug_is_one_line_and_how_to_see_more(
     snugvl: Run, backend: FakeBackend, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend._script = lambda _: ZeroDivisionError("a bug")
-    ran = snugvl("caption", pictures / "a.png")
+    ran = snugvl("caption", pictures / "a.png", "--quiet")
     assert (ran.code, ran.err.count("\n")) == (1, 1)
     assert "unexpected ZeroDivisionError: a bug" in ran.err
     assert "SNUGVL_DEBUG=1" in ran.err
@@ -142,7 +142,7 @@ def test_a_bug_is_one_line_and_how_to_see_more(
 
 
 def test_a_place_that_cannot_be_written(snugvl: Run, pictures: Path) -> None:
-    ran = snugvl("caption", pictures / "a.png", "-o", pictures / "notes.txt" / "out.jsonl")
+    ran = snugvl("caption", pictures / "a.png", "-o", pictures / "notes.txt" / "out.jsonl", "--quiet")
     assert (ran.code, ran.err.count("\n")) == (1, 1)
     assert "notes.txt" in ran.err
 
@@ -166,7 +166,7 @@ def test_the_real_loader_speaks_through_the_same_door(
 
 
 def test_no_traceback_in_a_process_of_its_own(pictures: Path) -> None:
-    command = [sys.executable, "-m", "tests.cli.fake_main", "caption", str(pictures / "a.png")]
+    command = [sys.executable, "-m", "tests.cli.fake_main", "caption", str(pictures / "a.png"), "--quiet"]
     environment = {**os.environ, "FAKE_BUG": "1"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)

@@ -1,25 +1,30 @@
+# ruff: noqa: F811 (fixtures)
 """`snugvl serve`: what it refuses before it loads anything, what it prints, what it serves."""
 
 import json
+import logging
+import os
+import re
 import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 
 from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.checkpoint.locate import hub_cache, near
 from snugvl.cli.app import run
-from snugvl.cli.serve_show import Loading, base_url, curl_line
+from snugvl.cli.serve_show import Loading, ask_line, base_url, chat_line, curl_line
 from snugvl.core.service import Health
 from snugvl.errors import CheckpointError
 from snugvl.server.settings import ServerSettings
 from tests.cli.conftest import Served
 from tests.patience import PATIENCE_S
+from tests.server.conftest import pocket, url  # noqa: F401
 from tests.server.fake import FakeService
 
 MIB = 1024 * 1024
@@ -43,7 +48,7 @@ def test_the_plan_and_the_banner(served: Served, capsys: pytest.CaptureFixture[s
     assert "4,096 tokens" in out
     assert f"http://127.0.0.1:{port}/v1 (OpenAI)" in out
     assert f"Page     http://127.0.0.1:{port}/\n" in out
-    assert f"curl http://127.0.0.1:{port}/v1/chat/completions" in out
+    assert f"| curl http://127.0.0.1:{port}/v1/vision/ask" in out
     assert "only this machine" in out
     assert not err
     assert isinstance(served.services[0], SupervisedEngine)
@@ -221,9 +226,39 @@ def test_the_exit_code_of_a_failed_load_is_the_engines(
 
 def test_the_curl_line_survives_a_shell() -> None:
     settings = ServerSettings(names=("it's; rm -rf $HOME",), api_keys=("k",))
-    words = shlex.split(curl_line("http://127.0.0.1:8000", settings))
+    words = shlex.split(chat_line("http://127.0.0.1:8000", settings))
     assert json.loads(words[words.index("-d") + 1])["model"] == "it's; rm -rf $HOME"
     assert "Authorization: Bearer $SNUGVL_API_KEY" in words
+    assert "Authorization: Bearer $SNUGVL_API_KEY" in shlex.split(
+        curl_line("http://127.0.0.1:8000", settings)
+    )
+
+
+@pytest.mark.parametrize("line", [ask_line, lambda base: curl_line(base, ServerSettings())])
+def test_the_first_request_works_as_printed_and_pockets_answer_is_right(
+    url: str, line: Callable[[str], str], tmp_path: Path
+) -> None:
+    program = tmp_path / "snugvl"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m snugvl.cli "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run(
+        ["/bin/sh", "-c", line(url)], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"\b(2|two)\b", ran.stdout, re.IGNORECASE), ran.stdout
+
+
+def test_an_engine_that_is_not_installed_is_refused_before_anything_is_printed(
+    served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snugvl.cli.serve_plan.find_spec", lambda name: None)
+    assert serve("pocket", "--backend", "transformers") == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "needs transformers and accelerate" in err
+    assert "pip install 'snugvl[transformers]'" in err
+    assert not served.settings
 
 
 def test_the_engines_process_is_begun_before_the_plan_and_never_left_alone(served: Served) -> None:
@@ -269,12 +304,8 @@ def test_the_process_does_it_all() -> None:
             assert process.stderr is not None
             curl = next(line for line in process.stdout if line.startswith("curl "))
             assert any("ready in" in line for line in process.stderr)
-            words = shlex.split(curl)
-            body = words[words.index("-d") + 1]
-            headers = {"Content-Type": "application/json"}
-            answer = httpx.post(words[1], content=body, headers=headers, timeout=PATIENCE_S)
-            assert answer.is_success
-            assert answer.json()["choices"][0]["message"]["content"]
+            ran = subprocess.run(["/bin/sh", "-c", curl], capture_output=True, timeout=PATIENCE_S, check=True)
+            assert re.search(r"\b(2|two)\b", json.loads(ran.stdout)["text"], re.IGNORECASE)
             process.terminate()
             assert process.wait(PATIENCE_S) == 0
         finally:
@@ -312,3 +343,27 @@ def test_a_cache_in_fp8_is_told_when_it_is_ready(capsys: pytest.CaptureFixture[s
     service.capabilities = replace(service.capabilities, weights="int4", kv_cache="fp8")
     Loading(service, quiet=False, started=0.0)(Health("ready", "ready"))
     assert " in int4 with an FP8 KV cache: 512 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "level"),
+    [
+        ("", "INFO"),
+        ("--quiet", "WARNING"),
+        ("--log-level debug", "DEBUG"),
+        ("--quiet --log-level error", "ERROR"),
+    ],
+)
+def test_the_level_of_the_log(served: Served, words: str, level: str) -> None:
+    assert serve("pocket", *words.split()) == 0
+    assert logging.getLevelName(logging.getLogger("snugvl").level) == level
+
+
+def test_the_banner_fits_sixty_columns(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert serve("pocket") == 0
+    banner = capsys.readouterr().out.split("Model    ")[1].split("A first request:")[0]
+    assert max(map(len, banner.splitlines())) <= 60

@@ -146,10 +146,28 @@ def vllm_of(served: Served) -> VllmChoice:
     return engine.choice
 
 
-def test_vllm_gets_flags_rows_and_options(
-    served: Served, on: Any, capsys: pytest.CaptureFixture[str]
+def test_a_vllm_that_is_not_installed_is_refused_before_anything_is_printed(
+    served: Served, on: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on(qwen3_vl("2B", fp8=True), machine(8 * GIB))
+    monkeypatch.setattr(serve_plan, "find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    for words, said in (
+        ([], "pip install 'snugvl[vllm]'"),
+        (["--vllm-command", "/no/such/vllm"], "no program '/no/such/vllm'"),
+    ):
+        assert serve("Qwen/Qwen3-VL-2B-Instruct-FP8", "--backend", "vllm", *words) == 1
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert said in err
+    assert not served.settings
+
+
+def test_vllm_gets_flags_rows_and_options(
+    served: Served, on: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(qwen3_vl("2B", fp8=True), machine(8 * GIB))
+    monkeypatch.setattr("shutil.which", lambda name: name)
     words = [
         "--vllm-command",
         "/opt/my\\ env/bin/vllm --x",

@@ -16,7 +16,7 @@ from PIL import Image
 from snugvl import errors
 from snugvl.cli import batch, session
 from snugvl.server.settings import ServerSettings
-from tests.cli.conftest import Ran
+from tests.cli.conftest import NOTE, Ran
 from tests.client.conftest import ScriptedEngine, engine, pocket, scripted, unused_url, url  # noqa: F401
 from tests.patience import PATIENCE_S
 from tests.server.live import live
@@ -92,7 +92,7 @@ def test_standard_input_and_several_images_together(
 ) -> None:
     piped((pictures / "a.png").read_bytes())
     ran = snugvl("ask", "-", pictures / "b.jpg", "Size?", "--together", "--server", scripted)
-    assert ran == Ran(0, "Size? 10x50 and 20x50!\n", "")
+    assert ran == Ran(0, "Size? 10x50 and 20x50!\n", NOTE)
 
 
 def test_a_batch_asks_several_at_once_and_keeps_the_order(
@@ -199,7 +199,7 @@ def test_exit_codes_are_those_of_a_loaded_model(
     error: errors.SnugvlError,
 ) -> None:  # fmt: skip
     engine.backend._script = lambda _: error
-    ran = snugvl("scene", pictures / "a.png", "--server", scripted)
+    ran = snugvl("scene", pictures / "a.png", "--server", scripted, "--quiet")
     assert (ran.code, ran.out, ran.err.count("\n")) == (error.exit_code, "", 1)
 
 
@@ -215,7 +215,7 @@ def test_boxes_are_drawn_over_the_picture_that_was_sent(snugvl: Run, scripted: s
 def test_a_url_is_left_to_the_server_and_can_not_be_drawn_on(
     snugvl: Run, engine: ScriptedEngine, scripted: str, tmp_path: Path
 ) -> None:
-    ran = snugvl("caption", "http://127.0.0.1:9/a.png", "--server", scripted)
+    ran = snugvl("caption", "http://127.0.0.1:9/a.png", "--server", scripted, "--quiet")
     assert (ran.code, ran.err.count("\n")) == (3, 1)
     assert "127.0.0.1" in ran.err  # the server's own refusal of a private address
     ran = snugvl("detect", "https://example.org/a.png", "--server", scripted, "--draw", tmp_path / "b.png")

@@ -75,7 +75,10 @@ CORPUS: dict[str, tuple[bytes, str]] = {
     "paper.png": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3", r"a PDF; export the page as PNG"),
     "film.jpg": (b"\x00\x00\x00\x20ftypisom\x00\x00\x02\x00", r"a video \(MP4.*extract a frame"),
     "film.webm": (b"\x1aE\xdf\xa3\x9fB\x86\x81\x01", r"a video \(Matroska.*extract a frame"),
-    "phone.heic": (b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00", r"a HEIC photo; convert it to JPEG"),
+    "phone.heic": (
+        b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00",
+        r"HEIC photo; (copy|convert it to JPEG)",
+    ),
     "film.avi": (b"RIFF\x00\x00\x00\x00AVI LIST", r"a video \(AVI\)"),
     "sound.wav": (b"RIFF\x00\x00\x00\x00WAVEfmt ", r"an audio file"),
     "broken.webp": (b"RIFF\x00\x00\x00\x00WEBPVP8 ", r"a damaged WebP"),
@@ -347,3 +350,13 @@ def test_pillows_log_stays_off_the_terminal(tmp_path: Path) -> None:
 def test_image_and_resize_import_no_torch() -> None:
     code = "import sys, snugvl.inputs.image, snugvl.checkpoint.resize; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_heic_photo_is_read_with_its_extra() -> None:
+    pytest.importorskip("pillow_heif")
+    heif = io.BytesIO()
+    Image.new("RGB", (40, 30), "red").save(heif, "HEIF")
+    image = open_image(heif.getvalue())
+    assert (image.size, image.mode) == ((40, 30), "RGB")
+    with pytest.raises(ImageError, match="a damaged HEIC photo"):
+        open_image(b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00")

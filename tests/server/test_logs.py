@@ -48,6 +48,24 @@ def test_a_line_for_every_request(caplog: pytest.LogCaptureFixture) -> None:
         assert hidden not in text
 
 
+def test_polls_are_logged_at_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
+    polls = ("/health", "/health/live", "/memory", "/metrics")
+    with live(FakeService(), KEYS) as base:
+        headers = {"authorization": "Bearer the-key"}
+        for path in polls:
+            assert httpx.get(base + path, headers=headers).is_success
+        httpx.get(base + "/memory")  # a refusal is no poll that went well
+        httpx.get(base + "/version", headers=headers)
+        until(lambda: len(lines(caplog)) == 2)
+        caplog.set_level(logging.DEBUG, "snugvl")
+        httpx.get(base + "/health")
+        until(lambda: len(lines(caplog)) == 3)
+    refused, version, health = lines(caplog)
+    assert "code=invalid_api_key" in refused
+    assert version.startswith("GET /version 200")
+    assert health.startswith("GET /health 200")
+
+
 def test_prompts_are_logged_only_when_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     for wanted in (False, True):
         with live(FakeService(), ServerSettings(log_prompts=wanted)) as base:

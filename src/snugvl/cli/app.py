@@ -14,8 +14,23 @@ from typing import Annotated
 import typer
 
 from snugvl.backends.process.launch import Launched
-from snugvl.cli import ask, bench, caption, detect, doctor, plan, pull, scene, serve, top
-from snugvl.cli.stderr import say, trace
+from snugvl.cli import (
+    ask,
+    bench,
+    caption,
+    chat,
+    config,
+    detect,
+    doctor,
+    models,
+    plan,
+    ps,
+    pull,
+    scene,
+    serve,
+    top,
+)
+from snugvl.cli.stderr import plainly, say, trace
 from snugvl.cli.stdout import ClosedPipe
 from snugvl.errors import SnugvlError
 from snugvl.version import __version__
@@ -36,12 +51,17 @@ app.command("caption")(caption.caption)
 app.command("ask")(ask.ask)
 app.command("scene")(scene.scene)
 app.command("detect")(detect.detect)
+app.command("chat")(chat.chat)
 app.command("top")(top.top)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("pull")(pull.pull)
+app.command("list")(models.list_models)
+app.command("rm")(models.rm)
 app.command("serve")(serve.serve)
+app.command("ps")(ps.ps)
 app.command("bench")(bench.bench)
+app.add_typer(config.app, name="config")
 
 
 def _print_version(value: bool) -> None:
@@ -59,6 +79,8 @@ def _root(
 ) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+    elif context.invoked_subcommand != "config":  # which must run to mend a bad file
+        context.default_map = config.defaults(context)
 
 
 def run(args: Sequence[str] | None = None, launched: Launched | None = None) -> int:
@@ -111,4 +133,4 @@ def main(launched: Launched | None = None) -> None:
 def _say_usage(error: typer.TyperException) -> None:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "snugvl"
-    say(f"{error.format_message().rstrip('.')} (see {command} --help)")
+    say(f"{plainly(error.format_message())} (see {command} --help)")

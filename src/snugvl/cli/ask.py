@@ -1,5 +1,6 @@
 """`snugvl ask`."""
 
+import glob
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +16,8 @@ def ask(
     images: Annotated[
         list[str],
         typer.Argument(
-            metavar="IMAGE... QUESTION",
-            help="Files, folders, quoted globs or - for standard input; then the question.",
+            metavar="IMAGE... QUESTION...",
+            help="Files, folders, quoted globs or - for standard input; then the question, quoted or not.",
         ),
     ],
     question: Annotated[
@@ -51,20 +52,35 @@ def ask(
 
 
 def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], str]:
-    """The images and the question, which is the last argument unless --question gave it.
+    """The images and the question: all words from the first on that is no picture, unless --question gave it.
 
     Raises:
         typer.BadParameter: one of the two is missing.
     """
     images = list(arguments)
     if question is None:
-        question = images.pop()
-        if question == sources.STDIN or Path(question).exists():
-            raise typer.BadParameter(
-                f"the question is missing: {question} is an image; put the question last, in quotes"
-            )
-        if not images:
-            raise typer.BadParameter(f"which image? Give it before the question {question!r}")
+        *_, last = images
+        count = next((n for n, word in enumerate(images) if not _pictured(word)), len(images))
+        if count == len(images) and (len(images) < 2 or Path(last).exists() or last == sources.STDIN):
+            raise typer.BadParameter(f"the question is missing: {last} is an image; put the question last")
+        if len(images) < 2:
+            raise typer.BadParameter(f"which image? Give it before the question {last!r}")
+        count = min(max(count, 1), len(images) - 1)  # the first is meant as a picture, even where it is none
+        question = " ".join(images[count:])
+        del images[count:]
     if not question.strip():
         raise typer.BadParameter("the question is empty")
     return images, question.strip()
+
+
+def _pictured(word: str) -> bool:
+    """Whether a word names pictures: it is there, it ends as they do, or it is an address or a pattern."""
+    if word == sources.STDIN or word.startswith(("http://", "https://", "data:image/")):
+        return True
+    path = Path(word)
+    try:
+        there = path.exists()
+    except (OSError, ValueError):  # a question longer than a name may be
+        return False
+    named = path.suffix.lower() in sources.SUFFIXES and " " not in word
+    return there or named or (glob.has_magic(word) and bool(glob.glob(word)))  # noqa: PTH207

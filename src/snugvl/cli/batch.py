@@ -48,13 +48,12 @@ def do(
             resume is of other work.
         typer.Exit: with 7 when some of several jobs failed, with 130 when interrupted.
     """
-    choice = session.resolve(choice)
+    choice = session.resolve(choice, task.name)
     left = _left(task, jobs, choice, output)
     if not left:
         if not output.quiet:
             say(f"nothing to do: {output.path} has a result for each of {len(jobs)} images")
         return
-    session.note_about(choice, quiet=output.quiet)
     try:
         _load_and_do(task, jobs, left, choice, output, sink)
     except KeyboardInterrupt:
@@ -74,6 +73,8 @@ def _load_and_do(
     opener = sink or _opener(task, jobs, choice, output)
     read = session.reader(choice)
     images = _read_or_told(jobs[0], read, opener) if len(jobs) == 1 else None
+    if not output.quiet:
+        session.tell(choice)
     with session.load_model(choice) as model:
         if images is not None and task.stream and _for_a_terminal(output):
             _streamed(task, model, images, output)

@@ -11,9 +11,24 @@ import typer
 if TYPE_CHECKING:
     from snugvl.hardware.machine import Machine
 
+
+def cards(incomplete: str) -> list[str]:
+    """Names of GPUs that can be described, for the shell."""
+    from snugvl.hardware.gpus import known
+
+    products = (model.product.removeprefix("NVIDIA ").replace(" ", "-") for model in known())
+    short = dict.fromkeys(name.lower().removeprefix("geforce-") for name in products)
+    return [name for name in ("none", *short) if name.startswith(incomplete.lower())]
+
+
 Gpu = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="NAME", help="Describe a machine: its GPU, such as rtx-5060, or none."),
+    typer.Option(
+        "--gpu",
+        metavar="NAME",
+        autocompletion=cards,
+        help="Describe a machine: its GPU, such as rtx-5060, or none.",
+    ),
 ]
 Os = Annotated[
     Literal["linux", "wsl2", "windows", "other"] | None,

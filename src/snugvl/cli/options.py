@@ -29,6 +29,27 @@ from snugvl.core.sampling import SamplingParams
 
 DEFAULT_MODEL = "pocket"
 
+
+def downloaded_models(incomplete: str) -> list[str]:
+    """Names of models on this machine that begin so, for the shell."""
+    from snugvl.checkpoint.cached import cached
+
+    return [name for name in ("pocket", *(each.name for each in cached())) if name.startswith(incomplete)]
+
+
+def known_models(incomplete: str) -> list[str]:
+    """The same with those of the catalogue, which can be planned and downloaded."""
+    from snugvl.checkpoint.catalogue import entries
+
+    known = dict.fromkeys(form.repo for entry in entries() for form in entry.forms)
+    known |= dict.fromkeys(downloaded_models(""))
+    return [name for name in known if name.lower().startswith(incomplete.lower())]
+
+
+DownloadedModel = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="As `snugvl list` shows it.", autocompletion=downloaded_models),
+]
 Images = Annotated[
     list[str],
     typer.Argument(
@@ -44,8 +65,9 @@ Model = Annotated[
         "-m",
         envvar="SNUGVL_MODEL",
         metavar="MODEL",
-        show_default=DEFAULT_MODEL,
-        help="Checkpoint: a folder or a Hub id; with --server, a name that it serves.",
+        autocompletion=downloaded_models,
+        help="A folder or a Hub id; with --server, a name that it serves. Without: what `snugvl serve` runs "
+        "on this machine, else the best that is downloaded and fits, else pocket.",
     ),
 ]
 Server = Annotated[
@@ -191,13 +213,16 @@ DEFAULTS = {each.name: each.default for each in fields(LoadOptions)}
 class ModelChoice:
     """Which model, and how to load it; or which server has it.
 
-    `model` is None where neither was said: pocket, or the first name that the server serves.
+    `model` is None where neither was said: `session.resolve` chooses, and `note` tells what. `pocket`: it is
+    the built-in one that answers, here or on the server.
     """
 
     model: str | None
     server: str | None = None
     api_key: str | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
+    pocket: bool = False
+    note: str | None = None
 
     def __post_init__(self) -> None:
         if self.load.backend == "native" and self.load.trust_remote_code:
@@ -272,9 +297,29 @@ GROUPS: dict[type, tuple[dict[str, Any], Callable[[dict[str, Any]], Any]]] = {
     Generation: (GENERATION, lambda values: Generation(**values)),
     OutputChoice: (OUTPUT, lambda values: OutputChoice(*values.values())),
 }
+CONTEXT = "invocation"  # of a command that takes none itself
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 PLAIN = {"model": None, "server": None, "api_key": None, "temperature": 0.0, "json": False, "resume": False,
          "quiet": False}  # fmt: skip
+
+
+def _without_file(values: dict[str, Any], context: typer.Context) -> None:
+    """Drop what the configuration says of loading where a server has loaded its model already."""
+    if not (values.get("server") or values.get("attach")):
+        return
+    for name in values.keys() & ({*LOAD, *SERVED} - {"max_pixels"}):
+        if _source(context, name) == "DEFAULT_MAP":
+            values[name] = DEFAULTS[name]
+    # A model that is said every time is none of the server's that is said now.
+    often = {"DEFAULT_MAP", "ENVIRONMENT"}
+    if _source(context, "model") in often and _source(context, "server") == "COMMANDLINE":
+        values["model"] = None
+
+
+def _source(context: typer.Context, name: str) -> str:
+    """Where an option's value came from: COMMANDLINE, ENVIRONMENT, DEFAULT_MAP or DEFAULT."""
+    source = context.get_parameter_source(name)
+    return source.name if source is not None else ""
 
 
 def grouped(*load: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -288,6 +333,7 @@ def grouped(*load: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..
         groups = {**GROUPS, LoadOptions: (load[0] if load else LOAD, lambda values: LoadOptions(**values))}
         spelled: list[inspect.Parameter] = []
         members: dict[str, type] = {}
+        its_context = next((name for name, kind in hints.items() if kind is typer.Context), CONTEXT)
         for name, parameter in inspect.signature(command).parameters.items():
             kind = hints[name]
             if kind not in groups:
@@ -300,11 +346,15 @@ def grouped(*load: dict[str, Any]) -> Callable[[Callable[..., Any]], Callable[..
 
         @functools.wraps(command)
         def run(**values: Any) -> Any:
+            context = values.pop(CONTEXT) if its_context == CONTEXT else values[its_context]
+            _without_file(values, context)
             for name, kind in members.items():
                 options, make = groups[kind]
                 values[name] = make({option: values.pop(option) for option in options})
             return command(**values)
 
+        if its_context == CONTEXT:
+            spelled.append(inspect.Parameter(CONTEXT, KEYWORD, annotation=typer.Context))
         run.__signature__ = inspect.Signature(spelled)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in spelled}
         return run

@@ -23,6 +23,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="[MODEL]",
+        autocompletion=options.known_models,
         help="A folder, a Hub id or pocket; without one the best of the catalogue is recommended.",
     ),
 ]

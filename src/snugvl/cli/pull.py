@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snugvl.cli.options import Quiet
+from snugvl.cli.options import Quiet, known_models
 from snugvl.cli.stderr import say
 from snugvl.cli.stdout import write
 from snugvl.errors import DoesNotFit
@@ -22,7 +22,14 @@ Fits = Callable[["ModelFacts"], str | None]
 
 
 def pull(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Hub id, as Qwen/Qwen3-VL-2B-Instruct-FP8.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Hub id, as Qwen/Qwen3-VL-2B-Instruct-FP8.",
+            autocompletion=known_models,
+        ),
+    ],
     revision: Annotated[
         str | None, typer.Option("--revision", metavar="REVISION", help="Branch, tag or commit.")
     ] = None,

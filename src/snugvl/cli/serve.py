@@ -58,6 +58,7 @@ def serve(
     max_body: server_options.MaxBody = 64,
     allow_local_media: server_options.AllowLocalMedia = None,
     allow_private_media: server_options.AllowPrivateMedia = False,
+    log_level: server_options.LogLevel = "info",
     log_prompts: server_options.LogPrompts = False,
     key_requests_per_minute: server_options.KeyRequestsPerMinute = None,
     key_concurrent: server_options.KeyConcurrent = None,
@@ -82,7 +83,7 @@ def serve(
     asked = replace(load, model=model or "")
     vllm = VllmOptions(vllm_command, attach, attach_api_key, not no_retry, sleep_after)
     serve_options.check(asked, vllm)
-    job = Serving(asked, vllm, settings, plan, quiet=quiet, started=started)
+    job = Serving(asked, vllm, settings, plan, quiet=quiet, log_level=log_level, started=started)
     code = job.run(command.obj)
     raise typer.Exit(code)
 
@@ -96,6 +97,7 @@ class Serving:
     settings: ServerSettings
     plan: Path | None = None
     quiet: bool = False
+    log_level: str = "info"
     started: float = 0.0
 
     def run(self, begun: Launched | None = None) -> int:
@@ -105,7 +107,8 @@ class Serving:
 
         with launch(self.load, self.vllm, begun) as launched:  # it imports torch while we import and plan
             seen = None if self.vllm.attach is not None else look()
-            from snugvl.cli.serve_show import Loading
+            from snugvl.cli.running import announced
+            from snugvl.cli.serve_show import Loading, base_url
             from snugvl.server.connection import address_of, listen
             from snugvl.server.run import run
 
@@ -113,10 +116,12 @@ class Serving:
             with listen(self.settings) as listener:
                 settings = replace(self.settings, port=address_of(listener)[1])
                 service, settings = self._service(settings, launched, seen)
-                _log(quiet=self.quiet)
+                _log("warning" if self.quiet and self.log_level == "info" else self.log_level)
                 loading = Loading(service, quiet=self.quiet, started=self.started)
+                url = base_url(settings.host, settings.port)
                 try:
-                    return run(service, settings, listener, loading)
+                    with announced(url, self.load.model, settings.names):
+                        return run(service, settings, listener, loading)
                 finally:
                     loading.close()
 
@@ -125,7 +130,7 @@ class Serving:
     ) -> tuple[EngineService, ServerSettings]:
         """The engine that was asked for or planned, announced; and the settings with the model's names."""
         from snugvl.cli.serve_engine import attached, engine_for
-        from snugvl.cli.serve_plan import plan_for
+        from snugvl.cli.serve_plan import check_installed, plan_for
         from snugvl.cli.serve_show import show_attached, show_banner, show_plan
 
         load, vllm = self.load, self.vllm
@@ -138,6 +143,7 @@ class Serving:
         planned = plan_for(load, vllm, seen, self.plan)
         serve_options.check_engine(load, vllm, planned.engine, planned.why)
         settings = replace(settings, names=settings.names or (_public_name(planned.name),))
+        check_installed(load, vllm)
         service = engine_for(planned, load, vllm, launched)
         if not self.quiet:
             show_plan(planned)
@@ -178,12 +184,12 @@ def _public_name(model: str) -> str:
     return folder.resolve().name if folder.is_dir() else model
 
 
-def _log(*, quiet: bool) -> None:
-    """Lines on standard error: requests, unless quiet."""
+def _log(level: str) -> None:
+    """Lines on standard error, of that level and above: requests are of info."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%dT%H:%M:%S"))
     ours = logging.getLogger("snugvl")
     ours.handlers, ours.propagate = [handler], False
-    ours.setLevel(logging.WARNING if quiet else logging.INFO)
+    ours.setLevel(level.upper())
     # What uvicorn has to say of a request, our own lines say; and a slow client is no error.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from snugvl.errors import CheckpointNotFound, RequestError, UnsupportedModel
+from snugvl.cli.serve_options import VllmOptions
+from snugvl.errors import CheckpointError, EngineError, RequestError, UnsupportedModel
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from snugvl.cli.serve_options import VllmOptions
     from snugvl.core.options import LoadOptions
     from snugvl.hardware.machine import Machine
     from snugvl.planner.plan import Choice, Plan
@@ -123,6 +123,30 @@ def _missing(load: LoadOptions, vllm: VllmOptions) -> dict[str, str]:
     return missing
 
 
+def check_installed(load: LoadOptions, vllm: VllmOptions) -> None:
+    """Refuse an engine that was asked for by name and is not installed, before anything is printed.
+
+    Raises:
+        EngineError: says how to install it.
+    """
+    if load.backend == "transformers":
+        missing = [name for name in ("transformers", "accelerate") if not find_spec(name)]
+        if missing:
+            raise EngineError(
+                f"--backend transformers needs {' and '.join(missing)}, and it is not installed: "
+                "pip install 'snugvl[transformers]'"
+            )
+    if load.backend != "vllm" or vllm.attach is not None:
+        return
+    if vllm.command and shutil.which(vllm.command[0]) is None:
+        raise EngineError(f"--vllm-command: there is no program {vllm.command[0]!r}; check its path")
+    if not (vllm.command or find_spec("vllm") or shutil.which("vllm")):
+        raise EngineError(
+            "--backend vllm needs vLLM, and it is not installed: pip install 'snugvl[vllm]', or name it with "
+            "--vllm-command"
+        )
+
+
 def _unplanned(load: LoadOptions, error: UnsupportedModel) -> Unplanned:
     if load.backend == "transformers":
         return Unplanned(load.model, "transformers", f"transformers, without a plan: {error}")
@@ -140,8 +164,27 @@ def _named(model: str) -> Candidate:
     return Candidate(facts_of(model, offline=True))
 
 
+def best_downloaded(load: LoadOptions) -> str:
+    """The best model of the catalogue that is on this machine and that runs in this process as asked.
+
+    Raises:
+        DoesNotFit: not even pocket does, as asked.
+    """
+    from snugvl.checkpoint.locate import POCKET
+    from snugvl.planner.solve import require, solve
+    from snugvl.planner.wishes import wishes_of
+
+    candidates = _downloaded()
+    if len(candidates) == 1:  # nothing but pocket
+        return POCKET
+    missing = _missing(load, VllmOptions()) | {"vllm": "it runs behind snugvl serve alone"}
+    machine = on_device(load.device, look().result())
+    return require(solve(candidates, machine, wishes_of(load, sees=True), missing)).option.model.name
+
+
 def _downloaded() -> list[Candidate]:
-    """Every form of the catalogue's ranked models that is complete on this machine; pocket always is."""
+    """Every form of the catalogue's ranked models that is complete on this machine; pocket always is. What
+    can't be read is left out: nobody named it."""
     from snugvl.checkpoint.catalogue import entries
     from snugvl.checkpoint.locate import locate
     from snugvl.checkpoint.read import facts_of
@@ -152,9 +195,10 @@ def _downloaded() -> list[Candidate]:
         for form in entry.forms if entry.quality_rank is not None and entry.sees else ():
             try:
                 locate(form.repo)
-            except CheckpointNotFound:
+                facts = facts_of(form.repo, offline=True)
+            except CheckpointError:
                 continue
-            found.append(Candidate(facts_of(form.repo, offline=True), -(entry.quality_rank or 0)))
+            found.append(Candidate(facts, -(entry.quality_rank or 0)))
     return found
 
 

@@ -6,7 +6,8 @@ import json
 import re
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from snugvl.cli.stderr import printable, say
 from snugvl.cli.stdout import write
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from snugvl.core.service import EngineService, Health
     from snugvl.server.settings import ServerSettings
 
+SAMPLE: Final = "sample-shapes.png"  # of the page
+QUESTION: Final = "How many blue squares are there?"  # two, which pocket knows as well
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is typed to reach it from here
 STAGE = re.compile(r" \([^()]*\)$")  # where a restart stands: the reason is said once
 
@@ -49,16 +52,19 @@ def show_plan(planned: Planned | Unplanned) -> None:
 
 def show_banner(planned: Planned | Unplanned, settings: ServerSettings) -> None:
     """Where it will be, and a first request to paste."""
+    from snugvl.cli.serve_plan import Planned
+
     names = ", ".join(settings.names)
     title = f"{planned.name}, served as {names}" if names != planned.name else names
-    _banner([("Model", title), ("Engine", _engine(planned)), *_room(planned)], settings)
+    sees = isinstance(planned, Planned) and planned.choice.settings.images > 0
+    _banner([("Model", title), ("Engine", _engine(planned)), *_room(planned)], settings, sees=sees)
 
 
 def show_attached(url: str, model: str | None, settings: ServerSettings) -> None:
     """The same for a vLLM that runs already."""
     title = f"{model}, as {url} serves it" if model else f"what {url} serves first"
     engine = f"vllm at {url}, which is neither started nor ended"
-    _banner([("Model", title), ("Engine", engine)], settings)
+    _banner([("Model", title), ("Engine", engine)], settings, sees=False)
 
 
 def _engine(planned: Planned | Unplanned) -> str:
@@ -80,27 +86,63 @@ def _room(planned: Planned | Unplanned) -> list[tuple[str, str]]:
     return [("Room", f"{chosen.context:,} tokens of {whole}{pixels}, by the plan")]
 
 
-def _banner(facts: list[tuple[str, str]], settings: ServerSettings) -> None:
+def _banner(facts: list[tuple[str, str]], settings: ServerSettings, *, sees: bool) -> None:
     base = base_url(settings.host, settings.port)
     facts += [
         ("API", f"{base}/v1 (OpenAI), {base} (Ollama, Anthropic)"),
         ("Page", f"{base}/"),
         ("Keys", _keys(settings)),
     ]
-    lines = [f"{label:<9}{value}" for label, value in facts]
-    write(printable("\n".join([*lines, "", curl_line(base, settings)]) + "\n\n"))
+    lines = [_wrapped(label, value) for label, value in facts]
+    first = [ask_line(base), curl_line(base, settings)] if sees else [chat_line(base, settings)]
+    write(printable("\n".join([*lines, "", "A first request:", *first]) + "\n\n"))
+
+
+def _wrapped(label: str, value: str) -> str:
+    """A fact of the banner, on as many lines as a narrow terminal needs; a pipe gets one."""
+    import shutil
+    import textwrap
+
+    if not sys.stdout.isatty():
+        return f"{label:<9}{value}"
+    width = max(shutil.get_terminal_size().columns, 40)
+    return textwrap.fill(
+        value, width, initial_indent=f"{label:<9}", subsequent_indent=" " * 9, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def ask_line(base: str) -> str:
+    """The same question by our own command line, of the file that the page shows as a sample."""
+    import shlex
+
+    from snugvl import server
+
+    picture = Path(server.__file__).parent / "page" / "static" / SAMPLE
+    return shlex.join(["snugvl", "ask", "--server", base, str(picture), QUESTION])
 
 
 def curl_line(base: str, settings: ServerSettings) -> str:
-    """A request that works as it stands, in any POSIX shell."""
+    """A question about a sample picture of the page that works as it stands, in any POSIX shell. The page
+    needs no key."""
+    import shlex
+
+    get = shlex.join(["curl", "-s", f"{base}/page/{SAMPLE}"])
+    ask = shlex.join(["curl", f"{base}/v1/vision/ask", "-F", "image=@-", "-F", f"question={QUESTION}"])
+    return f"{get} | {ask}{_key(settings)}"
+
+
+def _key(settings: ServerSettings) -> str:
+    return ' -H "Authorization: Bearer $SNUGVL_API_KEY"' if settings.api_keys else ""
+
+
+def chat_line(base: str, settings: ServerSettings) -> str:
+    """A request without a picture, for a model that takes none."""
     import shlex
 
     body = {"model": settings.names[0], "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40}
     words = ["curl", f"{base}/v1/chat/completions", "-H", "Content-Type: application/json"]
-    line = shlex.join(words)
-    if settings.api_keys:
-        line += ' -H "Authorization: Bearer $SNUGVL_API_KEY"'
-    return f"{line} -d {shlex.quote(json.dumps(body))}"
+    return f"{shlex.join(words)}{_key(settings)} -d {shlex.quote(json.dumps(body))}"
 
 
 def _keys(settings: ServerSettings) -> str:

@@ -1,15 +1,18 @@
 """The options of `snugvl serve` that are about the server, whatever runs behind it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+
+from snugvl.cli.options import downloaded_models
 
 Model = Annotated[
     str | None,
     typer.Argument(
         metavar="[MODEL]",
         envvar="SNUGVL_MODEL",
+        autocompletion=downloaded_models,
         help="A folder, a Hub id or pocket; without one the best that is downloaded and fits.",
     ),
 ]
@@ -20,7 +23,7 @@ Names = Annotated[
 Keys = Annotated[
     list[str] | None,
     typer.Option(
-        "--api-key", metavar="KEY", help="A key that opens the door; repeatable. Also SNUGVL_API_KEY."
+        "--api-key", metavar="KEY", help="A key that requests may use; repeatable. Also SNUGVL_API_KEY."
     ),
 ]
 KeyFile = Annotated[
@@ -29,7 +32,7 @@ KeyFile = Annotated[
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")]
 NoAuth = Annotated[
-    bool, typer.Option("--no-auth", help="Let everybody in who reaches an address beyond this machine.")
+    bool, typer.Option("--no-auth", help="Ask nobody for a key, also on addresses that other machines reach.")
 ]
 MaxConcurrent = Annotated[
     int,
@@ -46,6 +49,10 @@ AllowLocalMedia = Annotated[
 ]
 AllowPrivateMedia = Annotated[
     bool, typer.Option("--allow-private-media", help="Let picture URLs point to private addresses.")
+]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    typer.Option("--log-level", help="debug shows polls of /health, /memory and /metrics, too."),
 ]
 LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log what people ask and what they get.")]
 KeyRequestsPerMinute = Annotated[

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from snugvl.cli import pocket
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice
 from snugvl.cli.sources import STDIN
 from snugvl.cli.stderr import say
 from snugvl.cli.task import Job
+from snugvl.core.options import LoadOptions
 from snugvl.errors import EngineUnavailable
 
 if TYPE_CHECKING:
@@ -18,29 +20,76 @@ if TYPE_CHECKING:
     from snugvl.client.pictures import ImageSource
     from snugvl.model import Model
 
-POCKET_NOTE = (
-    "pocket, the built-in model, knows drawn shapes, pictograms and words, not photographs; "
-    "for those: --model FOLDER_OR_ID, such as Qwen/Qwen3-VL-2B-Instruct"
-)
 
+def resolve(choice: ModelChoice, task: str | None) -> ModelChoice:
+    """The choice with the model's name. Where neither model nor server was said: the server of ours that runs
+    on this machine, else the best model that is downloaded and fits, else pocket.
 
-def resolve(choice: ModelChoice) -> ModelChoice:
-    """The choice with the model's name, which a server has to be asked for.
+    Args:
+        task: what the model must be able to do, as `/v1/models` names it; None: to talk.
 
     Raises:
-        SnugvlError: the server can't be reached or refuses.
+        SnugvlError: the server can't be reached or refuses; nothing fits.
     """
-    if choice.model is not None:
-        return choice
-    if choice.server is None:
-        return replace(choice, model=DEFAULT_MODEL)
-    from snugvl.client import Client
+    if choice.server is not None and choice.model is None:
+        choice = _first_of(choice)
+    elif choice.model is None:
+        choice = _running(choice, task) or _best_here(choice)
+    return replace(choice, pocket=True) if choice.model == DEFAULT_MODEL else choice
 
+
+def tell(choice: ModelChoice) -> None:
+    """Say which model answers where nobody named it, and what pocket is for."""
+    if choice.note is not None:
+        say(choice.note)
+    if choice.pocket:
+        say(pocket.NOTE)
+
+
+def _first_of(choice: ModelChoice) -> ModelChoice:
+    """The server that was named, and the first name that it serves."""
+    from snugvl.client import Client
+    from snugvl.client.answers import model_names, understood
+
+    assert choice.server is not None
     with Client(choice.server, api_key=choice.api_key) as client:
-        names = client.models()
+        answer = client.get("/v1/models")
+    names = understood(model_names, answer)
     if not names:
         raise EngineUnavailable(f"{choice.server} serves no model; name one with --model")
-    return replace(choice, model=names[0])
+    return replace(choice, model=names[0], pocket=answer["data"][0].get("root") == DEFAULT_MODEL)
+
+
+def _running(choice: ModelChoice, task: str | None) -> ModelChoice | None:
+    """A server of this user that is ready for the task now. One can't be told how to load its model."""
+    asked = choice.load.said()
+    pixels = asked.pop("max_pixels", None)
+    if asked.keys() - {"purpose"}:  # detect says that by itself
+        return None
+    from snugvl.cli import running
+
+    for server in running.running():
+        answer = running.ask(server, "/v1/models", choice.api_key)
+        cards = answer.get("data") if isinstance(answer, dict) else None
+        card = cards[0] if isinstance(cards, list) and cards else None
+        if not isinstance(card, dict) or not card.get("root"):  # it is loading still
+            continue
+        if task is not None and task not in (card.get("tasks") or ()):
+            continue
+        name = str(card["id"])
+        note = f"{name} answers, which runs at {server.url} (snugvl serve, process {server.pid})"
+        load = LoadOptions(max_pixels=pixels)
+        return ModelChoice(name, server.url, choice.api_key, load, card.get("root") == DEFAULT_MODEL, note)
+    return None
+
+
+def _best_here(choice: ModelChoice) -> ModelChoice:
+    """The best model of the catalogue that is downloaded and fits this machine; pocket always is there."""
+    from snugvl.cli.serve_plan import best_downloaded
+
+    name = best_downloaded(choice.load)
+    note = None if name == DEFAULT_MODEL else f"{name} answers: it is the best that is downloaded and fits"
+    return replace(choice, model=name, note=note)
 
 
 def load_model(choice: ModelChoice) -> Model | Client:
@@ -55,15 +104,19 @@ def load_model(choice: ModelChoice) -> Model | Client:
 
 
 def reader(choice: ModelChoice) -> Callable[[Job], list[ImageSource]]:
-    """How the pictures of a job are read: decoded for a model here, as they are for a server."""
-    return _uploads if choice.server is not None else _decoded
+    """How the pictures of a job are read: decoded for a model here, as they are for a server. Pocket is shown
+    no photographs."""
+    read = _uploads if choice.server is not None else _decoded
+    return (lambda job: _drawn(job, read(job))) if choice.pocket else read
 
 
-def note_about(choice: ModelChoice, *, quiet: bool) -> None:
-    """Tell a person at a terminal what the default model is for."""
-    local = choice.server is None
-    if local and choice.model == DEFAULT_MODEL and not quiet and sys.stderr.isatty():
-        say(POCKET_NOTE)
+def _drawn(job: Job, images: list[ImageSource]) -> list[ImageSource]:
+    from snugvl.model import decode
+
+    for name, image in zip(job.names, images, strict=True):
+        if not isinstance(image, str):  # a URL is fetched by the server
+            pocket.refuse_photograph(decode(image), "standard input" if name == STDIN else name)
+    return images
 
 
 def _decoded(job: Job) -> list[ImageSource]:

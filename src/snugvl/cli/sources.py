@@ -17,7 +17,22 @@ from snugvl.errors import InputError
 
 STDIN: Final = "-"
 SUFFIXES: Final = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".mpo")
+    (
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".tif",
+        ".tiff",
+        ".avif",
+        ".heic",
+        ".heif",
+        ".mpo",
+    )
 )
 
 

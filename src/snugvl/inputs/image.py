@@ -37,6 +37,13 @@ try:
 except ImportError:  # Pillow before 11.3
     AvifImagePlugin = None  # type: ignore[assignment]
 
+try:
+    import pillow_heif  # type: ignore[import-not-found, import-untyped, unused-ignore]
+except ImportError:  # the extra snugvl[heic]
+    pass
+else:
+    pillow_heif.register_heif_opener(thumbnails=False)
+
 _PLUGINS = (
     JpegImagePlugin,
     PngImagePlugin,
@@ -48,7 +55,8 @@ _PLUGINS = (
 )
 _NAMES = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 # A plugin whose C library is missing registers nothing. Pillow's JPEG plugin also opens MPO.
-FORMATS = tuple(name for name, plugin in zip(_NAMES, _PLUGINS, strict=True) if plugin and name in Image.OPEN)
+_OPENED = [name for name, plugin in zip(_NAMES, _PLUGINS, strict=True) if plugin and name in Image.OPEN]
+FORMATS = (*_OPENED, *(name for name in ("HEIF",) if name in Image.OPEN))
 
 # Without a handler of the program's own, Python prints Pillow's log of a damaged TIFF on stderr.
 logging.getLogger("PIL").addHandler(logging.NullHandler())
@@ -95,12 +103,17 @@ _PICTURES: tuple[tuple[bytes, str], ...] = (
     (b"MM\x00*", "TIFF"),
 )
 
+_HEIF = (
+    "a damaged HEIC photo; copy or download it again"
+    if "HEIF" in FORMATS
+    else "a HEIC photo; convert it to JPEG, or have it read: pip install 'snugvl[heic]'"
+)
 _ISO_MEDIA = {
     b"avif": "an AVIF picture, damaged or too new for this Pillow; convert it to PNG first",
     b"avis": "an animated AVIF picture; extract a frame first",
-    b"heic": "a HEIC photo; convert it to JPEG first (for example with `heif-convert`)",
-    b"heix": "a HEIC photo; convert it to JPEG first (for example with `heif-convert`)",
-    b"mif1": "a HEIF photo; convert it to JPEG first (for example with `heif-convert`)",
+    b"heic": _HEIF,
+    b"heix": _HEIF,
+    b"mif1": _HEIF,
 }
 
 # Filters of the warnings module are process-wide: two threads inside `catch_warnings` at once could restore

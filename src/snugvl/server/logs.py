@@ -20,6 +20,7 @@ from snugvl.server.streaming import SlowClient
 
 CLIENT_LEFT = 499
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+POLLED = {"/health", "/health/live", "/health/ready", "/memory", "/metrics"}  # the page asks twice a second
 LINGER_S = 2.0  # how long the rest of a refused body is read and dropped, so that its answer arrives
 
 access = logging.getLogger("snugvl.access")
@@ -81,7 +82,9 @@ class Logs:
                 f" prompt={used.prompt_tokens} generated={used.completion_tokens} image={used.image_tokens}"
             )
         left = " left" if record.left else ""
-        access.info(
+        polled = path in POLLED and method == "GET" and record.error is None and record.status == 200
+        access.log(
+            logging.DEBUG if polled else logging.INFO,
             "%s %s %s %.1f ms id=%s key=%s%s code=%s%s",
             *(method, path, record.status, record.seconds * 1000, record.id, record.key, tokens, code, left),
         )

@@ -46,13 +46,13 @@ def test_room_is_taken_before_a_picture_is_decoded(monkeypatch: pytest.MonkeyPat
     intake, most, alive = intake_of(2), 0, 0
     decode = Decoders.picture
 
-    async def watched(self: Decoders, *args: Any) -> Any:
+    async def watched(self: Decoders, *args: Any, **rest: Any) -> Any:
         nonlocal most, alive
         alive += 1
         most = max(most, alive)
         assert intake._live.used >= alive * BYTES
         try:
-            return await decode(self, *args)
+            return await decode(self, *args, **rest)
         finally:
             alive -= 1
 

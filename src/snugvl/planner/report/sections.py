@@ -118,8 +118,8 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
     parts = "prompt, images and answer" if settings.images else "prompt and answer"
     context = f"{settings.context:,} tokens for {parts}, {settings.kv_name} cache"
     if settings.engine == "native" and settings.kv_tokens > settings.context:
-        at_once = f", {settings.sequences} requests at once" if settings.sequences > 1 else ""
-        context += f"; room for {settings.kv_tokens:,} in all{at_once}"
+        at_once = f", for up to {settings.sequences} requests at once" if settings.sequences > 1 else ""
+        context += f"; the cache holds {settings.kv_tokens:,}{at_once}"
     facts.append(("context", context))
     if settings.images and model.facts.vision is not None:
         size = f", up to {megapixels(settings.max_pixels)}" if scales(model) and settings.max_pixels else ""
@@ -191,7 +191,7 @@ def _weights(choice: Choice) -> str:
     if choice.settings.head != "bf16":
         tower = ", and the vision tower," if choice.settings.vision_weights != "bf16" else ""
         return (
-            f"{weights}: embedding and lm_head{tower} in {choice.settings.head} make room for what is below"
+            f"{weights}: embedding and lm_head{tower} in {choice.settings.head}, so that what is below fits"
         )
     if stored != weights and stored == "fp8":
         return f"{weights}: this engine turns the FP8 file into {weights} while loading"

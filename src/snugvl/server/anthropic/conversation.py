@@ -162,9 +162,10 @@ async def _content(context: Context, block: Block, field: str) -> tuple[Part, ..
         case TextBlock(text=text):
             return _text(text)
         case ImageBlock(source=Base64Source(media_type=kind, data=data)):
-            return (await context.intake.picture(f"data:{kind};base64,{data}", field=f"{field}.source.data"),)
+            name = f"{field}.source.data"
+            return (await context.intake.picture(f"data:{kind};base64,{data}", field=name, video=False),)
         case ImageBlock(source=UrlSource(url=url)):
-            return (await context.intake.picture(url, field=f"{field}.source.url"),)
+            return (await context.intake.picture(url, field=f"{field}.source.url", video=False),)
         case ToolResultBlock():
             return await _result(context, block, field)
         case _:

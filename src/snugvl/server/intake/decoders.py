@@ -81,14 +81,21 @@ class Decoders:
         return pixels if pixels <= limits.max_pixels else 0
 
     async def picture(
-        self, data: bytes, limits: ImageLimits, decode_s: float, name: str, max_pixels: int | None = None
-    ) -> Picture:
-        """Decode a picture. `max_pixels`: of which its head has spoken.
+        self, data: bytes, limits: ImageLimits, decode_s: float, name: str, max_pixels: int | None = None,
+        *, video: bool = True,
+    ) -> Picture:  # fmt: skip
+        """Decode a picture. `max_pixels`: of which its head has spoken; `video`: it could be sent as one.
 
         Raises:
             ImageError, ImageTooLarge: it can't be.
         """
-        job = {"kind": "picture", "name": name, "limits": asdict(limits), "decode_s": decode_s}
+        job = {
+            "kind": "picture",
+            "name": name,
+            "limits": asdict(limits),
+            "decode_s": decode_s,
+            "video": video,
+        }
         most = limits.max_pixels if max_pixels is None else max_pixels
         pictures, _ = await self._run(self._decode, job, data, most, 1)
         return pictures[0]

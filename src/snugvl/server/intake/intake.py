@@ -91,12 +91,15 @@ class Intake:
         """Start a decoder now, so that the first picture doesn't wait for it. Optional."""
         await self._pictures.warm()
 
-    async def picture(self, url: str, *, detail: str | None = "auto", field: str) -> Picture:
+    async def picture(
+        self, url: str, *, detail: str | None = "auto", field: str, video: bool = True
+    ) -> Picture:
         """The picture behind a data URL or a public http(s) URL.
 
         Args:
             detail: "low" scales it down to 512×512 pixels' worth; "auto" and "high" leave it to the model.
             field: of the request, for errors ("messages[0].content[1].image_url.url").
+            video: whether the request could have a video instead, for errors.
 
         Raises:
             RequestError: not a URL we fetch; `detail` unknown.
@@ -106,17 +109,19 @@ class Intake:
         self.before(field)
         max_pixels = _pixels_of(detail, field)
         self._check_encoded()
-        name = f"the image at {field}"
+        name = _called("image", field)
         with _blame(field):
             data = await self._bytes(url, self._settings.image.max_bytes, _IMAGES, name, field)
-            return await self._picture(data, max_pixels, name)
+            return await self._picture(data, max_pixels, name, video)
 
-    async def picture_bytes(self, data: bytes, *, detail: str | None = "auto", field: str) -> Picture:
+    async def picture_bytes(
+        self, data: bytes, *, detail: str | None = "auto", field: str, video: bool = True
+    ) -> Picture:
         """The same for a file's bytes (a multipart upload)."""
         self.before(field)
         max_pixels = _pixels_of(detail, field)
         with _blame(field):
-            return await self._picture(data, max_pixels, f"the image at {field}")
+            return await self._picture(data, max_pixels, _called("image", field), video)
 
     async def video(self, url: str | list[str], *, fps: float | None = None, field: str) -> Video:
         """A video: a URL of a video file or of an animation, or a list of URLs of its frames.
@@ -131,7 +136,7 @@ class Intake:
         self.before(field)
         _check_fps(fps, field)
         self._check_encoded()
-        name = f"the video at {field}"
+        name = _called("video", field)
         with _blame(field):
             if not isinstance(url, str):
                 return await self._list_of_frames(url, fps, field)
@@ -143,7 +148,7 @@ class Intake:
         self.before(field)
         _check_fps(fps, field)
         with _blame(field):
-            return await self._video(data, fps, f"the video at {field}")
+            return await self._video(data, fps, _called("video", field))
 
     async def close(self) -> None:
         """Stop the workers. Safe to call twice."""
@@ -159,7 +164,7 @@ class Intake:
             return await asyncio.to_thread(read_file_url, url, self._folder, max_bytes, name, field)
         return await self._fetcher.fetch(url, accept=accept, max_bytes=max_bytes, name=name, field=field)
 
-    async def _picture(self, data: bytes, max_pixels: int | None, name: str) -> Picture:
+    async def _picture(self, data: bytes, max_pixels: int | None, name: str, video: bool) -> Picture:
         settings = self._settings
         _check_bytes(data, settings.image.max_bytes, name)
         with self._count_file(data):
@@ -170,7 +175,9 @@ class Intake:
                 self._at_work.reserve(pixels),
             ):
                 picture, file = await asyncio.gather(
-                    self._pictures.picture(data, settings.image, settings.decode_s, name, pixels),
+                    self._pictures.picture(
+                        data, settings.image, settings.decode_s, name, pixels, video=video
+                    ),
                     asyncio.to_thread(_hash, data),
                 )
                 if _SIZES.get():
@@ -235,6 +242,11 @@ def _blame(field: str) -> Iterator[None]:
 
 def _anywhere(_: Address) -> bool:
     return True
+
+
+def _called(kind: str, field: str) -> str:
+    """How errors call a picture or video: by its field, unless the field is called the same."""
+    return f"the {kind}" if field == kind else f"the {kind} at {field}"
 
 
 def _pixels_of(detail: str | None, field: str) -> int | None:

@@ -123,7 +123,7 @@ def _picture(job: dict[str, Any], data: bytes) -> Frames:
         limits=ImageLimits(**job["limits"]),
         name=job["name"],
         quote=False,
-        animated="extract one frame as PNG, or send it as a video",
+        animated="extract one frame as PNG" + (", or send it as a video" if job["video"] else " first"),
     )
     return Frames([image], [0.0])
 

@@ -149,4 +149,4 @@ async def _pictures(context: Context, images: list[str] | None, field: str) -> l
 async def _picture(context: Context, image: str, field: str) -> Picture:
     if ":" in image[:16]:
         raise RequestError(f"{field} is a URL; send the picture itself, in base64", field=field)
-    return await context.intake.picture(f"data:;base64,{image}", field=field)
+    return await context.intake.picture(f"data:;base64,{image}", field=field, video=False)

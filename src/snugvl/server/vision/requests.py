@@ -190,8 +190,8 @@ class Received(Generic[OptionsT]):
 
     async def _decode(self, source: PictureSource) -> Picture:
         if isinstance(source.value, bytes):
-            return await self.context.intake.picture_bytes(source.value, field=source.field)
-        return await self.context.intake.picture(source.value, field=source.field)
+            return await self.context.intake.picture_bytes(source.value, field=source.field, video=False)
+        return await self.context.intake.picture(source.value, field=source.field, video=False)
 
 
 @dataclass(frozen=True, slots=True)

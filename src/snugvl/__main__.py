@@ -1,0 +1,5 @@
+"""`python -m snugvl` is `snugvl`."""
+
+from snugvl.cli.entry import main
+
+main()

@@ -1,0 +1,247 @@
+"""`snugvl config`, and the TOML file with what is said every time.
+
+    # $XDG_CONFIG_HOME/snugvl/config.toml
+    model = "Qwen/Qwen3-VL-4B-Instruct-FP8"    # for every command that has the option
+    [serve]                                    # for one command
+    port = 8080
+
+Keys are names of options without their dashes. The command line comes first, then the environment, then this
+file. A key that is none, or a value of the wrong kind, is refused by line and key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from snugvl.cli.stderr import plainly, printable, say
+from snugvl.cli.stdout import write
+from snugvl.errors import InputError
+
+MAX_BYTES: Final = 2**20
+NEVER: Final = {"help", "version", "install-completion", "show-completion", "yes", "force"}
+# `model` is an option of tasks, but an argument of these; `plan` and `pull` mean another one each time.
+MODEL_ARGUMENT: Final = ("serve",)
+_TABLE: Final = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
+_KEY: Final = re.compile(r"\s*([\w-]+)\s*=")
+
+app = typer.Typer(help="Keep what is said every time: model, memory, port and other options, in a TOML file.")
+Key = Annotated[str, typer.Argument(metavar="KEY", help="An option, as memory; of one command, serve.port.")]
+
+
+def path() -> Path:
+    """Where the file is: below `$XDG_CONFIG_HOME`, `%APPDATA%` on Windows, else below `~/.config`."""
+    chosen = os.environ.get("XDG_CONFIG_HOME") or (os.environ.get("APPDATA") if os.name == "nt" else None)
+    return Path(chosen or "~/.config").expanduser() / "snugvl" / "config.toml"
+
+
+def defaults(context: typer.Context) -> dict[str, Any] | None:
+    """The file as values of each command's parameters, or None without a file.
+
+    Raises:
+        InputError: a line can't be read, a key is no option, or a value is of the wrong kind.
+    """
+    text = _text()
+    if text is None:
+        return None
+    return {command: values for command, values in _checked(text, context).items() if values}
+
+
+@app.command("path")
+def show_path() -> None:
+    """Print where the file is, or would be."""
+    write(f"{path()}\n")
+
+
+@app.command("show")
+def show() -> None:
+    """Print the file. Keys of servers are shown, too."""
+    text = _text()
+    if text is None:
+        say(f"{path()} doesn't exist yet; write to it with: snugvl config set KEY VALUE")
+        return
+    write(printable(text if text.endswith("\n") or not text else text + "\n"))
+
+
+@app.command("get")
+def get(key: Key) -> None:
+    """Print the value of a key."""
+    table, name = _split(key)
+    values = _parsed(_text() or "")
+    found = (values.get(table, {}) if table else values).get(name)
+    if found is None or isinstance(found, dict):
+        raise InputError(f"{key} is not set in {path()}")
+    write(printable(str(found).lower() if isinstance(found, bool) else str(found)) + "\n")
+
+
+@app.command("set")
+def set_(
+    context: typer.Context,
+    key: Key,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="Text, a number, true or false.")],
+) -> None:
+    """Set a key."""
+    table, name = _split(key)
+    _write(_with(_text() or "", table, name, _toml(value)), context)
+
+
+@app.command("unset")
+def unset(context: typer.Context, key: Key) -> None:
+    """Remove a key."""
+    table, name = _split(key)
+    text = _text() or ""
+    number = _lines(text).get((table, name))
+    if number is None:
+        raise InputError(f"{key} is not set in {path()}")
+    lines = text.splitlines(keepends=True)
+    del lines[number - 1]
+    _write("".join(lines), context)
+
+
+def _split(key: str) -> tuple[str, str]:
+    """The table, empty for all commands, and the name of a key."""
+    table, _, name = key.rpartition(".")
+    if not re.fullmatch(r"[\w-]+", name) or (table and not re.fullmatch(r"[\w-]+", table)):
+        raise InputError(f"{key!r} is no key; give an option as memory, or of one command as serve.port")
+    return table, name
+
+
+def _text() -> str | None:
+    file = path()
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise InputError(f"{file} has more than {MAX_BYTES:,} bytes; it would be a few lines")
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError:
+        raise InputError(f"{file} is no UTF-8 text; write it anew, or remove it") from None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path()}: {error}; correct that line, or remove it") from None
+
+
+def _lines(text: str) -> dict[tuple[str, str], int]:
+    """Line numbers, from 1, by table and key."""
+    found, table = {}, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := _TABLE.match(line):
+            table = match[1]
+            found[table, ""] = number
+        elif match := _KEY.match(line):
+            found[table, match[1]] = number
+    return found
+
+
+def _checked(text: str, context: typer.Context) -> dict[str, dict[str, Any]]:
+    """The values by command and parameter."""
+    commands = {name: _options(name, command) for name, command in _commands(context)}
+    lines = _lines(text)
+    given: dict[str, dict[str, Any]] = {name: {} for name in commands}
+
+    def where(table: str, key: str) -> str:
+        return f"{path()}, line {lines.get((table, key), '?')}"
+
+    for key, value in _parsed(text).items():
+        if isinstance(value, dict):
+            if key not in commands:
+                raise InputError(f"{where(key, '')}: [{key}] is no command of snugvl; remove it")
+            for name, inner in value.items():
+                if name not in commands[key]:
+                    raise InputError(f"{where(key, name)}: {name} is no option of snugvl {key}; remove it")
+                parameter = commands[key][name]
+                given[key][parameter.name] = _value(context, parameter, inner, f"{where(key, name)}: {name}")
+            continue
+        having = [command for command, known in commands.items() if key in known]
+        if not having:
+            raise InputError(f"{where('', key)}: {key} is no option of any command; remove it")
+        for command in having:
+            parameter = commands[command][key]
+            checked = _value(context, parameter, value, f"{where('', key)}: {key}")
+            given[command].setdefault(parameter.name, checked)
+    return given
+
+
+def _commands(context: typer.Context) -> Iterator[tuple[str, Any]]:
+    """Every command of the program but this one."""
+    root: Any = context.find_root().command
+    for name in root.list_commands(context):
+        if name != "config":
+            yield name, root.get_command(context, name)
+
+
+def _options(name: str, command: Any) -> dict[str, Any]:
+    """A command's parameters by the names of their options."""
+    found = {}
+    for parameter in command.params:
+        for option in parameter.opts:
+            key = option.removeprefix("--")
+            if (option.startswith("--") and key not in NEVER) or (name in MODEL_ARGUMENT and key == "model"):
+                found[key] = parameter
+    return found
+
+
+def _value(context: typer.Context, parameter: Any, value: Any, where: str) -> Any:
+    """A value as the option takes it."""
+    if getattr(parameter, "is_flag", False) != isinstance(value, bool):
+        wanted = "true or false" if getattr(parameter, "is_flag", False) else "text or a number"
+        raise InputError(f"{where} is {value!r}; it would be {wanted}")
+    several = parameter.multiple if hasattr(parameter, "multiple") else False
+    values = value if isinstance(value, list) else [value]
+    if (isinstance(value, list) and not several) or not all(isinstance(v, str | int | float) for v in values):
+        raise InputError(f"{where} is {value!r}; it would be one text or number")
+    value = [str(each) for each in values] if several else value if isinstance(value, bool) else str(value)
+    try:
+        parameter.process_value(context, value)
+    except typer.BadParameter as error:
+        raise InputError(f"{where} is {value!r}: {plainly(error.message)}") from None
+    return value
+
+
+def _toml(value: str) -> str:
+    """`value` as TOML: a number or truth as it is, anything else as a string."""
+    import json
+
+    if re.fullmatch(r"true|false|[+-]?\d+(\.\d+)?", value):
+        return value
+    if not value.isprintable():
+        raise InputError(f"{value!r} has characters that can't be printed; leave them out")
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _with(text: str, table: str, name: str, value: str) -> str:
+    """The text with one key more, or another value of it; comments stay."""
+    lines = [line + "\n" for line in text.splitlines()]
+    numbers, line = _lines(text), f"{name} = {value}\n"
+    if (table, name) in numbers:
+        lines[numbers[table, name] - 1] = line
+    elif table:
+        if (table, "") not in numbers:
+            return "".join([*lines, f"[{table}]\n", line])
+        lines.insert(numbers[table, ""], line)
+    else:
+        first = min((number for (_, key), number in numbers.items() if not key), default=len(lines) + 1)
+        lines.insert(first - 1, line)
+    return "".join(lines)
+
+
+def _write(text: str, context: typer.Context) -> None:
+    """Keep a text that is right; it may hold API keys, so others don't read it."""
+    _checked(text, context)
+    file = path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    draft.touch(mode=0o600)
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(file)

@@ -1,0 +1,158 @@
+"""`snugvl config` and its file: what it takes, what it refuses, and what comes first."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from snugvl.backends.process.supervised import SupervisedEngine  # before `served` replaces what it imports
+from snugvl.cli import config, options, session
+from snugvl.cli.app import run
+from tests.cli.conftest import Ran, Served
+from tests.tasks.fake import FakeBackend
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(autouse=True)
+def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "snugvl" / "config.toml"
+
+
+def written(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch, backend: FakeBackend) -> list[options.ModelChoice]:
+    """What would have been loaded."""
+    from snugvl.model import Model
+
+    found: list[options.ModelChoice] = []
+
+    def load(choice: options.ModelChoice) -> Model:
+        found.append(choice)
+        backend.reopen()
+        return Model(backend)
+
+    monkeypatch.setattr(session, "load_model", load)
+    return found
+
+
+def test_set_get_unset_path_show(snugvl: Run, file: Path) -> None:
+    assert snugvl("config", "path").out == f"{file}\n"
+    assert "doesn't exist yet" in snugvl("config", "show").err
+    for key, value in (("model", "Qwen/a"), ("serve.port", "9000"), ("memory", "4GiB"), ("quiet", "true")):
+        assert snugvl("config", "set", key, value) == Ran(0, "", "")
+    assert file.read_text() == 'model = "Qwen/a"\nmemory = "4GiB"\nquiet = true\n[serve]\nport = 9000\n'
+    assert file.stat().st_mode & 0o077 == 0
+    assert snugvl("config", "show").out == file.read_text()
+    assert snugvl("config", "get", "serve.port").out == "9000\n"
+    assert snugvl("config", "get", "quiet").out == "true\n"
+    assert snugvl("config", "unset", "memory").code == 0
+    assert snugvl("config", "get", "memory").code == 3
+    assert snugvl("config", "unset", "memory").code == 3
+
+
+def test_comments_stay(snugvl: Run, file: Path) -> None:
+    written(file, '# mine\nmodel = "a/b"  # old\n\n[serve] # server\n# its port\nport = 1\n')
+    assert snugvl("config", "set", "serve.port", "2").code == 0
+    assert snugvl("config", "set", "model", "c/d").code == 0
+    assert file.read_text() == '# mine\nmodel = "c/d"\n\n[serve] # server\n# its port\nport = 2\n'
+
+
+def test_the_command_line_comes_first_then_the_environment_then_the_file(
+    snugvl: Run,
+    file: Path,
+    pictures: Path,
+    chosen: list[options.ModelChoice],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written(file, 'model = "from/file"\nmemory = "2GiB"\n[ask]\nmemory = "3GiB"\n')
+    picture = pictures / "a.png"
+    assert snugvl("caption", picture).code == snugvl("ask", picture, "What?").code == 0
+    monkeypatch.setenv("SNUGVL_MODEL", "from/environment")
+    snugvl("caption", picture)
+    snugvl("caption", picture, "-m", "from/line", "--memory", "1GiB")
+    assert [(each.name, each.load.memory) for each in chosen] == [
+        ("from/file", "2GiB"), ("from/file", "3GiB"), ("from/environment", "2GiB"), ("from/line", "1GiB"),
+    ]  # fmt: skip
+
+
+def test_serve_takes_its_model_and_port(served: Served, file: Path) -> None:
+    written(file, 'model = "pocket"\nquiet = true\n[serve]\nport = 0\nserved-model-name = ["a", "b"]\n')
+    assert run(["serve"]) == 0
+    assert served.settings[0].names == ("a", "b")
+    assert isinstance(served.services[0], SupervisedEngine)
+
+
+def test_what_the_file_says_of_loading_is_none_of_a_servers(
+    snugvl: Run,
+    file: Path,
+    pictures: Path,
+    chosen: list[options.ModelChoice],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written(file, 'model = "from/file"\nmemory = "2GiB"\n')
+    monkeypatch.setattr(session, "_first_of", lambda choice: options.ModelChoice("theirs", choice.server))
+    assert snugvl("caption", pictures / "a.png", "--server", "http://127.0.0.1:9").code == 0
+    assert (chosen[0].name, chosen[0].load.memory) == ("theirs", None)
+    ran = snugvl("caption", pictures / "a.png", "--server", "http://127.0.0.1:9", "--memory", "2GiB")
+    assert (ran.code, "--memory can't be chosen" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("colour = 3\n", "line 1: colour is no option of any command"),
+        ("\n[serve]\nspeed = 3\n", "line 3: speed is no option of snugvl serve"),
+        ("[fly]\nport = 3\n", "line 1: [fly] is no command"),
+        ('[serve]\nport = "many"\n', "line 2: port is 'many': it must be a whole number"),
+        ("port = 99999\n", "it must be at most 65535"),
+        ('dtype = "int3"\n', "line 1: dtype is 'int3': 'int3' is not one of 'auto'"),
+        ("quiet = 1\n", "line 1: quiet is 1; it would be true or false"),
+        ("memory = true\n", "line 1: memory is True; it would be text or a number"),
+        ("memory = [1]\n", "it would be one text or number"),
+        ("memory = = 3\n", "at line 1, column 10"),
+        ("help = true\n", "help is no option"),
+    ],
+)
+def test_a_bad_file_is_refused_by_line_and_key(
+    snugvl: Run, file: Path, pictures: Path, backend: FakeBackend, text: str, said: str
+) -> None:
+    written(file, text)
+    ran = snugvl("caption", pictures / "a.png")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (3, "", 1)
+    assert str(file) in ran.err
+    assert said in ran.err
+    assert "Value error" not in ran.err
+    assert backend.requests == []
+    assert snugvl("config", "show").out == text  # so that it can be mended
+    assert snugvl("--version").code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["set", "colour", "3"],
+        ["set", "port", "x"],
+        ["set", "a b", "1"],
+        ["set", "..", "1"],
+        ["set", "model", "a\nb"],
+    ],
+)
+def test_what_set_refuses_leaves_the_file_as_it_was(snugvl: Run, file: Path, words: list[str]) -> None:
+    written(file, 'model = "a/b"\n')
+    ran = snugvl("config", *words)
+    assert (ran.code, ran.err.count("\n")) == (3, 1)
+    assert file.read_text() == 'model = "a/b"\n'
+
+
+def test_no_text_at_all(snugvl: Run, file: Path, pictures: Path) -> None:
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"\xff\xfe\x00")
+    assert snugvl("caption", pictures / "a.png").code == 3
+    file.write_bytes(b"#" * (config.MAX_BYTES + 1))
+    assert "would be a few lines" in snugvl("caption", pictures / "a.png").err

@@ -1,0 +1,185 @@
+# ruff: noqa: F811 (fixtures)
+"""Which model answers where nobody names one, and pocket, which is shown no photographs."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image, ImageOps
+
+from snugvl.cli import running, session
+from snugvl.cli.pocket import looks_like_a_photograph
+from snugvl.server.settings import ServerSettings
+from tests.cli.conftest import NOTE, Ran
+from tests.client.conftest import ScriptedEngine, engine  # noqa: F401
+from tests.server.live import live
+
+Run = Callable[..., Ran]
+EXAMPLES = Path(__file__).parents[2] / "examples" / "images"
+NO_MODEL = session.load_model  # before a fixture replaces it: the real one, which connects to servers
+
+
+def photograph(width: int = 400, height: int = 300) -> Image.Image:
+    """Colours at all scales, as leaves and walls have them; random, but always the same."""
+    random = np.random.default_rng(0)
+    total = np.zeros((height, width, 3))
+    for side in (4, 8, 16, 32, 64, 128):
+        grain = random.uniform(0, 255, (side, side, 3)).astype(np.uint8)
+        total += (
+            np.asarray(Image.fromarray(grain).resize((width, height), Image.Resampling.BICUBIC)) / side**0.5
+        )
+    total -= total.min()
+    return Image.fromarray((total * (255 / total.max())).astype(np.uint8))
+
+
+@pytest.fixture
+def snugvl(snugvl: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """The command line, with no server of anybody else's; what it connects to is no fake."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("SNUGVL_SERVER", "SNUGVL_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return snugvl
+
+
+@pytest.mark.parametrize("quality", [None, 50])
+@pytest.mark.parametrize("name", ["garden", "shapes", "sign", "stars", "tower"])
+def test_drawings_are_no_photographs(name: str, quality: int | None, tmp_path: Path) -> None:
+    picture = Image.open(EXAMPLES / f"{name}.png").convert("RGB")
+    if quality is not None:
+        picture.save(tmp_path / "a.jpg", quality=quality)
+        picture = Image.open(tmp_path / "a.jpg").convert("RGB")
+    assert not looks_like_a_photograph(picture)
+
+
+@pytest.mark.parametrize("size", [(400, 300), (64, 64), (3000, 2000)])
+def test_photographs_are(size: tuple[int, int]) -> None:
+    picture = photograph(*size)
+    assert looks_like_a_photograph(picture)
+    grey = ImageOps.equalize(picture.convert("L"))  # a print of good contrast
+    assert looks_like_a_photograph(grey.convert("RGB"))
+
+
+def test_pocket_refuses_a_photograph_and_names_what_to_pull(snugvl: Run, tmp_path: Path) -> None:
+    file = tmp_path / "tree.jpg"
+    photograph().save(file)
+    ran = snugvl("caption", file)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (3, "", 1)
+    assert ran.err.startswith(f"snugvl: {file} looks like a photograph. Pocket, the built-in model, can't")
+    assert "snugvl pull " in ran.err or "snugvl plan" in ran.err
+    assert snugvl("caption", file, "-m", "another/model").code == 0
+
+
+def test_of_several_the_photographs_are_refused(snugvl: Run, tmp_path: Path, pictures: Path) -> None:
+    photograph().save(tmp_path / "tree.jpg")
+    ran = snugvl("caption", pictures / "a.png", tmp_path / "tree.jpg", "--json")
+    first, second = map(json.loads, ran.out.splitlines())
+    assert (ran.code, "result" in first, second["error"]["type"]) == (7, True, "ImageError")
+    assert ran.err.startswith(NOTE)
+
+
+def test_a_server_of_ours_that_runs_answers(
+    snugvl: Run, engine: ScriptedEngine, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "load_model", NO_MODEL)
+    engine.backend.described = replace(engine.backend.described, model="Qwen/eyes")
+    with live(engine, ServerSettings(names=("eyes",))) as base:
+        with running.announced(base, "Qwen/eyes", ("eyes",)):
+            ran = snugvl("caption", pictures / "a.png")
+            assert (ran.code, ran.out) == (0, "A picture of 10x50.\n")
+            assert f"eyes answers, which runs at {base}" in ran.err
+            assert snugvl("detect", pictures / "a.png", "--quiet").err == ""
+            assert len(engine.backend.requests) == 2
+            # What is said of loading is for a model that is loaded here.
+            assert "runs at" not in snugvl("caption", pictures / "a.png", "--memory", "1KiB").err
+        assert running.running() == []
+    assert len(engine.backend.requests) == 2
+
+
+def test_a_server_with_a_key_answers_who_has_it(
+    snugvl: Run, engine: ScriptedEngine, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ServerSettings(names=("eyes",), api_keys=("secret",))
+    with live(engine, settings) as base, running.announced(base, "Qwen/eyes", ("eyes",)):
+        assert "runs at" not in snugvl("caption", pictures / "a.png").err
+        monkeypatch.setattr(session, "load_model", NO_MODEL)
+        assert f"runs at {base}" in snugvl("caption", pictures / "a.png", "--api-key", "secret").err
+
+
+@pytest.mark.parametrize(
+    "changed", [{"pid": 2**22 + 1}, {"created": 5.0}, {"host": "elsewhere"}, {"names": 7}, {"pid": "x"}]
+)
+def test_records_of_others_are_no_servers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: dict[str, object]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with running.announced("http://127.0.0.1:9", "m", ("m",)):
+        (file,) = running.folder().iterdir()
+        assert [server.pid for server in running.running()] == [os.getpid()]
+        assert psutil.pid_exists(running.running()[0].pid)
+        file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+        assert running.running() == []
+        assert file.exists() == (changed == {"host": "elsewhere"})
+
+
+def test_a_server_that_says_nothing_is_passed_over(
+    snugvl: Run, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import socket
+
+    monkeypatch.setattr(running, "AT_ONCE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with running.announced(url, "m", ("m",)):
+            assert snugvl("caption", pictures / "a.png") == Ran(0, "A picture of 10x50.\n", NOTE)
+
+
+def test_else_the_best_that_is_downloaded(
+    snugvl: Run, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from snugvl.checkpoint.catalogue import catalogue_facts
+    from snugvl.checkpoint.read import facts_of
+    from tests.planner.machines import GIB, machine
+
+    name = "Qwen/Qwen3-VL-2B-Instruct"
+    monkeypatch.setattr("snugvl.checkpoint.locate.locate", lambda model: _here(model, name))
+    monkeypatch.setattr(
+        "snugvl.checkpoint.read.facts_of",
+        lambda model, **rest: catalogue_facts(name) if model == name else facts_of(model, **rest),
+    )
+    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(16 * GIB))
+    assert snugvl("caption", pictures / "a.png").err == (
+        f"snugvl: {name} answers: it is the best that is downloaded and fits\n"
+    )
+    monkeypatch.setattr("snugvl.cli.machine_options.machine_from", lambda choice: machine(GIB))
+    assert snugvl("caption", pictures / "a.png").err == NOTE
+    monkeypatch.setenv("SNUGVL_MODEL", "another/model")
+    assert snugvl("caption", pictures / "a.png").err == ""
+
+
+def _here(model: str, name: str) -> Path:
+    from snugvl.errors import CheckpointNotFound
+
+    if model not in (name, "pocket"):
+        raise CheckpointNotFound(model)
+    return Path(__file__).parents[2] / "src/snugvl/pocket"
+
+
+def test_the_servers_refusals_name_the_picture_once_and_advise_no_video(
+    snugvl: Run, engine: ScriptedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "load_model", NO_MODEL)
+    (tmp_path / "a.png").write_text("text")
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "b.gif", save_all=True, append_images=frames[1:])
+    with live(engine, ServerSettings(names=("eyes",))) as base:
+        at = ("--server", base, "-m", "eyes", "--quiet")
+        ran = snugvl("caption", tmp_path / "a.png", *at)
+        assert (ran.code, ran.out) == (3, "")
+        assert ran.err.startswith("snugvl: the image is not a picture that can be read: it looks like text")
+        ran = snugvl("caption", tmp_path / "b.gif", *at)
+        assert ran == Ran(3, "", "snugvl: the image is animated (2 frames); extract one frame as PNG first\n")
