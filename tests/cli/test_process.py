@@ -13,6 +13,7 @@ from PIL import Image
 
 from snugvl.cli import batch
 from snugvl.version import __version__
+from tests.cli.conftest import NOTE
 from tests.patience import PATIENCE_S, until
 
 FAKE = [sys.executable, "-m", "tests.cli.fake_main"]
@@ -55,7 +56,7 @@ def test_piped_output_is_plain(many: Path) -> None:
     assert ran.returncode == 0
     assert "\x1b" not in ran.stdout + ran.stderr
     assert ran.stdout.splitlines()[0] == f"{many}/00.png: A picture of 10x10."
-    assert ran.stderr == ""
+    assert ran.stderr == NOTE
 
 
 def test_standard_input_and_shell_pipes(many: Path) -> None:
@@ -67,7 +68,7 @@ def test_standard_input_and_shell_pipes(many: Path) -> None:
 def test_a_closed_pipe_ends_quietly(many: Path, command: str) -> None:
     line = f"set -o pipefail; {' '.join(FAKE)} {command} {many} | head -1"
     ran = shell(["bash", "-c", line], FAKE_DELAY="0.01")
-    assert (ran.returncode, ran.stderr) == (141, "")
+    assert (ran.returncode, ran.stderr) == (141, NOTE)
     assert ran.stdout.count("\n") == 1
 
 
@@ -95,7 +96,8 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(many: Path, tmp_path: P
         command, lambda: file.exists() and file.read_text().count("\n") >= 3, FAKE_DELAY="0.1"
     )
     assert code == 130
-    assert error.count("\n") == 1
+    assert error.startswith(NOTE)
+    assert error.count("\n") == 2
     assert "--resume" in error
     done = [json.loads(line) for line in file.read_text().splitlines()]
     assert 3 <= len(done) < 40
@@ -109,7 +111,7 @@ def test_ctrl_c_on_one_image(many: Path, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     environment = {"FAKE_ANSWER": "word " * 5000, "FAKE_DELAY": "0.05", "FAKE_READY": str(ready)}
     result = interrupted([*FAKE, "caption", str(many / "00.png")], ready.exists, **environment)
-    assert result == (130, "snugvl: interrupted\n")
+    assert result == (130, NOTE + "snugvl: interrupted\n")
 
 
 def test_ctrl_c_still_writes_a_coco_file(many: Path, tmp_path: Path) -> None:
