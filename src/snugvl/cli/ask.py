@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from snugvl.cli import batch, options, render, sources
+from snugvl.cli import batch, options, pdf, render, sources
 from snugvl.cli.task import Job, Task, each
 
 
@@ -17,7 +17,7 @@ def ask(
         list[str],
         typer.Argument(
             metavar="IMAGE... QUESTION...",
-            help="Files, folders, quoted globs or - for standard input; then the question, quoted or not.",
+            help="Files, folders, PDFs, quoted globs or - for standard input; then the question, quoted or not.",
         ),
     ],
     question: Annotated[
@@ -76,6 +76,8 @@ def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], st
 def _pictured(word: str) -> bool:
     """Whether a word names pictures: it is there, it ends as they do, or it is an address or a pattern."""
     if word == sources.STDIN or word.startswith(("http://", "https://", "data:image/")):
+        return True
+    if pdf.is_pdf(word) and " " not in word:
         return True
     path = Path(word)
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from snugvl.cli import pocket
+from snugvl.cli import pdf, pocket
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice
 from snugvl.cli.sources import STDIN
 from snugvl.cli.stderr import say
@@ -122,13 +122,15 @@ def _drawn(job: Job, images: list[ImageSource]) -> list[ImageSource]:
 def _decoded(job: Job) -> list[ImageSource]:
     from snugvl.model import decode
 
-    return [decode(sys.stdin.buffer if name == STDIN else name) for name in job.names]
+    return [pdf.draw(name) or decode(sys.stdin.buffer if name == STDIN else name) for name in job.names]
 
 
 def _uploads(job: Job) -> list[ImageSource]:
     from snugvl.client.pictures import URL_SCHEMES, read_bytes
 
     return [
-        name if name.startswith(URL_SCHEMES) else read_bytes(sys.stdin.buffer if name == STDIN else name)
+        name
+        if name.startswith(URL_SCHEMES)
+        else pdf.draw(name) or read_bytes(sys.stdin.buffer if name == STDIN else name)
         for name in job.names
     ]

@@ -1,4 +1,4 @@
-"""Which images a command line means: files, folders, globs and standard input, in a stable order.
+"""Which images a command line means: files, folders, globs, PDFs and standard input, in a stable order.
 
 A file is taken whatever its name. A folder gives the pictures in it, told by their suffix, sorted by name,
 hidden ones left out; its own folders only with --recursive. A pattern is expanded here when the shell didn't.
@@ -13,6 +13,7 @@ from typing import Final
 
 import typer
 
+from snugvl.cli import pdf
 from snugvl.errors import InputError
 
 STDIN: Final = "-"
@@ -47,6 +48,8 @@ def expand(arguments: Sequence[str], *, recursive: bool = False) -> list[str]:
         path = Path(argument)
         if argument == STDIN:
             names.append(_stdin())
+        elif pdf.is_pdf(argument) and not path.is_dir():
+            names.extend(pdf.pages(argument))
         elif path.is_dir():
             names.extend(_in_folder(path, recursive))
         elif glob.has_magic(argument) and not path.exists():
