@@ -17,7 +17,7 @@ def ask(
         list[str],
         typer.Argument(
             metavar="IMAGE... QUESTION...",
-            help="Files, folders, PDFs, quoted globs or - for standard input; then the question, quoted or not.",
+            help="Files, folders, PDFs, quoted globs or - for standard input; then the question.",
         ),
     ],
     question: Annotated[
