@@ -24,6 +24,7 @@ from snugvl.server.errors import InvalidRequest
 if TYPE_CHECKING:
     import numpy as np
 
+MAX_FORM_FILES = 64  # of one request whose pictures come beside its JSON
 MAX_DEPTH = 100  # of arrays and objects in each other; JSON schemas of real tools need about 20
 MAX_VALUES = 300_000  # in all; a prompt of token ids that fills the longest context has 262,144
 

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive
 
 from snugvl.core.messages import Picture, Video
 from snugvl.errors import RequestError
-from snugvl.server.body import Handler, JsonReader, JsonRoute, form_of
+from snugvl.server.body import MAX_FORM_FILES, Handler, JsonReader, JsonRoute, form_of
 from snugvl.server.intake.intake import Intake
 from snugvl.server.together import together
 
@@ -105,7 +105,6 @@ async def fetch_all(
 
 
 NAMES = ("request", "payload_json")
-MAX_FILES = 64
 _KEY = "snugvl.attachments"
 
 _READER = JsonReader()
@@ -150,7 +149,7 @@ async def _unpack(request: Request) -> Request:
         RequestError: no JSON, two of them, or two files of one name.
     """
     content: dict[str, bytes] = {}
-    async with form_of(request, max_files=MAX_FILES, max_fields=MAX_FILES) as form:
+    async with form_of(request, max_files=MAX_FORM_FILES, max_fields=MAX_FORM_FILES) as form:
         for name, value in form.multi_items():
             if name in content:
                 raise RequestError(f"the form has two parts named {name!r}; names must differ", field=name)

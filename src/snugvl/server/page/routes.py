@@ -13,9 +13,9 @@ from typing import Final
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from snugvl.inputs.image import FORMATS
+from snugvl.server.body import MAX_FORM_FILES
 from snugvl.server.context import context_of
 from snugvl.server.intake.settings import IntakeSettings
-from snugvl.server.openai.media import MAX_FILES
 
 FOLDER: Final = Path(__file__).parent / "static"
 VENDOR: Final = FOLDER / "vendor"  # others' code, as they published it, with its licence
@@ -112,7 +112,7 @@ async def limits(request: Request) -> dict[str, int | bool | list[str]]:
     intake = IntakeSettings()
     return {
         "body_bytes": context_of(request).settings.max_body_bytes,
-        "files": MAX_FILES - 1,  # the request itself is one of the form's files
+        "files": MAX_FORM_FILES - 1,  # the request itself is one of the form's files
         "picture_bytes": intake.image.max_bytes,
         "picture_pixels": intake.image.max_pixels,
         "formats": list(FORMATS),
