@@ -156,3 +156,12 @@ def test_no_text_at_all(snugvl: Run, file: Path, pictures: Path) -> None:
     assert snugvl("caption", pictures / "a.png").code == 3
     file.write_bytes(b"#" * (config.MAX_BYTES + 1))
     assert "would be a few lines" in snugvl("caption", pictures / "a.png").err
+
+
+def test_what_is_typed_is_refused_without_a_line_of_the_file(snugvl: Run, file: Path) -> None:
+    for words, said in (
+        (("portt", "3"), "portt is no option of any command"),
+        (("serve.port", "x"), "port is 'x': it must be a whole number"),
+    ):
+        assert snugvl("config", "set", *words) == Ran(3, "", f"snugvl: {said}\n")
+        assert not file.exists()

@@ -87,6 +87,10 @@ def set_(
 ) -> None:
     """Set a key."""
     table, name = _split(key)
+    try:
+        _checked(_with("", table, name, _toml(value)), context)
+    except InputError as error:  # who types a key knows of no line
+        raise InputError(re.sub(r"^.*?, line \S+: |; remove it$", "", str(error))) from None
     _write(_with(_text() or "", table, name, _toml(value)), context)
 
 
