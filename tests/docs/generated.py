@@ -193,7 +193,7 @@ def limit_rows() -> list[Limit]:
         Limit("parts of all messages", f"{MAX_ALL_PARTS:,}"),
         Limit("pictures and videos of a conversation", str(media.MAX_MEDIA)),
         Limit("pictures of `/v1/vision/ask`", str(vision.MAX_IMAGES)),
-        Limit("files of an upload", str(media.MAX_FILES)),
+        Limit("files of an upload", str(body.MAX_FORM_FILES)),
         Limit("tools", str(asked.MAX_TOOLS)),
         Limit("stop sequences; their characters in all", f"{MAX_STOP}; {MAX_STOP_CHARACTERS:,}"),
         Limit("prompts of `/v1/completions`; choices of all", f"{MAX_PROMPTS}; {MAX_CHOICES}"),
