@@ -169,6 +169,8 @@ SAMPLING = [
     Attack("262,144 ids", "own", "in one prompt, four clients", shots(lambda: prompts(ids(262_144, 0)), 4)),
     Attack("128 echoed prompts", "own", "of 400 kB of white space", shots(
         lambda: prompts([" " * 400_000] * 128, echo=True))),
+    Attack("41 echoed prompts", "own", "of 400 kB of white space, as many as are taken", shots(
+        lambda: prompts([" " * 400_000] * 41, echo=True))),
     Attack("the prefix cache", "own", "8 clients, prompts of 3,900 ids that no other has", lambda: [
         Shot("/v1/completions", json.dumps({"prompt": ids(3900, i), "max_tokens": 1}).encode(), times=3)
         for i in range(8)]),

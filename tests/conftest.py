@@ -27,8 +27,6 @@ os.environ |= {"XDG_CACHE_HOME": f"{_folder.name}/cache", "XDG_CONFIG_HOME": f"{
 torch.set_num_threads(1)
 # Where a test doesn't say how long it waits for a server: httpx's five seconds pass on a busy machine.
 httpx._config.DEFAULT_TIMEOUT_CONFIG.__init__(PATIENCE_S)  # type: ignore[misc]
-# Looking for garbage among the million objects of torch and transformers took a seventh of all tests' time.
-gc.set_threshold(100_000, 50, 1000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,6 +41,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.name == name:
                 items.insert(process * len(items) // processes, items.pop(index))
                 break
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: a test that looks for garbage looks for its own."""
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the exit it is all let go of."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ ALLOWED = {
     "inputs": {"engine", "models", "checkpoint"},
     "backends": {"engine", "models", "layers", "inputs", "checkpoint", "diagnose", "hardware", "planner"},
     "tasks": {"inputs", "checkpoint.resize"},
-    "server": {"tasks", "inputs.image", "inputs.tools", "checkpoint", "planner.plan"},
+    "server": {"tasks", "inputs.image", "inputs.frames", "inputs.tools", "checkpoint", "planner.plan"},
     "client": {"tasks", "inputs.image"},
     "bench": {"client", "hardware"},
     "cli": {

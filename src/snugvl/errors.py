@@ -9,7 +9,7 @@ line and leaves with `exit_code`; the server answers with `http_status`. Anythin
     │   ├── ImageError             400  3   not an image, truncated, animated beyond use, …
     │   │   └── ImageTooLarge      413  3   more bytes or pixels than allowed
     │   ├── RequestError           400  3   a sampling parameter, a message, a prompt
-    │   │   └── RequestTooLarge    413  3   more tokens than the context or the KV cache holds
+    │   │   └── RequestTooLarge    400  3   more tokens than the context or the KV cache holds
     │   ├── BodyTooLarge           413  3   a request body of too many bytes
     │   ├── Unauthorized           401  3   no API key, or a wrong one
     │   ├── ModelNotServed         404  3   a server was asked for a model it doesn't serve
@@ -74,9 +74,10 @@ class RequestError(InputError):
 
 
 class RequestTooLarge(RequestError):
-    """The request needs more tokens than the context or the KV cache holds."""
+    """The request needs more tokens than the context or the KV cache holds.
 
-    http_status = 413
+    400, as OpenAI's own: clients look for that, the code and the words that the server puts before ours.
+    """
 
 
 class BodyTooLarge(InputError):

@@ -6,9 +6,10 @@ from typing import BinaryIO, Self, cast
 
 from PIL import Image, ImageOps
 
-from snugvl.core.messages import Backend, Capabilities, Message, Request, Stream, messages_of
+from snugvl.core.messages import Backend, Capabilities, Message, Request, Stream, Video, messages_of
 from snugvl.core.sampling import SamplingParams
-from snugvl.inputs.image import open_image, to_rgb
+from snugvl.inputs import frames
+from snugvl.inputs.image import ImageLimits, name_of, open_image, read_source, to_rgb
 from snugvl.tasks import ask, caption, detect, scene
 from snugvl.tasks.prompts import Detail
 from snugvl.tasks.request import collect
@@ -17,6 +18,9 @@ from snugvl.tasks.results import Answer, Caption, Detections, Reply, Scene
 ImageSource = str | Path | bytes | BinaryIO | Image.Image
 """An image: a path, the bytes of a file, an open file, or a picture that Pillow has decoded."""
 
+VisualSource = ImageSource | Video
+"""An image, or a video: a file of one, told by its content, or frames with their times."""
+
 
 class Model:
     """A vision-language model.
@@ -24,6 +28,8 @@ class Model:
     Every method is safe to call from several threads; calls that run at the same time share the engine's
     batches, so eight threads are faster than a loop. `sampling` defaults to greedy, with a token limit that
     suits the task. `max_pixels` lowers the checkpoint's own limit, above which an image is scaled down.
+    Where the model reads videos (`capabilities.video`), a video file may take the place of an image, but in
+    `detect`.
 
         with snugvl.load("pocket") as model:
             print(model.caption("picture.png").text)
@@ -42,7 +48,7 @@ class Model:
 
     def caption(
         self,
-        image: ImageSource,
+        image: VisualSource,
         *,
         detail: Detail = "short",
         sampling: SamplingParams | None = None,
@@ -54,7 +60,7 @@ class Model:
 
     def ask(
         self,
-        images: ImageSource | Sequence[ImageSource],
+        images: VisualSource | Sequence[VisualSource],
         question: str,
         *,
         sampling: SamplingParams | None = None,
@@ -65,14 +71,14 @@ class Model:
 
     def scene(
         self,
-        image: ImageSource,
+        image: VisualSource,
         *,
         sampling: SamplingParams | None = None,
         max_pixels: int | None = None,
     ) -> Scene:
         """Analyse an image: summary, setting, objects with counts and positions, text, relations."""
         scene.check(self.capabilities)
-        request = scene.request(decode(image), self.capabilities, sampling=sampling, max_pixels=max_pixels)
+        request = scene.request(see(image), self.capabilities, sampling=sampling, max_pixels=max_pixels)
         return scene.result(self._complete(request))
 
     def detect(
@@ -97,7 +103,7 @@ class Model:
 
     def stream_caption(
         self,
-        image: ImageSource,
+        image: VisualSource,
         *,
         detail: Detail = "short",
         sampling: SamplingParams | None = None,
@@ -105,13 +111,13 @@ class Model:
     ) -> Stream:
         """`caption` as it is generated. Close the stream, or leave its `with`, to stop early."""
         request = caption.request(
-            decode(image), self.capabilities, detail=detail, sampling=sampling, max_pixels=max_pixels
+            see(image), self.capabilities, detail=detail, sampling=sampling, max_pixels=max_pixels
         )
         return self.backend.submit(request)
 
     def stream_ask(
         self,
-        images: ImageSource | Sequence[ImageSource],
+        images: VisualSource | Sequence[VisualSource],
         question: str,
         *,
         sampling: SamplingParams | None = None,
@@ -119,7 +125,7 @@ class Model:
     ) -> Stream:
         """`ask` as it is generated."""
         request = ask.request(
-            [decode(image) for image in _several(images)],
+            [see(image) for image in _several(images)],
             question,
             self.capabilities,
             sampling=sampling,
@@ -162,10 +168,25 @@ def decode(source: ImageSource) -> Image.Image:
     return open_image(source)
 
 
-def _several(images: ImageSource | Sequence[ImageSource]) -> list[ImageSource]:
+def see(source: VisualSource) -> Image.Image | Video:
+    """The image as `decode` gives it, or the video that a file is by its content.
+
+    Raises:
+        ImageError: it is neither, or larger than the limits.
+    """
+    if isinstance(source, Image.Image):
+        return decode(source)
+    if isinstance(source, Video):
+        return source
+    name = name_of(source)
+    data = read_source(source, name, ImageLimits())
+    return frames.open_video(data, name) if frames.is_video(data) else open_image(data, name=name)
+
+
+def _several(images: VisualSource | Sequence[VisualSource]) -> list[VisualSource]:
     if isinstance(images, list | tuple):
         return list(images)
-    return [cast(ImageSource, images)]
+    return [cast(VisualSource, images)]
 
 
 def _read(stream: Stream) -> Reply:

@@ -259,7 +259,7 @@ def test_a_saved_result_is_the_same(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (None, "can't be read"),
-        (b"\xff\xfe", "no text"),
+        (b"\xff\xfe", "not text"),
         (b"", "no result of"),
         (b"[]", "no result of"),
         (b"{}", "Field required"),

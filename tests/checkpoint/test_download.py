@@ -11,8 +11,9 @@ import pytest
 from snugvl.checkpoint.download import pull
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.hub import HubUnreachable
-from snugvl.checkpoint.locate import hub_cache, locate
+from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointError, CheckpointNotFound, DoesNotFit, UnsupportedModel
 from tests.checkpoint.hub_server import COMMIT, FakeHub, Handler
 
@@ -90,7 +91,7 @@ def test_an_interrupted_download_is_continued_by_the_next_command(small: FakeHub
         return True
 
     small.fault = gone
-    with pytest.raises(HubUnreachable, match="what has come is kept, run the same command to continue"):
+    with pytest.raises(HubUnreachable, match="the part that came is kept, run the same command to continue"):
         pull(REPO)
     with pytest.raises(CheckpointNotFound, match=r"snugvl pull org/small"):
         locate(REPO)
@@ -177,7 +178,7 @@ def test_a_disk_that_fills_up_meanwhile_is_one_line(small: FakeHub, monkeypatch:
 
     monkeypatch.setattr("snugvl.checkpoint.hub.Hub.pieces", full)
     with pytest.raises(
-        DoesNotFit, match="the disk is full while downloading org/small; what has come is kept"
+        DoesNotFit, match="the disk is full while downloading org/small; the part that came is kept"
     ):
         pull(REPO)
 
@@ -197,7 +198,7 @@ def test_what_the_plan_refuses_is_not_downloaded_unless_forced(small: FakeHub) -
 
 
 def test_private_offline_and_nonsense(small: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointNotFound, match="is no Hub id"):
+    with pytest.raises(CheckpointNotFound, match="is not a Hub id"):
         pull("nonsense")
     small.private.add(REPO)
     with pytest.raises(CheckpointNotFound, match=r"or it is private.*HF_TOKEN"):

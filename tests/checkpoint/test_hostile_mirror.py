@@ -15,8 +15,8 @@ import pytest
 
 from snugvl.checkpoint.download import pull
 from snugvl.checkpoint.hub import Hub, HubUnreachable
-from snugvl.checkpoint.locate import hub_cache
 from snugvl.checkpoint.read import facts_of
+from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointError
 from tests.checkpoint.hub_server import COMMIT, FakeHub, Handler
 
@@ -414,14 +414,14 @@ def test_a_shard_that_climbs_is_refused_here_and_at_the_hub(
 ) -> None:
     index = json.dumps({"weight_map": {"w": WEIGHTS, "v": shard}}).encode()
     small.repos[REPO]["model.safetensors.index.json"] = index
-    with pytest.raises(CheckpointError, match=r"index\.json names the file .*no path inside of it"):
+    with pytest.raises(CheckpointError, match=r"index\.json names the file .*not a path inside it"):
         facts_of(REPO)
     folder = tmp_path / "hub" / "local"  # a place that may change
     folder.mkdir(parents=True)
     for name in ("config.json", WEIGHTS):
         (folder / name).write_bytes((tiny / name).read_bytes())
     (folder / "model.safetensors.index.json").write_bytes(index)
-    with pytest.raises(CheckpointError, match=r"index\.json names the file .*no path inside of it"):
+    with pytest.raises(CheckpointError, match=r"index\.json names the file .*not a path inside it"):
         facts_of(str(folder))
 
 
@@ -438,7 +438,7 @@ def test_a_connection_that_brings_next_to_nothing_is_not_asked_for_ever(small: F
         return True
 
     small.fault = fault
-    with pytest.raises(HubUnreachable, match="what has come is kept"):
+    with pytest.raises(HubUnreachable, match="the part that came is kept"):
         pull(REPO)
     assert asked[0] == 5
 

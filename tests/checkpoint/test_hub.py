@@ -166,8 +166,8 @@ def _answer(content: bytes, ending: str) -> "object":
         ("small", b"<!DOCTYPE html><html>log in", "is not the Hub's; is a proxy or a login page"),
         ("small", b"[]", "is not the Hub's"),
         ("small", b'{"id": "org/small"}', "is empty on the Hub|is not the Hub's"),
-        ("config.json", b"<html>log in", "came as no JSON object.*is a proxy"),
-        ("config.json", b"[" * 100_000, "came as no JSON object"),
+        ("config.json", b"<html>log in", "is not a JSON object.*is a proxy"),
+        ("config.json", b"[" * 100_000, "is not a JSON object"),
         ("config.json", b"{}", "names no architecture"),
     ],
 )

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from snugvl.checkpoint.locate import hub_cache, locate
+from snugvl.checkpoint.locate import locate
+from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointNotFound
 
 

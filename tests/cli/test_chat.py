@@ -68,7 +68,7 @@ def test_pictures_of_the_command_line_and_a_saved_conversation(
         ("/image\n", "/image needs the name of a file"),
         ("/image none.png\n", "none.png doesn't exist"),
         ("/save x\n", "nothing to save"),
-        ("/fly\n", "/fly is no command"),
+        ("/fly\n", "/fly is not a command"),
     ],
 )
 def test_a_mistake_ends_a_pipe_and_is_told_at_a_terminal(

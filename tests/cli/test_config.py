@@ -106,17 +106,17 @@ def test_what_the_file_says_of_loading_is_none_of_a_servers(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("colour = 3\n", "line 1: colour is no option of any command"),
-        ("\n[serve]\nspeed = 3\n", "line 3: speed is no option of snugvl serve"),
-        ("[fly]\nport = 3\n", "line 1: [fly] is no command"),
-        ('[serve]\nport = "many"\n', "line 2: port is 'many': it must be a whole number"),
-        ("port = 99999\n", "it must be at most 65535"),
-        ('dtype = "int3"\n', "line 1: dtype is 'int3': 'int3' is not one of 'auto'"),
-        ("quiet = 1\n", "line 1: quiet is 1; it would be true or false"),
-        ("memory = true\n", "line 1: memory is True; it would be text or a number"),
-        ("memory = [1]\n", "it would be one text or number"),
+        ("colour = 3\n", "line 1: colour is not an option of any command"),
+        ("\n[serve]\nspeed = 3\n", "line 3: speed is not an option of snugvl serve"),
+        ("[fly]\nport = 3\n", "line 1: [fly] is not a command"),
+        ('[serve]\nport = "many"\n', "line 2: port: 'many' is not a whole number"),
+        ("port = 99999\n", "99999 is not between 0 and 65535"),
+        ('dtype = "int3"\n', "line 1: dtype: 'int3' is not one of 'auto'"),
+        ("quiet = 1\n", "line 1: quiet is 1; it must be true or false"),
+        ("memory = true\n", "line 1: memory is True; it must be text or a number"),
+        ("memory = [1]\n", "it must be one text or number"),
         ("memory = = 3\n", "at line 1, column 10"),
-        ("help = true\n", "help is no option"),
+        ("help = true\n", "help is not an option"),
     ],
 )
 def test_a_bad_file_is_refused_by_line_and_key(
@@ -155,13 +155,13 @@ def test_no_text_at_all(snugvl: Run, file: Path, pictures: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     assert snugvl("caption", pictures / "a.png").code == 3
     file.write_bytes(b"#" * (config.MAX_BYTES + 1))
-    assert "would be a few lines" in snugvl("caption", pictures / "a.png").err
+    assert "should be a few lines" in snugvl("caption", pictures / "a.png").err
 
 
 def test_what_is_typed_is_refused_without_a_line_of_the_file(snugvl: Run, file: Path) -> None:
     for words, said in (
-        (("portt", "3"), "portt is no option of any command"),
-        (("serve.port", "x"), "port is 'x': it must be a whole number"),
+        (("portt", "3"), "portt is not an option of any command"),
+        (("serve.port", "x"), "port: 'x' is not a whole number"),
     ):
         assert snugvl("config", "set", *words) == Ran(3, "", f"snugvl: {said}\n")
         assert not file.exists()

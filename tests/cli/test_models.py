@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import snugvl as snugvl_package
-from snugvl.checkpoint.locate import hub_cache
 from snugvl.cli import running
+from snugvl.core.folders import hub_cache
 from tests.cli.conftest import Ran
 
 Run = Callable[..., Ran]
@@ -107,11 +107,11 @@ def test_rm_follows_no_link_out_of_the_cache(snugvl: Run, tmp_path: Path) -> Non
     ("words", "code", "said"),
     [
         (["pocket"], 3, "is built in"),
-        (["../../etc"], 3, "is no name of a downloaded model"),
-        (["/etc"], 3, "is no name of a downloaded model"),
-        (["..", "--yes"], 3, "is no name of a downloaded model"),
+        (["../../etc"], 3, "is not the name of a downloaded model"),
+        (["/etc"], 3, "is not the name of a downloaded model"),
+        (["..", "--yes"], 3, "is not the name of a downloaded model"),
         (["owner/none", "--yes"], 4, "is not in the cache"),
-        ([NAME, "--revision", "../..", "--yes"], 3, "is no branch"),
+        ([NAME, "--revision", "../..", "--yes"], 3, "is not a branch"),
         ([NAME, "--revision", "v9", "--yes"], 4, "has no revision 'v9'"),
         ([NAME, "--revision", "c1", "--all"], 2, "leave --revision out"),
         ([NAME], 2, "say --yes"),

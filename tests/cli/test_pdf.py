@@ -48,7 +48,7 @@ def test_what_is_no_pdf(snugvl: Callable[..., Ran], tmp_path: Path) -> None:
     (tmp_path / "torn.pdf").write_bytes(b"%PDF-1.7\nnothing")
     ran = snugvl("caption", tmp_path / "torn.pdf")
     assert ran.code == 3
-    assert "torn.pdf can't be opened: it is no PDF, or a damaged one" in ran.err
+    assert "torn.pdf can't be opened: it is not a PDF, or a damaged one" in ran.err
     assert "no file" in snugvl("caption", tmp_path / "missing.pdf").err
 
 

@@ -1,6 +1,7 @@
 """`snugvl plan` as a user types it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -129,3 +130,23 @@ def test_an_engine_that_is_asked_for(backend: str, capsys: pytest.CaptureFixture
     assert f"  {backend}: as asked for" in out
     assert ("Without snugvl\n  vllm serve" in out) == (backend == "vllm")
     assert run(["plan", small, *CARD, "--backend", "sglang"]) == 2
+
+
+def test_a_long_wait_on_a_processor_is_told_with_what_shortens_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "Qwen/Qwen3-VL-2B-Instruct", "--gpu", "none", "--offline"]
+    assert run(words) == 0
+    (note,) = re.findall(
+        r"begins after (\d+) s at the .* --max-pixels (\d+) it begins after (\d+) s", _flat(capsys)
+    )
+    assert run([*words, "--max-pixels", note[1]]) == 0
+    quick = _flat(capsys)
+    assert "at the earliest" not in quick
+    first = re.search(r"first token after at least ([\d.]+) s", quick)
+    assert first is not None
+    assert round(float(first[1])) == int(note[2]) < int(note[0])
+    assert run(["plan", "Qwen/Qwen3-VL-2B-Instruct", "--gpu", "rtx-5060", "--offline"]) == 0
+    assert "at the earliest" not in _flat(capsys)
+
+
+def _flat(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())

@@ -45,7 +45,7 @@ def test_pocket_is_there_already(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "code", "message"),
     [
         (["org/none"], 4, "no model org/none on the Hub"),
-        (["nonsense"], 4, "is no Hub id"),
+        (["nonsense"], 4, "is not a Hub id"),
         ([REPO, "--revision", "nope"], 4, "no such revision"),
         ([], 2, "Missing argument"),
     ],

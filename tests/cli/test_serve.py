@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from snugvl.backends.process.supervised import SupervisedEngine
-from snugvl.checkpoint.locate import hub_cache, near
+from snugvl.checkpoint.locate import near
 from snugvl.cli.app import run
 from snugvl.cli.serve_show import Loading, ask_line, base_url, chat_line, curl_line
+from snugvl.cli.stdout import folded_command
+from snugvl.core.folders import hub_cache
 from snugvl.core.service import Health
 from snugvl.errors import CheckpointError
 from snugvl.server.settings import ServerSettings
@@ -92,10 +94,10 @@ def test_no_deadline(served: Served) -> None:
     ("words", "said"),
     [
         (["--host", "0.0.0.0"], "give an --api-key, or say --no-auth"),
-        (["--no-auth", "--api-key", "k"], "goes with no API key"),
+        (["--no-auth", "--api-key", "k"], "give no API key with it"),
         (["--port", "65536"], "--port"),
         (["--max-concurrent", "0"], "--max-concurrent"),
-        (["--allow-local-media", "/no/such/folder"], "is no folder"),
+        (["--allow-local-media", "/no/such/folder"], "is not a folder"),
         (["--dtype", "int3"], "--dtype"),
     ],
 )
@@ -359,11 +361,36 @@ def test_the_level_of_the_log(served: Served, words: str, level: str) -> None:
     assert logging.getLevelName(logging.getLogger("snugvl").level) == level
 
 
-def test_the_banner_fits_sixty_columns(
+def test_what_is_printed_fits_sixty_columns(
     served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Nothing is cut: without its line breaks it says what a pipe gets, but for the shorter bar."""
+    assert serve("pocket") == 0
+    piped = capsys.readouterr().out
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
     assert serve("pocket") == 0
-    banner = capsys.readouterr().out.split("Model    ")[1].split("A first request:")[0]
-    assert max(map(len, banner.splitlines())) <= 60
+    narrow = capsys.readouterr().out
+    for line in narrow.splitlines():
+        word = line.strip().removesuffix("\\").strip()
+        assert len(line) <= 60 or len(shlex.split(word)) == 1, line  # the path of the sample can't be broken
+
+    def words(text: str) -> list[str]:
+        """Without the bars, and without sizes and ports, which are others in the second run."""
+        text = re.sub(r"\[[^\] ]+\]", "[]", text.replace(" \\\n", " "))
+        return re.sub(r"[\d.,]+( [KMG]iB)?", "0", " ".join(text.split())).split()
+
+    assert words(narrow) == words(piped)
+    assert len(re.findall(r"\\\n", narrow)) >= 2
+
+
+@pytest.mark.parametrize("line", [ask_line, lambda base: curl_line(base, ServerSettings(api_keys=("a",)))])
+def test_a_folded_command_is_the_same_to_a_shell(
+    line: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = line("http://127.0.0.1:8000")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    folded = folded_command(command)
+    assert "\n" in folded
+    assert shlex.split(folded.replace("\\\n", "")) == shlex.split(command)

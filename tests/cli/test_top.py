@@ -44,6 +44,17 @@ LOAD = Load(running=2, waiting=1, free_blocks=30, num_blocks=40, block_size=16, 
 MEMORY = Memory(1000.0, LEDGER, LOAD, Health("ready", "pocket is ready"))
 
 
+# Names of rows in the ledgers of our engine, of transformers and of vLLM, the longest among them.
+OURS = (
+    "text weights",
+    "encoder outputs",
+    "recurrent state",
+    "image inputs",
+    "CUDA context and libraries",
+    "activations and libraries",
+)
+
+
 def lines_of(view: View, width: int = 80, colour: bool = False) -> list[str]:
     file = io.StringIO()
     system = "truecolor" if colour else None
@@ -68,14 +79,14 @@ def test_a_frame_says_it_all() -> None:
         "NVIDIA GeForce RTX 5060: 8.00 GiB, the engine takes at most 7.00 GiB",
         "W" * 40 + "V" * 10 + "k" * 8 + "K" * 2 + "w" * 2 + "o" * 10 + "." * 8,
         "",
-        "                    planned  measured  of the device",
-        "W text weights     4.00 GiB  4.00 GiB          50.0%",
-        "V vision weights   1.00 GiB  1.00 GiB          12.5%",
-        "k KV cache         1.00 GiB  1.00 GiB          12.5%",
-        "K   in use                    256 MiB           3.1%",
-        "w workspace         512 MiB   256 MiB           3.1%",
-        "o other processes            1.00 GiB          12.5%",
-        ". free                        768 MiB           9.4%",
+        "                    planned  measured  share",
+        "W text weights     4.00 GiB  4.00 GiB  50.0%",
+        "V vision weights   1.00 GiB  1.00 GiB  12.5%",
+        "k KV cache         1.00 GiB  1.00 GiB  12.5%",
+        "K   in use                    256 MiB   3.1%",
+        "w workspace         512 MiB   256 MiB   3.1%",
+        "o other processes            1.00 GiB  12.5%",
+        ". free                        768 MiB   9.4%",
     ]
 
 
@@ -89,6 +100,24 @@ def test_a_frame_is_never_wider_than_the_terminal(width: int, colour: bool) -> N
         lines = lines_of(view_of(memory, trouble=trouble), width, colour)
         assert len(lines) > 12
         assert max(cell_len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in lines) <= width
+
+
+def test_nothing_is_cut_at_sixty_columns() -> None:
+    """Every component that an engine of ours reports, and every fact, on lines of at most 60."""
+    rows = [LedgerRow(name, GIB, GIB // 3) for name in OURS]
+    memory = replace(
+        MEMORY,
+        ledger=replace(LEDGER, device="NVIDIA GeForce RTX 4070 Ti SUPER", rows=(*LEDGER.rows, *rows)),
+        load=replace(LOAD, planned_blocks=50, encoder_queries=8, encoder_hits=6, shortages=1, faults=2),
+        health=Health("restarting", "the engine's process died and is started again; 2 more tries", 0.5, 3),
+    )
+    lines = lines_of(view_of(memory), 60)
+    assert max(map(cell_len, lines)) <= 60
+    text = " ".join(" ".join(lines).split())
+    assert "…" not in text
+    wide = " ".join(" ".join(lines_of(view_of(memory), 200)).split())
+    bar = re.compile(r"\b[A-Za-z.]{58,}")
+    assert bar.sub("", text).split() == bar.sub("", wide).split()
 
 
 def test_memory_that_nothing_explains_is_shown() -> None:

@@ -7,34 +7,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 from PIL import Image, ImageOps
 
 from snugvl.cli import running, session
-from snugvl.cli.pocket import looks_like_a_photograph
 from snugvl.server.settings import ServerSettings
+from snugvl.tasks.pocket import looks_like_a_photograph
 from tests.cli.conftest import NOTE, Ran
 from tests.client.conftest import ScriptedEngine, engine  # noqa: F401
+from tests.photographs import photograph
 from tests.server.live import live
 
 Run = Callable[..., Ran]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "images"
 NO_MODEL = session.load_model  # before a fixture replaces it: the real one, which connects to servers
-
-
-def photograph(width: int = 400, height: int = 300) -> Image.Image:
-    """Colours at all scales, as leaves and walls have them; random, but always the same."""
-    random = np.random.default_rng(0)
-    total = np.zeros((height, width, 3))
-    for side in (4, 8, 16, 32, 64, 128):
-        grain = random.uniform(0, 255, (side, side, 3)).astype(np.uint8)
-        total += (
-            np.asarray(Image.fromarray(grain).resize((width, height), Image.Resampling.BICUBIC)) / side**0.5
-        )
-    total -= total.min()
-    return Image.fromarray((total * (255 / total.max())).astype(np.uint8))
 
 
 @pytest.fixture

@@ -16,28 +16,27 @@ from filelock import FileLock
 
 from tests.clients.scripted import willing_engine
 from tests.patience import PATIENCE_S
-from tests.server.conftest import pocket, url  # noqa: F401
+from tests.server.conftest import data_url, picture, pocket, url  # noqa: F401
 from tests.server.live import live
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 REQUIREMENTS = HERE / "requirements.txt"
+EXTENDED_REQUIREMENTS = HERE / "requirements-extended.txt"
 LOCK = SCRIPTS / "package-lock.json"
 CACHE = Path.home() / ".cache" / "snugvl-foreign-clients"
 
 
 @pytest.fixture(scope="session")
 def foreign_python() -> Path:
-    """The interpreter of an environment with every Python client."""
+    """The interpreter of an environment with every Python client that CI runs."""
+    return python_with(REQUIREMENTS, "python")
 
-    def install(folder: Path) -> None:
-        run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
-        pip = (sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python"))
-        options = ("--disable-pip-version-check", "--quiet", "--no-deps")
-        run(*pip, "install", *options, "-r", str(REQUIREMENTS))
 
-    kind = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return installed(kind, REQUIREMENTS, install) / "venv" / "bin" / "python"
+@pytest.fixture(scope="session")
+def extended_python() -> Path:
+    """The interpreter of an environment with the Python clients of the extended group."""
+    return python_with(EXTENDED_REQUIREMENTS, "extended")
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +58,19 @@ def willing_url() -> Iterator[str]:
     """A server whose model calls a tool without being told to."""
     with live(willing_engine()) as base:
         yield base
+
+
+def python_with(requirements: Path, name: str) -> Path:
+    """The interpreter of an environment with exactly these packages, kept under this name."""
+
+    def install(folder: Path) -> None:
+        run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
+        pip = (sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python"))
+        options = ("--disable-pip-version-check", "--quiet", "--no-deps")
+        run(*pip, "install", *options, "-r", str(requirements))
+
+    kind = f"{name}{sys.version_info.major}.{sys.version_info.minor}"
+    return installed(kind, requirements, install) / "venv" / "bin" / "python"
 
 
 def installed(kind: str, pins: Path, install: Callable[[Path], None]) -> Path:

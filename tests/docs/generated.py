@@ -19,21 +19,24 @@ from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import constraints
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
 from snugvl.inputs.trial import CPU_S
-from snugvl.server import access, app, body, connection, errors, receiving
+from snugvl.server import access, app, body, connection, errors, receiving, wishes
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Strict
+from snugvl.server.forms import MAX_ARGUMENTS
 from snugvl.server.intake import urls
 from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.metrics import Metrics
 from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, OllamaOptions, ShowRequest
 from snugvl.server.openai import constraints as asked
-from snugvl.server.openai import media, messages
+from snugvl.server.openai import media
 from snugvl.server.openai.chat import ChatCompletionRequest
+from snugvl.server.openai.completions import MAX_CHARACTERS as MAX_PROMPT_CHARACTERS
 from snugvl.server.openai.completions import MAX_CHOICES, MAX_PROMPTS, CompletionRequest
 from snugvl.server.openai.responses_request import ResponseRequest
 from snugvl.server.openai.tokens import DetokenizeRequest, TokenizeRequest
 from snugvl.server.settings import ServerSettings
 from snugvl.server.vision import requests as vision
+from tests.docs import clients
 from tests.server.fake import FakeService
 
 FOLDER = Path(__file__).parents[2] / "docs"
@@ -62,19 +65,47 @@ OTHER_REQUESTS = (
 )
 
 
+VERDICTS: Mapping[str, str] = {
+    "honoured": "Honoured",
+    "checked": "Checked, and without effect",
+    "told": "Ignored, and named in `Snugvl-Warning`",
+    "ignored": "Ignored",
+    "refused": "Refused ([why](#what-is-refused))",
+}
+
+
 def fields(request: type[Strict]) -> str:
-    """What a request takes, and what it takes only with a value that asks for nothing."""
-    taken = ", ".join(f"`{field.alias or name}`" for name, field in request.model_fields.items())
-    lines = [f"Takes {taken}."]
-    valued, null = [], []
-    for name, values in request.harmless.items():
-        shown = " or ".join(f"`{text}`" for text in dict.fromkeys(json.dumps(value) for value in values))
-        (valued if values else null).append(f"`{name}` {shown}".strip())
-    if valued:
-        lines.append(f"Only as: {', '.join(valued)}.")
-    if null:
-        lines.append(f"Only `null`: {', '.join(null)}.")
-    return "\n".join(lines) + "\n"
+    """What becomes of each field of a request."""
+    declared = {field.alias or name: field for name, field in request.model_fields.items()}
+    found = wishes.listed(request.wishes, declared)
+    rows = (
+        (VERDICTS[kind], ", ".join(f"`{name}`" for name in found[kind])) for kind in VERDICTS if kind in found
+    )
+    return table(("what becomes of it", "fields"), rows)
+
+
+PROTOCOLS: Mapping[str, wishes.Wishes] = {
+    "chat": wishes.CHAT,
+    "completions": wishes.COMPLETIONS,
+    "responses": wishes.RESPONSES,
+    "messages": wishes.MESSAGES,
+    "Ollama": wishes.OLLAMA,
+    "Ollama's `options`": wishes.OLLAMA_OPTIONS,
+}
+
+
+def refusals() -> str:
+    """Every wish that would change the answer and that is refused, and what to do instead."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for protocol, table_of in PROTOCOLS.items():
+        for name, wish in table_of.items():
+            if wish.verdict == "refused":
+                passes = " or ".join(f"`{text}`" for text in dict.fromkeys(map(json.dumps, wish.nothing)))
+                rows.setdefault((name, passes, wish.why), []).append(protocol)
+    return table(
+        ("field", "in", "passes as", "instead"),
+        ((f"`{name}`", ", ".join(where), passes, why) for (name, passes, why), where in sorted(rows.items())),
+    )
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -126,7 +157,8 @@ def error_table() -> str:
     ]
     words = {
         "missing_required_parameter": "A field is missing.",
-        "unknown_parameter": "A field that we don't support.",
+        "unknown_parameter": "A field that our own protocol doesn't have.",
+        "unsupported_parameter": "A field that would change the answer, and that we don't support.",
         "unsupported_value": "A value of the protocol that we don't support.",
         "invalid_json": "The body is not JSON.",
     }
@@ -188,7 +220,7 @@ def limit_rows() -> list[Limit]:
             "JSON: levels; values; digits of a whole number",
             f"{body.MAX_DEPTH}; {body.MAX_VALUES:,}; {body.MAX_DIGITS}",
         ),
-        Limit("values in the arguments of a call", f"{messages.MAX_ARGUMENTS:,}"),
+        Limit("values in the arguments of a call", f"{MAX_ARGUMENTS:,}"),
         Limit("fields of an object; characters of a name", f"{MAX_FIELDS}; {MAX_NAME:,}"),
         Limit("parts of all messages", f"{MAX_ALL_PARTS:,}"),
         Limit("pictures and videos of a conversation", str(media.MAX_MEDIA)),
@@ -197,6 +229,7 @@ def limit_rows() -> list[Limit]:
         Limit("tools", str(asked.MAX_TOOLS)),
         Limit("stop sequences; their characters in all", f"{MAX_STOP}; {MAX_STOP_CHARACTERS:,}"),
         Limit("prompts of `/v1/completions`; choices of all", f"{MAX_PROMPTS}; {MAX_CHOICES}"),
+        Limit("characters of several prompts together", f"{MAX_PROMPT_CHARACTERS:,}"),
         Limit("seconds that running requests get at the end", f"{s.drain_s:g}", "`--drain`"),
     ]
 
@@ -255,11 +288,14 @@ def limit_table(rows: list[Limit]) -> str:
 
 SECTIONS: Mapping[str, Callable[[], str]] = {
     **{f"fields-{name}": lambda request=request: fields(request) for name, request in REQUESTS.items()},
+    "refusals": refusals,
     "metrics": metrics,
     "errors": error_table,
     "limits": lambda: limit_table(limit_rows()),
     "intake": lambda: limit_table(intake_rows()),
     "schemas": lambda: limit_table(schema_rows()),
+    "clients": clients.script_table,
+    "client-requests": clients.shape_table,
 }
 
 

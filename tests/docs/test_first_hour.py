@@ -14,6 +14,15 @@ def test_it_prints_this(block: str) -> None:
     assert transcript(block) == block
 
 
+@pytest.mark.parametrize("order", ["pocket first", "card first"])
+def test_the_order_changes_nothing(order: str) -> None:
+    """All of the page in one folder, with one cache: as it stands, or with pocket at the end."""
+    pocket, *card = BLOCKS
+    assert typed(pocket)[0].startswith("snugvl caption")
+    blocks = [pocket, *card] if order == "pocket first" else [*card, pocket]
+    assert transcript("".join(blocks)) == "".join(blocks)
+
+
 def test_the_commands_of_the_readme_are_in_it() -> None:
     """Those of its first part, up to where people use their own pictures."""
     readme = (ROOT / "README.md").read_text("utf-8").partition("## Use it")[0]

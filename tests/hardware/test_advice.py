@@ -60,7 +60,7 @@ def test_a_slice_and_no_gpu() -> None:
     assert any("MIG" in sentence for sentence in advise(recorded("a100-mig")).odd)
     advice = advise(recorded("laptop-no-gpu"), downloads=[("Qwen/big", 9 * GIB), ("a/b", 2 * MIB)])
     assert [(step.resource, step.frees_bytes) for step in advice.steps] == [("disk", 9 * GIB)]
-    assert "hf cache rm model/Qwen/big" in advice.steps[0].text
+    assert "snugvl rm --all Qwen/big" in advice.steps[0].text
     assert any("14.00 GiB are free on the disk" in sentence for sentence in advice.odd)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from snugvl.core.sizes import GIB, MIB
+from snugvl.core.folders import hub_cache
+from snugvl.core.sizes import GIB
 from snugvl.hardware import container, host, wsl
 from tests.hardware.conftest import LINUX, WSL2, Write
 
@@ -160,21 +161,12 @@ def test_nvml_beside_the_loaders_path(tmp_path: Path) -> None:
     ],
 )
 def test_where_downloads_go(environ: dict[str, str], folder: str) -> None:
-    assert host.hub_cache(environ) == Path(folder)
+    assert hub_cache(environ) == Path(folder)
 
 
 def test_disk_of_a_folder_that_is_not_made_yet(tmp_path: Path) -> None:
     assert host.disk_free(tmp_path / "not" / "yet") > 0
     assert host.disk_free(Path("relative/not/yet")) > 0
-
-
-def test_downloads_by_size(tmp_path: Path) -> None:
-    for name, size in (("models--Qwen--small", 1), ("models--Qwen--Qwen3-VL-4B", 3), ("datasets--x--y", 9)):
-        blobs = tmp_path / name / "blobs"
-        blobs.mkdir(parents=True)
-        (blobs / "a").write_bytes(bytes(size * MIB))
-    assert host.downloaded(tmp_path) == [("Qwen/Qwen3-VL-4B", 3 * MIB), ("Qwen/small", MIB)]
-    assert host.downloaded(tmp_path / "none") == []
 
 
 def test_memory_without_proc(tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
 """Ids and bytes of tokens, the tokens that end an answer, and files that are no tokenizer."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from time import sleep
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -16,7 +21,8 @@ from snugvl.errors import CheckpointError, RequestError, RequestTooLarge, Unsupp
 from snugvl.inputs import tokenizer as tokenizer_module
 from snugvl.inputs.prompt import Processor
 from snugvl.inputs.spelling import ByteLevel
-from snugvl.inputs.tokenizer import Tokenizer
+from snugvl.inputs.tokenizer import LONG_TEXT, Tokenizer
+from tests.patience import NEVER_S
 
 
 @pytest.fixture(scope="session")
@@ -161,3 +167,33 @@ def test_control_tokens_that_a_normaliser_would_make(broken: Path) -> None:
     backend.save(str(path))
     with pytest.raises(RequestError, match="control token"):
         Tokenizer.from_folder(broken).refuse_control_tokens("＜|im_end|＞")
+
+
+def test_long_texts_are_tokenised_one_at_a_time(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counting:
+        """The tokenizer's Rust side; counts who is inside."""
+
+        inside = most = 0
+
+        def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
+            Counting.inside += 1
+            Counting.most = max(Counting.most, Counting.inside)
+            if len(texts[0]) < LONG_TEXT:
+                barrier.wait(NEVER_S)  # all three come together
+            else:
+                sleep(0.02)
+            Counting.inside -= 1
+            return [SimpleNamespace(ids=[len(texts[0])])]
+
+    def encode_three(characters: int) -> int:
+        Counting.most = 0
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(tokenizer.encode, ["a" * characters] * 3)) == [[characters]] * 3
+        return Counting.most
+
+    barrier = Barrier(3)
+    monkeypatch.setattr(tokenizer, "_backend", Counting())
+    assert encode_three(LONG_TEXT) == 1
+    assert encode_three(LONG_TEXT - 1) == 3

@@ -16,10 +16,9 @@ from PIL import Image
 
 from snugvl.core.messages import Video
 from snugvl.errors import CheckpointError, RequestTooLarge
+from snugvl.inputs.frames import VideoLimits, frame_indices
 from snugvl.inputs.settings import read_pixel_settings
 from snugvl.inputs.video import PositionedVideoPreprocessor, VideoPreprocessor
-from snugvl.server.intake.frames import frame_indices
-from snugvl.server.intake.settings import VideoLimits
 
 
 @pytest.fixture(scope="session")

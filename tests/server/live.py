@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import httpx
 import uvicorn
 from fastapi import FastAPI
 
@@ -40,3 +41,13 @@ def live(
     finally:
         server.should_exit = True
         thread.join(PATIENCE_S)
+
+
+@contextmanager
+def asking(service: EngineService) -> Iterator[httpx.Client]:
+    """A client of a live server of `service`, whose model is named pocket."""
+    with (
+        live(service, ServerSettings(names=("pocket",))) as base,
+        httpx.Client(base_url=base, timeout=PATIENCE_S) as client,
+    ):
+        yield client

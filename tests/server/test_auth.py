@@ -97,7 +97,7 @@ def test_a_foreign_page_may_not_post(origin: str) -> None:
     with live(service) as base:
         answer = httpx.post(base + "/v1/chat/completions", json=CHAT, headers={"origin": origin})
         assert answer.status_code == 403
-        assert "--api-key" in answer.json()["error"]["message"]
+        assert "--allow-origin" in answer.json()["error"]["message"]
         assert "access-control-allow-origin" not in answer.headers
     assert not service.requests
 
@@ -109,6 +109,60 @@ def test_our_own_page_may_post_and_so_may_programs_with_a_key() -> None:
     with live(FakeService(), KEYS) as base:
         headers = {"origin": "https://tool.example", "x-api-key": "first-key"}
         assert httpx.post(base + "/tokenize", json={"prompt": "a"}, headers=headers).is_success
+
+
+PAGE = "https://example.org"
+PREFLIGHT = {
+    "Origin": PAGE,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type",
+}
+
+
+@pytest.mark.parametrize("keys", [(), ("first-key",)])
+@pytest.mark.parametrize("allowed", [PAGE, "*"])
+def test_a_page_that_is_allowed_may_ask(keys: tuple[str, ...], allowed: str) -> None:
+    settings = ServerSettings(api_keys=keys, allow_origins=("http://localhost:3000", allowed))
+    with live(FakeService(), settings) as base:
+        url = base + "/v1/chat/completions"
+        preflight = httpx.options(url, headers=PREFLIGHT)  # browsers send no key with it
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] in (PAGE, "*")
+        assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
+        key = {"Authorization": "Bearer first-key"}
+        answer = httpx.post(url, json=CHAT, headers={"Origin": PAGE, **key})
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] in (PAGE, "*")
+        assert "snugvl-warning" in answer.headers["access-control-expose-headers"]
+        if keys:
+            refused = httpx.post(url, json=CHAT, headers={"Origin": PAGE})
+            assert refused.status_code == 401
+            assert refused.headers["access-control-allow-origin"] in (PAGE, "*")  # the page can read why
+
+
+def test_other_pages_are_refused_still() -> None:
+    with live(FakeService(), ServerSettings(allow_origins=(PAGE,))) as base:
+        url = base + "/v1/chat/completions"
+        for origin in ("https://example.com", "http://example.org", PAGE + ".evil.net", "null"):
+            assert httpx.options(url, headers={**PREFLIGHT, "Origin": origin}).status_code == 400
+            answer = httpx.post(url, json=CHAT, headers={"Origin": origin})
+            assert answer.status_code == 403
+            assert "--allow-origin" in answer.json()["error"]["message"]
+            assert "access-control-allow-origin" not in answer.headers
+    with live(FakeService(), ServerSettings()) as base:
+        assert httpx.options(base + "/v1/models", headers=PREFLIGHT).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/version", "/v1/models", "/api/tags", "/openapi.json", "/memory"]
+)
+def test_head_is_answered_where_get_is(path: str) -> None:
+    with live(FakeService(), ServerSettings()) as base:
+        got, head_only = httpx.get(base + path), httpx.head(base + path)
+        assert head_only.status_code == got.status_code
+        assert head_only.headers["content-type"] == got.headers["content-type"]
+        assert not head_only.content
+        assert httpx.head(base + "/v1/chat/completions").status_code == 405
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "a.localhost", "127.9.9.9"])

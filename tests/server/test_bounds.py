@@ -131,7 +131,7 @@ def test_text_that_cannot_fit_never_goes_to_the_engine(path: str) -> None:
         body["model"] = "pocket"
     with live(service) as base:
         answer = httpx.post(base + path, json=body)
-    assert answer.status_code == 413
+    assert answer.status_code == 400
     assert "1,001 characters" in answer.text
     assert not service.requests
 

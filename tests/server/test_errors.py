@@ -1,6 +1,6 @@
 """Errors: one sentence, the field's path, the form of the protocol."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from fastapi import FastAPI
@@ -11,6 +11,7 @@ from snugvl import errors as ours
 from snugvl.server import errors
 from snugvl.server.body import parse_json
 from snugvl.server.fields import Strict
+from snugvl.server.wishes import refused
 
 
 class TextPart(Strict):
@@ -29,7 +30,12 @@ class MessageIn(Strict):
 
 
 class Body(Strict):
-    harmless = {"n": (1,), "store": (False,), "logit_bias": ({},)}  # noqa: RUF012 - a ClassVar of the base
+    wishes: ClassVar = {
+        "n": refused("one", 1),
+        "store": refused("no", False),
+        "logit_bias": refused("no", {}),
+    }
+
     messages: list[MessageIn]
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     max_tokens: int | None = None
@@ -66,9 +72,9 @@ def content(*parts: object) -> dict[str, Any]:
     [
         (body(frobnicate=1), "frobnicate", "unknown_parameter"),
         (body(frobnicate=None), "frobnicate", "unknown_parameter"),
-        (body(n=2), "n", "unknown_parameter"),
-        (body(n=True), "n", "unknown_parameter"),
-        (body(store=True), "store", "unknown_parameter"),
+        (body(n=2), "n", "unsupported_parameter"),
+        (body(n=True), "n", "unsupported_parameter"),
+        (body(store=True), "store", "unsupported_parameter"),
         ({}, "messages", "missing_required_parameter"),
         (body(temperature=3), "temperature", "invalid_value"),
         (body(max_tokens="many"), "max_tokens", "invalid_value"),
@@ -132,7 +138,7 @@ def test_each_protocol_has_its_form(client: TestClient) -> None:
     [
         ("Unauthorized", 401, "invalid_api_key"),
         ("ModelNotServed", 404, "model_not_found"),
-        ("RequestTooLarge", 413, "context_length_exceeded"),
+        ("RequestTooLarge", 400, "context_length_exceeded"),
         ("ImageTooLarge", 413, "image_too_large"),
         ("ImageError", 400, "invalid_image"),
         ("BodyTooLarge", 413, "request_too_large"),

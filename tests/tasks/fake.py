@@ -7,7 +7,7 @@ from typing import Self
 
 from PIL.Image import Image
 
-from snugvl.core.messages import Capabilities, Delta, Picture, Request, Text, Usage
+from snugvl.core.messages import Capabilities, Delta, Picture, Request, Text, Usage, Video
 from snugvl.errors import EngineError
 from snugvl.model import Model
 
@@ -32,6 +32,11 @@ def prompt_of(request: Request) -> str:
 def images_of(request: Request) -> list[Image]:
     """The images of the last message."""
     return [part.image for part in request.messages[-1].content if isinstance(part, Picture)]
+
+
+def videos_of(request: Request) -> list[Video]:
+    """The videos of the last message."""
+    return [part for part in request.messages[-1].content if isinstance(part, Video)]
 
 
 def sensible(request: Request) -> Answer:

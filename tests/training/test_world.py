@@ -15,6 +15,7 @@ from training.pocket import (
     language,
     lettering,
     looks,
+    phrasebook,
     questions,
     scenes,
     scoring,
@@ -158,7 +159,7 @@ def test_edge_answers_agree_with_a_recount(drawn):
                 kind = next(k for k, (p, _) in world.KINDS.items() if p in e.question.lower())
                 assert int(e.answer) == sum(t.name in world.KINDS[kind][1] for t in scene.shown), e
             elif e.kind == "sides" and e.answer.isdigit():
-                shape = next(s for s in world.SIDES if f" {s} " in re.sub(r"[?.]", " ", e.question + " "))
+                shape = next(s for s in world.SIDES if f" {s} " in re.sub(r"[?.,']", " ", e.question + " "))
                 assert int(e.answer) == world.SIDES[shape], e
             elif e.kind == "either":
                 assert e.answer.lower() in {x for t in scene.shown for x in (t.color, t.name)}, e
@@ -178,9 +179,11 @@ def test_photographs_get_one_honest_sentence(cast, pool):
 
 def test_honesty_is_measured_in_words_of_its_own():
     trained = {q.lower() for q in foreign.QUESTIONS}
-    asked = [*honesty.BEYOND, *honesty.PHOTO_QUESTIONS]
+    trained |= {q.lower() for texts in phrasebook.TEMPLATES.values() for q in texts}
+    asked = [*honesty.BEYOND, *(q for texts in honesty.EDGE.values() for q in texts)]
     assert len(set(honesty.BEYOND)) == len(honesty.BEYOND)
     assert not trained & {q.lower() for q in asked}
+    assert not set(foreign.QUESTIONS) & set(honesty.PHOTO_QUESTIONS)
 
 
 @pytest.mark.parametrize(

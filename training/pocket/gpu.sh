@@ -1,12 +1,12 @@
 #!/bin/bash
 # One call on a machine with GPUs, where nothing can be downloaded: trains from the shipped weights on all of them.
 #
-#     training/pocket/gpu.sh OUT SECONDS [option of training.pocket.train …]
+#     [INIT=FOLDER] training/pocket/gpu.sh OUT SECONDS [option of training.pocket.train …]
 #
 # OUT gets log.jsonl, and the model as parts of 12 MB, since machines may return small files only: here,
 # `cat part_* > model.safetensors` and `tar xzf rest.tgz` make a folder that snugvl loads. Everything ends SECONDS after
-# the start, two and a half minutes of which go into sprites, words and compiling. It needs `.pocket/`
-# (python -m training.pocket.assets) and the repository around it.
+# the start, sprites, words and compiling included. It needs `.pocket/`
+# (python -m training.pocket.assets) and the repository around it. INIT: another folder to start from.
 set -eu
 out=$1 seconds=$2 now=$(date +%s)
 shift 2
@@ -19,7 +19,7 @@ made=$(mktemp -d)
 mkdir -p "$out"
 status=0
 timeout -k 5 $((seconds + 25)) python3 -m torch.distributed.run --standalone --nproc-per-node "$gpus" \
-    -m training.pocket.train --out "$made" --init src/snugvl/pocket --until $((now + seconds - 6)) \
+    -m training.pocket.train --out "$made" --init "${INIT:-src/snugvl/pocket}" --until $((now + seconds - 6)) \
     --workers "$workers" --rate 0.0018 --warmup 100 --steady 0.2 --word-share 0.55 --strip-share 0.45 \
     --save-every 60 --check 0 --no-checkpoint --seed 11 "$@" || status=$?
 cp "$made/log.jsonl" "$out"

@@ -58,6 +58,16 @@ PHOTO_QUESTIONS: Final = (
     "What is the background?", "Describe the picture.", "Is this a photograph?",
 )  # fmt: skip
 
+# Questions at the edge, with the slots of `phrasebook.TEMPLATES`.
+EDGE: Final = {
+    "sides": ("What number of sides does this {s} have?", "Say how many sides the {s} has.",
+              "How many sides are there on the {s}?"),
+    "kinds": ("How many {p} have you found?", "What's the number of {p} here?", "How many {p} in total?"),
+    "color": ("Is the {s} {a} or rather {b}?", "Would you say the {s} is {a} or {b}?"),
+    "shape": ("Is the {c} shape {a} or rather {b}?",),
+    "box": ("What are the exact coordinates of the {s}?", "Please give the {s}'s coordinates."),
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -99,29 +109,27 @@ def edge(scene: Scene, rng: random.Random) -> Item | None:
     thing = rng.choice(alone)
     kind = rng.choice(("sides", "kinds", "kinds", "color", "shape", "box"))
     if kind == "sides" and thing.name in world.SIDES:
-        text = rng.choice(("What number of sides does this {} have?", "Say how many sides the {} has.",
-                           "How many sides are there on the {}?"))  # fmt: skip
-        return Item(text.format(thing.name), "its sides", _number(world.SIDES[thing.name]))
+        text = rng.choice(EDGE[kind])
+        return Item(text.format(s=thing.name), "its sides", _number(world.SIDES[thing.name]))
     if kind == "kinds":
         name = rng.choice(("animal", "animal", "vehicle", "fruit", "shape"))
         plural, members = world.KINDS[name]
-        text = rng.choice(
-            ("How many {} have you found?", "What's the number of {} here?", "How many {} in total?")
-        )
-        return Item(text.format(plural), "the number", _number(sum(t.name in members for t in scene.shown)))
+        text = rng.choice(EDGE[kind])
+        return Item(text.format(p=plural), "the number", _number(sum(t.name in members for t in scene.shown)))
     if kind == "color" and thing.color:
         names = [thing.color, rng.choice([c for c in world.COLORS if c != thing.color])]
         rng.shuffle(names)
-        text = rng.choice(("Is the {} {} or rather {}?", "Would you say the {} is {} or {}?"))
-        return Item(text.format(thing.name, *names), "the colour that it has", _same(thing.color))
+        text = rng.choice(EDGE[kind]).format(s=thing.name, a=names[0], b=names[1])
+        return Item(text, "the colour that it has", _same(thing.color))
     if kind == "shape" and thing.kind == "shape" and sum(t.color == thing.color for t in scene.shown) == 1:
         names = [thing.name, rng.choice([s for s in world.SHAPES if s != thing.name])]
         rng.shuffle(names)
         one, two = map(world.with_article, names)
-        return Item(f"Is the {thing.color} shape {one} or rather {two}?", "the shape", _same(thing.name))
+        text = EDGE[kind][0].format(c=thing.color, a=one, b=two)
+        return Item(text, "the shape", _same(thing.name))
     if kind == "box":
-        text = rng.choice(("What are the exact coordinates of the {}?", "Please give the {}'s coordinates."))
-        return Item(text.format(thing.name), "its box", _box(thing, scene))
+        text = rng.choice(EDGE[kind])
+        return Item(text.format(s=thing.name), "its box", _box(thing, scene))
     return None
 
 

@@ -41,7 +41,9 @@ def ask_like(rng: random.Random, kind: str, **slots: str) -> str:
 
 
 def liberties(rng: random.Random, text: str) -> str:
-    """A polite start, lower case, no question mark, British spelling: each now and then."""
+    """A polite start or end, lower case, no question mark, British spelling: each now and then."""
+    if rng.random() < 0.06 and text[-1:] in ("?", "."):
+        text = text[:-1] + rng.choice(phrasebook.ENDINGS) + text[-1]
     if rng.random() < 0.06:
         text = rng.choice(phrasebook.POLITE).format(text[:1].lower() + text[1:])
     elif rng.random() < 0.25:

@@ -17,7 +17,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class Plan:
     until: float = 0.0  # when the run ends, in seconds of the epoch; 0: after the minutes
     check: int = 4  # batches of the validation, none: 0
     checkpoint: bool = True  # keep the optimizer's state, to resume from
+    sync: int = 1  # GPUs average gradients every step (1), or their weights every so many steps
     workers: int = 15
     seed: int = 0
     save_every: float = 90.0  # seconds
@@ -79,12 +80,16 @@ class Trainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.cuda = self.device.type == "cuda"
         torch.manual_seed(plan.seed)
+        self._say("begun")
         self.pack = assets.load(plan.pack)
         self.pool = lettering.draw_pool(plan.words, self.pack.fonts, plan.seed, plan.workers)
+        self._say("words drawn")
         outside = photos.pool(self.pack.photos, plan.textures, plan.seed, plan.workers)
+        self._say("photographs cut")
         sprites, self.cast = looks.audition(
             self.pack.sets, plan.copies, plan.seed, plan.workers, photos=len(outside)
         )
+        self._say("pictograms altered")
         self.recipe = Recipe(
             word_share=plan.word_share, strip_share=plan.strip_share, photo_share=plan.photo_share
         )
@@ -100,8 +105,12 @@ class Trainer:
         self.render = Renderer(Atlas(sprites, self.pool, outside, self.device), compiled=self.cuda)
         self.flex = plan.flex and self.cuda
         self._compile()
+        self._say(f"prepared, {len(sprites)} sprites")
+
+    def _say(self, done: str) -> None:
+        """What the first process has done, and how long after its start."""
         if not self.rank:
-            print(f"prepared in {time.monotonic() - self.born:.0f} s: {len(sprites)} sprites", flush=True)
+            print(f"{time.monotonic() - self.born:.0f} s: {done}", flush=True)
 
     def _compile(self) -> None:
         self.masks, self.head = self.model.masks, self._head
@@ -156,23 +165,25 @@ class Trainer:
         torch.manual_seed((self.plan.seed * 1_000_003 + self.step) * self.ranks + self.rank)
         loss, _ = self.forward(batch)
         loss.backward()
-        self._average()
+        if self.plan.sync == 1:
+            self._average([p.grad for p in self.model.parameters() if p.grad is not None])
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=True)
         self.optimizer.step(rate_at(self.plan, self.step, self.elapsed))
         self.step += 1
+        if self.plan.sync > 1 and self.step % self.plan.sync == 0:
+            self._average([p.data for p in self.model.parameters()])
         self.scenes += self.plan.batch * self.ranks
         return loss.detach()
 
     @torch.no_grad()
-    def _average(self) -> None:
-        """Give every process the mean of all gradients."""
+    def _average(self, tensors: list[torch.Tensor]) -> None:
+        """Give every process the mean of these tensors over all processes."""
         if self.ranks > 1:
-            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-            flat = torch.cat([g.reshape(-1) for g in grads])
+            flat = torch.cat([t.reshape(-1) for t in tensors])
             dist.all_reduce(flat)
             flat /= self.ranks
-            parts = flat.split([g.numel() for g in grads])
-            torch._foreach_copy_(grads, [p.view_as(g) for p, g in zip(parts, grads, strict=True)])
+            parts = flat.split([t.numel() for t in tensors])
+            torch._foreach_copy_(tensors, [p.view_as(t) for p, t in zip(parts, tensors, strict=True)])
 
     def _agree(self) -> None:
         """Let the first process's clock hold for all."""
@@ -247,25 +258,34 @@ class Trainer:
                 self.elapsed = spent
                 self._agree()
             if self.step == 60 and self.cuda:
-                self._time(batch)
+                self._time(batch, examples)
             if self.step % 100 == 0 or self.step == 10:
                 self.report(losses, check if self.step % 1000 == 0 or self.step == 100 else None)
                 losses = []
             if now - saved > self.plan.save_every:
                 self.save()
                 saved = time.monotonic()
+        if self.plan.sync > 1:
+            self._average([p.data for p in self.model.parameters()])
         self.save()
         self.report(losses, check)
 
-    def _time(self, batch: packing.Batch) -> None:
-        """Print how long drawing and one whole step take, in milliseconds."""
-        for name, work in (("render", lambda: self.render(batch)), ("forward", lambda: self.forward(batch))):
+    def _time(self, batch: packing.Batch, examples: Iterator[packing.Batch]) -> None:
+        """Print how long the parts of a step take, in milliseconds."""
+        parts: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("a batch", lambda: next(examples)), ("render", lambda: self.render(batch)),
+            ("forward", lambda: self.forward(batch)), ("backward", lambda: self.forward(batch)[0].backward()),
+            ("average", lambda: self._average([p.data for p in self.model.parameters()])),
+        )  # fmt: skip
+        for name, work in parts:
             torch.cuda.synchronize()
             start = time.monotonic()
             for _ in range(5):
                 work()
             torch.cuda.synchronize()
             print(name, round((time.monotonic() - start) * 200, 1), "ms", flush=True)
+        for p in self.model.parameters():
+            p.grad = None
 
     def _validation(self, count: int) -> list[packing.Batch]:
         """Fixed scenes of another seed than training's."""
@@ -309,6 +329,9 @@ def main() -> None:
         else:
             parser.add_argument(name, type=field.type, default=field.default)  # type: ignore[arg-type]
     plan = Plan(**vars(parser.parse_args()))
+    if hasattr(os, "sched_setaffinity"):
+        # OpenMP may have bound this thread to one core, and every worker would inherit it.
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
     if "LOCAL_RANK" in os.environ:  # torchrun started several of these
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -143,7 +143,7 @@ def load(path: Path) -> Result:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not text"
         raise InputError(f"{path} can't be read: {reason}") from None
     try:
         result = TypeAdapter(Result).validate_json(text)

@@ -137,7 +137,7 @@ def folder_material(folder: Path, *, source: FactSource = "folder", revision: st
         UnsupportedModel: weights in another format than safetensors.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder")
+        raise CheckpointError(f"{folder} is not a folder")
     config = read_json(folder / CONFIG)
     tensors = tuple(
         Stored(entry.name, entry.dtype, entry.shape, entry.nbytes) for entry in read_tensors(folder).values()

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snugvl.checkpoint.listing import is_repo, is_revision
-from snugvl.checkpoint.locate import hub_cache
+from snugvl.checkpoint.locate import REPO_PREFIX, repo_folder
+from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointNotFound, InputError
-
-_PREFIX = "models--"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def cached() -> list[Cached]:
     """Every model of the cache, by name. A cache that isn't there has none."""
     found = []
     for folder in _folders():
-        name = folder.name.removeprefix(_PREFIX).replace("--", "/", 1)
+        name = folder.name.removeprefix(REPO_PREFIX).replace("--", "/", 1)
         if is_repo(name):
             found.append(Cached(name, folder, sum(map(_size, _blobs(folder)))))
     return found
@@ -103,10 +102,10 @@ def remove(what: Removal) -> None:
 def _folder_of(model: str) -> Path:
     if not is_repo(model):
         raise InputError(
-            f"{model!r} is no name of a downloaded model; `snugvl list` shows those (delete a folder of your "
-            "own with rm -r)"
+            f"{model!r} is not the name of a downloaded model; `snugvl list` shows those (delete a folder of "
+            "your own with rm -r)"
         )
-    folder = hub_cache() / (_PREFIX + model.replace("/", "--"))
+    folder = repo_folder(model)
     if folder.is_symlink() or (folder / "snapshots").is_symlink() or (folder / "blobs").is_symlink():
         raise InputError(f"{folder} is, or holds, a link to another folder; nothing was removed")
     if not folder.is_dir():
@@ -117,7 +116,7 @@ def _folder_of(model: str) -> Path:
 def _commit(model: str, folder: Path, commits: list[str], revision: str | None) -> str:
     name = revision or "main"
     if not is_revision(name):
-        raise InputError(f"--revision {name!r} is no branch, tag or commit")
+        raise InputError(f"--revision {name!r} is not a branch, tag or commit")
     commit = _read(folder / "refs" / name) or name
     if revision is None and commit not in commits and len(commits) == 1:
         return commits[0]
@@ -129,7 +128,7 @@ def _commit(model: str, folder: Path, commits: list[str], revision: str | None) 
 
 def _folders() -> Iterator[Path]:
     for path in _children(hub_cache()):
-        if path.name.startswith(_PREFIX):
+        if path.name.startswith(REPO_PREFIX):
             yield path
 
 

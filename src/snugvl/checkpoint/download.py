@@ -24,8 +24,9 @@ from snugvl.checkpoint.assemble import assemble
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.hub import Hub, HubUnreachable
 from snugvl.checkpoint.listing import Listing, RemoteFile, wanted
-from snugvl.checkpoint.locate import hub_cache, looks_like_hub_id
+from snugvl.checkpoint.locate import looks_like_hub_id
 from snugvl.checkpoint.store import Store, git_blob_id, sha256_in
+from snugvl.core.folders import hub_cache
 from snugvl.core.sizes import GIB
 from snugvl.errors import CheckpointError, CheckpointNotFound, DoesNotFit, UnsupportedModel
 
@@ -91,7 +92,7 @@ def pull(
     """
     if not looks_like_hub_id(model):
         raise CheckpointNotFound(
-            f"{model!r} is no Hub id; it has the form owner/name, as Qwen/Qwen3-VL-2B-Instruct"
+            f"{model!r} is not a Hub id; it has the form owner/name, as Qwen/Qwen3-VL-2B-Instruct"
         )
     hub, watch = hub or Hub(), watch or Unwatched()
     listing = hub.listing(model, revision)
@@ -132,7 +133,7 @@ def _fetch_weights(hub: Hub, listing: Listing, store: Store, watch: Watch) -> di
     stop = Event()
 
     def came(count_bytes: int) -> None:
-        if stop.is_set():  # Ctrl+C, or another file failed: what has come is kept
+        if stop.is_set():  # Ctrl+C, or another file failed: the part that came is kept
             raise _Stopped
         watch.advance(count_bytes)
 
@@ -272,7 +273,7 @@ def _resume(hub: Hub, listing: Listing, file: RemoteFile, part: BinaryIO, have: 
             failures = 0 if have - before >= PROGRESS_BYTES else failures + 1
             if failures >= ATTEMPTS:
                 raise HubUnreachable(
-                    f"{error}; what has come is kept, run the same command to continue"
+                    f"{error}; the part that came is kept, run the same command to continue"
                 ) from None
         finally:
             part.flush()
@@ -305,8 +306,8 @@ def _storing(model: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DoesNotFit(
-                f"the disk is full while downloading {model}; what has come is kept: make room, then run the "
-                "same command to continue"
+                f"the disk is full while downloading {model}; the part that came is kept: make room, then "
+                "run the same command to continue"
             ) from None
         raise CheckpointError(
             f"{model} can't be stored in {hub_cache()}: {error.strerror or error}; set HF_HOME to a folder "

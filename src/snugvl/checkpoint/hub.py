@@ -75,7 +75,7 @@ class Hub:
         from huggingface_hub import constants
 
         if not is_repo(repo):
-            raise CheckpointNotFound(f"{shown(repo)} is no Hub id; it has the form owner/name")
+            raise CheckpointNotFound(f"{shown(repo)} is not a Hub id; it has the form owner/name")
         if revision is not None and not is_revision(revision):
             raise CheckpointNotFound(f"{repo} has no such revision on the Hub; check --revision")
         url = f"{self.endpoint or constants.ENDPOINT}/api/models/{repo}"
@@ -111,7 +111,7 @@ class Hub:
         weights = self._weight_files(listing, names)
         tensors = tuple(self._tensors(listing, weights))
         if len({tensor.name for tensor in tensors}) != len(tensors):
-            raise CheckpointError(f"{listing.repo}: a tensor stands in two of its weight files")
+            raise CheckpointError(f"{listing.repo}: a tensor is in two of its weight files")
         images = image_settings(documents)
         size = sum(file.size for file in wanted(listing))
         return Material(listing.repo, "hub", listing.commit, config, images, tensors, size)
@@ -154,7 +154,7 @@ class Hub:
             value = None
         if not isinstance(value, dict):
             raise CheckpointError(
-                f"{listing.repo}: {name} came as no JSON object, but as {data[:40]!r}; is a proxy or a login "
+                f"{listing.repo}: {name} is not a JSON object, but {data[:40]!r}; is a proxy or a login "
                 "page between this machine and the Hub?"
             )
         return value
@@ -311,7 +311,7 @@ def _speaking(what: str) -> Iterator[None]:
     try:
         yield
     except errors.OfflineModeIsEnabled:
-        raise HubUnreachable(f"{what}: HF_HUB_OFFLINE forbids to ask the Hub; unset it") from None
+        raise HubUnreachable(f"{what}: HF_HUB_OFFLINE forbids requests to the Hub; unset it") from None
     except httpx2.TimeoutException:
         raise HubUnreachable(f"{what}: the Hub didn't answer in time; try again later") from None
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:

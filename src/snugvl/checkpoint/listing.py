@@ -71,7 +71,7 @@ def _hash_of(value: object, kind: str, digits: int, where: str) -> str:
         CheckpointError: it is none.
     """
     if not isinstance(value, str) or re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is None:
-        raise CheckpointError(f"{where} has the {kind} {shown(value)}; it would be {digits} digits of 0-9a-f")
+        raise CheckpointError(f"{where} has the {kind} {shown(value)}; it must be {digits} digits of 0-9a-f")
     return value
 
 
@@ -94,7 +94,7 @@ def _path_of(value: object, where: str) -> str:
     """
     if not isinstance(value, str) or not _inside(value):
         raise CheckpointError(
-            f"{where} names the file {shown(value)}, which is no path inside of it; nothing was written"
+            f"{where} names the file {shown(value)}, which is not a path inside it; nothing was written"
         )
     return value
 

@@ -1,12 +1,13 @@
 """From what the user calls a model to the folder that holds it. Nothing is downloaded here."""
 
-import os
 from pathlib import Path
 
 from snugvl.checkpoint.safetensors import weight_files
+from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
 POCKET = "pocket"
+REPO_PREFIX = "models--"  # of the cache's folders of models
 
 
 def locate(model: str) -> Path:
@@ -65,25 +66,16 @@ def looks_like_hub_id(model: str) -> bool:
     return len(parts) == 2 and all(part and not part.startswith((".", "~")) for part in parts)
 
 
-def hub_cache() -> Path:
-    """Where huggingface_hub keeps snapshots, from its documented environment variables.
-
-    Looked up by ourselves: importing huggingface_hub takes longer than a plan.
-    """
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if os.environ.get(name):
-            return Path(os.path.expandvars(os.environ[name])).expanduser()
-    home = os.environ.get("HF_HOME")
-    if not home:
-        home = str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface")
-    return Path(os.path.expandvars(home)).expanduser() / "hub"
+def repo_folder(model: str) -> Path:
+    """Where the cache has a repository; layout: `store.py`."""
+    return hub_cache() / (REPO_PREFIX + model.replace("/", "--"))
 
 
 def _in_hub_cache(model: str, revision: str) -> Path | None:
     """A snapshot of the cache: models--owner--name/refs/BRANCH holds a commit, snapshots/COMMIT the files."""
     if not looks_like_hub_id(model):
         return None
-    repo = hub_cache() / ("models--" + model.replace("/", "--"))
+    repo = repo_folder(model)
     if ".." in Path(revision).parts:
         return None
     ref = repo / "refs" / revision

@@ -151,7 +151,7 @@ def _remote(model: str, revision: str | None, hub: Hub, cache: HeaderCache, *, o
     if problem is not None:
         raise problem
     raise CheckpointNotFound(
-        f"{model} is neither on this machine nor in the catalogue, and offline the Hub is not asked; "
+        f"{model} is neither on this machine nor in the catalogue, and the Hub is not asked when offline; "
         f"get it with: snugvl pull {model}"
     )
 

@@ -138,7 +138,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"{shown(twice)} stands in it twice")
+        raise ValueError(f"{shown(twice)} is in it twice")
     return values
 
 

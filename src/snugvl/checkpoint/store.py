@@ -19,7 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from snugvl.checkpoint.locate import hub_cache
+from snugvl.checkpoint.locate import repo_folder
+from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointError
 
 CHUNK_BYTES = 4 * 2**20
@@ -30,7 +31,7 @@ class Store:
     """One model's folder in the Hub cache."""
 
     def __init__(self, repo: str) -> None:
-        self.folder = hub_cache() / ("models--" + repo.replace("/", "--"))
+        self.folder = repo_folder(repo)
         self.blobs = self.folder / "blobs"
 
     def prepare(self) -> None:
@@ -64,7 +65,8 @@ class Store:
         inside = path.resolve().is_relative_to(hub_cache().resolve())
         if not path.is_file() or (path.is_symlink() and not inside):
             raise CheckpointError(
-                f"{path} is no file of the Hub cache, but a link or folder; nothing was changed: move it away"
+                f"{path} is not a file of the Hub cache, but a link or folder; nothing was changed: "
+                "move it away"
             )
         return path
 
@@ -81,7 +83,8 @@ class Store:
         new = not _stands(path)
         if not new and not stat.S_ISREG(path.lstat().st_mode):
             raise CheckpointError(
-                f"{path} is no begun download, but a link or folder; nothing was changed: move it away"
+                f"{path} is not an unfinished download, but a link or folder; nothing was changed: "
+                "move it away"
             )
         handle = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
         try:

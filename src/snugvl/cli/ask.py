@@ -17,7 +17,7 @@ def ask(
         list[str],
         typer.Argument(
             metavar="IMAGE... QUESTION...",
-            help="Files, folders, PDFs, quoted globs or - for standard input; then the question.",
+            help="Files (videos and PDFs too), folders, quoted globs or -; then the question.",
         ),
     ],
     question: Annotated[
@@ -84,5 +84,5 @@ def _pictured(word: str) -> bool:
         there = path.exists()
     except (OSError, ValueError):  # a question longer than a name may be
         return False
-    named = path.suffix.lower() in sources.SUFFIXES and " " not in word
+    named = path.suffix.lower() in (sources.SUFFIXES | sources.VIDEO_SUFFIXES) and " " not in word
     return there or named or (glob.has_magic(word) and bool(glob.glob(word)))  # noqa: PTH207

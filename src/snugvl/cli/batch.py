@@ -27,11 +27,11 @@ from snugvl.errors import InputError, SnugvlError
 
 if TYPE_CHECKING:
     from snugvl.client import Client
-    from snugvl.client.pictures import ImageSource
+    from snugvl.client.pictures import VisualSource
     from snugvl.core.messages import Delta
     from snugvl.model import Model
 
-    Reader = Callable[[Job], list[ImageSource]]
+    Reader = Callable[[Job], list[VisualSource]]
 
 IN_FLIGHT = 8
 SOME_FAILED = 7
@@ -71,7 +71,7 @@ def _load_and_do(
 ) -> None:
     # One image is read before the model is loaded, so that a mistyped path is told at once.
     opener = sink or _opener(task, jobs, choice, output)
-    read = session.reader(choice)
+    read = session.reader(choice, videos=task.videos)
     images = _read_or_told(jobs[0], read, opener) if len(jobs) == 1 else None
     if not output.quiet:
         session.tell(choice)
@@ -109,7 +109,7 @@ def _for_a_terminal(output: OutputChoice) -> bool:
     return sys.stdout.isatty() and not output.json and output.path is None
 
 
-def _read_or_told(job: Job, read: Reader, sink: Opener) -> list[ImageSource]:
+def _read_or_told(job: Job, read: Reader, sink: Opener) -> list[VisualSource]:
     try:
         return read(job)
     except SnugvlError as error:
@@ -118,7 +118,9 @@ def _read_or_told(job: Job, read: Reader, sink: Opener) -> list[ImageSource]:
         raise
 
 
-def _streamed(task: Task, model: Model | Client, images: Sequence[ImageSource], output: OutputChoice) -> None:
+def _streamed(
+    task: Task, model: Model | Client, images: Sequence[VisualSource], output: OutputChoice
+) -> None:
     from snugvl.tasks.parse import answer_text
     from snugvl.tasks.request import collect
 

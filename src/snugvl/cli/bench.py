@@ -54,20 +54,29 @@ Compare = Annotated[
     typer.Option("--compare", metavar="A.json B.json", help="Print the ratios of two saved results."),
 ]
 Levels = Annotated[
-    str, typer.Option("--levels", metavar="CLIENTS:REQUESTS,...", help="How many clients send how many.")
+    str,
+    typer.Option(
+        "--levels",
+        metavar="CLIENTS:REQUESTS,...",
+        help="How many clients send how many requests.",
+    ),
 ]
 Image = Annotated[
-    str, typer.Option("--image", metavar="WIDTHxHEIGHT", help="Pixels of the picture of a request.")
+    str,
+    typer.Option("--image", metavar="WIDTHxHEIGHT", help="Size of each picture in pixels."),
 ]
-NoImage = Annotated[bool, typer.Option("--no-image", help="Text only.")]
+NoImage = Annotated[bool, typer.Option("--no-image", help="Send text only.")]
 SameImage = Annotated[
     bool, typer.Option("--same-image", help="One picture for all, so that caches may help.")
 ]
 PromptTokens = Annotated[
-    int | None, typer.Option("--prompt-tokens", min=1, help="Of the text, about; default: one question.")
+    int | None,
+    typer.Option(
+        "--prompt-tokens", min=1, help="About how many tokens of text a request has; default: one question."
+    ),
 ]
 MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", min=1, help="Of each answer, where the server takes ignore_eos.")
+    int, typer.Option("--max-tokens", min=1, help="Tokens of each answer, where the server takes ignore_eos.")
 ]
 Repeat = Annotated[int, typer.Option("--repeat", min=1, help="How often all levels run.")]
 Warmup = Annotated[
@@ -80,13 +89,14 @@ Seed = Annotated[
     ),
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.001, help="Seconds of silence that fail a request.")
+    float, typer.Option("--timeout", min=0.001, help="Seconds without an answer after which a request fails.")
 ]
 Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Save every request's times and more.")
 ]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw it, over the number of clients.")
+    Path | None,
+    typer.Option("--plot", metavar="FILE.svg", help="Draw the results over the number of clients, as SVG."),
 ]
 
 
@@ -251,7 +261,7 @@ def _levels(text: str) -> tuple[tuple[int, int], ...]:
     for part in text.replace(" ", "").split(","):
         match = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", part)
         if match is None:
-            raise typer.BadParameter(f"{part!r} is no level: {how}")
+            raise typer.BadParameter(f"{part!r} is not a level: {how}")
         clients, requests = int(match[1]), int(match[2])
         if not 0 < clients <= requests:
             raise typer.BadParameter(f"{part!r}: at least one client, and a request for each; {how}")
@@ -267,6 +277,6 @@ def _size(text: str) -> tuple[int, int]:
     width, height = (int(match[1]), int(match[2])) if match else (0, 0)
     if not (0 < width <= MOST_SIDE and 0 < height <= MOST_SIDE):
         raise typer.BadParameter(
-            f"--image {text!r} is no size; write WIDTHxHEIGHT, such as 1024x768, up to {MOST_SIDE:,} each"
+            f"--image {text!r} is not a size; write WIDTHxHEIGHT, such as 1024x768, up to {MOST_SIDE:,} each"
         )
     return width, height

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from snugvl.client import Client
-    from snugvl.core.messages import Message
+    from snugvl.core.messages import Message, Video
     from snugvl.core.sampling import SamplingParams
     from snugvl.model import Model
 
 PROMPT = "> "
 HELP = """\
-/image FILE   show a picture with the next question; again for more
+/image FILE   show a picture or a video with the next question; again for more
 /clear        begin a new conversation
 /save FILE    write the conversation to a new file, as Markdown
 /exit         leave; so does Ctrl+D. Ctrl+C ends an answer\
@@ -37,7 +37,8 @@ HELP = """\
 @options.grouped()
 def chat(
     images: Annotated[
-        list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Pictures for the first question.")
+        list[str] | None,
+        typer.Argument(metavar="[IMAGE]...", help="Pictures or videos to begin with."),
     ] = None,
     system: Annotated[
         str | None, typer.Option("--system", metavar="TEXT", help="What the model is told beforehand.")
@@ -66,19 +67,19 @@ class Conversation:
     sampling: SamplingParams
     system: str | None = None
     messages: list[Message] = field(default_factory=list)
-    waiting: list[tuple[str, Image]] = field(default_factory=list)
+    waiting: list[tuple[str, Image | Video]] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)  # what /save writes
 
     def show(self, name: str) -> None:
-        """Take a picture for the next question.
+        """Take a picture, or a video, for the next question.
 
         Raises:
             ImageError: it can't be read, or pocket can't describe it.
         """
-        from snugvl.model import decode
+        from snugvl.model import see
 
         read = session.reader(replace(self.choice, server=None))
-        self.waiting.append((name, decode(read(Job((name,)))[0])))
+        self.waiting.append((name, see(read(Job((name,)))[0])))
 
     def clear(self) -> None:
         """Forget everything but the pictures that wait."""
@@ -104,7 +105,7 @@ class Conversation:
         """
         from snugvl.core.messages import Message, Text, user
 
-        mine = user(*(image for _, image in self.waiting), question)
+        mine = user(*(shown for _, shown in self.waiting), question)
         before = [Message("system", (Text(self.system),))] if self.system else []
         answer = ""
         asked = [*before, *self.messages, mine]
@@ -177,7 +178,7 @@ def _done(talk: Conversation, model: Model | Client, line: str) -> bool:
     elif word == "/help":
         write(HELP + "\n")
     elif word.startswith("/") and not Path(word).exists():
-        raise InputError(f"{word} is no command: /image, /clear, /save, /exit and /help are")
+        raise InputError(f"{word} is not a command: /image, /clear, /save, /exit and /help are")
     elif line:
         talk.ask(model, line)
     return False

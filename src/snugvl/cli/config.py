@@ -30,7 +30,7 @@ MODEL_ARGUMENT: Final = ("serve",)
 _TABLE: Final = re.compile(r"\s*\[\s*([\w-]+)\s*\]")
 _KEY: Final = re.compile(r"\s*([\w-]+)\s*=")
 
-app = typer.Typer(help="Keep what is said every time: model, memory, port and other options, in a TOML file.")
+app = typer.Typer(help="Keep the options that you give every time (model, memory, port …) in a TOML file.")
 Key = Annotated[str, typer.Argument(metavar="KEY", help="An option, as memory; of one command, serve.port.")]
 
 
@@ -111,7 +111,7 @@ def _split(key: str) -> tuple[str, str]:
     """The table, empty for all commands, and the name of a key."""
     table, _, name = key.rpartition(".")
     if not re.fullmatch(r"[\w-]+", name) or (table and not re.fullmatch(r"[\w-]+", table)):
-        raise InputError(f"{key!r} is no key; give an option as memory, or of one command as serve.port")
+        raise InputError(f"{key!r} is not a key; give an option as memory, or of one command as serve.port")
     return table, name
 
 
@@ -119,12 +119,12 @@ def _text() -> str | None:
     file = path()
     try:
         if file.stat().st_size > MAX_BYTES:
-            raise InputError(f"{file} has more than {MAX_BYTES:,} bytes; it would be a few lines")
+            raise InputError(f"{file} has more than {MAX_BYTES:,} bytes; it should be a few lines")
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except UnicodeDecodeError:
-        raise InputError(f"{file} is no UTF-8 text; write it anew, or remove it") from None
+        raise InputError(f"{file} is not UTF-8 text; write it anew, or remove it") from None
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -160,16 +160,18 @@ def _checked(text: str, context: typer.Context) -> dict[str, dict[str, Any]]:
     for key, value in _parsed(text).items():
         if isinstance(value, dict):
             if key not in commands:
-                raise InputError(f"{where(key, '')}: [{key}] is no command of snugvl; remove it")
+                raise InputError(f"{where(key, '')}: [{key}] is not a command of snugvl; remove it")
             for name, inner in value.items():
                 if name not in commands[key]:
-                    raise InputError(f"{where(key, name)}: {name} is no option of snugvl {key}; remove it")
+                    raise InputError(
+                        f"{where(key, name)}: {name} is not an option of snugvl {key}; remove it"
+                    )
                 parameter = commands[key][name]
                 given[key][parameter.name] = _value(context, parameter, inner, f"{where(key, name)}: {name}")
             continue
         having = [command for command, known in commands.items() if key in known]
         if not having:
-            raise InputError(f"{where('', key)}: {key} is no option of any command; remove it")
+            raise InputError(f"{where('', key)}: {key} is not an option of any command; remove it")
         for command in having:
             parameter = commands[command][key]
             checked = _value(context, parameter, value, f"{where('', key)}: {key}")
@@ -200,16 +202,16 @@ def _value(context: typer.Context, parameter: Any, value: Any, where: str) -> An
     """A value as the option takes it."""
     if getattr(parameter, "is_flag", False) != isinstance(value, bool):
         wanted = "true or false" if getattr(parameter, "is_flag", False) else "text or a number"
-        raise InputError(f"{where} is {value!r}; it would be {wanted}")
+        raise InputError(f"{where} is {value!r}; it must be {wanted}")
     several = parameter.multiple if hasattr(parameter, "multiple") else False
     values = value if isinstance(value, list) else [value]
     if (isinstance(value, list) and not several) or not all(isinstance(v, str | int | float) for v in values):
-        raise InputError(f"{where} is {value!r}; it would be one text or number")
+        raise InputError(f"{where} is {value!r}; it must be one text or number")
     value = [str(each) for each in values] if several else value if isinstance(value, bool) else str(value)
     try:
         parameter.process_value(context, value)
     except typer.BadParameter as error:
-        raise InputError(f"{where} is {value!r}: {plainly(error.message)}") from None
+        raise InputError(f"{where}: {plainly(error.message)}") from None
     return value
 
 

@@ -35,7 +35,7 @@ Output = Annotated[
 
 @options.grouped()
 def detect(
-    images: options.Images,
+    images: options.Pictures,
     objects: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,6 +70,7 @@ def detect(
         {"objects": list(names), **generation.chosen()},
         run=_runner(names, generation.sampling(), choice.load.max_pixels, pictures),
         text=render.detections,
+        videos=False,
     )
     if choice.server is None:
         choice = replace(choice, load=replace(choice.load, purpose="detect"))

@@ -47,13 +47,14 @@ def doctor(
     choice = MachineChoice(gpu, os, held, vram, gpus, ram, machine)
     if log is not None:
         if not choice.here or measure_context or record is not None:
-            raise typer.BadParameter("--log reads an engine's log; it goes with no other option but --json")
+            raise typer.BadParameter("--log reads an engine's log; give it no other option but --json")
         _explain(log, json=json)
         return
     if measure_context and not choice.here:
         raise typer.BadParameter("--measure-context measures this machine, not one that is described")
+    from snugvl.checkpoint.cached import cached
     from snugvl.cli import doctor_view
-    from snugvl.hardware import host, software
+    from snugvl.hardware import software
     from snugvl.hardware.advice import LOW_DISK_BYTES, advise
 
     found = machine_from(choice)
@@ -63,8 +64,10 @@ def doctor(
         _record(found, record)
     build = software.torch_build() if choice.here else None
     low_disk = choice.here and found.disk_free_bytes < LOW_DISK_BYTES
+    models = cached() if low_disk else []
+    downloads = [(each.name, each.nbytes) for each in sorted(models, key=lambda each: -each.nbytes)]
     tools = software.build_tools() if choice.here else None
-    advice = advise(found, build, host.downloaded(host.hub_cache()) if low_disk else (), tools)
+    advice = advise(found, build, downloads, tools)
     if json:
         document = doctor_view.as_document(found, advice, build)
         write(json_module.dumps(document, ensure_ascii=False, indent=2) + "\n")

@@ -18,7 +18,7 @@ def cards(incomplete: str) -> list[str]:
 
     products = (model.product.removeprefix("NVIDIA ").replace(" ", "-") for model in known())
     short = dict.fromkeys(name.lower().removeprefix("geforce-") for name in products)
-    return [name for name in ("none", *short) if name.startswith(incomplete.lower())]
+    return [name for name in ("none", *short) if name.startswith(incomplete)]
 
 
 Gpu = Annotated[
@@ -36,13 +36,15 @@ Os = Annotated[
 ]
 Held = Annotated[
     str | None,
-    typer.Option("--held", metavar="SIZE", help="GPU memory that others hold there, such as 951MiB."),
+    typer.Option("--held", metavar="SIZE", help="GPU memory that other programs hold there, such as 951MiB."),
 ]
 Vram = Annotated[
     str | None,
     typer.Option("--vram", metavar="SIZE", help="GPU memory in all, such as 8151MiB; known for most GPUs."),
 ]
-Gpus = Annotated[int | None, typer.Option("--gpus", metavar="N", help="How many such GPUs.")]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", metavar="N", help="How many of these GPUs the machine has.")
+]
 Ram = Annotated[str | None, typer.Option("--ram", metavar="SIZE", help="System memory, such as 32GiB.")]
 MachineFile = Annotated[
     Path | None,

@@ -23,7 +23,9 @@ Judge = Callable[["ModelFacts"], str | None]
 
 
 def list_models(
-    json: Annotated[bool, typer.Option("--json", help="A list of objects, sizes in bytes.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print a list of objects, with sizes in bytes.")
+    ] = False,
 ) -> None:
     """Show the models on this machine: size, format, whether each fits now, and where it is."""
     from snugvl.checkpoint.cached import cached
@@ -91,11 +93,11 @@ def rm(
         str | None, typer.Option("--revision", metavar="REVISION", help="Branch, tag or commit (main).")
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Every revision, and downloads that were begun.")
+        bool, typer.Option("--all", help="Remove every revision, and unfinished downloads.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
 ) -> None:
-    """Remove a downloaded model from the Hub cache. Its other revisions stay, and what is shared."""
+    """Remove a downloaded model from the Hub cache. Other revisions and shared files stay."""
     from snugvl.checkpoint.cached import removal, remove
     from snugvl.checkpoint.locate import POCKET
 

@@ -30,11 +30,15 @@ from snugvl.core.sampling import SamplingParams
 DEFAULT_MODEL = "pocket"
 
 
-def downloaded_models(incomplete: str) -> list[str]:
-    """Names of models on this machine that begin so, for the shell."""
+def _here() -> list[str]:
     from snugvl.checkpoint.cached import cached
 
-    return [name for name in ("pocket", *(each.name for each in cached())) if name.startswith(incomplete)]
+    return ["pocket", *(each.name for each in cached())]
+
+
+def downloaded_models(incomplete: str) -> list[str]:
+    """Names of models on this machine that begin so, for the shell."""
+    return [name for name in _here() if name.startswith(incomplete)]
 
 
 def known_models(incomplete: str) -> list[str]:
@@ -42,20 +46,18 @@ def known_models(incomplete: str) -> list[str]:
     from snugvl.checkpoint.catalogue import entries
 
     known = dict.fromkeys(form.repo for entry in entries() for form in entry.forms)
-    known |= dict.fromkeys(downloaded_models(""))
-    return [name for name in known if name.lower().startswith(incomplete.lower())]
+    known |= dict.fromkeys(_here())
+    return [name for name in known if name.startswith(incomplete)]
 
 
 DownloadedModel = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="As `snugvl list` shows it.", autocompletion=downloaded_models),
 ]
+_FILES = "folders, quoted globs ('photos/**/*.jpg'), or - for standard input."
+Pictures = Annotated[list[str], typer.Argument(metavar="IMAGE...", help=f"Files (PDFs too), {_FILES}")]
 Images = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="IMAGE",
-        help="Files, folders, quoted globs ('photos/**/*.jpg'), or - for standard input.",
-    ),
+    list[str], typer.Argument(metavar="IMAGE...", help=f"Files (videos and PDFs too), {_FILES}")
 ]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Go into the folders of a folder.")]
 Model = Annotated[
@@ -77,7 +79,8 @@ Server = Annotated[
     ),
 ]
 ApiKey = Annotated[
-    str | None, typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="Key of the server.")
+    str | None,
+    typer.Option("--api-key", envvar="SNUGVL_API_KEY", metavar="KEY", help="API key of the server."),
 ]
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[
@@ -90,7 +93,9 @@ Weights = Annotated[
 ]
 KVCache = Annotated[
     KVCacheName,
-    typer.Option("--kv-cache", help="Format of keys and values; fp8 is half as large. auto: where it helps."),
+    typer.Option(
+        "--kv-cache", help="Format of keys and values; fp8 takes half the memory. auto: where it helps."
+    ),
 ]
 Memory = Annotated[
     str | None,
@@ -138,10 +143,15 @@ PlannedImages = Annotated[
 ]
 Concurrency = Annotated[
     int | None,
-    typer.Option("--concurrency", min=1, help="Requests that are sure of their whole context (1)."),
+    typer.Option(
+        "--concurrency", min=1, help="Requests that can use their whole context at the same time (1)."
+    ),
 ]
 LanguageOnly = Annotated[
-    bool, typer.Option("--language-only", help="Leave the vision tower out: less memory, no pictures.")
+    bool,
+    typer.Option(
+        "--language-only", help="Load the model without its vision tower: less memory, no pictures."
+    ),
 ]
 PrefixCache = Annotated[
     bool,

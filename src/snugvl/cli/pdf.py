@@ -78,5 +78,5 @@ def _opened(name: str) -> Any:
     try:
         return pypdfium2.PdfDocument(name)
     except pypdfium2.PdfiumError as error:
-        why = "it asks for a password" if "assword" in str(error) else "it is no PDF, or a damaged one"
+        why = "it asks for a password" if "assword" in str(error) else "it is not a PDF, or a damaged one"
         raise InputError(f"{name} can't be opened: {why}") from None

@@ -32,7 +32,7 @@ Context = Annotated[
 ]
 Images = Annotated[int | None, typer.Option("--images", help="Images of one request (1); 0 for text alone.")]
 LanguageOnly = Annotated[
-    bool, typer.Option("--language-only", help="Leave the vision tower of a model that sees out.")
+    bool, typer.Option("--language-only", help="Plan a model that sees without its vision tower.")
 ]
 MinImageTokens = Annotated[
     int | None,
@@ -42,7 +42,9 @@ MaxPixels = Annotated[
     int | None,
     typer.Option("--max-pixels", help="The pixel budget itself: larger images are scaled down."),
 ]
-Task = Annotated[Literal["caption", "ask", "scene", "detect"], typer.Option("--task", help="What it is for.")]
+Task = Annotated[
+    Literal["caption", "ask", "scene", "detect"], typer.Option("--task", help="The task that it is for.")
+]
 Quality = Annotated[
     Literal["any", "int4", "int8", "fp8", "bf16"],
     typer.Option("--quality", help="Coarsest weights that are acceptable."),
@@ -60,7 +62,7 @@ Save = Annotated[
     typer.Option("--save", metavar="FILE", help="Save the plan; snugvl serve --plan FILE runs it."),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Every component of memory, every engine, every reason.")
+    bool, typer.Option("--verbose", "-v", help="Show every component of memory, every engine, every reason.")
 ]
 Offline = Annotated[
     bool, typer.Option("--offline", help="Use what is on this machine and the built-in catalogue.")

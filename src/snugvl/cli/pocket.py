@@ -1,4 +1,4 @@
-"""What pocket, the built-in model, is for: a note whenever it answers, and a refusal of photographs.
+"""What pocket, the built-in model, is for: a note whenever it answers; photographs and videos are refused.
 
 Pocket learned drawn scenes alone. Of a photograph it would say what the patches resemble ("two large gray
 rectangles"), so a picture that looks like one is refused before it is asked about.
@@ -6,7 +6,7 @@ rectangles"), so a picture that looks like one is refused before it is asked abo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from snugvl.errors import ImageError, SnugvlError
 
@@ -17,37 +17,6 @@ NOTE: Final = (
     "pocket answers, the built-in model: it knows drawn shapes, pictograms and words, not photographs; "
     "for those: --model FOLDER_OR_ID, such as Qwen/Qwen3-VL-2B-Instruct-FP8"
 )
-# Measured on 400 drawn scenes of training/pocket: as PNG they have at most 4.0 bits and 16 levels; as JPEG of
-# quality 60, 99.5 % have at most 5.6 bits, and none has more than 18 levels. Of ten colour photographs of
-# scikit-image and scikit-learn eight have more than 5.9. What is missed (a rocket in the night, an eye, a
-# grey texture) gets the note alone.
-COLOURS_BITS: Final = 5.7
-GREY_LEVELS: Final = 20
-SIDE: Final = 256  # pixels: noise of a sensor, and of JPEG, is averaged out first
-
-
-def looks_like_a_photograph(image: Image) -> bool:
-    """Whether the pixels of `image` have as many colours, or shades, as photographs have and drawings don't.
-
-    The colours (16 steps a channel) of a small copy without its edges have an entropy, in bits: that of a
-    drawing is small, as large areas of it have few colours. A grey photograph has many shades instead.
-
-    Args:
-        image: RGB.
-    """
-    import numpy as np
-    from PIL import ImageFilter
-    from PIL.Image import Resampling
-
-    small = image.copy()
-    small.thumbnail((SIDE, SIDE), Resampling.BOX)
-    small = small.filter(ImageFilter.MedianFilter(3))
-    steps = np.asarray(small).astype(np.int32) >> 4
-    counts = np.bincount((steps[..., 0] << 8 | steps[..., 1] << 4 | steps[..., 2]).ravel())
-    shares = counts[counts > 0] / counts.sum()
-    bits = float(-(shares * np.log2(shares)).sum())
-    shades = np.bincount(np.asarray(small.convert("L")).ravel() >> 3)
-    return bits > COLOURS_BITS or int((shades >= 0.01 * shades.sum()).sum()) >= GREY_LEVELS
 
 
 def refuse_photograph(image: Image, name: str) -> None:
@@ -56,11 +25,25 @@ def refuse_photograph(image: Image, name: str) -> None:
     Raises:
         ImageError: `name` looks like a photograph; says which model to download.
     """
+    from snugvl.tasks.pocket import looks_like_a_photograph
+
     if looks_like_a_photograph(image):
         raise ImageError(
             f"{name} looks like a photograph. Pocket, the built-in model, can't describe photographs; "
             f"{_way_out()}"
         )
+
+
+def refuse_video(name: str) -> NoReturn:
+    """Say that pocket never learned videos.
+
+    Raises:
+        ImageError: always; says which model to download.
+    """
+    raise ImageError(
+        f"{name} is a video. Pocket, the built-in model, learned single pictures and can't describe videos; "
+        f"{_way_out()}"
+    )
 
 
 def _way_out() -> str:

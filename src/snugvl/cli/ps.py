@@ -17,7 +17,9 @@ from snugvl.core.sizes import format_size
 
 def ps(
     api_key: options.ApiKey = None,
-    json: Annotated[bool, typer.Option("--json", help="A list of objects, sizes in bytes.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print a list of objects, with sizes in bytes.")
+    ] = False,
 ) -> None:
     """Show which servers of yours run here: process, address, model, memory, and since when."""
     rows = [_row(server, api_key) for server in running.running()]

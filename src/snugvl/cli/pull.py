@@ -34,15 +34,15 @@ def pull(
         str | None, typer.Option("--revision", metavar="REVISION", help="Branch, tag or commit.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Download although the disk or the plan has no room.")
+        bool, typer.Option("--force", help="Download even if the disk or the plan has no room.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Download a model from the Hub, or finish or check what is there.
 
-    Only what is needed; continues where an earlier one broke off; every weight file is checked against its
-    hash. Refused before it starts when the disk has no room, or when no engine could run the model on this
-    machine. Private and gated models: set HF_TOKEN. Prints the folder.
+    It downloads only what is needed, continues where an earlier download broke off, and checks every weight
+    file against its hash. It refuses before it starts when the disk has no room, or when no engine could run
+    the model on this machine. For private and gated models set HF_TOKEN. At the end it prints the folder.
     """
     fetch(model, revision=revision, force=force, quiet=quiet, fits=why_not)
 

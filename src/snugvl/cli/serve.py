@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ def serve(
     api_key: server_options.Keys = None,
     api_key_file: server_options.KeyFile = None,
     no_auth: server_options.NoAuth = False,
+    allow_origin: server_options.AllowOrigin = None,
     served_model_name: server_options.Names = None,
     *,
     load: LoadOptions,
@@ -79,6 +81,7 @@ def serve(
         max_body_bytes=max_body * MIB, max_concurrent=max_concurrent, deadline_s=deadline or None,
         key_requests_per_minute=key_requests_per_minute, key_concurrent=key_concurrent,
         allow_local_media=_folder(allow_local_media), allow_private_media=allow_private_media,
+        allow_origins=_origins(allow_origin or []),
     )  # fmt: skip
     asked = replace(load, model=model or "")
     vllm = VllmOptions(vllm_command, attach, attach_api_key, not no_retry, sleep_after)
@@ -163,18 +166,29 @@ def _keys(given: list[str], file: Path | None, *, no_auth: bool, host: str) -> t
         if keys.others_may_read(file):
             say(f"{file} may be read by other users of this machine; chmod 600 keeps them out")
     if no_auth and found:
-        raise typer.BadParameter("--no-auth lets everybody in; it goes with no API key")
+        raise typer.BadParameter("--no-auth lets everybody in; give no API key with it")
     if not found and not no_auth and not is_loopback(host):
         raise typer.BadParameter(
-            f"--host {host} lets others than this machine in: give an --api-key, "
+            f"--host {host} lets other machines in: give an --api-key, "
             "or say --no-auth if everybody who reaches it may use it"
         )
     return keys.checked(found)
 
 
+def _origins(given: list[str]) -> tuple[str, ...]:
+    """As a browser writes them: scheme, name and port, without a slash."""
+    for origin in given:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
+            raise typer.BadParameter(
+                f"--allow-origin {origin!r} is not the address of a page's host as browsers write it; "
+                "say https://example.org, http://localhost:3000 or '*'"
+            )
+    return tuple(given)
+
+
 def _folder(path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
-        raise typer.BadParameter(f"--allow-local-media {path} is no folder")
+        raise typer.BadParameter(f"--allow-local-media {path} is not a folder")
     return path
 
 

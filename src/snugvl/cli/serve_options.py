@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 VllmCommand = Annotated[
     str | None,
     typer.Option(
-        "--vllm-command", metavar="WORDS", help="What stands for vllm, such as '/opt/venv/bin/vllm'."
+        "--vllm-command",
+        metavar="WORDS",
+        help="The command to run instead of vllm, such as '/opt/venv/bin/vllm'.",
     ),
 ]
 Attach = Annotated[

@@ -116,11 +116,20 @@ def _missing(load: LoadOptions, vllm: VllmOptions) -> dict[str, str]:
         missing["bitsandbytes"] = "it is not installed: pip install bitsandbytes"
     if load.backend != "auto":
         return missing
-    if not (vllm.command_line or find_spec("vllm") or shutil.which("vllm")):
+    if not (vllm.command_line or _finds_vllm()):
         missing["vllm"] = "it is not installed: pip install 'snugvl[vllm]', or name it with --vllm-command"
-    if not (find_spec("transformers") and find_spec("accelerate")):
+    if _lacking():
         missing["transformers"] = "it is not installed: pip install 'snugvl[transformers]'"
     return missing
+
+
+def _lacking() -> list[str]:
+    """Packages of the transformers backend that are not installed."""
+    return [name for name in ("transformers", "accelerate") if not find_spec(name)]
+
+
+def _finds_vllm() -> bool:
+    return find_spec("vllm") is not None or shutil.which("vllm") is not None
 
 
 def check_installed(load: LoadOptions, vllm: VllmOptions) -> None:
@@ -129,18 +138,16 @@ def check_installed(load: LoadOptions, vllm: VllmOptions) -> None:
     Raises:
         EngineError: says how to install it.
     """
-    if load.backend == "transformers":
-        missing = [name for name in ("transformers", "accelerate") if not find_spec(name)]
-        if missing:
-            raise EngineError(
-                f"--backend transformers needs {' and '.join(missing)}, and it is not installed: "
-                "pip install 'snugvl[transformers]'"
-            )
+    if load.backend == "transformers" and (lacking := _lacking()):
+        raise EngineError(
+            f"--backend transformers needs {' and '.join(lacking)}, and it is not installed: "
+            "pip install 'snugvl[transformers]'"
+        )
     if load.backend != "vllm" or vllm.attach is not None:
         return
     if vllm.command and shutil.which(vllm.command[0]) is None:
         raise EngineError(f"--vllm-command: there is no program {vllm.command[0]!r}; check its path")
-    if not (vllm.command or find_spec("vllm") or shutil.which("vllm")):
+    if not (vllm.command or _finds_vllm()):
         raise EngineError(
             "--backend vllm needs vLLM, and it is not installed: pip install 'snugvl[vllm]', or name it with "
             "--vllm-command"

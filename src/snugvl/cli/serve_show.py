@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from snugvl.cli.stderr import printable, say
-from snugvl.cli.stdout import write
+from snugvl.cli.stdout import columns, folded, folded_command, write
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -44,9 +44,12 @@ def show_plan(planned: Planned | Unplanned) -> None:
     if planned.reason is not None:
         say(planned.reason)
     facts = [
-        f"  {label:<9}{value}" for label, value in found.facts if label in ("GPUs", "host", "tower", "speed")
+        folded(f"  {label:<9}{value}", 11)
+        for label, value in found.facts
+        if label in ("GPUs", "host", "tower", "speed")
     ]
-    lines = [found.headline, *facts, *brief(found), *found.notes]
+    rest = (folded(line, 2) for line in (*brief(found, columns()), *found.notes))
+    lines = [folded(found.headline), *facts, *rest]
     write(printable("\n".join(lines) + "\n\n"))
 
 
@@ -93,23 +96,9 @@ def _banner(facts: list[tuple[str, str]], settings: ServerSettings, *, sees: boo
         ("Page", f"{base}/"),
         ("Keys", _keys(settings)),
     ]
-    lines = [_wrapped(label, value) for label, value in facts]
+    lines = [folded(f"{label:<9}{value}", 9) for label, value in facts]
     first = [ask_line(base), curl_line(base, settings)] if sees else [chat_line(base, settings)]
-    write(printable("\n".join([*lines, "", "A first request:", *first]) + "\n\n"))
-
-
-def _wrapped(label: str, value: str) -> str:
-    """A fact of the banner, on as many lines as a narrow terminal needs; a pipe gets one."""
-    import shutil
-    import textwrap
-
-    if not sys.stdout.isatty():
-        return f"{label:<9}{value}"
-    width = max(shutil.get_terminal_size().columns, 40)
-    return textwrap.fill(
-        value, width, initial_indent=f"{label:<9}", subsequent_indent=" " * 9, break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
+    write(printable("\n".join([*lines, "", "A first request:", *map(folded_command, first)]) + "\n\n"))
 
 
 def ask_line(base: str) -> str:

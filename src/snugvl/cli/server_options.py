@@ -29,6 +29,12 @@ Keys = Annotated[
 KeyFile = Annotated[
     Path | None, typer.Option("--api-key-file", metavar="FILE", help="More keys, one a line; # comments.")
 ]
+AllowOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-origin", metavar="ORIGIN", help="A web page's address that may ask, or '*'; repeatable."
+    ),
+]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")]
 NoAuth = Annotated[
@@ -41,7 +47,9 @@ MaxConcurrent = Annotated[
 Deadline = Annotated[
     float, typer.Option("--deadline", min=0, help="Seconds a request may take in all; 0 for no limit.")
 ]
-Drain = Annotated[float, typer.Option("--drain", min=0, help="Seconds that running requests get at the end.")]
+Drain = Annotated[
+    float, typer.Option("--drain", min=0, help="Seconds that running requests may still take after Ctrl+C.")
+]
 MaxBody = Annotated[int, typer.Option("--max-body", min=1, help="MiB of one request.")]
 AllowLocalMedia = Annotated[
     Path | None,
@@ -56,7 +64,7 @@ LogLevel = Annotated[
 ]
 LogPrompts = Annotated[bool, typer.Option("--log-prompts", help="Log what people ask and what they get.")]
 KeyRequestsPerMinute = Annotated[
-    int | None, typer.Option("--key-requests-per-minute", min=1, help="Of each API key.")
+    int | None, typer.Option("--key-requests-per-minute", min=1, help="Requests a minute of each API key.")
 ]
 KeyConcurrent = Annotated[
     int | None, typer.Option("--key-concurrent", min=1, help="Requests at once of each API key.")

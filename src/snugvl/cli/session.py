@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from snugvl.cli import pdf, pocket
 from snugvl.cli.options import DEFAULT_MODEL, ModelChoice
@@ -17,7 +17,7 @@ from snugvl.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from snugvl.client import Client
-    from snugvl.client.pictures import ImageSource
+    from snugvl.client.pictures import VisualSource
     from snugvl.model import Model
 
 
@@ -103,34 +103,49 @@ def load_model(choice: ModelChoice) -> Model | Client:
     return load_with(replace(choice.load, model=choice.name))
 
 
-def reader(choice: ModelChoice) -> Callable[[Job], list[ImageSource]]:
-    """How the pictures of a job are read: decoded for a model here, as they are for a server. Pocket is shown
-    no photographs."""
-    read = _uploads if choice.server is not None else _decoded
-    return (lambda job: _drawn(job, read(job))) if choice.pocket else read
+def reader(choice: ModelChoice, *, videos: bool = True) -> Callable[[Job], list[VisualSource]]:
+    """How the pictures of a job are read, and with `videos` its videos: decoded for a model here, as they are
+    for a server. Pocket is shown no photographs and no videos."""
+    read = _uploads if choice.server is not None else _videos if videos else _pictures
+    return (lambda job: _drawn(job, read(job), videos)) if choice.pocket else read
 
 
-def _drawn(job: Job, images: list[ImageSource]) -> list[ImageSource]:
+def _drawn(job: Job, sources: list[VisualSource], videos: bool) -> list[VisualSource]:
+    from snugvl.core.messages import Video
+    from snugvl.model import decode, see
+
+    for name, source in zip(job.names, sources, strict=True):
+        if isinstance(source, str):  # a URL is fetched by the server
+            continue
+        called = "standard input" if name == STDIN else name
+        seen = source if isinstance(source, Video) else see(source) if videos else decode(source)
+        if isinstance(seen, Video):
+            pocket.refuse_video(called)
+        else:
+            pocket.refuse_photograph(seen, called)
+    return sources
+
+
+def _pictures(job: Job) -> list[VisualSource]:
     from snugvl.model import decode
 
-    for name, image in zip(job.names, images, strict=True):
-        if not isinstance(image, str):  # a URL is fetched by the server
-            pocket.refuse_photograph(decode(image), "standard input" if name == STDIN else name)
-    return images
+    return [pdf.draw(name) or decode(_file(name)) for name in job.names]
 
 
-def _decoded(job: Job) -> list[ImageSource]:
-    from snugvl.model import decode
+def _videos(job: Job) -> list[VisualSource]:
+    from snugvl.model import see
 
-    return [pdf.draw(name) or decode(sys.stdin.buffer if name == STDIN else name) for name in job.names]
+    return [pdf.draw(name) or see(_file(name)) for name in job.names]
 
 
-def _uploads(job: Job) -> list[ImageSource]:
+def _file(name: str) -> str | BinaryIO:
+    return sys.stdin.buffer if name == STDIN else name
+
+
+def _uploads(job: Job) -> list[VisualSource]:
     from snugvl.client.pictures import URL_SCHEMES, read_bytes
 
     return [
-        name
-        if name.startswith(URL_SCHEMES)
-        else pdf.draw(name) or read_bytes(sys.stdin.buffer if name == STDIN else name)
+        name if name.startswith(URL_SCHEMES) else pdf.draw(name) or read_bytes(_file(name))
         for name in job.names
     ]

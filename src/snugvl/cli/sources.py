@@ -1,8 +1,8 @@
 """Which images a command line means: files, folders, globs, PDFs and standard input, in a stable order.
 
-A file is taken whatever its name. A folder gives the pictures in it, told by their suffix, sorted by name,
-hidden ones left out; its own folders only with --recursive. A pattern is expanded here when the shell didn't.
-An image that is named twice is done once.
+A file is taken whatever its name, a video too. A folder gives the pictures in it (no videos), told by their
+suffix, sorted by name, hidden ones left out; its own folders only with --recursive. A pattern is expanded
+here when the shell didn't. An image that is named twice is done once.
 """
 
 import glob
@@ -35,6 +35,8 @@ SUFFIXES: Final = frozenset(
         ".mpo",
     )
 )
+
+VIDEO_SUFFIXES: Final = frozenset((".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".ogv"))
 
 
 def expand(arguments: Sequence[str], *, recursive: bool = False) -> list[str]:
@@ -73,7 +75,7 @@ def _in_folder(folder: Path, recursive: bool) -> list[str]:
         raise InputError(f"no pictures in {folder}, but in folders of it; add --recursive")
     raise InputError(
         f"no pictures in {folder}: none of its files ends in {', '.join(sorted(SUFFIXES))}; "
-        "name a file to have it tried whatever its name"
+        "name a file to try it, whatever its name"
     )
 
 

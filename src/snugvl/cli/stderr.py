@@ -5,18 +5,11 @@ import re
 import sys
 import traceback
 
-_PYDANTIC = (
-    (re.compile(r"Value error, "), ""),
-    (
-        re.compile(r"Input should be a valid integer(, unable to parse string as an integer)?"),
-        "it must be a whole number",
-    ),
-    (
-        re.compile(r"Input should be a valid number(, unable to parse string as a number)?"),
-        "it must be a number",
-    ),
-    (re.compile(r"Input should be greater than or equal to "), "it must be at least "),
-    (re.compile(r"Input should be less than or equal to "), "it must be at most "),
+_PLAIN = (
+    (re.compile(r" is not a valid int(eger)?( range)?\b"), " is not a whole number"),
+    (re.compile(r" is not a valid float( range)?\b"), " is not a number"),
+    (re.compile(r" is not in the range ([\d.]+)<=x<=([\d.]+)"), r" is not between \1 and \2"),
+    (re.compile(r" is not in the range x>=([\d.]+)"), r" is less than \1"),
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -38,8 +31,8 @@ def say(message: str) -> None:
 
 
 def plainly(message: str) -> str:
-    """What pydantic says of a value, in words for people."""
-    for said, plain in _PYDANTIC:
+    """What click says of a value, in words for people."""
+    for said, plain in _PLAIN:
         message = said.sub(plain, message)
     return message.rstrip(".")
 

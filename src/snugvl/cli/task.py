@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # they import Pillow and pydantic
     from snugvl.client import Client
-    from snugvl.client.pictures import ImageSource
+    from snugvl.client.pictures import VisualSource
     from snugvl.core.messages import Delta
     from snugvl.model import Model
     from snugvl.tasks.results import Result
@@ -50,13 +50,15 @@ class Task:
         run: the result of a job's images.
         text: the result for people.
         stream: the same as `run` while it is generated, where the result is plain text.
+        videos: whether a video may stand for a picture.
     """
 
     name: str
     params: dict[str, Any]
-    run: Callable[[Model | Client, Job, Sequence[ImageSource]], Result]
+    run: Callable[[Model | Client, Job, Sequence[VisualSource]], Result]
     text: Callable[[Any], str]
-    stream: Callable[[Model | Client, Sequence[ImageSource]], Deltas] | None = field(default=None)
+    stream: Callable[[Model | Client, Sequence[VisualSource]], Deltas] | None = field(default=None)
+    videos: bool = True
 
 
 @dataclass(frozen=True, slots=True)

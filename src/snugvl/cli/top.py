@@ -31,7 +31,7 @@ def top(
         str, typer.Option("--server", envvar="SNUGVL_SERVER", metavar="URL", help="Which server.")
     ] = DEFAULT_SERVER,
     api_key: options.ApiKey = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame; so does a pipe.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit, as in a pipe.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the server's /memory once, as JSON.")] = False,
 ) -> None:
     """Watch a server: its memory, planned and measured, its speed and its queue."""

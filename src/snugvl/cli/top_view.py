@@ -196,7 +196,7 @@ def _table(pieces: Sequence[Part], ledger: Ledger, colour: bool) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True, overflow="ellipsis")
-    for name in ("planned", "measured", "of the device"):
+    for name in ("planned", "measured", "share"):
         table.add_column(name, justify="right", no_wrap=True)
     for piece in pieces:
         letter, shade = piece.look

@@ -10,7 +10,7 @@ import openai
 from snugvl.client import answers, calls, failures
 from snugvl.client.answers import Memory, understood
 from snugvl.client.connection import DEFAULT_URL, Address, address_of, retry_only_what_helps, sdk_options
-from snugvl.client.pictures import ImageSource
+from snugvl.client.pictures import ImageSource, VisualSource
 from snugvl.core.messages import Delta, Message
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Health
@@ -50,7 +50,7 @@ class AsyncClient:
 
     async def caption(
         self,
-        image: ImageSource,
+        image: VisualSource,
         *,
         detail: Detail = "short",
         sampling: SamplingParams | None = None,
@@ -62,7 +62,7 @@ class AsyncClient:
 
     async def ask(
         self,
-        images: ImageSource | Sequence[ImageSource],
+        images: VisualSource | Sequence[VisualSource],
         question: str,
         *,
         sampling: SamplingParams | None = None,
@@ -73,7 +73,7 @@ class AsyncClient:
         return await self._send(await asyncio.to_thread(calls.ask, images, question, options))
 
     async def scene(
-        self, image: ImageSource, *, sampling: SamplingParams | None = None, max_pixels: int | None = None
+        self, image: VisualSource, *, sampling: SamplingParams | None = None, max_pixels: int | None = None
     ) -> Scene:
         """Analyse an image: summary, setting, objects with counts and positions, text, relations."""
         options = self._options(sampling, max_pixels)
@@ -99,7 +99,7 @@ class AsyncClient:
 
     async def stream_caption(
         self,
-        image: ImageSource,
+        image: VisualSource,
         *,
         detail: Detail = "short",
         sampling: SamplingParams | None = None,
@@ -112,7 +112,7 @@ class AsyncClient:
 
     async def stream_ask(
         self,
-        images: ImageSource | Sequence[ImageSource],
+        images: VisualSource | Sequence[VisualSource],
         question: str,
         *,
         sampling: SamplingParams | None = None,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeVar
 
 from snugvl.client import answers
-from snugvl.client.pictures import ImageSource, several, url_of
+from snugvl.client.pictures import ImageSource, VisualSource, several, url_of
 from snugvl.core.messages import Delta, Message, Part, Picture, Text, Video, messages_of
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
@@ -52,7 +52,7 @@ class Options:
         return {key: value for key, value in named.items() if value is not None} | _chosen(sampling)
 
 
-def caption(image: ImageSource, detail: Detail, options: Options) -> Call[Caption]:
+def caption(image: VisualSource, detail: Detail, options: Options) -> Call[Caption]:
     """`/v1/vision/caption`."""
     if detail not in CAPTION:
         raise RequestError(f"detail is one of {', '.join(CAPTION)}, not {detail!r}", field="detail")
@@ -60,7 +60,7 @@ def caption(image: ImageSource, detail: Detail, options: Options) -> Call[Captio
     return Call("/v1/vision/caption", body, answers.result_reader(Caption))
 
 
-def ask(images: ImageSource | Sequence[ImageSource], question: str, options: Options) -> Call[Answer]:
+def ask(images: VisualSource | Sequence[VisualSource], question: str, options: Options) -> Call[Answer]:
     """`/v1/vision/ask`."""
     urls = [url_of(image) for image in several(images)]
     if not urls:
@@ -71,7 +71,7 @@ def ask(images: ImageSource | Sequence[ImageSource], question: str, options: Opt
     return Call("/v1/vision/ask", body, answers.result_reader(Answer))
 
 
-def scene(image: ImageSource, options: Options) -> Call[Scene]:
+def scene(image: VisualSource, options: Options) -> Call[Scene]:
     """`/v1/vision/scene`."""
     body = {"image": url_of(image)} | options.body()
     return Call("/v1/vision/scene", body, answers.result_reader(Scene))
@@ -156,10 +156,7 @@ def _part(part: Part) -> Body:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
     if isinstance(part, Video):
-        raise RequestError(
-            "a client sends no decoded video; send its frames as pictures, or its URL through `openai`",
-            field="messages",
-        )
+        return {"type": "video_url", "video_url": {"url": url_of(part)}}
     return {"type": "image_url", "image_url": {"url": url_of(_sized(part))}}
 
 

@@ -9,11 +9,15 @@ from typing import BinaryIO, Final, cast
 
 from PIL import Image, ImageOps
 
-from snugvl.errors import ImageError, ImageTooLarge
+from snugvl.core.messages import Video
+from snugvl.errors import ImageError, ImageTooLarge, RequestError
 from snugvl.inputs.image import ImageLimits, to_rgb
 
 ImageSource = str | Path | bytes | BinaryIO | Image.Image
 """An image: a path, a URL (data, http or https), the bytes of a file, an open file, or a Pillow image."""
+
+VisualSource = ImageSource | Video
+"""An image, or a video: a file or a URL of one, or a `Video` that was read from a file."""
 
 URL_SCHEMES: Final = ("http://", "https://", "data:")
 _MAX_BYTES: Final = ImageLimits().max_bytes
@@ -27,23 +31,31 @@ _SIGNATURES: Final = (
 )
 
 
-def url_of(source: ImageSource) -> str:
-    """What a request calls the picture: a URL as it was given, anything else as a data URL.
+def url_of(source: VisualSource) -> str:
+    """What a request calls the picture or video: a URL as it was given, anything else as a data URL.
 
     Raises:
         ImageError, ImageTooLarge: not there, not readable, empty, or more bytes than any server takes.
+        RequestError: a video of which only the frames are at hand.
     """
+    if isinstance(source, Video):
+        if source.file is None:
+            raise RequestError(
+                "a client sends videos as files; give the file, or send these frames as pictures",
+                field="messages",
+            )
+        source = source.file
     if isinstance(source, str) and source.startswith(URL_SCHEMES):
         return source
     data = _png(source) if isinstance(source, Image.Image) else read_bytes(source)
     return f"data:{_media_type(data)};base64,{base64.b64encode(data).decode()}"
 
 
-def several(images: ImageSource | Sequence[ImageSource]) -> list[ImageSource]:
+def several(images: VisualSource | Sequence[VisualSource]) -> list[VisualSource]:
     """One image or several, as a list."""
     if isinstance(images, list | tuple):
         return list(images)
-    return [cast(ImageSource, images)]
+    return [cast(VisualSource, images)]
 
 
 def read_bytes(source: str | Path | bytes | BinaryIO) -> bytes:

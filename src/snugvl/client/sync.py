@@ -15,7 +15,7 @@ from snugvl.client.connection import (
     retry_only_what_helps,
     sdk_options,
 )
-from snugvl.client.pictures import ImageSource
+from snugvl.client.pictures import ImageSource, VisualSource
 from snugvl.core.messages import Delta, Message
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Health
@@ -30,6 +30,7 @@ class Client:
 
     Every method does what that of `snugvl.Model` does, with the same results and the same exceptions, and is
     safe to call from several threads. Images may also be URLs (http, https, data), which the server fetches.
+    A video may take the place of an image where the model reads videos, but in `detect`.
 
         with snugvl.Client() as client:
             print(client.caption("picture.png").text)
@@ -72,7 +73,7 @@ class Client:
 
     def caption(
         self,
-        image: ImageSource,
+        image: VisualSource,
         *,
         detail: Detail = "short",
         sampling: SamplingParams | None = None,
@@ -83,7 +84,7 @@ class Client:
 
     def ask(
         self,
-        images: ImageSource | Sequence[ImageSource],
+        images: VisualSource | Sequence[VisualSource],
         question: str,
         *,
         sampling: SamplingParams | None = None,
@@ -93,7 +94,7 @@ class Client:
         return self._send(calls.ask(images, question, self._options(sampling, max_pixels)))
 
     def scene(
-        self, image: ImageSource, *, sampling: SamplingParams | None = None, max_pixels: int | None = None
+        self, image: VisualSource, *, sampling: SamplingParams | None = None, max_pixels: int | None = None
     ) -> Scene:
         """Analyse an image: summary, setting, objects with counts and positions, text, relations."""
         return self._send(calls.scene(image, self._options(sampling, max_pixels)))
@@ -115,7 +116,7 @@ class Client:
 
     def stream_caption(
         self,
-        image: ImageSource,
+        image: VisualSource,
         *,
         detail: Detail = "short",
         sampling: SamplingParams | None = None,
@@ -127,7 +128,7 @@ class Client:
 
     def stream_ask(
         self,
-        images: ImageSource | Sequence[ImageSource],
+        images: VisualSource | Sequence[VisualSource],
         question: str,
         *,
         sampling: SamplingParams | None = None,

@@ -80,10 +80,15 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Video:
-    """Frames in a message, sampled already, with the time of each in seconds."""
+    """Frames in a message, sampled already, with the time of each in seconds.
+
+    Attributes:
+        file: that they were decoded from, where it is at hand: a client sends it as it is.
+    """
 
     frames: tuple[Image, ...]
     timestamps: tuple[float, ...]
+    file: bytes | None = None
 
 
 Part = Text | Picture | Video
@@ -110,11 +115,17 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the model may call. `parameters` is the JSON schema of its arguments."""
+    """A function the model may call.
+
+    Attributes:
+        parameters: JSON schema of its arguments.
+        strict: whether a keyword of it that can't be enforced refuses the request; else it is left out.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +136,13 @@ class ToolUse:
         choice: "auto" (text, calls, or both), "required" (at least one call), or the name of a tool that
             must be called. A request without tools has no `ToolUse`.
         parallel: whether one answer may hold several calls.
+        form: JSON schema, as text, of an answer that calls nothing; None: any text.
     """
 
     tools: tuple[Tool, ...]
     choice: str = "auto"
     parallel: bool = True
+    form: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +178,8 @@ class Request:
         messages: the conversation; empty when `prompt` is given.
         prompt: text or token ids to continue as they are, without chat template and without pictures.
         tools: makes the prompt show tools, and constrains calls to their schemas.
-        grammar: constrains the whole answer; not together with `tools`.
+        grammar: constrains the whole answer; not together with `tools`, which have a form of their own.
+        template: variables of the chat template, such as `enable_thinking`, by name.
         deadline_s: seconds from now after which it fails with `DeadlineExceeded`.
     """
 
@@ -175,6 +189,12 @@ class Request:
     prompt: str | tuple[int, ...] | None = None
     tools: ToolUse | None = None
     grammar: Grammar | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def formed(self) -> bool:
+        """Whether its text has a form, and so nothing is thought before it."""
+        return self.grammar is not None or (self.tools is not None and self.tools.form is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,6 @@ def _disk_steps(machine: Machine, downloads: Sequence[tuple[str, int]]) -> Seque
     if machine.disk_free_bytes >= LOW_DISK_BYTES:
         return []
     return [
-        Step(f"Delete the download of {name}: hf cache rm model/{name}", size, "disk")
+        Step(f"Delete the download of {name}: snugvl rm --all {name}", size, "disk")
         for name, size in downloads
     ]

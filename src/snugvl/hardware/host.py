@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from snugvl.core.folders import hub_cache
 from snugvl.hardware import container
 
 
@@ -58,17 +59,6 @@ def look(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> Hos
     )
 
 
-def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where huggingface_hub keeps downloads: its own order of variables, without importing it."""
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if environ.get(variable):
-            return Path(environ[variable]).expanduser()
-    if environ.get("HF_HOME"):
-        return Path(environ["HF_HOME"]).expanduser() / "hub"
-    caches = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(caches).expanduser() / "huggingface" / "hub"
-
-
 def disk_free(folder: Path) -> int:
     """Bytes free for this user where `folder` is or would be made; 0 where that can't be told."""
     for place in (folder, *folder.absolute().parents):
@@ -79,20 +69,6 @@ def disk_free(folder: Path) -> int:
         except OSError:
             return 0
     return 0
-
-
-def downloaded(cache: Path) -> list[tuple[str, int]]:
-    """Models in the Hub's cache with their bytes on disk, largest first: what can be deleted."""
-    found = []
-    for folder in cache.glob("models--*"):
-        size_bytes = 0
-        for blob in (folder / "blobs").glob("*"):
-            try:
-                size_bytes += blob.lstat().st_size
-            except OSError:
-                continue
-        found.append((folder.name.removeprefix("models--").replace("--", "/"), size_bytes))
-    return sorted(found, key=lambda each: -each[1])
 
 
 def _cores(quota: float | None) -> int:

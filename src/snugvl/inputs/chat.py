@@ -25,6 +25,7 @@ from snugvl.errors import CheckpointError, RequestError
 from snugvl.inputs.reasoning import thinks
 from snugvl.inputs.tools.forms import tool_form
 
+_OWN = ("self", "messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 ROLES = ("system", "user", "assistant", "tool")
 # What stands around a tool's answer in templates of Hermes' kind: who writes it speaks as the tool.
 _ANSWER_MARKS = ("<tool_response>", "</tool_response>")
@@ -88,8 +89,11 @@ class ChatTemplate:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation as the model's prompt, with one placeholder per image and video.
+
+        `extra`: variables of the request's own, such as `enable_thinking`.
 
         Raises:
             RequestError: no messages, an unknown role, tools or calls that the template doesn't show, or
@@ -106,7 +110,7 @@ class ChatTemplate:
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **self._variables,
+                **{**(extra or {}), **self._variables},
             )
         except _Refused as error:
             raise RequestError(f"the chat template refuses this: {error}", field="messages") from None
@@ -149,6 +153,21 @@ def texts(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> Iterator[t
         yield f"tools[{index}].name", tool.name
         yield f"tools[{index}].description", tool.description
         yield f"tools[{index}].parameters", json.dumps(dict(tool.parameters), ensure_ascii=False)
+
+
+def template_texts(extra: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """As `texts`, of the variables that a request gives to the template.
+
+    Raises:
+        RequestError: one that the template gets anyway.
+    """
+    for name in extra:
+        if name in _OWN:
+            raise RequestError(
+                f"chat_template_kwargs can't set {name!r}; it is made of the request's own fields",
+                field="chat_template_kwargs",
+            )
+    yield "chat_template_kwargs", json.dumps(dict(extra), ensure_ascii=False)
 
 
 def refuse_answer_marks(text: str, marks: Sequence[str], field: str) -> None:

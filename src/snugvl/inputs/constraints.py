@@ -21,11 +21,12 @@ from llguidance import LLMatcher
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
 from snugvl.errors import RequestError
+from snugvl.inputs.tools.enforceable import MAX_SCHEMA
 from snugvl.inputs.tools.forms import tool_lark
 from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools, referred
 from snugvl.inputs.trials import Trials
 
-MAX_CHARACTERS: Final = {"json_schema": 131_072, "regex": 8_192, "lark": 32_768}
+MAX_CHARACTERS: Final = {"json_schema": MAX_SCHEMA, "regex": 8_192, "lark": 32_768}
 MAX_RULES: Final = 256  # of a Lark grammar
 MAX_INTERSECTIONS: Final = 8  # of a Lark grammar
 MAX_CHOICES_LITERAL: Final = 131_072  # choices of a request × characters of the longest literal
@@ -110,6 +111,10 @@ def tools_lark(
         go_on()
         if error := trials.check(text, go_on).error:
             raise refused(error, "json_schema", field)
+    if use.form is not None:
+        text = grammar_text(Grammar("json_schema", use.form), "response_format")
+        if error := trials.check(text, go_on).error:
+            raise refused(error, "json_schema", "response_format")
     return tool_lark(form, use, tokens)
 
 

@@ -153,8 +153,8 @@ def open_image(
         ImageTooLarge: more bytes or pixels than `limits`.
     """
     limits = limits or ImageLimits()
-    name = name or _name(source)
-    data = _read(source, name, limits)
+    name = name or name_of(source)
+    data = read_source(source, name, limits)
     image = _open_header(data, name, quote)
     _check(image, name, limits, animated)
     try:
@@ -204,7 +204,7 @@ def _sixteen_to_eight(image: Image.Image) -> Image.Image:
     return Image.fromarray(levels.astype(np.uint8))
 
 
-def _name(source: str | Path | bytes | BinaryIO) -> str:
+def name_of(source: str | Path | bytes | BinaryIO) -> str:
     """How errors call the source."""
     if isinstance(source, str | Path):
         text = str(source) or "''"
@@ -217,8 +217,12 @@ def _name(source: str | Path | bytes | BinaryIO) -> str:
     return str(name) if isinstance(name, str) else "the image"
 
 
-def _read(source: str | Path | bytes | BinaryIO, name: str, limits: ImageLimits) -> bytes:
-    """All bytes of the source, at most `limits.max_bytes`."""
+def read_source(source: str | Path | bytes | BinaryIO, name: str, limits: ImageLimits) -> bytes:
+    """All bytes of the source, at most `limits.max_bytes`.
+
+    Raises:
+        ImageError, ImageTooLarge: not there, not readable, empty, or too many.
+    """
     if isinstance(source, str | Path):
         data = _read_file(source, name, limits)
     elif isinstance(source, bytes):
@@ -303,7 +307,7 @@ def _open_header(data: bytes, name: str, quote: bool) -> Image.Image:
 def _check(image: Image.Image, name: str, limits: ImageLimits, animated: str) -> None:
     width, height = image.size
     if width < 1 or height < 1:
-        raise ImageError(f"{name} is {width}×{height} pixels, which is no picture; export it again")
+        raise ImageError(f"{name} is {width}×{height} pixels, which is not a picture; export it again")
     if width * height > limits.max_pixels:
         raise ImageTooLarge(
             f"{name} is {width:,}×{height:,} = {width * height:,} pixels, "

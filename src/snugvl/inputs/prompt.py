@@ -14,15 +14,16 @@ with it; transformers 4.57, with which Qwen3-VL was published, dropped it.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from snugvl.checkpoint.architecture import ModelConfig, VisionConfig
 from snugvl.core.messages import GoOn, Message, Picture, Text, Tool, Video, characters, going_on
 from snugvl.engine.request import VisionItem
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
-from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, texts, tool_json
+from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts, tool_json
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.settings import PixelSettings
@@ -217,6 +218,7 @@ class Processor:
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
+        template: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         go_on: GoOn = going_on,
     ) -> PreparedPrompt:
@@ -224,6 +226,7 @@ class Processor:
 
         Args:
             tools: what the prompt tells the model it may call.
+            template: variables of the chat template.
             max_tokens: refuse a longer prompt before any pixel is touched.
             go_on: called between two parts of the work, which it may end by raising.
 
@@ -233,7 +236,7 @@ class Processor:
             ImageError: a picture that can't be prepared.
             CheckpointError: the chat template fails.
         """
-        prompt = self._read(messages, tools, max_tokens, go_on, exactly=True)
+        prompt = self._read(messages, tools, max_tokens, go_on, exactly=True, template=template)
         vision = []
         for part in _pictures(messages):
             go_on()
@@ -276,18 +279,21 @@ class Processor:
         go_on: GoOn,
         *,
         exactly: bool,
+        template: Mapping[str, Any] | None = None,
     ) -> PreparedPrompt:
         """Everything but patches. `exactly`: a prompt of more than `max_tokens` is refused."""
         self.tokenizer.refuse_oversized(characters(messages, tools), max_tokens, field="messages")
         parts, pictures = _pictures(messages), self.pictures
         if pictures is None and parts:
             raise RequestError("this model reads text alone; it takes no pictures", field="messages")
-        for field, text in texts(messages, tools):
+        for field, text in (*texts(messages, tools), *template_texts(template or {})):
             self.tokenizer.refuse_control_tokens(text, field=field)
             refuse_answer_marks(text, self.template.answer_marks, field)
             go_on()
         runs = [] if pictures is None else [run for part in parts for run in pictures.runs(part)]
-        rendered = self.template.render(messages, tools=[tool_json(tool) for tool in tools] or None)
+        rendered = self.template.render(
+            messages, tools=[tool_json(tool) for tool in tools] or None, extra=template
+        )
         go_on()
         marked = rendered if pictures is None else pictures.marked(rendered, parts)
         image_tokens = sum(runs)

@@ -107,7 +107,7 @@ def read_pixel_settings(folder: Path, *, video: bool = False) -> PixelSettings:
 def read_frame_cap(folder: Path, *, video_tokens: int = 768) -> FrameCap:
     """How a checkpoint's video preprocessor bounds frames; defaults are those of `Qwen3VLVideoProcessor`.
 
-    Which frames of a video are looked at is chosen where it is decoded (`server/intake/frames.py`).
+    Which frames of a video are looked at is chosen where it is decoded (`inputs/frames.py`).
 
     Args:
         video_tokens: what `max_video_tokens` is by default.

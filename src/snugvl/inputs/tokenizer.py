@@ -6,6 +6,8 @@ bytes, so bytes of a token, streaming and logprobs are exact.
 
 import json
 import re
+import threading
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ SHORT_TEXT = 1 << 11  # characters that are tokenised with Python's lock held: l
 _COMPOSED = 4  # characters that Unicode normalisation makes one of, at most
 _IDS = 1 << 32  # ids that the Rust side can be asked for
 _UTF8 = frozenset(range(0xF5)) - {0xC0, 0xC1}  # bytes that a text can have
+# Tokenising takes up to 430 bytes a character and a whole core, so it is done for one long text at a time.
+_one_long_text = threading.Lock()
 
 
 class Tokenizer:
@@ -87,8 +91,9 @@ class Tokenizer:
         try:
             if len(text) <= SHORT_TEXT:
                 return self._backend.encode(text, add_special_tokens=framed).ids
-            # A batch is tokenised without Python's lock: nobody's stream stops for it.
-            return self._backend.encode_batch_fast([text], add_special_tokens=framed)[0].ids
+            with _one_long_text if len(text) >= LONG_TEXT else nullcontext():
+                # A batch is tokenised without Python's lock: nobody's stream stops for it.
+                return self._backend.encode_batch_fast([text], add_special_tokens=framed)[0].ids
         except Exception as error:  # a lone surrogate is the one way text can't become UTF-8
             raise RequestError(f"text can't be tokenised: {str(error).splitlines()[0][:200]}") from None
 

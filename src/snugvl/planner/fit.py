@@ -23,9 +23,9 @@ ENCODER_CACHE_BYTES = 64 << 20  # of encodings kept for the next question about 
 
 # What a format costs: KL to bf16 in 10^-5 nats a token, on pocket (`training/pocket/format_error.py`; the
 # table in docs/plan.md). What is below `NOTICEABLE` counts alike until images, context and pool are decided.
-WEIGHT_COST: dict[WeightFormat, int] = {"fp32": 0, "bf16": 0, "int8": 1, "fp8": 18, "int4": 278}
-HEAD_COST, TOWER_COST, CACHE_COST = 1, 2, 20
-NOTICEABLE = 50
+WEIGHT_COST: dict[WeightFormat, int] = {"fp32": 0, "bf16": 0, "int8": 5, "fp8": 29, "int4": 684}
+HEAD_COST, TOWER_COST, CACHE_COST = 1, 3, 35
+NOTICEABLE = 100
 
 
 @dataclass(frozen=True, slots=True)

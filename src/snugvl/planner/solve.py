@@ -311,10 +311,10 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) 
         1 if option.parts.embedding == "gpu" else 0,
         -settings.gpus,
         -settings.offloaded,
-        settings.kv_tokens,
         0 if settings.eager else 1,
         settings.chunk,
         settings.sequences,
+        settings.kv_tokens,  # what the fastest steps leave (see `Fitter._refined`)
     )
     return Choice(option, settings, fitted.tokens, fitted.footprint, fitted.budget, speed, score, gpus)
 

@@ -2,7 +2,8 @@
 
 A web page that a user happens to visit can make their browser send requests to 127.0.0.1. Two things stop
 it: on a loopback address only loopback names are answered (a name that was rebound to 127.0.0.1 is not one),
-and without API keys a request that a foreign page sent is refused. No CORS header is ever sent.
+and without API keys a request that a foreign page sent is refused. CORS headers are sent to the origins of
+`--allow-origin` alone (`app.py`).
 """
 
 import asyncio
@@ -35,6 +36,7 @@ class Auth:
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._digests = tuple(_digest(key) for key in settings.api_keys)
+        self._origins = frozenset(settings.allow_origins)
         self._loopback = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,7 +48,7 @@ class Auth:
                 if not open_to_all(scope["path"]):
                     self._check_key(headers)
             elif scope["method"] not in SAFE_METHODS:
-                _check_origin(headers)
+                self._check_origin(headers)
         await self._app(scope, receive, send)
 
     def _check_host(self, headers: Headers) -> None:
@@ -68,6 +70,21 @@ class Auth:
             raise Unauthorized("the API key is wrong")
         current().key = digest.hex()[:8]
 
+    def _check_origin(self, headers: Headers) -> None:
+        origin = headers.get("origin")
+        if origin is None or "*" in self._origins or origin in self._origins:
+            return
+        try:
+            sender = urlsplit(origin).netloc
+        except ValueError:
+            sender = ""
+        if not sender or sender.lower() != headers.get("host", "").lower():
+            raise HTTPException(
+                403,
+                f"a page of {origin[:100]!r} may not use this server; start it with --allow-origin and that "
+                "address to let the page in",
+            )
+
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
@@ -86,22 +103,6 @@ def _name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-def _check_origin(headers: Headers) -> None:
-    origin = headers.get("origin")
-    if origin is None:
-        return
-    try:
-        sender = urlsplit(origin).netloc
-    except ValueError:
-        sender = ""
-    if not sender or sender.lower() != headers.get("host", "").lower():
-        raise HTTPException(
-            403,
-            f"a page of {origin[:100]!r} may not use this server; "
-            "start it with --api-key to let programs of other origins in",
-        )
 
 
 MAX_HEADERS = 100

@@ -10,8 +10,10 @@ from typing import Any, Literal
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snugvl.server import errors, system
 from snugvl.server.access import Auth, RateLimits, open_to_all
@@ -25,6 +27,9 @@ from snugvl.server.page import routes as page
 from snugvl.server.receiving import Receiving
 from snugvl.server.vision import routes as vision
 from snugvl.version import __version__
+
+METHODS = ("GET", "HEAD", "POST", "DELETE")
+READABLE = ("snugvl-warning", "x-request-id", "request-id", "retry-after")  # headers that a foreign page sees
 
 
 def create_app(context: Context, *, started: bool = False) -> FastAPI:
@@ -46,13 +51,33 @@ def create_app(context: Context, *, started: bool = False) -> FastAPI:
     for routes in (system, tokens, chat, completions, responses, vision, ollama, anthropic, page):
         app.include_router(routes.router)
     # The last one added sees a request first.
+    app.add_middleware(_HeadAsGet)
     app.add_middleware(Receiving, settings=context.settings)
     app.add_middleware(RateLimits, settings=context.settings)
     app.add_middleware(Auth, settings=context.settings)
     app.add_middleware(Logs, context=context)
+    if origins := context.settings.allow_origins:
+        # The first of all: a preflight has no API key, and a page must be able to read a refusal.
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=METHODS, allow_headers=["*"],
+            expose_headers=READABLE,
+        )  # fmt: skip
     app.openapi = cache(partial(document, app))  # type: ignore[method-assign]  # FastAPI's way to extend it
     app.add_route("/openapi.json", _DocumentRoute(app).answer, include_in_schema=False)
     return app
+
+
+class _HeadAsGet:
+    """ASGI middleware: HEAD is answered wherever GET is. The server around it leaves the body out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, as GET."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
 
 
 class _DocumentRoute:

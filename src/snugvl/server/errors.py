@@ -121,6 +121,8 @@ def param_of(error: Exception) -> str | None:
 def error_body(error: Exception, family: Family) -> dict[str, Any]:
     """The JSON of an error; also inside of streams."""
     status, message = status_of(error), message_of(error)
+    if family == "anthropic" and isinstance(error, RequestTooLarge):
+        message = f"prompt is too long: {message}"  # what Anthropic's clients look for
     if family == "ollama":
         return {"error": message}
     server = "server_error" if family == "openai" else "api_error"
@@ -178,6 +180,7 @@ VALIDATION_CODES = {
     "extra_forbidden": "unknown_parameter",
     "json_invalid": "invalid_json",
     "unsupported_type": "unsupported_value",
+    "unsupported_parameter": "unsupported_parameter",
 }
 SHOWN = 80  # characters of a value in a message
 MOST = 1000  # of what pydantic says, which may quote the request
@@ -196,7 +199,10 @@ class InvalidRequest(RequestError):
 
 def invalid_request(error: RequestValidationError) -> InvalidRequest:
     """The error that comes nearest to what was meant: of a union's, the one deepest in the body."""
-    found = [(_path(entry, error.body), entry) for entry in error.errors()[:LOOKED_AT]]
+    found = [
+        ((*_path(entry, error.body), *entry.get("ctx", {}).get("wish", ())), entry)
+        for entry in error.errors()[:LOOKED_AT]
+    ]
     path, entry = max(found, key=lambda pair: len(pair[0]))
     field = _path_text(path) or None
     return InvalidRequest(_message(field, entry, error.body), field=field, code=_code(entry["type"]))
@@ -224,6 +230,8 @@ def _message(param: str | None, entry: Mapping[str, Any], body: object) -> str:
         return _unknown_kind(param, entry["ctx"])
     if kind == "union_tag_not_found":
         return f"{param}: {entry['ctx']['discriminator']} is missing"
+    if kind == "unsupported_parameter":
+        return f"{param} is not supported: {entry['msg']}"
     text = str(entry["msg"]).removeprefix("Value error, ")
     if kind in ("model_attributes_type", "model_type"):
         text = "Input should be an object"

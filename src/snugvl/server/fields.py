@@ -1,13 +1,18 @@
-"""The base of every request body: what it doesn't know is refused by name, never silently ignored.
+"""The base of every request body. Nothing that would change the answer is ignored; what can't change it is.
 
-    class ChatRequest(Strict):
-        harmless = {"logit_bias": ({},), "store": (False,), "n": (1,)}  # not supported; these change nothing
-        messages: list[MessageIn]
+    class ChatRequest(Body):
+        wishes = CHAT                  # of fields that are not honoured: refused, or ignored (`wishes.py`)
+        messages: list[MessageIn]      # a field that is declared is honoured, or checked at least
 
-A body with `"store": true` is answered 400 with `param: "store"`; with `"store": false`, `"store": null`
-or without it, it passes. Every error has the path of the field as people write it
-("messages[0].content[1].type"); `server.errors` makes the answer. All bodies have passed
-`server.body.parse_json` before: UTF-8, finite numbers, no duplicate keys, not too deep.
+Three kinds of objects, by what they do with a name that neither their fields nor their wishes have:
+
+    Exact   refuse it: our own protocol, where it is a mistake of whoever wrote it
+    Part    ignore it: inside of messages and tools, where a client's own history has names of its own
+    Body    ignore it, and name it in the answer's `Snugvl-Warning` header: a wish that nobody here knows
+
+Every error has the path of the field as people write it ("messages[0].content[1].type"); `server.errors`
+makes the answer. All bodies have passed `server.body.parse_json` before: UTF-8, finite numbers, no duplicate
+keys, not too deep.
 """
 
 from collections.abc import Mapping
@@ -24,7 +29,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from snugvl.server.errors import InvalidRequest
+from snugvl.server.record import current
+from snugvl.server.wishes import Wish
 
 # Tell the members of a union apart by JSON type, so that an error speaks of the one that was meant.
 STRING_OR_ARRAY = Discriminator(lambda value: "array" if isinstance(value, list) else "string")
@@ -42,9 +48,6 @@ def _whole(value: object) -> object:
 # JSON has one kind of number: 1.0 is a whole number in it, and some clients write it so.
 # Stands after the bounds in Annotated, or the OpenAPI document loses them.
 WHOLE = BeforeValidator(_whole)
-
-Harmless = Mapping[str, tuple[object, ...]]
-
 
 MAX_NAME = 1024  # characters of a field's name, known or not
 MAX_ALL_PARTS = 16_384  # of all messages of a conversation
@@ -108,13 +111,15 @@ class Strict(BaseModel):
     """A JSON object of a request.
 
     Attributes:
-        harmless: fields of the protocol that we don't support, each with the values (null is always one)
-            that ask for nothing, and so may be sent.
+        wishes: fields of the protocol that are not honoured, and what becomes of each.
+        tells: whether a name that nobody here knows is told to the client; `place`: what stands before it.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    harmless: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    wishes: ClassVar[Mapping[str, Wish]] = {}
+    tells: ClassVar[bool] = False
+    place: ClassVar[str] = ""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -124,42 +129,44 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_harmless(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            _check_names(values)
-            _check_parts(values)
-        if not isinstance(values, dict) or not cls.harmless:
+    def _settle_wishes(cls, values: Any) -> Any:
+        """Refuse what would change the answer; leave out what can't."""
+        if not isinstance(values, dict):
             return values
-        return {name: value for name, value in values.items() if not cls._asks_for_nothing(name, value)}
+        _check_names(values)
+        _check_parts(values)
+        for name in values.keys() & cls.wishes.keys():
+            cls.wishes[name].check(name, values[name])
+        if cls.tells:
+            cls._tell(values)
+        return {name: value for name, value in values.items() if name not in cls.wishes}
 
     @classmethod
-    def _asks_for_nothing(cls, name: str, value: object) -> bool:
-        if name not in cls.harmless:
-            return False
-        # True equals 1 in Python, not in JSON.
-        same = (value == good and type(value) is type(good) for good in cls.harmless[name])
-        return value is None or any(same)
+    def _tell(cls, values: dict[str, Any]) -> None:
+        """Name what is ignored and was asked for, where someone might care."""
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name, value in values.items():
+            wish = cls.wishes.get(name)
+            if name in known or value in (None, False, "", [], {}) or (wish is not None and not wish.told):
+                continue
+            current().warn(f"ignored {cls.place}{name}")
 
 
 class Exact(Strict):
-    """A JSON object whose fields have exactly their types: "1" and true are no numbers.
-
-    Attributes:
-        instead: fields of the protocol that a request is likely to have and that we don't support, each
-            with what to do instead. For bodies as a whole; their names are paths.
-    """
+    """A JSON object whose fields have exactly their types: "1" and true are no numbers."""
 
     model_config = ConfigDict(strict=True)
 
-    instead: ClassVar[Mapping[str, str]] = {}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_with_advice(cls, values: Any) -> Any:
-        for name, advice in cls.instead.items():
-            asked = isinstance(values, dict) and values.get(name) is not None
-            if asked and not cls._asks_for_nothing(name, values[name]):
-                raise InvalidRequest(
-                    f"{name} is not supported: {advice}", field=name, code="unsupported_parameter"
-                )
-        return values
+class Part(Exact):
+    """A part of a request: of a message, a tool, a format. Names that nobody here knows are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Body(Exact):
+    """A request as a whole. Names that nobody here knows are ignored, and told."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    tells = True

@@ -1,5 +1,6 @@
 """One generation from start to end, the same for every protocol: started, read, measured, aborted."""
 
+import asyncio
 import json
 import logging
 import time
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
+from snugvl.checkpoint.locate import POCKET
 from snugvl.core.messages import (
     Delta,
     Logprob,
@@ -114,7 +116,10 @@ async def tokens_of(
         SnugvlError: refused.
     """
     _check_length(context, prompt, tools)
-    return await context.service.tokenize(prompt, tools)
+    try:
+        return await context.service.tokenize(prompt, tools)
+    except RequestTooLarge as error:
+        raise _exceeded(context, str(error), error.field) from None
 
 
 def _check_length(
@@ -130,11 +135,19 @@ def _check_length(
     count = len(prompt) if isinstance(prompt, str) else 0
     count += characters(messages, () if tools is None else tools.tools)
     if capabilities is not None and 0 < capabilities.most_characters < count:
-        raise RequestTooLarge(
+        raise _exceeded(
+            context,
             f"the prompt has {count:,} characters; the context of {capabilities.context_tokens:,} tokens "
             f"holds {capabilities.most_characters:,} at most (white space counts); send less text",
-            field="messages" if messages else "prompt",
+            "messages" if messages else "prompt",
         )
+
+
+def _exceeded(context: Context, reason: str, field: str | None) -> RequestTooLarge:
+    """More tokens than there are, in the words that clients look for; our numbers and the way out follow."""
+    known = context.service.capabilities
+    tokens = 0 if known is None else known.context_tokens
+    return RequestTooLarge(f"This model's maximum context length is {tokens} tokens. {reason}", field=field)
 
 
 @dataclass(slots=True)
@@ -147,8 +160,14 @@ class Finished:
     logprobs: list[Logprob] = field(default_factory=list)
 
 
-async def generate(context: Context, request: Request) -> Generation:
+async def generate(context: Context, request: Request, *, ceiling: bool = False) -> Generation:
     """Start a request, with the server's deadline where it has none of its own.
+
+    `max_tokens` beyond what the context leaves is lowered to that, which the answer's header tells.
+
+    Args:
+        ceiling: whether `max_tokens` may be larger than the whole context, too: Anthropic's clients must send
+            a number, and Ollama's send large ones as a matter of course. Nothing is told then.
 
     Raises:
         SnugvlError: refused; nothing was started.
@@ -162,7 +181,47 @@ async def generate(context: Context, request: Request) -> Generation:
         request = replace(request, deadline_s=min(own_s, left_s))
     if context.settings.log_prompts:
         prompts.info("%s prompt: %r", current().id, _words(request))
-    return Generation(await context.service.submit(request), context, started)
+    for text in await _warnings(context, request):
+        current().warn(text)
+    stream = await _submit(context, request, ceiling)
+    return Generation(stream, context, started)
+
+
+async def _submit(context: Context, request: Request, ceiling: bool) -> Stream:
+    """Start a request; one whose answer would be longer than there is room, as long as there is."""
+    asked, known = request.sampling.max_tokens, context.service.capabilities
+    unlimited = replace(request, sampling=replace(request.sampling, max_tokens=None))
+    if asked is not None and known is not None and asked >= known.context_tokens:
+        if not ceiling and asked > known.context_tokens:
+            reason = f"max_tokens is {asked:,}; ask for less, or leave it out for as many as there is room"
+            raise _exceeded(context, reason, "max_tokens")
+        request, asked = unlimited, None
+    try:
+        return await context.service.submit(request)
+    except RequestTooLarge as error:
+        # vLLM's refusal doesn't tell which of both is to blame: without a limit it is the prompt.
+        vllm = known is not None and known.engine == "vllm"
+        if asked is None or not (vllm or error.field == "max_tokens"):
+            raise _exceeded(context, str(error), error.field) from None
+    try:
+        stream = await context.service.submit(unlimited)
+    except RequestTooLarge as error:
+        raise _exceeded(context, str(error), error.field) from None
+    if not ceiling:
+        current().warn(f"lowered max_tokens from {asked:,} to what the context leaves")
+    return stream
+
+
+async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
+    """What the client should know of the answer: that pocket was shown what it never learned."""
+    known = context.service.capabilities
+    if known is None or known.model != POCKET:
+        return ()
+    if not any(not isinstance(part, Text) for message in request.messages for part in message.content):
+        return ()
+    from snugvl.tasks import pocket  # it brings numpy, which the server starts without
+
+    return await asyncio.to_thread(pocket.warnings, request.messages)
 
 
 async def complete(context: Context, request: Request) -> tuple[list[Finished], Usage]:
@@ -243,20 +302,11 @@ class Reader:
 async def read_answer(context: Context, request: Request) -> Reader:
     """Start a request of one choice whose `max_tokens` is a ceiling: its answer ends when the context does.
 
-    Anthropic's clients must send a number, and Ollama's send large ones as a matter of course.
-
     Raises:
         SnugvlError: refused; nothing was started.
     """
-    parser, most = context.call_parser(request.tools), request.sampling.max_tokens
-    if most is not None and most < context.capabilities.context_tokens:
-        try:
-            return Reader(await generate(context, request), parser)
-        except RequestTooLarge as error:
-            if error.field != "max_tokens":
-                raise
-    unlimited = replace(request, sampling=replace(request.sampling, max_tokens=None))
-    return Reader(await generate(context, unlimited), parser)
+    parser = context.call_parser(request.tools)
+    return Reader(await generate(context, request, ceiling=True), parser)
 
 
 def split_calls(text: str, parser: CallParser | None) -> tuple[str, tuple[ToolCall, ...]]:

@@ -105,6 +105,8 @@ class _AnswerSender:
             self.record.status = message["status"]
             name = "request-id" if family_of(self._scope["path"]) == "anthropic" else "x-request-id"
             extra = [(name.encode(), self.record.id.encode())]
+            if self.record.warnings:
+                extra.append((b"snugvl-warning", "; ".join(self.record.warnings).encode()))
             if self._context.service.health.state == "draining":
                 extra.append((b"connection", b"close"))
             message = {**message, "headers": [*message.get("headers", ()), *extra]}

@@ -1,12 +1,17 @@
 """What one request leaves behind: filled in by whoever knows, read by the access log and the metrics."""
 
 import asyncio
+import re
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from snugvl.core.messages import Usage
+
+WARNINGS = 16  # of one answer
+WARNING = 240  # characters of each
+_NOT_IN_HEADERS = re.compile(r"[^ -:<-~]")  # what ends a line, is no ASCII, or parts two warnings
 
 
 @dataclass(slots=True)
@@ -19,6 +24,7 @@ class RequestRecord:
         status: of the answer; 499 when the client left before it had one.
         error: what it ended with, also in the middle of a stream.
         left: the client was gone before the answer was complete.
+        warnings: what was ignored or done otherwise than asked, for the header of the answer.
         lingering: what is still being ended for it when its answer is out; it keeps its place until then.
     """
 
@@ -29,12 +35,19 @@ class RequestRecord:
     left: bool = False
     lingering: "asyncio.Future[Any] | None" = None
     usage: Usage | None = None
+    warnings: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
         """Since it began."""
         return time.monotonic() - self.started
+
+    def warn(self, text: str) -> None:
+        """Tell the client in the answer's `Snugvl-Warning` header. Names in it may be a stranger's."""
+        line = _NOT_IN_HEADERS.sub("?", text)[:WARNING]
+        if len(self.warnings) < WARNINGS and line not in self.warnings:
+            self.warnings.append(line)
 
     def add(self, usage: Usage) -> None:
         """Count the tokens of one generation; a request may have several."""

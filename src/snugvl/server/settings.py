@@ -28,6 +28,7 @@ class ServerSettings:
         host, port: where it listens.
         names: names that requests may use for the model, the first one is the one it answers with.
         api_keys: a request needs one of them; empty: none is needed.
+        allow_origins: pages that may use the server from a browser, as https://example.org; "*" for all.
         max_body_bytes: of one request.
         max_header_bytes: of all its header lines together.
         max_concurrent: requests at once, queued ones included; beyond it 429.
@@ -46,6 +47,7 @@ class ServerSettings:
     port: int = 8000
     names: tuple[str, ...] = ("pocket",)
     api_keys: tuple[str, ...] = ()
+    allow_origins: tuple[str, ...] = ()
     max_body_bytes: int = 64 * MIB
     max_header_bytes: int = 64 * 1024
     max_concurrent: int = 256
@@ -72,7 +74,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(f"--api-key-file {path}: {reason}") from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.strip().startswith("#"))
     if not keys:

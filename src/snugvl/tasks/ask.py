@@ -3,28 +3,26 @@
 from collections.abc import Sequence
 from typing import Final
 
-from PIL.Image import Image
-
-from snugvl.core.messages import Capabilities, Picture, Request
+from snugvl.core.messages import Capabilities, Request
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.tasks.conventions import convention_of
 from snugvl.tasks.parse import answer_text
-from snugvl.tasks.request import about
+from snugvl.tasks.request import Shown, about
 from snugvl.tasks.results import Answer, Reply
 
 MAX_TOKENS: Final = 768
 
 
 def request(
-    images: Sequence[Image | Picture],
+    images: Sequence[Shown],
     question: str,
     capabilities: Capabilities,
     *,
     sampling: SamplingParams | None = None,
     max_pixels: int | None = None,
 ) -> Request:
-    """Ask `question` about `images`, which the model sees in this order.
+    """Ask `question` about `images` (or videos), which the model sees in this order.
 
     Raises:
         RequestError: no question, or no image.

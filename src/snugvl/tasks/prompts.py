@@ -23,6 +23,11 @@ SCENE = (
 DETECT_ALL = "Locate every object in the image. Report bbox coordinates in JSON format."
 
 
+def of_video(prompt: str) -> str:
+    """The prompt about an image, as it is said of a video."""
+    return prompt.replace("this image", "this video")
+
+
 def detect(names: Sequence[str]) -> str:
     """The detection prompt for the objects in `names`, or for every object when it is empty."""
     if not names:

@@ -1,18 +1,32 @@
 """What the tasks' requests have in common, and the reading of their replies."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from PIL.Image import Image
+from PIL.Image import Image, Resampling
 
-from snugvl.core.messages import Capabilities, Delta, Grammar, Message, Picture, Request, Text, Usage
+from snugvl.core.messages import (
+    Capabilities,
+    Delta,
+    Grammar,
+    Message,
+    Picture,
+    Request,
+    Text,
+    Usage,
+    Video,
+)
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, RequestError
 from snugvl.tasks.results import Reply
 
+Shown = Image | Picture | Video
+"""What a task is about. A video takes the place of an image where a task looks at what happens."""
+
 
 def about(
-    images: Iterable[Image | Picture],
+    images: Iterable[Shown],
     prompt: str,
     *,
     sampling: SamplingParams | None,
@@ -39,13 +53,34 @@ def about(
     if sampling.max_tokens is None:
         fitting = max(64, capabilities.context_tokens // 4)
         sampling = replace(sampling, max_tokens=min(max_tokens, fitting))
-    pictures = tuple(_picture(image, max_pixels) for image in images)
-    return Request((Message("user", (*pictures, Text(prompt, marks))),), sampling, grammar=grammar)
+    shown = tuple(
+        _scaled(image, max_pixels, capabilities.min_pixels)
+        if isinstance(image, Video)
+        else _picture(image, max_pixels)
+        for image in images
+    )
+    return Request((Message("user", (*shown, Text(prompt, marks))),), sampling, grammar=grammar)
 
 
 def _picture(image: Image | Picture, max_pixels: int | None) -> Picture:
     picture = image if isinstance(image, Picture) else Picture(image)
     return replace(picture, max_pixels=max_pixels)
+
+
+def _scaled(video: Video, max_pixels: int | None, min_pixels: int) -> Video:
+    """The video with frames so small that all together are as many tokens as a picture of `max_pixels`.
+
+    Models that read videos see two frames as one picture.
+    """
+    if max_pixels is None or not video.frames:
+        return video
+    width, height = video.frames[0].size
+    pairs = (len(video.frames) + 1) // 2
+    shrink = math.sqrt(max(max_pixels / pairs, min_pixels) / (width * height))
+    if shrink >= 1:
+        return video
+    size = max(1, int(width * shrink)), max(1, int(height * shrink))
+    return replace(video, frames=tuple(frame.resize(size, Resampling.BICUBIC) for frame in video.frames))
 
 
 def collect(deltas: Iterable[Delta]) -> Reply:

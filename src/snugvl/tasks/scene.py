@@ -2,15 +2,13 @@
 
 from typing import Any, Final
 
-from PIL.Image import Image
-
-from snugvl.core.messages import Capabilities, Picture, Request
+from snugvl.core.messages import Capabilities, Request, Video
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import OutputError, RequestError
 from snugvl.tasks import grammar, prompts
 from snugvl.tasks.conventions import convention_of
 from snugvl.tasks.parse import answer_text, find_json
-from snugvl.tasks.request import about
+from snugvl.tasks.request import Shown, about
 from snugvl.tasks.results import Reply, Scene, SceneObject
 
 MAX_TOKENS: Final = 1024
@@ -33,13 +31,13 @@ def check(capabilities: Capabilities) -> None:
 
 
 def request(
-    image: Image | Picture,
+    image: Shown,
     capabilities: Capabilities,
     *,
     sampling: SamplingParams | None = None,
     max_pixels: int | None = None,
 ) -> Request:
-    """Ask for an analysis of `image`.
+    """Ask for an analysis of `image`, which may be a video.
 
     Raises:
         RequestError: as `check`.
@@ -47,7 +45,7 @@ def request(
     check(capabilities)
     return about(
         [image],
-        prompts.SCENE,
+        prompts.of_video(prompts.SCENE) if isinstance(image, Video) else prompts.SCENE,
         sampling=sampling,
         max_tokens=MAX_TOKENS,
         capabilities=capabilities,

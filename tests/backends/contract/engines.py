@@ -13,6 +13,7 @@ from snugvl.backends.process.wire import HostedEngine
 from snugvl.core.messages import Capabilities, Delta, Request, Stream
 from snugvl.core.options import LoadOptions
 from snugvl.core.service import EngineService
+from snugvl.errors import EngineError
 from tests.backends.inprocess import InProcessEngine
 from tests.patience import NEVER_S, PATIENCE_S
 from tests.patience import until_async as until
@@ -143,3 +144,20 @@ async def ready(service: EngineService) -> None:
     """
     await until(lambda: service.health.state != "starting", 2 * PATIENCE_S)
     assert service.health.ready, service.health.detail
+
+
+def load_is(service: EngineService, requests: int) -> bool:
+    """Whether it has so many requests, running or (where one runs at a time) waiting."""
+    snapshot = service.snapshot
+    return snapshot is not None and snapshot.load.running + snapshot.load.waiting == requests
+
+
+async def closing_ends_every_answer(service: EngineService, long: Request) -> None:
+    """Close a service while three long answers run: each ends with an error."""
+    streams = [await service.submit(long) for _ in range(3)]
+    readers = [asyncio.ensure_future(read(stream)) for stream in streams]
+    await until(lambda: load_is(service, 3))
+    assert not await service.drain(0.01)
+    await service.close()
+    results = await asyncio.wait_for(asyncio.gather(*readers, return_exceptions=True), PATIENCE_S)
+    assert all(isinstance(result, EngineError) for result in results)

@@ -21,11 +21,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from snugvl.backends.mailbox import Mailbox
-from snugvl.backends.process.child import Report, attach, run
+from snugvl.backends.process.child import attach, run
 from snugvl.backends.process.hosted import HostedModel
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.core.ledger import Ledger
 from snugvl.core.messages import Capabilities, Delta, GoOn, Picture, Request, Text, Usage, going_on
+from snugvl.core.options import Progress
 from snugvl.core.service import Load, Tokens
 from snugvl.errors import CheckpointError, DoesNotFit, OutputError, QueueFull, RequestTooLarge
 
@@ -136,7 +137,7 @@ class OddError(OutputError):
         super().__init__(f"odd {first} {second}")
 
 
-def load(choice: EngineChoice, report: Report) -> HostedModel:
+def load(choice: EngineChoice, report: Progress) -> HostedModel:
     name, _, path = choice.model.partition(" ")
     report("pretending", 0.5)
     if name == "abort":

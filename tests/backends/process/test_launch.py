@@ -13,7 +13,7 @@ from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
 from snugvl.core.messages import Capabilities
 from snugvl.hardware.describe import describe
 from tests.backends.process.supervised import COMMAND, QUICK, read, run, say
-from tests.patience import until_async as until
+from tests.backends.waiting import ready, until
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(10000)")
 
@@ -48,12 +48,12 @@ def test_the_first_life_is_the_launched_process_and_the_next_is_not() -> None:
             choice = EngineChoice("echo", machine=describe("rtx-4060"))
             service = SupervisedEngine(choice, QUICK, COMMAND, launched)
             await service.start()
-            await until(lambda: service.health.ready)
+            await ready(service)
             assert service._start.choice == EngineChoice("echo")  # the next life looks for itself
             pid = service.pid
             assert pid == launched._popen.pid
             psutil.Process(pid).kill()
-            await until(lambda: service.health.restarts == 1 and service.health.ready)
+            await until(service, lambda: service.health.restarts == 1 and service.health.ready)
             assert service.pid != pid
             assert len(await read(await service.submit(say("hello")))) > 0
             await service.close()
@@ -67,7 +67,7 @@ def test_a_launched_process_that_died_is_a_death_like_others() -> None:
             launched._popen.wait()
             service = SupervisedEngine(EngineChoice("echo"), QUICK, COMMAND, launched)
             await service.start()
-            await until(lambda: service.health.ready)
+            await ready(service)
             await service.close()
 
     run(test())
@@ -79,7 +79,7 @@ def test_the_time_line_of_a_start() -> None:
         service = SupervisedEngine(EngineChoice("echo"), QUICK, COMMAND)
         assert service.health.timeline == ()
         await service.start()
-        await until(lambda: service.health.ready)
+        await ready(service)
         steps, moments = zip(*service.health.timeline, strict=True)
         assert steps == (
             "process launched", "process runs", "told what to load", "pretending", "warming up", "ready"
@@ -96,11 +96,11 @@ def test_grammars_are_prepared_in_the_first_pause(caplog: pytest.LogCaptureFixtu
     async def test() -> None:
         service = SupervisedEngine(EngineChoice("echo"), QUICK, COMMAND)
         await service.start()
-        await until(lambda: service.health.ready)
+        await ready(service)
         stream = await service.submit(say("hello", tokens=300))
         assert isinstance(service.capabilities, Capabilities)
         await read(stream)
-        await until(lambda: "warming up while" in caplog.text)
+        await until(service, lambda: "warming up while" in caplog.text)
         await asyncio.sleep(5 * QUICK.snapshot_s)
         await service.close()
 

@@ -23,7 +23,7 @@ from snugvl.errors import (
     SnugvlError,
 )
 from tests.backends.process.supervised import FOREVER, engine, read, run, say
-from tests.patience import until_async as until
+from tests.backends.waiting import ready, until
 
 
 def test_loads_serves_and_leaves_no_process() -> None:
@@ -31,7 +31,7 @@ def test_loads_serves_and_leaves_no_process() -> None:
         async with engine() as service:
             assert service.health.state == "starting"
             assert service.capabilities is None
-            await until(lambda: service.health.ready)
+            await ready(service)
             assert service.capabilities is not None
             assert service.capabilities.model == "fake"
             stream = await service.submit(say("hello"))
@@ -59,7 +59,7 @@ def test_loads_serves_and_leaves_no_process() -> None:
 def test_a_thread_may_read_a_stream() -> None:
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             stream = await service.submit(say("hello"))
             deltas = await asyncio.to_thread(list, stream)
             assert "".join(delta.text for delta in deltas) == "0 1 2 3 4 "
@@ -70,7 +70,7 @@ def test_a_thread_may_read_a_stream() -> None:
 def test_says_how_loading_goes_and_takes_nothing_meanwhile() -> None:
     async def test() -> None:
         async with engine("slow") as service:
-            await until(lambda: "pretending" in service.health.detail)
+            await until(service, lambda: "pretending" in service.health.detail)
             assert service.health.progress == 0.5
             with pytest.raises(EngineUnavailable, match="slow is loading: pretending") as caught:
                 await service.submit(say("hello"))
@@ -96,7 +96,7 @@ def test_a_refusal_keeps_its_class_message_and_attributes(
 ) -> None:
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             with pytest.raises(SnugvlError) as caught:
                 await service.submit(say(text))
             assert type(caught.value) is kind
@@ -112,9 +112,9 @@ def test_a_refusal_keeps_its_class_message_and_attributes(
 def test_a_reader_that_leaves_ends_its_request(leave: str) -> None:
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             stream = await service.submit(say("hello", FOREVER))
-            await until(lambda: service.snapshot and service.snapshot.load.running == 1)
+            await until(service, lambda: service.snapshot and service.snapshot.load.running == 1)
             if leave == "close":
                 stream.close()
                 stream.close()
@@ -126,7 +126,7 @@ def test_a_reader_that_leaves_ends_its_request(leave: str) -> None:
                 await asyncio.wait([reader])
                 del reader
             del stream
-            await until(lambda: service.snapshot and service.snapshot.load.running == 0)
+            await until(service, lambda: service.snapshot and service.snapshot.load.running == 0)
             assert service._process is not None
             assert service._process.running == 0
 
@@ -136,9 +136,9 @@ def test_a_reader_that_leaves_ends_its_request(leave: str) -> None:
 def test_a_request_cancelled_while_it_is_prepared_never_runs() -> None:
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             submitting = asyncio.create_task(service.submit(say("wait", FOREVER)))
-            await until(lambda: service._process and service._process.running == 1)
+            await until(service, lambda: service._process and service._process.running == 1)
             submitting.cancel()
             await asyncio.sleep(0.05)
             assert service._process is not None
@@ -149,7 +149,7 @@ def test_a_request_cancelled_while_it_is_prepared_never_runs() -> None:
             assert submitting.cancelled()
             assert service._process.running == 0
             await read(await service.submit(say("think")))  # longer than it would take to start
-            await until(lambda: service.snapshot and service.snapshot.load.running == 0)
+            await until(service, lambda: service.snapshot and service.snapshot.load.running == 0)
 
     run(test())
 
@@ -157,7 +157,7 @@ def test_a_request_cancelled_while_it_is_prepared_never_runs() -> None:
 def test_a_prompt_that_takes_long_to_prepare_holds_up_nobody() -> None:
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             slow = asyncio.create_task(service.submit(say("wait")))
             await asyncio.sleep(0)  # it goes first
             await read(await service.submit(say("release")))
@@ -182,7 +182,7 @@ def test_pictures_come_to_their_own_requests_and_leave_nothing_behind(
 
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             for _ in range(2):
                 streams = await asyncio.gather(*(service.submit(show(red)) for red in range(1, 21)))
                 assert [stream.prompt_tokens for stream in streams] == list(range(1, 21))
@@ -198,7 +198,7 @@ def test_pictures_of_requests_that_are_given_up_leave_nothing_behind() -> None:
 
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             for pause_s in (0.0, 0.002, 0.01, 0.1):
                 # More than prepare at once, so that some wait for their turn.
                 begun = [asyncio.create_task(service.submit(show(9, (700, 700), "think"))) for _ in range(6)]
@@ -207,7 +207,7 @@ def test_pictures_of_requests_that_are_given_up_leave_nothing_behind() -> None:
                     each.cancel()
                 await asyncio.wait(begun)
             assert (await service.submit(show(7))).prompt_tokens == 7
-            await until(lambda: not arena_of(service)._used)
+            await until(service, lambda: not arena_of(service)._used)
 
     run(test())
 
@@ -221,10 +221,10 @@ def arena_of(service: SupervisedEngine) -> Arena:
 def test_an_unread_stream_is_merged_and_loses_nothing() -> None:
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             stream = await service.submit(say("hello", 300))
             assert service._process is not None
-            await until(lambda: service._process and service._process.running == 0)
+            await until(service, lambda: service._process and service._process.running == 0)
             deltas = await read(stream)
             assert "".join(delta.text for delta in deltas) == "".join(f"{i} " for i in range(300))
             assert len(deltas) == 1
@@ -242,9 +242,9 @@ def test_no_secret_goes_to_the_child_and_its_output_is_logged(
 
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             await read(await service.submit(say("print the environment")))
-            await until(lambda: "HF_HOME_OF_TESTS" in caplog.text)
+            await until(service, lambda: "HF_HOME_OF_TESTS" in caplog.text)
             assert "SNUGVL_API_KEY" not in caplog.text
             assert "HF_TOKEN" not in caplog.text
 
@@ -262,9 +262,9 @@ def test_what_the_engine_logs_is_in_the_servers_log(caplog: pytest.LogCaptureFix
 
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             await read(await service.submit(say("log")))
-            await until(lambda: {"a remark about 1", "a warning"} <= set(caplog.messages))
+            await until(service, lambda: {"a remark about 1", "a warning"} <= set(caplog.messages))
 
     run(test())
     levels = {record.getMessage(): record.levelname for record in caplog.records}

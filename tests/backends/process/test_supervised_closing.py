@@ -14,14 +14,14 @@ from snugvl.errors import (
     EngineUnavailable,
 )
 from tests.backends.process.supervised import COMMAND, engine, read, run, say
+from tests.backends.waiting import ready, until
 from tests.patience import PATIENCE_S
-from tests.patience import until_async as until
 
 
 def test_drain_waits_for_what_runs_and_refuses_what_is_new() -> None:
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             stream = await service.submit(say("hello", 100))
             endless = await service.submit(say("hello", 100_000))
             assert not await service.drain(0.01)
@@ -39,7 +39,7 @@ def test_drain_waits_for_what_runs_and_refuses_what_is_new() -> None:
 def test_close_ends_streams_and_a_process_that_does_not_listen() -> None:
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             stream = await service.submit(say("hello", 100_000))
             pid = service.pid
             assert pid is not None
@@ -55,7 +55,7 @@ def test_close_ends_streams_and_a_process_that_does_not_listen() -> None:
 def test_close_while_starting() -> None:
     async def test() -> None:
         async with engine("slow") as service:
-            await until(lambda: service.pid)
+            await until(service, lambda: service.pid)
             pid = service.pid
             assert pid is not None
         assert not psutil.pid_exists(pid)

@@ -15,7 +15,8 @@ from snugvl.errors import (
     EngineUnavailable,
 )
 from tests.backends.process.supervised import FOREVER, QUICK, engine, read, run, say
-from tests.patience import until_async as until
+from tests.backends.waiting import ready, until
+from tests.patience import until_async
 
 PAUSE = r"that was (\d+) times in a row, it starts again in ([\d.e+]+) s"
 
@@ -24,11 +25,11 @@ PAUSE = r"that was (\d+) times in a row, it starts again in ([\d.e+]+) s"
 def test_a_death_ends_streams_with_an_error_and_the_engine_comes_back(how: signal.Signals) -> None:
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             streams = [await service.submit(say("hello", FOREVER)) for _ in range(3)]
             readers = [asyncio.create_task(read(stream)) for stream in streams]
             preparing = asyncio.create_task(service.submit(say("wait")))
-            await until(lambda: service._process and service._process.running == 4)
+            await until(service, lambda: service._process and service._process.running == 4)
             pid = service.pid
             assert pid is not None
             os.kill(pid, how)
@@ -45,7 +46,7 @@ def test_a_death_ends_streams_with_an_error_and_the_engine_comes_back(how: signa
             with pytest.raises(EngineUnavailable, match=how.name) as caught:
                 await service.submit(say("hello"))
             assert caught.value.retry_after_s >= 1
-            await until(lambda: service.health.ready)
+            await ready(service)
             assert service.health.restarts == 1
             assert service.pid != pid
             assert await read(await service.submit(say("hello")))
@@ -56,7 +57,7 @@ def test_a_death_ends_streams_with_an_error_and_the_engine_comes_back(how: signa
 def test_ctrl_c_in_the_terminal_is_the_servers_business() -> None:
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             assert service.pid is not None
             assert os.getpgid(service.pid) != os.getpgid(0)
             os.kill(service.pid, signal.SIGINT)
@@ -78,10 +79,10 @@ def test_deaths_in_a_row_back_off_and_say_why(model: str, why: str) -> None:
     async def test() -> None:
         found: list[tuple[str, str]] = []
         async with engine(model, Supervision(ping_s=0.05, backoff_s=0.01, backoff_max_s=1e6)) as service:
-            await until(lambda: service._lives.deaths >= 2)
+            await until_async(lambda: service._lives.deaths >= 2)
             assert service.health.state in ("starting", "restarting")
             # The pauses double until one is seen.
-            await until(lambda: found.extend(re.findall(PAUSE, service.health.detail)) or found)
+            await until_async(lambda: found.extend(re.findall(PAUSE, service.health.detail)) or found)
             times, pause_s = found[0]
             assert float(pause_s) == pytest.approx(0.01 * 2 ** (int(times) - 3), rel=1e-3)
             assert service.failure is None
@@ -95,10 +96,12 @@ def test_a_process_that_can_not_be_started_is_tried_again() -> None:
     async def test() -> None:
         service = SupervisedEngine(EngineChoice(), Supervision(backoff_s=0.01), ("/not/there",))
         await service.start()
-        await until(
+        await until_async(
             lambda: "can't be started" in service.health.detail and " times in a row" in service.health.detail
         )
         assert service.health.state == "restarting"
+        with pytest.raises(AssertionError, match="in a row: the engine process can't be started"):
+            await ready(service)  # the tests themselves don't wait for ever
         await service.close()
 
     run(test())
@@ -114,10 +117,11 @@ def test_a_death_long_after_ready_is_not_in_a_row() -> None:
     async def test() -> None:
         async with engine(supervision=Supervision(ping_s=0.05, settle_s=0.0)) as service:
             for round_ in range(4):
-                await until(lambda count=round_: service.health.ready and service.health.restarts == count)  # type: ignore[misc]
+                await ready(service)
+                assert service.health.restarts == round_
                 assert service.pid is not None
                 os.kill(service.pid, signal.SIGKILL)
-                await until(lambda: not service.health.ready)
+                await until(service, lambda: not service.health.ready)
                 assert "in a row" not in service.health.detail
 
     run(test())
@@ -126,12 +130,12 @@ def test_a_death_long_after_ready_is_not_in_a_row() -> None:
 def test_an_error_that_loading_reports_is_final() -> None:
     async def test() -> None:
         async with engine("broken") as service:
-            await until(lambda: service.health.state == "failed")
+            await until(service, lambda: service.health.state == "failed")
             assert type(service.failure) is CheckpointError
             assert service.health.detail == "model.safetensors is truncated"
             with pytest.raises(EngineUnavailable, match=r"model\.safetensors is truncated"):
                 await service.submit(say("hello"))
-            await until(lambda: service.pid is None)
+            await until(service, lambda: service.pid is None)
             assert service.health.state == "failed"
 
     run(test())
@@ -141,15 +145,15 @@ def test_an_error_that_loading_reports_is_final() -> None:
 def test_memory_that_others_took_meanwhile_is_waited_for(tmp_path: Path) -> None:
     async def test() -> None:
         async with engine(f"once {tmp_path / 'loaded'}") as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             assert service.pid is not None
             os.kill(service.pid, signal.SIGKILL)
-            await until(
+            await until_async(
                 lambda: re.search(r"needs 9 GiB, 1 GiB is free; that was \d+ times", service.health.detail)
             )
             assert service.health.state == "restarting"
             (tmp_path / "loaded").unlink()
-            await until(lambda: service.health.ready)
+            await ready(service)
 
     run(test())
 
@@ -158,15 +162,17 @@ def test_memory_that_others_took_meanwhile_is_waited_for(tmp_path: Path) -> None
 def test_a_process_that_stops_answering_is_killed() -> None:
     async def test() -> None:
         async with engine() as service:
-            await until(lambda: service.health.ready)
+            await ready(service)
             stream = await service.submit(say("hello", FOREVER))
             assert service.pid is not None
             os.kill(service.pid, signal.SIGSTOP)
-            await until(lambda: service._silent_s > 5 * QUICK.ping_s)  # nothing that it said is on its way
+            await until(
+                service, lambda: service._silent_s > 5 * QUICK.ping_s
+            )  # nothing that it said is on its way
             service._silent_s += QUICK.watchdog_s  # after as many looks as that takes
             with pytest.raises(EngineError, match="hung: it has not answered for"):
                 await read(stream)
-            await until(lambda: service.health.ready)
+            await ready(service)
 
     run(test())
 
@@ -180,7 +186,7 @@ def test_a_step_that_never_ends_is_killed(monkeypatch: pytest.MonkeyPatch) -> No
     async def test() -> None:
         supervision = Supervision(ping_s=0.05, snapshot_s=0.05, watchdog_s=1.0)
         async with engine("stuck", supervision) as service:
-            await until(lambda: "a step lasted more than 1 s" in service.health.detail)
+            await until(service, lambda: "a step lasted more than 1 s" in service.health.detail)
             assert service.health.state == "restarting"
 
     run(test())

@@ -19,7 +19,7 @@ from snugvl.core.messages import Delta, Request, Stream, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import CheckpointError, DeadlineExceeded, EngineError, RequestError, RequestTooLarge
 from snugvl.hardware import host
-from tests.patience import until_async as until
+from tests.backends.waiting import ready, until
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ class Running:
         self.runner = asyncio.Runner()
         self.service = SupervisedEngine(EngineChoice(device="cpu"), Supervision(snapshot_s=0.05))
         self.run(self.service.start())
-        self.run(until(lambda: self.service.health.ready))
+        self.run(ready(self.service))
         self.first = self.service.snapshot
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -123,12 +123,12 @@ def test_an_abort_frees_blocks_at_once(running: Running) -> None:
     service = running.service
 
     async def test() -> None:
-        await until(lambda: service.snapshot and service.snapshot.load.running == 0)
+        await until(service, lambda: service.snapshot and service.snapshot.load.running == 0)
         assert service.snapshot is not None
         every = service.snapshot.load.num_blocks
         long = Request((user("hello"),), SamplingParams(max_tokens=3000, ignore_eos=True))
         stream = await service.submit(long)
-        await until(lambda: service.snapshot and service.snapshot.load.running == 1)
+        await until(service, lambda: service.snapshot and service.snapshot.load.running == 1)
         held = service.snapshot.load.free_blocks
         assert held < every
         row = service.snapshot.ledger.row("KV cache")
@@ -136,7 +136,7 @@ def test_an_abort_frees_blocks_at_once(running: Running) -> None:
         assert row.used_bytes
         assert row.measured_bytes
         stream.close()
-        await until(lambda: service.snapshot and service.snapshot.load.running == 0)
+        await until(service, lambda: service.snapshot and service.snapshot.load.running == 0)
         assert service.snapshot.load.free_blocks > held
 
     running.run(test())
@@ -224,7 +224,7 @@ def test_killed_in_the_middle_of_a_stream_it_serves_again(running: Running) -> N
         with pytest.raises(EngineError, match="SIGKILL"):
             async for _ in deltas:
                 pass
-        await until(lambda: service.health.ready)
+        await ready(service)
         assert service.health.restarts == 1
         assert await read(await service.submit(REQUESTS["text"]))
 
@@ -240,7 +240,7 @@ def test_a_broken_checkpoint_is_final(tmp_path: Path) -> None:
     async def test() -> None:
         service = SupervisedEngine(EngineChoice(str(folder), device="cpu"))
         await service.start()
-        await until(lambda: service.health.state == "failed")
+        await until(service, lambda: service.health.state == "failed")
         assert isinstance(service.failure, CheckpointError)
         assert service.failure.exit_code == 4
         assert weights.name in service.health.detail

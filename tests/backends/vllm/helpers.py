@@ -18,7 +18,6 @@ from snugvl.backends.vllm.settings import Facts, VllmChoice
 from snugvl.core.messages import Delta, Request, Stream, user
 from snugvl.core.sampling import SamplingParams
 from tests.patience import NEVER_S
-from tests.patience import until_async as until
 
 HERE = Path(__file__).parent
 FAKE = (sys.executable, "-S", str(HERE / "fake_vllm.py"))
@@ -62,12 +61,6 @@ def processes(service: VllmEngine) -> set[psutil.Process]:
         return {nanny, *nanny.children(recursive=True)}
     except psutil.NoSuchProcess:
         return set()
-
-
-async def ready(service: VllmEngine) -> None:
-    """Wait until it serves; a failure is an error at once."""
-    await until(lambda: service.health.state in ("ready", "failed"))
-    assert service.health.ready, service.health.detail
 
 
 def say(text: str, **sampling: Any) -> Request:

@@ -18,7 +18,6 @@ import pytest
 
 from snugvl.backends.process.supervised import Supervision
 from snugvl.backends.vllm import life, watch
-from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.backends.vllm.watch import MOVED_BYTES, WORK_SHARE, Activity, ProcessReading, readings
 from snugvl.diagnose.result import Diagnosis
@@ -35,10 +34,10 @@ from tests.backends.vllm.helpers import (
     listening,
     processes,
     read,
-    ready,
     say,
-    until,
 )
+from tests.backends.waiting import ready
+from tests.patience import until_async as until
 
 pytestmark = pytest.mark.anyio
 LOGS = HERE.parents[1] / "diagnose" / "logs"
@@ -56,11 +55,6 @@ async def failure(choice: VllmChoice, supervision: Supervision = QUICK) -> Excep
             await service.submit(say("anybody?"))
         assert not processes(service)
         return service.failure
-
-
-async def ready_again(service: VllmEngine) -> None:
-    """Ready, whatever it was in between."""
-    await until(lambda: service.health.ready)
 
 
 async def test_there_is_no_such_command() -> None:
@@ -267,7 +261,7 @@ async def test_a_start_that_works_without_a_word_is_left_alone(
         ("web", "GET /v1/models"),
         ("files", "GET /health gave 404"),
         ("openai", "GET /v1/models"),
-        ("noise", "no HTTP"),
+        ("noise", "not HTTP"),
         ("mute", "hung at its start"),
     ],
 )
@@ -286,7 +280,7 @@ async def test_a_crash_while_it_answers(word: str, words: str) -> None:
         first = await service.submit(say(f"before {word}"))
         with pytest.raises(EngineError, match=words):
             await read(first)
-        await ready_again(service)
+        await ready(service)
         assert service.health.restarts == 1
         assert await answer(service, "back") == "back"
 
@@ -300,7 +294,7 @@ async def test_it_is_killed_from_outside() -> None:
         vllm.kill()
         with pytest.raises(EngineError, match="signal 9"):
             await read(stream)
-        await ready_again(service)
+        await ready(service)
         assert not [process for process in before if process.is_running()]  # its children are gone, too
 
 
@@ -314,7 +308,7 @@ async def test_a_second_start_that_fails_is_tried_again(tmp_path: Path) -> None:
         await until(lambda: "in a row" in service.health.detail)
         assert "not again" in service.health.detail
         notes.unlink()
-        await ready_again(service)
+        await ready(service)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +326,7 @@ async def test_it_hangs(word: str, words: str, monkeypatch: pytest.MonkeyPatch) 
         setattr(dog, count, getattr(dog, count) + QUICK.watchdog_s)
         with pytest.raises(EngineError, match=f"vLLM hung.*{words}"):
             await read(stream)
-        await ready_again(service)
+        await ready(service)
 
 
 async def test_a_child_that_ignores_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +350,8 @@ async def test_a_nanny_that_is_told_to_end_takes_it_along() -> None:
 async def test_our_own_death_takes_it_along(tmp_path: Path) -> None:
     code = (
         "import asyncio\n"
-        "from tests.backends.vllm.helpers import engine, fake, ready\n"
+        "from tests.backends.vllm.helpers import engine, fake\n"
+        "from tests.backends.waiting import ready\n"
         "async def main():\n"
         "    async with engine(fake('family')) as service:\n"
         "        await ready(service)\n"
@@ -412,7 +407,7 @@ async def test_attached_to_a_vllm_that_goes_and_comes_back() -> None:
                 await answer(service, "crash")
             await until(lambda: "waiting for it" in service.health.detail)
             with listening(FAKE, "echo", port=port):
-                await ready_again(service)
+                await ready(service)
                 assert await answer(service, "again") == "again"
 
 

@@ -21,8 +21,10 @@ from snugvl.errors import (
     RequestTooLarge,
     SnugvlError,
 )
-from tests.backends.vllm.helpers import answer, engine, fake, read, ready, say, until
+from tests.backends.vllm.helpers import answer, engine, fake, read, say
+from tests.backends.waiting import ready
 from tests.patience import PATIENCE_S
+from tests.patience import until_async as until
 
 pytestmark = pytest.mark.anyio
 GIB = 1 << 30

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from snugvl.backends.vllm.api import NobodyThere, Unreachable, VllmApi
-from tests.backends.vllm.helpers import until
 from tests.patience import PATIENCE_S
+from tests.patience import until_async as until
 
 pytestmark = pytest.mark.anyio
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"

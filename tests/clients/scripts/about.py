@@ -59,3 +59,26 @@ def report(*, pieces: list[str], second: str, structured: Any, call: dict[str, A
     """Print the outcome."""
     outcome = {"pieces": pieces, "second": second, "structured": structured, "call": call, "after": after}
     print(json.dumps(outcome))
+
+
+def report_loop(
+    *, first: str, turns: list[dict[str, Any]], structured: Any = None, forced: dict[str, Any] | None = None
+) -> None:
+    """Print what a client of the extended group did.
+
+    first: what pocket says of the picture.
+    turns: of each turn of the willing server's conversation, `call` (`name` and `arguments`) and `after`,
+        the answer to the tool's answer.
+    structured: an answer in the form of SCHEMA, where the client has typed answers.
+    forced: a call that was demanded of pocket, where the client can demand one.
+    """
+    outcome = {"first": first, "turns": turns, "structured": structured, "forced": forced}
+    print(json.dumps({key: value for key, value in outcome.items() if value is not None}))
+
+
+def as_call(name: str, arguments: Any) -> dict[str, Any]:
+    """A tool call, its arguments parsed where the client leaves them as text."""
+    return {
+        "name": name,
+        "arguments": json.loads(arguments) if isinstance(arguments, str) else dict(arguments),
+    }

@@ -1,4 +1,8 @@
-"""The official anthropic SDK."""
+"""The official anthropic SDK.
+
+Packages: anthropic
+Ran: a streamed conversation about a picture, counted tokens, a typed answer, a forced call and its answer
+"""
 
 import json
 

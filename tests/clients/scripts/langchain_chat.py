@@ -1,4 +1,8 @@
-"""LangChain's ChatOpenAI."""
+"""LangChain's ChatOpenAI.
+
+Packages: langchain-openai
+Ran: a streamed conversation about a picture, a typed answer, a forced call and its answer
+"""
 
 import about
 from langchain_core.messages import HumanMessage, ToolMessage

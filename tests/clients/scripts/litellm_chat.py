@@ -1,8 +1,13 @@
-"""litellm, which reads a list of prices on the net when it is imported, unless it is told not to."""
+"""litellm.
+
+Packages: litellm
+Ran: a streamed conversation about a picture, a typed answer, a forced call and its answer
+"""
 
 import json
 import os
 
+# Or it reads a list of prices on the net when it is imported.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import about

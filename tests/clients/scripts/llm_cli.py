@@ -1,4 +1,8 @@
-"""The `llm` command, with our servers as OpenAI-compatible models of its configuration."""
+"""The `llm` command, with our servers as OpenAI-compatible models of its configuration.
+
+Packages: llm
+Ran: a streamed conversation about a picture, a schema, a tool that the command runs
+"""
 
 import json
 import os

@@ -1,4 +1,8 @@
-"""The `ollama` Python client. Its protocol can't demand a tool call: that is asked of the willing server."""
+"""The `ollama` Python client. Its protocol can't demand a tool call: that is asked of the willing server.
+
+Packages: ollama
+Ran: `list` and `show`; a streamed conversation about a picture; `generate`; a typed answer; a tool
+"""
 
 import json
 

@@ -1,7 +1,11 @@
-// The official openai SDK for Node: what about.py says, in JavaScript. `node openai_sdk.mjs ABOUT_JSON`.
+// The official openai SDK for Node.
+//
+// Packages: openai
+// Ran: a streamed conversation about a picture, a typed answer, a forced call and its answer
 import assert from "node:assert";
 import OpenAI from "openai";
 
+// `node openai_sdk.mjs ABOUT_JSON`: what about.py says, in JSON.
 const about = JSON.parse(process.argv[2]);
 const client = new OpenAI({ baseURL: `${about.server}/v1`, apiKey: "none", maxRetries: 0 });
 const content = (text) => [

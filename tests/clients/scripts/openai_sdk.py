@@ -1,4 +1,8 @@
-"""The official openai SDK: chat completions, and the same over responses."""
+"""The official openai SDK: chat completions, and the same over responses.
+
+Packages: openai
+Ran: a streamed conversation about a picture, a typed answer, `parse`, a forced call and its answer; Responses
+"""
 
 import json
 from typing import Literal

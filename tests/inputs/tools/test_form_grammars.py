@@ -105,6 +105,22 @@ def test_calls(backend: Backend, form: ToolForm) -> None:
             assert not follows(grammar, backend, answer), answer
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_a_call_or_an_answer_in_a_form(backend: Backend, form: ToolForm) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
+    use = replace(USE, form=json.dumps({**schema, "additionalProperties": False}))
+    grammar = compiler_of(backend, form).compile_tools(use)
+    tag = "<|python_tag|>" if form.name == "llama" else ""
+    for answer in ('{"a": "x"}', tag + call(form, "weather"), tag + both(form)):
+        assert follows(grammar, backend, answer), answer
+    for answer in ("", "Hi", '{"a": "y"}', "{}", f"Wait.\n{call(form, 'now')}"):
+        assert not follows(grammar, backend, answer), answer
+    wrong = replace(USE, form='{"type": "object", "not": {}}')
+    with pytest.raises(RequestError, match="Unimplemented keys") as refused:
+        compiler_of(backend, form).compile_tools(wrong)
+    assert refused.value.field == "response_format"
+
+
 def test_a_template_that_shows_one_call_gets_one() -> None:
     backend, form = tokenizer(True), ToolForm("llama", single=True)
     grammar = compiler_of(backend, form).compile_tools(USE)

@@ -125,14 +125,15 @@ def test_an_answer_that_fills_the_context_says_so() -> None:
 
 def test_a_prompt_that_does_not_fit_is_refused(url: str) -> None:
     response = send(url, "word " * 10_000)
-    assert response.status_code == 413
-    assert response.json()["error"]["type"] == "request_too_large"
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert response.json()["error"]["message"].startswith("prompt is too long: This model's maximum context")
 
 
 def test_only_a_refusal_of_max_tokens_is_tried_again() -> None:
     service = FakeService(Script(refusal=RequestTooLarge("too much", field="prompt_ids")))
     with live(service) as base:
-        assert send(base).status_code == 413
+        assert send(base).status_code == 400
     assert len(service.requests) == 1
 
 

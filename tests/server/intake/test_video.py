@@ -12,10 +12,10 @@ from PIL import Image
 
 from snugvl.core.messages import Video
 from snugvl.errors import ImageError, ImageTooLarge, RequestError
-from snugvl.server.intake import frames
-from snugvl.server.intake.frames import decode_video, frame_indices, scaled_size
+from snugvl.inputs import frames
+from snugvl.inputs.frames import VideoLimits, decode_video, frame_indices, scaled_size
 from snugvl.server.intake.intake import Intake
-from snugvl.server.intake.settings import IntakeSettings, VideoLimits
+from snugvl.server.intake.settings import IntakeSettings
 from tests.server.intake.films import film, sound
 from tests.server.intake.pictures import animation, encoded, gif_claim
 

@@ -80,14 +80,14 @@ def test_more_tokens_than_fit_are_what_fits(url: str, num_predict: int) -> None:
 
 def test_a_prompt_that_does_not_fit_is_still_refused(url: str) -> None:
     response = chat(url, "word " * 10_000, options={"num_predict": 5})
-    assert response.status_code == 413
+    assert response.status_code == 400
     assert "4,095" in response.json()["error"]
 
 
 def test_only_a_refusal_of_max_tokens_is_tried_again() -> None:
     service = FakeService(Script(refusal=RequestTooLarge("too much", field="prompt_ids")))
     with live(service) as base:
-        assert chat(base, options={"num_predict": 5}).status_code == 413
+        assert chat(base, options={"num_predict": 5}).status_code == 400
     assert len(service.requests) == 1
 
 

@@ -53,7 +53,7 @@ def test_show_tells_context_and_vision(url: str) -> None:
 
 
 def test_version(url: str) -> None:
-    assert httpx.get(f"{url}/api/version").json() == {"version": __version__}
+    assert httpx.get(f"{url}/api/version").json() == {"version": f"0.6.4+snugvl.{__version__}"}
 
 
 @pytest.mark.parametrize("name", ["pocket", "pocket:latest"])

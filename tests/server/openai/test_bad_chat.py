@@ -37,25 +37,14 @@ PART = "messages[1].content[0]"
 UNSUPPORTED = [
     ({"functions": [{"name": "f"}]}, "functions", "tools"),
     ({"function_call": "auto"}, "function_call", "tool_choice"),
-    ({"store": True}, "store", "keeps nothing"),
     ({"audio": {"voice": "a", "format": "wav"}}, "audio", "text only"),
     ({"modalities": ["text", "audio"]}, "modalities", "text only"),
-    ({"service_tier": "priority"}, "service_tier", "auto"),
     ({"web_search_options": {}}, "web_search_options", "search"),
-    ({"guided_json": {}}, "guided_json", "response_format"),
-    ({"prediction": {"type": "content", "content": ""}}, "prediction", "not supported"),
-    ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
     ({"verbosity": "low"}, "verbosity", "not supported"),
     ({"moderation": {}}, "moderation", "not supported"),
     ({"use_beam_search": True}, "use_beam_search", "not supported"),
-    (
-        {"stream": True, "stream_options": {"include_obfuscation": True}},
-        "stream_options.include_obfuscation",
-        "",
-    ),
     (content({"type": "input_audio", "input_audio": {}}), PART, "input_audio"),
     (content({"type": "file", "file": {}}), PART, "file"),
-    (content({"type": "image_url", "image_url": "x", "alt": "y"}), f"{PART}.alt", "not supported"),
 ]
 
 WRONG = [
@@ -70,9 +59,6 @@ WRONG = [
     ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "7"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "missing"),
     (answered(), "messages[0].content", "neither"),
-    (answered(content="x", refusal="no"), "messages[0].refusal", "not supported"),
-    (called("{"), "messages[0].tool_calls[0].function.arguments", "JSON object"),
-    (called("[]"), "messages[0].tool_calls[0].function.arguments", "JSON object"),
     (called({}), "messages[0].tool_calls[0].function.arguments", "string"),
     (content({"type": "text"}), f"{PART}.text", "missing"),
     (content({"type": "text", "text": 7}), f"{PART}.text", "string"),
@@ -183,7 +169,7 @@ def test_too_many_tokens_are_told_under_the_name_that_was_used(client: OpenAI) -
     for name in ("max_tokens", "max_completion_tokens"):
         with pytest.raises(Exception, match="4096") as refused:
             client.chat.completions.create(model="pocket", messages=HI, extra_body={name: 1_000_000})
-        assert refused.value.status_code == 413  # type: ignore[attr-defined]
+        assert refused.value.status_code == 400  # type: ignore[attr-defined]
         assert refused.value.param == name  # type: ignore[attr-defined]
 
 
@@ -191,5 +177,5 @@ def test_a_prompt_that_is_too_long_blames_messages(client: OpenAI) -> None:
     long: Any = [{"role": "user", "content": "red " * 6000}]
     with pytest.raises(Exception, match="4,095") as refused:
         client.chat.completions.create(model="pocket", messages=long)
-    assert refused.value.status_code == 413  # type: ignore[attr-defined]
+    assert refused.value.status_code == 400  # type: ignore[attr-defined]
     assert refused.value.param == "messages"  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from openai.types import Completion
 from snugvl.core.messages import Delta, Request, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError
+from snugvl.server.openai import completions
 from tests.server.openai.scripted import Scripted, says, strict, token
 from tests.server.openai.test_chat import events
 
@@ -40,6 +41,19 @@ def test_prompts_in_every_form(
         Request(prompt=each, deadline_s=request.deadline_s)
         for each, request in zip(prompts, asked, strict=True)
     ]
+
+
+def test_prompts_that_are_too_much_together_are_refused(
+    http: httpx.Client, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "MAX_CHARACTERS", 10)
+    refused = http.post("/completions", json={"prompt": ["a" * 6, "b" * 5]})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "prompt"
+    assert "2 prompts have 11 characters; at most 10 fit" in refused.json()["error"]["message"]
+    assert not scripted.requests
+    assert http.post("/completions", json={"prompt": ["a" * 5, "b" * 5]}).status_code == 200
+    assert http.post("/completions", json={"prompt": "a" * 11}).status_code == 200  # the context bounds one
 
 
 def test_choices_are_numbered_prompt_by_prompt(http: httpx.Client, scripted: Scripted) -> None:

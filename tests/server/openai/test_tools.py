@@ -149,7 +149,6 @@ REFUSED = [
     ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools", "at least 1"),
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"tool_choice": named("weather")}, "tool_choice", "weather"),
-    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "tools"),
 ]
 
 

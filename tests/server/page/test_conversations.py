@@ -188,14 +188,19 @@ def test_what_is_kept_is_bounded(url: str, open_page: OpenPage) -> None:
     assert found["left"] == ["t1000"]  # the one in use stays, whatever its size
 
 
-def test_an_answer_is_generated_again(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
-    service = counted()
-    page = open_page(serve(service))
-    choose(page, shapes)
+def ask_twice(page: Page, picture: Path) -> None:
+    """Two questions about a picture, each answered."""
+    choose(page, picture)
     for count, question in enumerate(("First?", "Second?"), 1):
         ask(page, question)
         expect(answers(page)).to_have_count(count)
         expect(page.locator("#transcript")).not_to_contain_class("busy")
+
+
+def test_an_answer_is_generated_again(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
+    service = counted()
+    page = open_page(serve(service))
+    ask_twice(page, shapes)
     expect(page.get_by_role("button", name="Regenerate")).to_have_count(1)  # of the last answer alone
     page.get_by_role("button", name="Regenerate").click()
     expect(answers(page)).to_have_text(["answer 1", "answer 3"])
@@ -222,11 +227,7 @@ def test_a_regeneration_that_fails_leaves_the_answer(
 def test_a_question_is_put_in_other_words(serve: Serve, open_page: OpenPage, shapes: Path) -> None:
     service = counted()
     page = open_page(serve(service))
-    choose(page, shapes)
-    for count, question in enumerate(("First?", "Second?"), 1):
-        ask(page, question)
-        expect(answers(page)).to_have_count(count)
-        expect(page.locator("#transcript")).not_to_contain_class("busy")
+    ask_twice(page, shapes)
     edit = page.get_by_role("button", name="Edit")
     edit.first.click()
     field = page.get_by_label("Ask this instead")

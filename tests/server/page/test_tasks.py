@@ -7,6 +7,7 @@ import httpx
 from playwright.sync_api import expect
 
 from tests.patience import PATIENCE_S, until
+from tests.photographs import photograph
 from tests.server.fake import FakeService, Script
 from tests.server.page.conftest import OpenPage, Serve, choose, provoked, tab, take_sample
 
@@ -36,6 +37,22 @@ def test_pocket_captions_short_and_detailed(url: str, open_page: OpenPage, shape
         expect(page.locator("#caption-result")).to_have_text(answer.json()["text"])
         said.append(answer.json()["text"])
     assert said[0] != said[1]
+
+
+def test_the_page_shows_that_pocket_knows_no_photographs(
+    url: str, open_page: OpenPage, tmp_path: Path
+) -> None:
+    file = tmp_path / "tree.png"
+    photograph(96, 64).save(file)
+    page = open_page(url)
+    choose(page, file)
+    tab(page, "Caption")
+    page.get_by_role("button", name="Caption the picture").click()
+    expect(page.locator("#caption-form .job-status")).to_contain_text("looks like a photograph")
+    tab(page, "Ask")
+    page.get_by_label("Question").fill("What is it?")
+    page.get_by_label("Question").press("Enter")
+    expect(page.locator(".turn-note").last).to_contain_text("looks like a photograph")
 
 
 def test_a_caption_grows_and_can_be_stopped(serve: Serve, open_page: OpenPage, shapes: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.patience import PATIENCE_S
+from tests.server.intake.films import film
 
 
 def post(url: str, task: str, body: dict[str, Any]) -> httpx.Response:
@@ -124,3 +125,19 @@ def test_max_tokens_cuts_and_says_so(url: str, data_url: str) -> None:
 def test_the_same_seed_gives_the_same_answer(url: str, data_url: str) -> None:
     body = {"image": data_url, "temperature": 1.5, "seed": 7}
     assert post(url, "caption", body).json() == post(url, "caption", body).json()
+
+
+def test_a_video_in_the_place_of_a_picture(url: str) -> None:
+    clip = film()
+    video = "data:video/mp4;base64," + base64.b64encode(clip).decode()
+    shown = post(url, "caption", {"image": video}).json()
+    assert shown["usage"]["image_tokens"] > 0
+    asked = {"question": "What happens?", "max_tokens": 4}
+    told = post(url, "ask", {"images": [video], **asked}).json()
+    form = httpx.post(
+        f"{url}/v1/vision/ask", files={"image": ("clip.mp4", clip)}, data=asked, timeout=PATIENCE_S
+    )
+    assert form.json() == told
+    refused = post(url, "detect", {"image": video})
+    assert refused.status_code == 400
+    assert "it looks like a video (MP4 or QuickTime)" in refused.json()["error"]["message"]

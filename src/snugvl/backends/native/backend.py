@@ -86,7 +86,7 @@ class NativeBackend:
             request.sampling,
             stop_ids,
             calls=None if request.tools is None else self._processor.template.tool_form,
-            grammar=request.grammar is not None,
+            grammar=request.formed,
         )
         self._worker.call(lambda: self._add(engine_request, receiver))
         return ReceiverStream(partial(self.abort, engine_request.request_id), receiver)
@@ -177,7 +177,9 @@ class NativeBackend:
         if request.prompt is not None:
             return self._processor.prepare_prompt(request.prompt, max_tokens=room)
         tools = () if request.tools is None else request.tools.tools
-        return self._processor.prepare(request.messages, tools=tools, max_tokens=room, go_on=go_on)
+        return self._processor.prepare(
+            request.messages, tools=tools, template=request.template, max_tokens=room, go_on=go_on
+        )
 
     def _grammar(self, request: Request, go_on: GoOn) -> TokenGrammar | None:
         if request.tools is not None:

@@ -32,6 +32,7 @@ from snugvl.backends.process.hosted import HostedBackend, HostedModel, HostedStr
 from snugvl.backends.process.wire import Channel, EngineChoice, Event
 from snugvl.core.heap import keep_freed_memory
 from snugvl.core.messages import GoOn, Request, Text, user
+from snugvl.core.options import Progress
 from snugvl.core.region import Region
 from snugvl.core.sampling import SamplingParams
 from snugvl.core.service import Load, Snapshot, Tokens
@@ -46,10 +47,7 @@ COUNTERS = (
 SWITCH_S = 0.0005
 _SET_PARENT_DEATH_SIGNAL = 1
 
-Report = Callable[[str, float], None]
-
-
-Loader = Callable[[EngineChoice, Report], HostedModel]
+Loader = Callable[[EngineChoice, Progress], HostedModel]
 
 
 def attach(descriptor: str, *region: str) -> Channel:

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from snugvl.backends.process.child import Loader, Report, attach, run
+from snugvl.backends.process.child import Loader, attach, run
 from snugvl.backends.process.hosted import HostedModel
 from snugvl.backends.process.wire import EngineChoice, HostedEngine
+from snugvl.core.options import Progress
 from snugvl.core.timeline import mark
 from snugvl.hardware.machine import Machine
 from snugvl.layers.kernels.compiler.first_launch import read_kernels, read_triton
@@ -30,13 +31,13 @@ def prepare() -> None:
         mark("torch is imported")
 
 
-def load(choice: EngineChoice, report: Report) -> HostedModel:
+def load(choice: EngineChoice, report: Progress) -> HostedModel:
     """The chosen model with a meter. Imports torch, so it is called when the server is told so."""
     report("starting torch", 0.0)
     return LOADERS[choice.engine](choice, report)
 
 
-def native(choice: EngineChoice, report: Report) -> HostedModel:
+def native(choice: EngineChoice, report: Progress) -> HostedModel:
     """On our own engine."""
     machine = _look(choice.device, choice.machine)
     from snugvl.backends.measure import Meter
@@ -63,7 +64,7 @@ def native(choice: EngineChoice, report: Report) -> HostedModel:
     return HostedModel(loaded.backend, meter, partial(loaded.backend.settle, ahead))
 
 
-def transformers(choice: EngineChoice, report: Report) -> HostedModel:
+def transformers(choice: EngineChoice, report: Progress) -> HostedModel:
     """On Hugging Face transformers."""
     from snugvl.backends.transformers.loading import load_hosted
 

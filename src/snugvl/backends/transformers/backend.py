@@ -79,7 +79,7 @@ class TransformersBackend:
             request.sampling,
             stop_ids,
             calls=None if request.tools is None else self._preparer.tool_form,
-            grammar=request.grammar is not None,
+            grammar=request.formed,
         )
         deadline = None if request.deadline_s is None else monotonic() + request.deadline_s
         generation = GenerationRequest(prompt, request.sampling, stop_ids, receiver, deadline, grammar)
@@ -140,7 +140,14 @@ class TransformersBackend:
         if request.prompt is not None:
             return self._preparer.prepare_prompt(request.prompt, max_tokens=room)
         tools = () if request.tools is None else request.tools.tools
-        return self._preparer.prepare(request.messages, tools=tools, max_tokens=room, most=room, go_on=go_on)
+        return self._preparer.prepare(
+            request.messages,
+            tools=tools,
+            template=request.template,
+            max_tokens=room,
+            most=room,
+            go_on=go_on,
+        )
 
     def _grammar(self, request: Request, go_on: GoOn) -> TokenGrammar | None:
         if request.tools is not None:

@@ -11,7 +11,6 @@ import torch
 from snugvl.backends.measure import CONTEXT, Meter
 from snugvl.backends.native.allocation import choose
 from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on
-from snugvl.backends.process.child import Report
 from snugvl.backends.process.hosted import HostedModel
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.backends.transformers.requirements import check_installed, check_weights
@@ -43,7 +42,7 @@ class Loaded:
     cap_bytes: int | None
 
 
-def load_hosted(choice: EngineChoice, report: Report) -> HostedModel:
+def load_hosted(choice: EngineChoice, report: Progress) -> HostedModel:
     """The chosen model on transformers, with a meter."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # this process asks no network, whatever a library thinks
     loaded = load_engine(choice, placement=choice.placement, progress=report)

@@ -29,7 +29,7 @@ from snugvl.core.messages import (
     user,
 )
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
-from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, texts, tool_json
+from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts, tool_json
 from snugvl.inputs.prompt import PreparedPrompt, check_ids, check_length
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
@@ -94,6 +94,7 @@ class Preparer:
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
+        template: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
         most: int | None = None,
         go_on: GoOn = going_on,
@@ -101,6 +102,7 @@ class Preparer:
         """Render, tokenise and preprocess a conversation.
 
         Args:
+            template: variables of the chat template.
             most: refuse text of more characters than so many tokens can stand for, before it is looked at.
             go_on: called between two parts of the work, which it may end by raising.
 
@@ -111,14 +113,14 @@ class Preparer:
         """
         self.tokenizer.refuse_oversized(characters(messages, tools), most, field="messages")
         marks = self._style.template.answer_marks
-        for field, text in texts(messages, tools):
+        for field, text in (*texts(messages, tools), *template_texts(template or {})):
             self._refuse(text, field)
             refuse_answer_marks(text, marks, field)
             go_on()
         parts = [part for message in messages for part in message.content if not isinstance(part, Text)]
         self._check_parts(parts)
         shown = [tool_json(tool) for tool in tools] or None
-        text = self._style.template.render(self._written(messages), tools=shown)
+        text = self._style.template.render(self._written(messages), tools=shown, extra=template)
         self.tokenizer.refuse_long(text, max_tokens, field="messages")
         go_on()
         prompt = self._processed(text, parts)

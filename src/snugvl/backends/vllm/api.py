@@ -163,12 +163,12 @@ class VllmApi:
         except (httpx.RemoteProtocolError, httpx.DecodingError) as error:
             if "disconnected" in str(error):  # without a word: it may be going down
                 raise self._unreachable(error) from None
-            raise self._foreign(f"GET {path} was answered with something that is no HTTP") from None
+            raise self._foreign(f"GET {path} was answered with something that is not HTTP") from None
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
 
     def _foreign(self, why: str) -> NotVllm:
-        return NotVllm(f"what answers at {self.where} is no vLLM server: {why}")
+        return NotVllm(f"what answers at {self.where} is not a vLLM server: {why}")
 
     def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
         if isinstance(error, httpx.ConnectError):

@@ -35,7 +35,7 @@ from snugvl.core.messages import (
 )
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError, RequestTooLarge
-from snugvl.inputs.chat import call_arguments, texts, tool_json
+from snugvl.inputs.chat import call_arguments, template_texts, texts, tool_json
 from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, refused, tools_lark
 from snugvl.inputs.image import to_rgb
 from snugvl.inputs.trials import Trials
@@ -96,6 +96,10 @@ def body_of(request: Request, model: ServedModel, trials: Trials, go_on: GoOn = 
         if request.sampling.logprobs is not None:
             fields["logprobs"] = request.sampling.logprobs
         return VllmBody(COMPLETIONS, fields)
+    for where, text in template_texts(request.template):
+        refuse_control_tokens(text, model.facts, where)
+    if request.template:
+        fields["chat_template_kwargs"] = dict(request.template)
     tools = () if request.tools is None else request.tools.tools
     fields["messages"] = messages_json(request.messages, model, tools, go_on)
     if request.sampling.logprobs is not None:

@@ -126,5 +126,5 @@ class VllmChoice:
 
     @property
     def folder(self) -> str:
-        """The model as `vllm serve` finds it: our own one is no Hub id."""
+        """The model as `vllm serve` finds it: our own one is not a Hub id."""
         return str(near(POCKET)) if self.model == POCKET else self.model

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from snugvl.core.messages import Tool, ToolUse
 from snugvl.errors import RequestError
+from snugvl.inputs.tools.enforceable import enforceable
 from snugvl.inputs.tools.parser import NAME
 
 MAX_TOOLS: Final = 128
@@ -56,6 +57,8 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     One that names its properties allows no others unless it says so: they would be no use to the tool.
     """
     schema = {"type": "object", **tool.parameters}
+    if not tool.strict:
+        schema, _ = enforceable(schema)
     if "properties" in schema or not tool.parameters:
         schema.setdefault("additionalProperties", False)
     return schema
@@ -97,6 +100,8 @@ def marked(use: ToolUse, opening: str, tokens: Mapping[str, int], between: str |
         more = f" ({quoted(between) + ' ' if between else ''}{begin} call)*"
     if use.choice != "auto":
         return [f"start: {begin} call{more}"]
+    if use.form is not None:
+        return [f"start: answer | {begin} call{more}", form_rule(use.form)]
     pattern = escaped(opening)
     return [
         f"start: TEXT | lead call{more}",
@@ -104,6 +109,11 @@ def marked(use: ToolUse, opening: str, tokens: Mapping[str, int], between: str |
         f"lead: TEXT {begin}" if opening in tokens else f"lead[lazy]: /{ANY}{pattern}/",
         f"TEXT: /{ANY}/ & ~/{ANY}{pattern}{ANY}/",
     ]
+
+
+def form_rule(form: str) -> str:
+    """The rule `answer`: JSON of a form, where an answer calls nothing."""
+    return f"answer: %json {json.dumps(json.loads(form) | {'x-guidance': COMPACT})}"
 
 
 def arguments_rules(use: ToolUse) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from snugvl.core.messages import ToolUse
-from snugvl.inputs.tools.grammar import ANY, arguments_rules, called, marker, quoted, several
+from snugvl.inputs.tools.grammar import ANY, arguments_rules, called, form_rule, marker, quoted, several
 from snugvl.inputs.tools.objects import HEAD, ObjectParser
 from snugvl.inputs.tools.parser import HEAD_LIMIT, held
 
@@ -105,6 +105,9 @@ def lark(use: ToolUse, tokens: Mapping[str, int]) -> list[str]:
     lines += ["SPACE: /[ \\t\\n]{1,8}/", *arguments_rules(use)]
     if use.choice != "auto":
         return [f"start: {tag and tag + '? '}call{more}", *lines]
+    if use.form is not None:
+        # Only after the tag: the lexer, which is greedy, can't tell the head of a call from other JSON.
+        return [f"start: answer | {marker(TAG, tokens)} call{more}", form_rule(use.form), *lines]
     led = " | ".join(f"lead_{i} {each}{more}" for i, each in enumerate(rest))
     names = "|".join(tool.name for tool in tools)
     any_head = _begun(f"({names})", _ANY_SPACE, _ANY_SPACE)  # of those that the parser would take

@@ -49,8 +49,8 @@ KINDS: dict[Kind, str] = {
 }  # fmt: skip
 
 
-def brief(report: Report) -> list[str]:
-    """The bar, and what its parts are."""
+def brief(report: Report, width: int | None = None) -> list[str]:
+    """The bar, and what its parts are; the bar within `width` columns."""
     sums: dict[Kind, int] = {}
     for row in report.rows:
         sums[row.kind] = sums.get(row.kind, 0) + row.nbytes
@@ -58,9 +58,14 @@ def brief(report: Report) -> list[str]:
     half = (len(legend) + 1) // 2
     return [
         f"Memory: {format_size(report.used_bytes)} of {format_size(report.usable_bytes)} that may be used",
-        f"  [{bar(report.rows)}] {format_size(report.total_bytes)}",
+        f"  [{bar(report.rows, _bar_width(report, width))}] {format_size(report.total_bytes)}",
         *(f"  {', '.join(part)}" for part in (legend[:half], legend[half:]) if part),
     ]
+
+
+def _bar_width(report: Report, width: int | None) -> int:
+    around = len(f"  [] {format_size(report.total_bytes)}")
+    return BAR_WIDTH if width is None else max(1, min(BAR_WIDTH, width - around))
 
 
 def memory(report: Report) -> list[str]:

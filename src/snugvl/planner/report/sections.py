@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import Machine
@@ -14,7 +14,7 @@ from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, to
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.settings import Settings
 from snugvl.planner.shortfall import way_out
-from snugvl.planner.speed import ASSUMED_LINK, Speed, tower_crossing_s
+from snugvl.planner.speed import ASSUMED_LINK, Speed, roofline, tower_crossing_s
 from snugvl.planner.verdicts import why_engine, why_not_engines
 
 Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "margin"]
@@ -27,6 +27,10 @@ ENGINE_NAMES = {
     "vllm": "vLLM, a server of its own (installed separately)",
 }
 SYSTEMS = {"linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "other": "another system"}
+
+
+LONG_WAIT_S: Final = 10.0  # for the first token, that a person notices and asks what to do about it
+QUICK_PIXELS: Final = 512 * 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +307,7 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         )
     if choice.budget.device.pinned_bytes is not None and plan.wishes.embedding == "auto":
         notes += _could_leave(choice)
+    notes += _long_wait(choice)
     if plan.streamed is not None:
         notes.append(_would_stream(plan.streamed))
     if choice.option.needs:
@@ -313,6 +318,23 @@ def _choice_notes(plan: Plan, choice: Choice) -> list[str]:
         rate = f" and runs at up to {speed:,.0f} tokens/s" if speed else ""
         notes.append(f"{other.option.model.name} in {other.settings.weights_name} fits whole{rate}.")
     return notes
+
+
+def _long_wait(choice: Choice) -> list[str]:
+    """What makes the wait for the first token of a large picture shorter, on a processor."""
+    settings, model, waits = choice.settings, choice.option.model, choice.speed.first_token_s
+    if not choice.budget.device.cpu or not settings.images or not scales(model):
+        return []
+    pixels = settings.max_pixels or 0
+    if waits is None or waits <= LONG_WAIT_S or pixels <= QUICK_PIXELS:
+        return []
+    quick = roofline(model, replace(settings, max_pixels=QUICK_PIXELS), choice.budget).first_token_s
+    assert quick is not None
+    return [
+        f"On a processor the answer about a picture of {megapixels(pixels)} begins after {waits:.0f} s at "
+        "the earliest. Smaller pictures are quicker and show less detail: with --max-pixels "
+        f"{QUICK_PIXELS} it begins after {quick:.0f} s at the earliest."
+    ]
 
 
 def _could_leave(choice: Choice) -> list[str]:

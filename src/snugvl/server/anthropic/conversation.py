@@ -2,7 +2,7 @@
 
 import json
 
-from snugvl.core.messages import Grammar, Message, Part, Request, Text, Tool, ToolCall, ToolUse
+from snugvl.core.messages import Grammar, Message, Part, Request, Text, ToolCall, ToolUse
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server.anthropic.schemas import (
@@ -13,16 +13,19 @@ from snugvl.server.anthropic.schemas import (
     MessagesRequest,
     NoChoice,
     OneToolChoice,
+    RedactedThinkingBlock,
     TextBlock,
+    ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
     Turn,
     UrlSource,
 )
 from snugvl.server.context import Context
+from snugvl.server.forms import either, offered_tool, schema_grammar, tell_unenforced
 from snugvl.server.together import together
 
-Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
 
 
 async def request_of(context: Context, body: MessagesRequest) -> Request:
@@ -31,12 +34,7 @@ async def request_of(context: Context, body: MessagesRequest) -> Request:
     Raises:
         RequestError, ImageError: a field is wrong, or several can't be combined.
     """
-    tools, grammar = tools_of(body), _grammar(body)
-    if tools and grammar:
-        raise RequestError(
-            "output_config.format and tools can't be combined; leave one out, or send tool_choice none",
-            field="output_config.format",
-        )
+    grammar, tools = either(_grammar(body), tools_of(body), "output_config.format")
     sampling = SamplingParams(
         max_tokens=body.max_tokens,
         temperature=body.temperature or 0.0,
@@ -44,7 +42,9 @@ async def request_of(context: Context, body: MessagesRequest) -> Request:
         top_k=body.top_k or 0,
         stop=tuple(body.stop_sequences or ()),
     )
-    return Request(await conversation_of(context, body), sampling, tools=tools, grammar=grammar)
+    template = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
+    messages = await conversation_of(context, body)
+    return Request(messages, sampling, tools=tools, grammar=grammar, template=template)
 
 
 def tools_of(body: MessagesPrompt) -> ToolUse | None:
@@ -54,7 +54,9 @@ def tools_of(body: MessagesPrompt) -> ToolUse | None:
         RequestError: a name twice, or a choice that the tools don't have.
     """
     choice = body.tool_choice
-    tools = tuple(Tool(tool.name, tool.description or "", tool.input_schema) for tool in body.tools or ())
+    tools = tuple(
+        offered_tool(tool.name, tool.description, tool.input_schema, tool.strict) for tool in body.tools or ()
+    )
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -72,7 +74,9 @@ def tools_of(body: MessagesPrompt) -> ToolUse | None:
     selected = "required" if isinstance(choice, AnyChoice) else "auto"
     if isinstance(choice, OneToolChoice):
         selected = choice.name
-    return ToolUse(tools, selected, parallel=not (choice and choice.disable_parallel_tool_use))
+    return ToolUse(
+        tell_unenforced(tools), selected, parallel=not (choice and choice.disable_parallel_tool_use)
+    )
 
 
 async def conversation_of(context: Context, body: MessagesPrompt) -> tuple[Message, ...]:
@@ -107,7 +111,7 @@ def _grammar(body: MessagesRequest) -> Grammar | None:
     if newer and body.output_format:
         raise RequestError("send output_config.format or output_format, not both", field="output_format")
     selected = newer or body.output_format
-    return None if selected is None else Grammar("json_schema", json.dumps(selected.schema_))
+    return None if selected is None else schema_grammar(selected.schema_, field="output_config.format")
 
 
 def _join_texts(system: str | list[TextBlock] | None) -> str:

@@ -26,7 +26,6 @@ class TextOut(BaseModel):
 
     type: Literal["text"] = "text"
     text: str
-    citations: None = None
 
 
 class ToolUseOut(BaseModel):

@@ -1,13 +1,13 @@
 """Anthropic's requests, /v1/messages and /v1/messages/count_tokens, and their content blocks."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from snugvl.core.sampling import MAX_STOP
-from snugvl.server.fields import WHOLE, Exact, Harmless, StringOrArray
+from snugvl.server.fields import WHOLE, Body, Part, StringOrArray
+from snugvl.server.wishes import CLIENT_TOOL, MESSAGES, OUTPUT_CONFIG, Wishes
 
 MAX_BLOCKS = 1024
 
@@ -33,24 +33,22 @@ def json_kind(value: object) -> str:
     return "array" if isinstance(value, list) else "string"
 
 
-class CacheControl(Exact):
+class CacheControl(Part):
     """Accepted without effect: the beginnings of prompts are cached anyway."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextBlock(Exact):
+class TextBlock(Part):
     """Text."""
-
-    harmless: ClassVar[Harmless] = {"citations": ([],)}
 
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
 
 
-class Base64Source(Exact):
+class Base64Source(Part):
     """A picture itself. Its content decides what it is, not `media_type`."""
 
     type: Literal["base64"]
@@ -58,17 +56,15 @@ class Base64Source(Exact):
     data: str
 
 
-class UrlSource(Exact):
+class UrlSource(Part):
     """A picture behind a public http(s) URL, or in a data URL."""
 
     type: Literal["url"]
     url: str
 
 
-class ImageBlock(Exact):
+class ImageBlock(Part):
     """A picture."""
-
-    harmless: ClassVar[Harmless] = {"transformations": ({},)}
 
     type: Literal["image"]
     source: Annotated[
@@ -77,10 +73,8 @@ class ImageBlock(Exact):
     cache_control: CacheControl | None = None
 
 
-class ToolUseBlock(Exact):
+class ToolUseBlock(Part):
     """A call that the assistant made."""
-
-    harmless: ClassVar[Harmless] = {"caller": ({"type": "direct"},), "toolset_name": ()}
 
     type: Literal["tool_use"]
     id: Annotated[str, Field(min_length=1)]
@@ -89,13 +83,23 @@ class ToolUseBlock(Exact):
     cache_control: CacheControl | None = None
 
 
+class ThinkingBlock(Part):
+    """What the model thought before it answered; taken, and not shown to it again."""
+
+    type: Literal["thinking"]
+
+
+class RedactedThinkingBlock(Part):
+    """The same, encrypted by another server."""
+
+    type: Literal["redacted_thinking"]
+
+
 ResultBlock = Annotated[TextBlock | ImageBlock, Field(discriminator="type"), only("a block", "text", "image")]
 
 
-class ToolResultBlock(Exact):
+class ToolResultBlock(Part):
     """What a tool answered."""
-
-    harmless: ClassVar[Harmless] = {"toolset_name": ()}
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -111,7 +115,9 @@ UserBlock = Annotated[
     only("a block", "text", "image", "tool_result"),
 ]
 AssistantBlock = Annotated[
-    TextBlock | ToolUseBlock, Field(discriminator="type"), only("a block", "text", "tool_use")
+    TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock,
+    Field(discriminator="type"),
+    only("a block", "text", "tool_use", "thinking", "redacted_thinking"),
 ]
 
 TextContent = StringOrArray[Annotated[list[OnlyText], Field(max_length=MAX_BLOCKS)]]
@@ -122,21 +128,21 @@ AssistantContent = StringOrArray[Annotated[list[AssistantBlock], Field(max_lengt
 MAX_MESSAGES = 10_000
 
 
-class UserTurn(Exact):
+class UserTurn(Part):
     """What the user said, and what tools answered."""
 
     role: Literal["user"]
     content: UserContent
 
 
-class AssistantTurn(Exact):
+class AssistantTurn(Part):
     """What the model answered before."""
 
     role: Literal["assistant"]
     content: AssistantContent
 
 
-class SystemTurn(Exact):
+class SystemTurn(Part):
     """Instructions in the middle of a conversation."""
 
     role: Literal["system"]
@@ -146,15 +152,10 @@ class SystemTurn(Exact):
 Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
 
 
-class ClientTool(Exact):
+class ClientTool(Part):
     """A tool that the client runs. Arguments always follow `input_schema`, so `strict` changes nothing."""
 
-    harmless: ClassVar[Harmless] = {
-        "allowed_callers": (["direct"],),
-        "defer_loading": (False,),
-        "eager_input_streaming": (True,),  # as arguments stream here
-        "input_examples": ([],),
-    }
+    wishes: ClassVar[Wishes] = CLIENT_TOOL
 
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -164,21 +165,21 @@ class ClientTool(Exact):
     cache_control: CacheControl | None = None
 
 
-class AutoChoice(Exact):
+class AutoChoice(Part):
     """Text, calls, or both."""
 
     type: Literal["auto"]
     disable_parallel_tool_use: bool | None = None
 
 
-class AnyChoice(Exact):
+class AnyChoice(Part):
     """At least one call."""
 
     type: Literal["any"]
     disable_parallel_tool_use: bool | None = None
 
 
-class OneToolChoice(Exact):
+class OneToolChoice(Part):
     """A call of this tool."""
 
     type: Literal["tool"]
@@ -186,20 +187,19 @@ class OneToolChoice(Exact):
     disable_parallel_tool_use: bool | None = None
 
 
-class NoChoice(Exact):
+class NoChoice(Part):
     """No call."""
 
     type: Literal["none"]
 
 
-class Thinking(Exact):
-    """The models here don't think before they answer, which both of these allow."""
+class Thinking(Part):
+    """Whether a model that can think does so, where its chat template can be told; thoughts aren't shown."""
 
-    type: Literal["disabled", "adaptive"]
-    display: Literal["summarized", "omitted"] | None = None
+    type: Literal["disabled", "adaptive", "enabled"]
 
 
-class JsonFormat(Exact):
+class JsonFormat(Part):
     """JSON that follows a schema."""
 
     type: Literal["json_schema"]
@@ -209,31 +209,18 @@ class JsonFormat(Exact):
 Format = Annotated[JsonFormat, only("a format", "json_schema")]
 
 
-class OutputConfig(Exact):
+class OutputConfig(Part):
     """What form the answer has."""
 
-    harmless: ClassVar[Harmless] = {"effort": ("high",)}  # what it is without
+    wishes: ClassVar[Wishes] = OUTPUT_CONFIG
 
     format: Format | None = None
 
 
-class MessagesPrompt(Exact):
+class MessagesPrompt(Body):
     """What the model reads, and how it may answer."""
 
-    harmless: ClassVar[Harmless] = {
-        "container": (),
-        "context_management": (),
-        "diagnostics": (),
-        "inference_geo": (),
-        "mcp_servers": ([],),
-        "service_tier": ("auto", "standard_only"),
-        "speed": ("standard",),
-    }
-    instead: ClassVar[Mapping[str, str]] = {
-        "container": "this server runs no code",
-        "mcp_servers": "this server calls no other servers; run their tools in your program",
-        "context_management": "send the conversation as the model should see it",
-    }
+    wishes: ClassVar[Wishes] = MESSAGES
 
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -244,7 +231,7 @@ class MessagesPrompt(Exact):
     tool_choice: (
         Annotated[AutoChoice | AnyChoice | OneToolChoice | NoChoice, Field(discriminator="type")] | None
     ) = None
-    thinking: Annotated[Thinking, only("thinking", "disabled", "adaptive")] | None = None
+    thinking: Annotated[Thinking, only("thinking", "disabled", "adaptive", "enabled")] | None = None
     output_config: OutputConfig | None = None
     output_format: Format | None = Field(default=None, description="what output_config.format was before")
     cache_control: CacheControl | None = None
@@ -254,7 +241,7 @@ class CountTokensRequest(MessagesPrompt):
     """A prompt to count."""
 
 
-class Metadata(Exact):
+class Metadata(Part):
     """Accepted without effect: nobody's requests are counted or stored here."""
 
     user_id: str | None = None

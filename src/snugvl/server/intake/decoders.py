@@ -30,9 +30,9 @@ from snugvl.core.messages import Picture
 from snugvl.core.region import Region
 from snugvl.core.sizes import MIB
 from snugvl.errors import EngineUnavailable, ImageError, ImageTooLarge, SnugvlError
+from snugvl.inputs.frames import VideoLimits
 from snugvl.inputs.image import ImageLimits
 from snugvl.server.intake import pipe
-from snugvl.server.intake.settings import VideoLimits
 
 if sys.platform == "linux":
     import fcntl

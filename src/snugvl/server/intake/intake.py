@@ -21,6 +21,7 @@ from PIL import Image
 
 from snugvl.core.messages import Picture, Size, Video
 from snugvl.errors import ImageError, ImageTooLarge, QueueFull, RequestError
+from snugvl.inputs.frames import is_video
 from snugvl.server.intake.decoders import Decoders, memory_for_pictures, memory_for_videos
 from snugvl.server.intake.fetch import Fetcher, is_foreign
 from snugvl.server.intake.room import PIXEL_BYTES, PixelRoom
@@ -58,7 +59,7 @@ class Intake:
         """`fetcher`: in place of the one that the settings describe.
 
         Raises:
-            InputError: `settings.local_folder` is no folder.
+            InputError: `settings.local_folder` is not a folder.
         """
         self._settings = settings = settings or IntakeSettings()
         self._folder = check_folder(settings.local_folder) if settings.local_folder else None
@@ -79,7 +80,7 @@ class Intake:
         """As a server was told.
 
         Raises:
-            InputError: `settings.allow_local_media` is no folder.
+            InputError: `settings.allow_local_media` is not a folder.
         """
         return cls(
             IntakeSettings(
@@ -122,6 +123,23 @@ class Intake:
         max_pixels = _pixels_of(detail, field)
         with _blame(field):
             return await self._picture(data, max_pixels, _called("image", field), video)
+
+    async def picture_or_video(self, source: str | bytes, *, videos: bool, field: str) -> Picture | Video:
+        """What a URL, or a file's bytes, are by their content. Without `videos` only pictures are read.
+
+        Raises:
+            RequestError, ImageError, ImageTooLarge, QueueFull: as for pictures.
+        """
+        self.before(field)
+        self._check_encoded()
+        name = _called("image", field)
+        with _blame(field):
+            if isinstance(source, str):
+                source = await self._bytes(source, self._settings.image.max_bytes, _VIDEOS, name, field)
+            if videos and is_video(source):
+                called = "the video" if field == "image" else _called("video", field)
+                return await self._video(source, None, called)
+            return await self._picture(source, None, name, False)
 
     async def video(self, url: str | list[str], *, fps: float | None = None, field: str) -> Video:
         """A video: a URL of a video file or of an animation, or a list of URLs of its frames.

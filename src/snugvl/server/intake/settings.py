@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snugvl.core.sizes import MIB
+from snugvl.inputs.frames import VideoLimits
 from snugvl.inputs.image import ImageLimits
 
 FEWEST_WORKERS, MOST_WORKERS = 2, 4  # of which the largest picture may take 1.9 GB each
@@ -34,30 +35,6 @@ class FetchLimits:
     max_redirects: int = 3
     concurrent: int = 16
     per_address: int = 4
-
-
-@dataclass(frozen=True, slots=True)
-class VideoLimits:
-    """Of one video.
-
-    Attributes:
-        max_frames: that the model sees; more are sampled down evenly.
-        min_frames: sampled from a video shorter than that many frames at the wanted rate.
-        fps: frames a second that are kept, unless a request says otherwise (as Qwen3-VL's processor does).
-        max_duration_s: longer videos are refused.
-        max_frame_pixels: of the file; larger frames are refused before they are decoded.
-        max_total_pixels: of all frames that are kept; they are scaled down to it.
-        decode_s: seconds after which the decoder is stopped.
-    """
-
-    max_bytes: int = 64 * MIB
-    max_frames: int = 64
-    min_frames: int = 4
-    fps: float = 2.0
-    max_duration_s: float = 600.0
-    max_frame_pixels: int = 4096 * 2304
-    max_total_pixels: int = 50_000_000
-    decode_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ def check_folder(folder: Path) -> Path:
     """`folder`, resolved.
 
     Raises:
-        InputError: it is no folder.
+        InputError: it is not a folder.
     """
     if not folder.is_dir():
         raise InputError(f"--allow-local-media {folder} is not a folder; give one that exists")

@@ -20,10 +20,10 @@ from PIL import Image
 
 from snugvl.core.region import Region
 from snugvl.errors import ImageError, ImageTooLarge
+from snugvl.inputs.frames import Frames, VideoLimits, decode_video
+from snugvl.inputs.frames import preload as preload_video_reader
 from snugvl.inputs.image import FORMATS, ImageLimits, open_image
-from snugvl.server.intake import frames, pipe
-from snugvl.server.intake.frames import Frames, decode_video
-from snugvl.server.intake.settings import VideoLimits
+from snugvl.server.intake import pipe
 
 # Imported by Pillow, or by our own code, only when a rare picture needs it: by then no file can be opened.
 _LATER = (
@@ -48,7 +48,7 @@ def main(kind: str, memory_bytes: int, region: Region | None) -> None:
         os.nice(NICE)
     preload()
     if kind == "videos":
-        frames.preload()
+        preload_video_reader()
     shut_doors(memory_bytes)
     pipe.send(outgoing, {"ready": True})
     with contextlib.suppress(pipe.BrokenMessage):

@@ -11,12 +11,12 @@ from snugvl.core.messages import (
     Picture,
     Request,
     Text,
-    Tool,
     ToolCall,
     ToolUse,
 )
 from snugvl.errors import RequestError
 from snugvl.server.context import Context
+from snugvl.server.forms import call_arguments, either, offered_tool, schema_grammar, tell_unenforced
 from snugvl.server.ollama import schemas
 from snugvl.server.ollama.schemas import sampling_of
 from snugvl.server.together import together
@@ -28,9 +28,7 @@ async def chat_request(context: Context, capabilities: Capabilities, chat: schem
     Raises:
         RequestError, ImageError: a field is wrong, or several can't be combined.
     """
-    tools, grammar = _tools(chat.tools), _grammar(chat.format)
-    if tools and grammar:
-        raise RequestError("format and tools can't be combined; leave one of them out", field="format")
+    grammar, tools = either(_grammar(chat.format), _tools(chat.tools), "format")
     messages = chat.messages or []
     if messages[-1].role == "assistant":
         raise RequestError(
@@ -40,7 +38,8 @@ async def chat_request(context: Context, capabilities: Capabilities, chat: schem
     sampling = sampling_of(chat.options, _logprobs(chat), capabilities)
     for index, message in enumerate(messages):
         _check(message, f"messages[{index}]")
-    return Request(await _conversation(context, messages), sampling, tools=tools, grammar=grammar)
+    conversation = await _conversation(context, messages)
+    return Request(conversation, sampling, tools=tools, grammar=grammar, template=_template(chat))
 
 
 async def generate_request(
@@ -63,7 +62,7 @@ async def generate_request(
     system = (Message("system", (Text(body.system),)),) if body.system else ()
     pictures = await _pictures(context, body.images, "images")
     user = Message("user", (*pictures, *_text(body.prompt)))
-    return Request((*system, user), sampling, grammar=grammar)
+    return Request((*system, user), sampling, grammar=grammar, template=_template(body))
 
 
 def _logprobs(body: schemas.Generating) -> int | None:
@@ -79,9 +78,14 @@ def _logprobs(body: schemas.Generating) -> int | None:
     return None
 
 
+def _template(body: schemas.Generating) -> dict[str, Any]:
+    """Whether a model that can think does so, where its chat template can be told."""
+    return {} if body.think is None else {"enable_thinking": bool(body.think)}
+
+
 def _grammar(form: str | dict[str, Any] | None) -> Grammar | None:
     if isinstance(form, dict):
-        return Grammar("json_schema", json.dumps(form))
+        return schema_grammar(form, field="format")
     return Grammar("json_schema", '{"type": "object"}') if form == "json" else None
 
 
@@ -93,7 +97,11 @@ def _tools(tools: list[schemas.OllamaTool] | None) -> ToolUse | None:
     for index, name in enumerate(names):
         if name in names[:index]:
             raise RequestError(f"tools[{index}]: the name {name!r} is there twice", field=f"tools[{index}]")
-    return ToolUse(tuple(Tool(f.name, f.description or "", f.parameters or {}) for f in functions))
+    return ToolUse(
+        tell_unenforced(
+            [offered_tool(each.name, each.description, each.parameters, None) for each in functions]
+        )
+    )
 
 
 async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -> tuple[Message, ...]:
@@ -107,7 +115,9 @@ async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -
         content: tuple[Part, ...] = (*images, *_text(message.content))
         calls = tuple(
             ToolCall(
-                call.id or f"call_{index}_{number}", call.function.name, json.dumps(call.function.arguments)
+                call.id or f"call_{index}_{number}",
+                call.function.name,
+                _arguments(call, f"messages[{index}].tool_calls[{number}].function.arguments"),
             )
             for number, call in enumerate(message.tool_calls or ())
         )
@@ -115,6 +125,12 @@ async def _conversation(context: Context, messages: list[schemas.ChatMessage]) -
         answers = _match_call(message, waiting) if message.role == "tool" else None
         conversation.append(Message(message.role, content, calls, answers))
     return tuple(conversation)
+
+
+def _arguments(call: schemas.PastCall, field: str) -> str:
+    """As JSON text; Ollama has an object there, and some clients OpenAI's text."""
+    value = call.function.arguments
+    return call_arguments(value, field) if isinstance(value, str) else json.dumps(value)
 
 
 def _check(message: schemas.ChatMessage, field: str) -> None:

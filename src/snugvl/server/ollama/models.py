@@ -78,7 +78,7 @@ class Shown(BaseModel):
 
 
 class Version(BaseModel):
-    """The server's version (snugvl's own: it is no Ollama)."""
+    """Of Ollama's protocol, as some clients ask for one that is new enough; then snugvl's own."""
 
     version: str
 
@@ -143,6 +143,7 @@ def describe(context: Context) -> Shown:
     pixels = {f"{family}.vision.max_pixels": capabilities.max_pixels} if capabilities.images else {}
     can = {"completion": True, "tools": capabilities.tools, "vision": capabilities.images}
     return Shown(
+        parameters=f"num_ctx {capabilities.context_tokens}",
         details=_details(capabilities),
         model_info={
             "general.architecture": family,

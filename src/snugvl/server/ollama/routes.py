@@ -11,16 +11,23 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 
 from snugvl.core.messages import Logprob
-from snugvl.errors import RequestError
+from snugvl.errors import ModelNotServed, RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallStarted, TextPiece
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import context_of
 from snugvl.server.generation import Reader, arguments_of, read_answer
 from snugvl.server.ollama import models
 from snugvl.server.ollama.conversation import chat_request, generate_request
-from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, ShowRequest
+from snugvl.server.ollama.schemas import ChatRequest, GenerateRequest, Generating, PullRequest, ShowRequest
+from snugvl.server.record import current
 from snugvl.server.streaming import Event, line_stream, lines_document
 from snugvl.version import __version__
+
+
+class Pulled(BaseModel):
+    """The model is there."""
+
+    status: Literal["success"] = "success"
 
 
 class CalledFunction(BaseModel):
@@ -203,8 +210,8 @@ def _line_logprob(logprob: Logprob) -> LineLogprob:
 
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=JsonRoute)
 
+PROTOCOL: Final = "0.6.4"  # of Ollama, whose fields and routes are here; VS Code asks for this one at least
 ELSEWHERE: Final = (  # method, path, what to do instead
-    ("POST", "pull", "download models with `snugvl pull`"),
     ("POST", "push", "there is no registry to push to"),
     ("POST", "create", "serve a checkpoint's folder with `snugvl serve`"),
     ("POST", "copy", "give a model several names with `snugvl serve --served-model-name`"),
@@ -272,10 +279,23 @@ async def post_show(http: Request, body: ShowRequest) -> Any:
     return models.describe(context)
 
 
+@router.post("/pull", response_model=Pulled)
+async def post_pull(http: Request, body: PullRequest) -> Any:
+    """Nothing to do for a model that is served; others are downloaded with `snugvl pull`."""
+    context, name = context_of(http), body.model or body.name
+    if name is None:
+        raise RequestError("model is missing", field="model")
+    try:
+        models.served_name(context, name)
+    except ModelNotServed as error:
+        raise ModelNotServed(f"{error}; download models with `snugvl pull`") from None
+    return Pulled()  # one line, streamed or not
+
+
 @router.get("/version", response_model=models.Version)
 async def get_version() -> Any:
     """This server's version."""
-    return models.Version(version=__version__)
+    return models.Version(version=f"{PROTOCOL}+snugvl.{__version__}")
 
 
 def _refusal(path: str, instead: str) -> Callable[[], Awaitable[None]]:
@@ -292,15 +312,7 @@ for _method, _path, _instead in ELSEWHERE:
 
 
 def _load_answer(body: Generating, name: str, shape: Shape) -> AnswerLine:
-    """The answer to a request that only wants the model loaded, which it is.
-
-    Raises:
-        RequestError: it wants it unloaded.
-    """
+    """The answer to a request that only wants the model loaded, which it is, and stays."""
     if body.keep_alive in (0, "0", "0s", "0m"):
-        raise RequestError(
-            "keep_alive 0 without a prompt unloads the model, but this one stays as long as the server runs; "
-            "stop the server instead",
-            field="keep_alive",
-        )
+        current().warn("ignored keep_alive: the model stays as long as the server runs")
     return shape(AnswerPiece(), model=name, created_at=now(), done=True, done_reason="load")

@@ -5,24 +5,21 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from snugvl.core.messages import Capabilities
-from snugvl.core.sampling import MAX_STOP, SamplingParams
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.server.fields import WHOLE, Exact, Harmless
+from snugvl.server.fields import WHOLE, Body, Part
+from snugvl.server.forms import Stop, stops_of
+from snugvl.server.record import current
+from snugvl.server.wishes import OLLAMA, OLLAMA_OPTIONS, OLLAMA_SHOW, Wishes
 
 UNLIMITED = (-1, -2)  # of num_predict: without end, and until the context is full
 
 
-class OllamaOptions(Exact):
-    """What Ollama's options mean here. Those that tune llama.cpp (num_gpu, num_thread, …) are refused."""
+class OllamaOptions(Body):
+    """What Ollama's options mean here. Those that tune llama.cpp are ignored."""
 
-    # The last ones say what is so anyway: penalties look at all tokens, and nothing is shifted out.
-    harmless: ClassVar[Harmless] = {
-        "mirostat": (0,),
-        "tfs_z": (1, 1.0),
-        "typical_p": (1, 1.0),
-        "num_keep": (0,),
-        "repeat_last_n": (-1,),
-    }
+    wishes: ClassVar[Wishes] = OLLAMA_OPTIONS
+    place: ClassVar[str] = "options."
 
     temperature: Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31, description="0 is off"), WHOLE] | None = None
@@ -33,10 +30,11 @@ class OllamaOptions(Exact):
         Annotated[int, Field(ge=-2, lt=2**31, description="new tokens at most; -1 and -2: what fits"), WHOLE]
         | None
     ) = None
-    num_ctx: Annotated[int, Field(ge=1, description="at most the context that is served"), WHOLE] | None = (
-        None
-    )
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP)] | None = None
+    num_ctx: (
+        Annotated[int, Field(ge=1, lt=2**63, description="a ceiling: the context is what is served"), WHOLE]
+        | None
+    ) = None
+    stop: Stop | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -48,14 +46,12 @@ def sampling_of(
     """The sampling parameters behind `options`; `logprobs` as in `SamplingParams`.
 
     Raises:
-        RequestError: a context larger than the one served, or an answer of no tokens.
+        RequestError: an answer of no tokens.
     """
     options = options or OllamaOptions()
     if options.num_ctx is not None and options.num_ctx > capabilities.context_tokens:
-        raise RequestError(
-            f"options.num_ctx is {options.num_ctx}, but {capabilities.context_tokens} tokens of context are "
-            "served; ask for no more, or start the server with a larger context",
-            field="options.num_ctx",
+        current().warn(
+            f"lowered options.num_ctx to {capabilities.context_tokens}, the context that is served"
         )
     if options.num_predict == 0:
         raise RequestError(
@@ -70,7 +66,7 @@ def sampling_of(
         repetition_penalty=1.0 if options.repeat_penalty is None else options.repeat_penalty,
         presence_penalty=options.presence_penalty or 0.0,
         frequency_penalty=options.frequency_penalty or 0.0,
-        stop=tuple(options.stop or ()),
+        stop=stops_of(options.stop),
         seed=None if options.seed == -1 else options.seed,
         logprobs=logprobs,
     )
@@ -84,21 +80,20 @@ Format = Annotated[
     Literal["", "json"] | dict[str, Any] | None, Field(description='"json" for any object, or a JSON schema')
 ]
 KeepAlive = Annotated[
-    Annotated[str, Field(pattern=r"^-?(\d+(\.\d*)?(ns|us|µs|ms|s|m|h)?)+$")] | float | None,
+    Any,
     Field(description="accepted; the model stays loaded as long as the server runs"),
 ]
 Name = Annotated[str, Field(min_length=1, description='with or without ":latest"')]
 
 
-class CallFunction(Exact):
+class CallFunction(Part):
     """A function with its arguments."""
 
     name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    index: Annotated[int, Field(ge=0), WHOLE] | None = None
+    arguments: dict[str, Any] | str = Field(default_factory=dict)
 
 
-class PastCall(Exact):
+class PastCall(Part):
     """A call that the assistant made."""
 
     id: str | None = None
@@ -106,10 +101,8 @@ class PastCall(Exact):
     function: CallFunction
 
 
-class ChatMessage(Exact):
+class ChatMessage(Part):
     """One turn. `images` belong to users; `tool_name` or `tool_call_id` say which call a tool answers."""
-
-    harmless: ClassVar[Harmless] = {"thinking": ("",)}
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -119,7 +112,7 @@ class ChatMessage(Exact):
     tool_call_id: str | None = None
 
 
-class OllamaFunction(Exact):
+class OllamaFunction(Part):
     """A function that may be called."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -127,15 +120,17 @@ class OllamaFunction(Exact):
     parameters: dict[str, Any] | None = None
 
 
-class OllamaTool(Exact):
+class OllamaTool(Part):
     """A tool."""
 
     type: Literal["function"] = "function"
     function: OllamaFunction
 
 
-class Generating(Exact):
+class Generating(Body):
     """What chat and generate have in common."""
+
+    wishes: ClassVar[Wishes] = OLLAMA
 
     model: Name
     stream: bool | None = Field(default=None, description="a line of JSON for each piece; true without")
@@ -144,12 +139,11 @@ class Generating(Exact):
     keep_alive: KeepAlive = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
+    think: bool | str | None = Field(None, description="for a template that can be told; never shown")
 
 
 class ChatRequest(Generating):
     """A conversation to continue. Without messages it only asks whether the model is there."""
-
-    harmless: ClassVar[Harmless] = {"think": (False,), "truncate": (False,), "shift": (False,)}
 
     messages: Annotated[list[ChatMessage], Field(max_length=10_000)] | None = None
     tools: Annotated[list[OllamaTool], Field(max_length=128)] | None = None
@@ -158,26 +152,26 @@ class ChatRequest(Generating):
 class GenerateRequest(Generating):
     """A prompt to answer. Without one it only asks whether the model is there."""
 
-    harmless: ClassVar[Harmless] = {
-        "think": (False,),
-        "truncate": (False,),
-        "shift": (False,),
-        "suffix": ("",),
-        "template": ("",),
-        "context": ([],),
-    }
-
     prompt: str | None = None
     system: str | None = None
     images: Base64Images = None
     raw: bool | None = Field(default=None, description="the prompt as it is, without the chat template")
 
 
-class ShowRequest(Exact):
+class ShowRequest(Body):
     """A model to describe."""
 
-    harmless: ClassVar[Harmless] = {"system": ("",), "template": ("",), "options": ({},)}
+    wishes: ClassVar[Wishes] = OLLAMA_SHOW
 
     model: Name | None = None
     name: Name | None = Field(default=None, description="what `model` was called before")
     verbose: bool | None = Field(default=None, description="accepted; everything is told anyway")
+
+
+class PullRequest(Body):
+    """A model to have."""
+
+    model: Name | None = None
+    name: Name | None = Field(default=None, description="what `model` was called before")
+    stream: bool | None = None
+    insecure: bool | None = None

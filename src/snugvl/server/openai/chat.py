@@ -14,7 +14,8 @@ from snugvl.core.messages import Delta, Logprob, Request, Usage
 from snugvl.errors import RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.context import context_of
-from snugvl.server.fields import WHOLE, Harmless
+from snugvl.server.fields import WHOLE
+from snugvl.server.forms import either
 from snugvl.server.generation import Finished, Generation, complete, generate, split_calls
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
@@ -30,18 +31,22 @@ from snugvl.server.openai.constraints import (
     MAX_TOOLS,
     ChatTool,
     ChatToolChoice,
+    Choices,
     ResponseFormat,
+    StructuredOutputs,
     chat_tool_use,
-    check_alone,
-    grammar_of,
+    form_of,
 )
 from snugvl.server.openai.document import ChatCompletion
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
 from snugvl.server.openai.sampling import MaxTokens, SamplingFields, StreamOptions, rename_fields, sampling_of
-from snugvl.server.streaming import Event, event_stream
+from snugvl.server.streaming import Event, compact, event_stream
+from snugvl.server.wishes import CHAT, Wishes
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
+
+MAX_TEMPLATE = 4096  # characters of chat_template_kwargs
 
 # What the engine calls a field of its own request, and what this protocol calls it.
 NAMES = {
@@ -54,38 +59,22 @@ NAMES = {
 class ChatCompletionRequest(SamplingFields):
     """A chat completion to make."""
 
-    harmless: ClassVar[Harmless] = {
-        "store": (False,),
-        "functions": (),
-        "function_call": (),
-        "audio": (),
-        "prediction": (),
-        "web_search_options": (),
-        "moderation": (),
-        "prompt_cache_options": (),
-        "modalities": (["text"],),
-        "service_tier": ("auto", "default"),
-        "reasoning_effort": ("none",),
-        "verbosity": ("medium",),
-        "prompt_cache_retention": ("in_memory",),
-    }
-    instead: ClassVar = {
-        "functions": "it is deprecated; use tools",
-        "function_call": "it is deprecated; use tool_choice",
-        "store": "this server keeps nothing; leave it out or send false",
-        "audio": "this server answers with text only",
-        "modalities": 'this server answers with text only; leave it out or send ["text"]',
-        "service_tier": "this server has one tier; leave it out or send 'auto'",
-        "web_search_options": "this server doesn't search; offer a tool that does",
-        "guided_json": "use response_format with a json_schema",
-    }
+    wishes: ClassVar[Wishes] = CHAT
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
-    max_completion_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = Field(None, description="as structured_outputs.json")
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables of the chat template, such as enable_thinking"
+    )
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -94,7 +83,16 @@ class ChatCompletionRequest(SamplingFields):
     metadata: Metadata | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+
+    def guided(self) -> StructuredOutputs:
+        """What vLLM called the forms of `structured_outputs` before."""
+        return StructuredOutputs.model_construct(
+            json_=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+            json_object=None,
+        )
 
 
 @router.post(
@@ -131,14 +129,20 @@ async def _request(body: ChatCompletionRequest, media: MediaSource) -> Request:
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", field="top_logprobs")
     tools = chat_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    grammar = grammar_of(body.response_format)
-    check_alone(grammar, tools, "response_format")
+    form, field = form_of(body.response_format, body.structured_outputs, body.guided())
+    grammar, tools = either(form, tools, field)
     sampling = sampling_of(
         body, max_tokens=_max_tokens(body), logprobs=(body.top_logprobs or 0) if body.logprobs else None
     )
     messages = await conversation_of(body.messages, media)
     media.check_all_used()
-    return Request(messages, sampling, tools=tools, grammar=grammar)
+    extra = body.chat_template_kwargs or {}
+    if len(compact(extra)) > MAX_TEMPLATE:
+        raise RequestError(
+            f"chat_template_kwargs has more than {MAX_TEMPLATE:,} characters; send text in messages",
+            field="chat_template_kwargs",
+        )
+    return Request(messages, sampling, tools=tools, grammar=grammar, template=extra)
 
 
 def _max_tokens(body: ChatCompletionRequest) -> int | None:

@@ -15,7 +15,7 @@ from snugvl.core.messages import Delta, Logprob, Request, Usage
 from snugvl.errors import RequestError
 from snugvl.server.body import JsonRoute
 from snugvl.server.context import Context, context_of
-from snugvl.server.fields import WHOLE, Harmless
+from snugvl.server.fields import WHOLE
 from snugvl.server.generation import Finished, Generation, complete, generate
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
@@ -31,6 +31,7 @@ from snugvl.server.openai.document import Completion
 from snugvl.server.openai.sampling import SamplingFields, StreamOptions, rename_fields, sampling_of
 from snugvl.server.streaming import Event, event_stream
 from snugvl.server.together import together
+from snugvl.server.wishes import COMPLETIONS, Wishes
 
 router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
@@ -38,6 +39,7 @@ MAX_PROMPTS = 128
 HEAD = ("cmpl-", "text_completion")
 AT_ONCE = 4  # prompts of one request that the engine has
 MAX_CHOICES = 128  # of all prompts together
+MAX_CHARACTERS = 16 << 20  # of all prompts together: 32,000 tokens of English in each of 128
 
 # What the engine calls a field of its own request, and what this protocol calls it.
 NAMES = {"prompt_ids|vision|messages": "prompt"}
@@ -72,8 +74,7 @@ Prompt = Annotated[
 class CompletionRequest(SamplingFields):
     """A continuation of one or several prompts."""
 
-    harmless: ClassVar[Harmless] = {"suffix": ("",)}
-    instead: ClassVar = {"suffix": "the models served here can't fill a gap in a text"}
+    wishes: ClassVar[Wishes] = {name: wish for name, wish in COMPLETIONS.items() if name != "best_of"}
 
     prompt: Prompt
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
@@ -125,6 +126,13 @@ def _requests(body: CompletionRequest, prompts: list[str | tuple[int, ...]]) -> 
         RequestError: with the field to blame.
     """
     n = body.n or 1
+    characters = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    if characters > MAX_CHARACTERS and len(prompts) > 1:  # the context bounds a single one
+        raise RequestError(
+            f"{len(prompts)} prompts have {characters:,} characters; at most {MAX_CHARACTERS:,} fit in one "
+            "request, so send them in several",
+            field="prompt",
+        )
     if body.echo and body.logprobs is not None:
         raise RequestError("echo with logprobs is not supported; leave one of them out", field="logprobs")
     if body.best_of is not None and body.best_of != n:

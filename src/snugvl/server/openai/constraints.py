@@ -8,18 +8,18 @@ from pydantic import Field, Tag
 
 from snugvl.core.messages import Grammar, Tool, ToolUse
 from snugvl.errors import RequestError
-from snugvl.server.fields import STRING_OR_OBJECT, Exact
+from snugvl.server.fields import STRING_OR_OBJECT, Part
+from snugvl.server.forms import JsonSchema, offered_tool, schema_grammar, tell_unenforced
 
 MAX_TOOLS = 128
 RESERVED = ("auto", "none", "required")  # words of tool_choice
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-JsonSchema = dict[str, Any]
 Mode = Literal["none", "auto", "required"]
 
 
-class Function(Exact):
-    """A function. Its arguments always follow `parameters`, so `strict` changes nothing."""
+class Function(Part):
+    """A function. `strict`: a keyword of `parameters` that can't be enforced is refused, not left out."""
 
     name: ToolName
     description: str | None = None
@@ -27,34 +27,34 @@ class Function(Exact):
     strict: bool | None = None
 
 
-class ChatTool(Exact):
+class ChatTool(Part):
     """A tool of a chat completion."""
 
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(Exact):
+class FunctionName(Part):
     """A function by its name."""
 
     name: str
 
 
-class ChatToolName(Exact):
+class ChatToolName(Part):
     """One of the tools by its name."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class AllowedTools(Exact):
+class AllowedTools(Part):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
     tools: list[ChatToolName] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
-class ChatAllowedTools(Exact):
+class ChatAllowedTools(Part):
     """A choice among some of the tools."""
 
     type: Literal["allowed_tools"]
@@ -76,7 +76,9 @@ def chat_tool_use(
 ) -> ToolUse | None:
     """What the tools of a chat completion ask of the engine."""
     functions = [tool.function for tool in tools or ()]
-    offered = tuple(Tool(each.name, each.description or "", each.parameters or {}) for each in functions)
+    offered = tuple(
+        offered_tool(each.name, each.description, each.parameters, each.strict) for each in functions
+    )
     match choice:
         case ChatToolName(function=FunctionName(name=name)):
             return tool_use(offered, named=name, parallel=parallel)
@@ -119,26 +121,27 @@ def tool_use(
         return None
     if allowed is not None:
         tools = tuple(tool for tool in tools if tool.name in allowed)
-    return ToolUse(tools, named or mode or "auto", parallel is not False)
+    return ToolUse(tell_unenforced(tools), named or mode or "auto", parallel is not False)
 
 
 FormatName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-class TextFormat(Exact):
+class TextFormat(Part):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(Exact):
-    """Any JSON object."""
+class JsonObjectFormat(Part):
+    """Any JSON object, or one that follows a schema, as llama.cpp has it."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
-class NamedSchema(Exact):
-    """A JSON schema. Answers always follow it, so `strict` changes nothing."""
+class NamedSchema(Part):
+    """A JSON schema. `strict`: a keyword that can't be enforced is refused, not left out."""
 
     name: FormatName
     schema_: dict[str, Any] = Field(alias="schema")
@@ -146,7 +149,7 @@ class NamedSchema(Exact):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(Exact):
+class JsonSchemaFormat(Part):
     """JSON that follows a schema."""
 
     type: Literal["json_schema"]
@@ -161,28 +164,70 @@ ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
 def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
     """The grammar of a format; None for plain text."""
     match wanted:
-        case JsonObjectFormat():
-            return ANY_OBJECT
+        case JsonObjectFormat(schema_=schema):
+            return schema_grammar(schema) if schema else ANY_OBJECT
         case JsonSchemaFormat(json_schema=named):
-            return schema_grammar(named.schema_)
+            return schema_grammar(named.schema_, named.strict, "response_format")
         case _:
             return None
 
 
-def schema_grammar(schema: dict[str, Any]) -> Grammar:
-    """The grammar of a JSON schema."""
-    return Grammar("json_schema", json.dumps(schema))
+Choices = Annotated[list[str], Field(min_length=1, max_length=1024)]
 
 
-def check_alone(grammar: Grammar | None, tools: ToolUse | None, field: str) -> None:
-    """Refuse a format together with tools.
+class StructuredOutputs(Part):
+    """vLLM's way to say what an answer looks like: exactly one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = Field(None, description="Lark, in llguidance's dialect")
+    json_object: bool | None = None
+
+    def grammars(self) -> list[Grammar]:
+        """What is asked for, one grammar each.
+
+        Raises:
+            RequestError: a schema in a string that is no JSON object.
+        """
+        found = [ANY_OBJECT] if self.json_object else []
+        if self.json_ is not None:
+            found.append(schema_grammar(_schema_of(self.json_), field="structured_outputs"))
+        if self.choice is not None:
+            found.append(Grammar("lark", "start: " + " | ".join(map(json.dumps, self.choice))))
+        if self.regex is not None:
+            found.append(Grammar("regex", self.regex))
+        if self.grammar is not None:
+            found.append(Grammar("lark", self.grammar))
+        return found
+
+
+def _schema_of(value: dict[str, Any] | str) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = ""
+    if not isinstance(value, dict):
+        raise RequestError(
+            "structured_outputs.json is a JSON schema, an object, also as text", field="structured_outputs"
+        )
+    return value
+
+
+def form_of(
+    response_format: ResponseFormat | None, structured: StructuredOutputs | None, guided: StructuredOutputs
+) -> tuple[Grammar | None, str]:
+    """The one form that an answer must have, and the field that says so.
 
     Raises:
-        RequestError: both are asked for.
+        RequestError: several of them.
     """
-    if grammar is not None and tools is not None:
-        raise RequestError(
-            f"{field} and tools can't be combined: the answer is either in that form or may hold calls; "
-            "leave one out, or send tool_choice 'none'",
-            field=field,
-        )
+    openai = grammar_of(response_format)
+    found = [(openai, "response_format")] if openai is not None else []
+    for fields, name in ((structured, "structured_outputs"), (guided, "guided_json")):
+        found += [(grammar, name) for grammar in (fields.grammars() if fields else ())]
+    if len(found) > 1:
+        names = " and ".join(dict.fromkeys(name for _, name in found))
+        raise RequestError(f"an answer has one form, but {names} ask for several", field=found[1][1])
+    return found[0] if found else (None, "response_format")

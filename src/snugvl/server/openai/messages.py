@@ -1,56 +1,57 @@
 """Messages of a chat completion and their parts: their JSON, and the conversation they make."""
 
-import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from snugvl.core.messages import Message, Part, Picture, Text, ToolCall, Video
 from snugvl.errors import RequestError
-from snugvl.server.body import count_values
-from snugvl.server.fields import Exact, Harmless, StringOrArray, StringOrObject
+from snugvl.server.fields import Part as RequestPart
+from snugvl.server.fields import StringOrArray, StringOrObject
+from snugvl.server.forms import call_arguments
 from snugvl.server.openai.media import Detail, MediaSource, fetch_all
+from snugvl.server.wishes import WRITTEN, Wishes
 
 MAX_PARTS = 1024
 
 
-class TextPart(Exact):
+class TextPart(RequestPart):
     """Text."""
 
     type: Literal["text"]
     text: str
 
 
-class ImageUrl(Exact):
+class ImageUrl(RequestPart):
     """A data URL, a public http(s) URL, or `attachment:NAME` for a file of the same upload."""
 
     url: str
     detail: Detail = Field("auto", description="low: scaled down to 512×512 pixels' worth")
 
 
-class ImagePart(Exact):
+class ImagePart(RequestPart):
     """A picture."""
 
     type: Literal["image_url"]
     image_url: StringOrObject[ImageUrl]
 
 
-class VideoUrl(Exact):
+class VideoUrl(RequestPart):
     """A video file, or an animated picture."""
 
     url: str
     fps: float | None = Field(None, gt=0, le=1000, description="frames per second to keep")
 
 
-class VideoUrlPart(Exact):
+class VideoUrlPart(RequestPart):
     """A video by its URL."""
 
     type: Literal["video_url"]
     video_url: StringOrObject[VideoUrl]
 
 
-class VideoFramesPart(Exact):
+class VideoFramesPart(RequestPart):
     """A video by the URLs of its frames."""
 
     type: Literal["video"]
@@ -108,7 +109,6 @@ async def fetch(part: MediaPart, field: str, media: MediaSource) -> Found:
     raise AssertionError("no other part passes the schema")
 
 
-MAX_ARGUMENTS = 10_000  # values in the arguments of one call
 MAX_MESSAGES = 8192
 MAX_CALLS = 256  # of one message
 
@@ -117,7 +117,7 @@ Name = Annotated[
 ]
 
 
-class SystemMessage(Exact):
+class SystemMessage(RequestPart):
     """Instructions. `developer` is OpenAI's newer word for `system`."""
 
     role: Literal["system", "developer"]
@@ -125,7 +125,7 @@ class SystemMessage(Exact):
     name: Name = None
 
 
-class UserMessage(Exact):
+class UserMessage(RequestPart):
     """What the user said, with pictures and videos."""
 
     role: Literal["user"]
@@ -133,14 +133,14 @@ class UserMessage(Exact):
     name: Name = None
 
 
-class FunctionCall(Exact):
+class FunctionCall(RequestPart):
     """A function and its arguments, a JSON object as text."""
 
     name: str
     arguments: str
 
 
-class AssistantCall(Exact):
+class AssistantCall(RequestPart):
     """A call that the assistant made."""
 
     id: str
@@ -148,22 +148,18 @@ class AssistantCall(Exact):
     function: FunctionCall
 
 
-class AssistantMessage(Exact):
+class AssistantMessage(RequestPart):
     """What the model answered before."""
 
-    # What the SDKs send back with an answer that had none of it.
-    harmless: ClassVar[Harmless] = {"refusal": (), "audio": (), "function_call": (), "annotations": ([],)}
+    wishes: ClassVar[Wishes] = WRITTEN
 
     role: Literal["assistant"]
     content: TextContent | None = None
-    reasoning_content: str | None = Field(
-        None, description="what the model thought before it answered; taken, and not shown to it again"
-    )
     tool_calls: Annotated[list[AssistantCall], Field(max_length=MAX_CALLS)] | None = None
     name: Name = None
 
 
-class ToolMessage(Exact):
+class ToolMessage(RequestPart):
     """What a tool answered."""
 
     role: Literal["tool"]
@@ -216,22 +212,3 @@ def _assistant(message: AssistantMessage, field: str) -> Message:
             field=f"{field}.content",
         )
     return Message("assistant", texts_of(message.content), calls)
-
-
-def call_arguments(text: str, field: str) -> str:
-    """Arguments of a call as JSON text; none at all (some clients send "") are an empty object.
-
-    Raises:
-        RequestError: not a JSON object.
-    """
-    if not text.strip():
-        return "{}"
-    if count_values(text.encode("utf-8", "replace")) > MAX_ARGUMENTS:
-        raise RequestError(f"{field} holds more than {MAX_ARGUMENTS:,} values", field=field)
-    try:
-        value: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise RequestError(f"{field} must be a JSON object as text, not {text[:80]!r}", field=field)
-    return text

@@ -14,9 +14,9 @@ from snugvl.errors import QueueFull, RequestError
 from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, TextPiece, ToolEvent
 from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
+from snugvl.server.forms import either
 from snugvl.server.generation import Finished, Reader, complete, generate, split_calls
 from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer, new_id, now, token_logprobs
-from snugvl.server.openai.constraints import check_alone
 from snugvl.server.openai.document import ResponseAnswer
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.responses_request import LOGPROBS, ResponseRequest, conversation_of
@@ -65,8 +65,7 @@ async def _request(body: ResponseRequest, media: MediaSource) -> Request:
     """
     if body.top_logprobs is not None and not body.wants_logprobs:
         raise RequestError(f"top_logprobs needs {LOGPROBS!r} in include", field="top_logprobs")
-    tools, grammar = body.tool_use(), body.grammar()
-    check_alone(grammar, tools, "text.format")
+    grammar, tools = either(body.grammar(), body.tool_use(), "text.format")
     sampling = SamplingParams(
         max_tokens=body.max_output_tokens,
         temperature=body.temperature or 0.0,
@@ -99,7 +98,7 @@ def new_response(body: ResponseRequest, model: str) -> dict[str, Any]:
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_key": None,
         "reasoning": {"effort": None, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",

@@ -9,60 +9,58 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from snugvl.core.messages import Grammar, Message, Part, Picture, Text, Tool, ToolCall, ToolUse
-from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, Exact, Harmless, StringOrArray
+from snugvl.core.messages import Grammar, Message, Part, Picture, Text, ToolCall, ToolUse
+from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, Body, StringOrArray
+from snugvl.server.fields import Part as RequestPart
+from snugvl.server.forms import JsonSchema, call_arguments, offered_tool, schema_grammar
 from snugvl.server.openai.common import Metadata
 from snugvl.server.openai.constraints import (
     ANY_OBJECT,
     MAX_TOOLS,
     FormatName,
     JsonObjectFormat,
-    JsonSchema,
     Mode,
     TextFormat,
     ToolName,
-    schema_grammar,
     tool_use,
 )
 from snugvl.server.openai.media import Detail, MediaSource, fetch_all
-from snugvl.server.openai.messages import MAX_MESSAGES, MAX_PARTS, call_arguments
+from snugvl.server.openai.messages import MAX_MESSAGES, MAX_PARTS
 from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP
+from snugvl.server.wishes import INPUT_IMAGE, RESPONSE_TOOL, RESPONSES, STREAM_OPTIONS, TEXT_FORM, Wishes
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputText(Exact):
+class InputText(RequestPart):
     """Text."""
 
     type: Literal["input_text"]
     text: str
 
 
-class InputImage(Exact):
+class InputImage(RequestPart):
     """A picture: a data URL, a public http(s) URL, or `attachment:NAME` for a file of the same upload."""
 
-    harmless: ClassVar[Harmless] = {"file_id": ()}
+    wishes: ClassVar[Wishes] = INPUT_IMAGE
 
     type: Literal["input_image"]
     image_url: str
     detail: Detail = "auto"
 
 
-class OutputText(Exact):
+class OutputText(RequestPart):
     """Text that the model wrote."""
 
     type: Literal["output_text"]
     text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    logprobs: list[Any] | None = Field(None, description="as they came; not shown to the model")
-    parsed: Any = Field(None, description="added by the SDK's helpers; not shown to the model")
 
 
 InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
 WrittenPart = Annotated[InputText | OutputText, Field(discriminator="type")]
 
 
-class InputMessage(Exact):
+class InputMessage(RequestPart):
     """What a user or an instruction says."""
 
     type: Literal["message"] = "message"
@@ -72,7 +70,7 @@ class InputMessage(Exact):
     status: Status | None = None
 
 
-class WrittenMessage(Exact):
+class WrittenMessage(RequestPart):
     """What the model answered before."""
 
     type: Literal["message"] = "message"
@@ -83,7 +81,13 @@ class WrittenMessage(Exact):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class FunctionCallItem(Exact):
+class ReasoningItem(RequestPart):
+    """What the model thought before it answered; taken, and not shown to it again."""
+
+    type: Literal["reasoning"]
+
+
+class FunctionCallItem(RequestPart):
     """A call that the model made."""
 
     type: Literal["function_call"]
@@ -94,7 +98,7 @@ class FunctionCallItem(Exact):
     status: Status | None = None
 
 
-class FunctionCallOutput(Exact):
+class FunctionCallOutput(RequestPart):
     """What a function answered."""
 
     type: Literal["function_call_output"]
@@ -116,7 +120,8 @@ Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[WrittenMessage, Tag("assistant")]
     | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(type_of_item),
 ]
 Input = StringOrArray[Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]]
@@ -135,6 +140,8 @@ async def conversation_of(
         return (*messages, Message("user", (Text(input_items),)))
     found = await fetch_all(_pictures(input_items), lambda part, path: _fetch(part, path, media))
     for index, item in enumerate(input_items):
+        if isinstance(item, ReasoningItem):
+            continue
         message = _message(item, found, f"input[{index}]")
         if message.tool_calls and messages and messages[-1].role == "assistant":
             last = messages.pop()
@@ -185,13 +192,12 @@ def _texts(content: str | list[WrittenPart] | list[InputText]) -> tuple[Part, ..
 
 
 LOGPROBS = "message.output_text.logprobs"
-STATELESS = "this server keeps nothing between requests"
 
 
-class FunctionTool(Exact):
+class FunctionTool(RequestPart):
     """A function. Its arguments always follow `parameters`, so `strict` changes nothing."""
 
-    harmless: ClassVar[Harmless] = {"defer_loading": (False,), "output_schema": (), "allowed_callers": ()}
+    wishes: ClassVar[Wishes] = RESPONSE_TOOL
 
     type: Literal["function"]
     name: ToolName
@@ -200,14 +206,14 @@ class FunctionTool(Exact):
     strict: bool | None = None
 
 
-class FunctionChoice(Exact):
+class FunctionChoice(RequestPart):
     """One of the tools by its name."""
 
     type: Literal["function"]
     name: str
 
 
-class AllowedFunctions(Exact):
+class AllowedFunctions(RequestPart):
     """A choice among some of the tools."""
 
     type: Literal["allowed_tools"]
@@ -225,7 +231,7 @@ ToolChoice = Annotated[
 ]
 
 
-class SchemaFormat(Exact):
+class SchemaFormat(RequestPart):
     """JSON that follows a schema; answers always do, so `strict` changes nothing."""
 
     type: Literal["json_schema"]
@@ -235,57 +241,24 @@ class SchemaFormat(Exact):
     strict: bool | None = None
 
 
-class TextForm(Exact):
+class TextForm(RequestPart):
     """The form of the answer."""
 
-    harmless: ClassVar[Harmless] = {"verbosity": ("medium",)}
+    wishes: ClassVar[Wishes] = TEXT_FORM
 
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
 
-class NoReasoning(Exact):
-    """The models served here don't reason apart from their answer."""
-
-    harmless: ClassVar[Harmless] = {
-        "effort": ("none",),
-        "summary": ("auto",),
-        "generate_summary": ("auto",),
-    }
-
-
-class ResponseStreamOptions(Exact):
+class ResponseStreamOptions(RequestPart):
     """What a stream tells besides its events."""
 
-    harmless: ClassVar[Harmless] = {"include_obfuscation": (False,)}
+    wishes: ClassVar[Wishes] = STREAM_OPTIONS
 
 
-class ResponseRequest(Exact):
+class ResponseRequest(Body):
     """A response to make. Nothing is stored: `store` is false here by default."""
 
-    harmless: ClassVar[Harmless] = {
-        "store": (False,),
-        "background": (False,),
-        "truncation": ("disabled",),
-        "service_tier": ("auto", "default"),
-        "prompt_cache_retention": ("in_memory",),
-        "previous_response_id": (),
-        "conversation": (),
-        "prompt": (),
-        "prompt_cache_options": (),
-        "max_tool_calls": (),
-        "moderation": (),
-        "context_management": (),
-    }
-    instead: ClassVar = {
-        "store": f"{STATELESS}; leave it out or send false",
-        "previous_response_id": f"{STATELESS}; send the earlier input and output items again in input",
-        "conversation": f"{STATELESS}; send the earlier input and output items again in input",
-        "background": f"{STATELESS}; wait for the answer, or stream it",
-        "prompt": f"{STATELESS}, so it knows no prompt templates; send the text in instructions and input",
-        "truncation": "leave it out or send 'disabled', and shorten input yourself",
-        "service_tier": "this server has one tier; leave it out or send 'auto'",
-        "context_management": "shorten input yourself",
-    }
+    wishes: ClassVar[Wishes] = RESPONSES
 
     input: Input
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
@@ -294,7 +267,7 @@ class ResponseRequest(Exact):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextForm | None = None
-    max_output_tokens: MaxTokens | None = None
+    max_output_tokens: MaxTokens = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
@@ -306,12 +279,10 @@ class ResponseRequest(Exact):
         | None
     ) = None
     metadata: Metadata | None = None
-    reasoning: NoReasoning | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -325,7 +296,8 @@ class ResponseRequest(Exact):
             RequestError: tools and choice don't fit.
         """
         offered = tuple(
-            Tool(tool.name, tool.description or "", tool.parameters or {}) for tool in self.tools or ()
+            offered_tool(tool.name, tool.description, tool.parameters, tool.strict)
+            for tool in self.tools or ()
         )
         parallel = self.parallel_tool_calls
         match self.tool_choice:
@@ -340,9 +312,11 @@ class ResponseRequest(Exact):
     def grammar(self) -> Grammar | None:
         """The grammar of the answer; None for plain text."""
         match self.text.format if self.text else None:
+            case JsonObjectFormat(schema_=schema) if schema:
+                return schema_grammar(schema)
             case JsonObjectFormat():
                 return ANY_OBJECT
-            case SchemaFormat(schema_=schema):
-                return schema_grammar(schema)
+            case SchemaFormat(schema_=schema, strict=strict):
+                return schema_grammar(schema, strict, "text.format")
             case _:
                 return None

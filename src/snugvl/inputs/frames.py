@@ -1,4 +1,5 @@
-"""From a video or an animation to a few frames with their times. Runs in the decoder process.
+"""From a video or an animation to a few frames with their times: of strangers' files in the server's decoder
+process, of a person's own in that of the command line or of a program.
 
 GIF, WebP, APNG and AVIF animations go through Pillow; MP4, WebM, AVI and Ogg through PyAV, where installed.
 Containers and codecs are lists of known ones: FFmpeg has demuxers that open other files and URLs (playlists),
@@ -17,9 +18,10 @@ from typing import Any
 
 from PIL import Image
 
+from snugvl.core.messages import Video
+from snugvl.core.sizes import MIB
 from snugvl.errors import ImageError, ImageTooLarge
 from snugvl.inputs.image import FORMATS, to_rgb
-from snugvl.server.intake.settings import VideoLimits
 
 _ANIMATIONS = ("GIF", "WEBP", "PNG", "AVIF")
 _CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "mjpeg", "theora")
@@ -27,6 +29,30 @@ _DEFAULT_DELAY_MS = 100  # what browsers show when an animation says 0 or next t
 _MAX_PACKETS = 200_000
 
 av: ModuleType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VideoLimits:
+    """Of one video.
+
+    Attributes:
+        max_frames: that the model sees; more are sampled down evenly.
+        min_frames: sampled from a video shorter than that many frames at the wanted rate.
+        fps: frames a second that are kept, unless a request says otherwise (as Qwen3-VL's processor does).
+        max_duration_s: longer videos are refused.
+        max_frame_pixels: of the file; larger frames are refused before they are decoded.
+        max_total_pixels: of all frames that are kept; they are scaled down to it.
+        decode_s: seconds after which the decoder is stopped.
+    """
+
+    max_bytes: int = 64 * MIB
+    max_frames: int = 64
+    min_frames: int = 4
+    fps: float = 2.0
+    max_duration_s: float = 600.0
+    max_frame_pixels: int = 4096 * 2304
+    max_total_pixels: int = 50_000_000
+    decode_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +75,28 @@ def preload() -> None:
             import_module(found.name)
     module.logging.set_level(None)
     av = module
+
+
+def is_video(data: bytes) -> bool:
+    """Whether the bytes of a file begin as those of a video do. Animations are none: Pillow reads them."""
+    return _container(data) is not None
+
+
+def open_video(data: bytes, name: str) -> Video:
+    """A video file of one's own, decoded in this process within `VideoLimits`; it keeps the file.
+
+    Raises:
+        ImageError, ImageTooLarge: as `decode_video`; more bytes than the limit.
+    """
+    limits = VideoLimits()
+    if len(data) > limits.max_bytes:
+        raise ImageTooLarge(
+            f"{name} has {len(data):,} bytes, the limit of a video is {limits.max_bytes:,}; cut it first"
+        )
+    if av is None:
+        preload()
+    found = decode_video(data, limits, None, name)
+    return Video(tuple(found.images), tuple(found.timestamps), data)
 
 
 def decode_video(data: bytes, limits: VideoLimits, fps: float | None, name: str) -> Frames:
@@ -157,7 +205,7 @@ def _open_image(data: bytes, name: str) -> Image.Image:
 def _decode_container(data: bytes, kind: str, limits: VideoLimits, fps: float, name: str) -> Frames:
     if av is None:
         raise ImageError(
-            f"{name} is a video file, and this server has no PyAV to read it: "
+            f"{name} is a video file, and PyAV, which reads those, is not installed: "
             "pip install 'snugvl[video]', or send its frames as a list of pictures"
         )
     with av.open(BytesIO(data), format=kind, metadata_errors="ignore") as container:

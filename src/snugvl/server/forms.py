@@ -1,0 +1,103 @@
+"""What every protocol asks of an answer alike: tools it may call, the form it has, what nothing enforces."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field, Tag
+
+from snugvl.core.messages import Grammar, Tool, ToolUse
+from snugvl.core.sampling import MAX_STOP
+from snugvl.errors import RequestError
+from snugvl.inputs.tools.enforceable import MAX_SCHEMA, enforceable
+from snugvl.server.body import count_values
+from snugvl.server.fields import STRING_OR_ARRAY
+from snugvl.server.record import current
+
+JsonSchema = dict[str, Any]
+MAX_ARGUMENTS = 10_000  # values in the arguments of one call
+
+Stop = Annotated[
+    Annotated[str, Field(min_length=1), Tag("string")]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP), Tag("array")],
+    STRING_OR_ARRAY,
+]
+
+
+def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
+    """The stop strings of a field that takes one or several."""
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def offered_tool(
+    name: str, description: str | None, parameters: JsonSchema | None, strict: bool | None
+) -> Tool:
+    """A tool as a request describes it."""
+    return Tool(name, description or "", parameters or {}, bool(strict))
+
+
+def tell_unenforced(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The tools; what of their schemas nothing enforces is told. Strict ones are refused for it later."""
+    characters = 0
+    for index, tool in enumerate(tools):
+        characters += len(json.dumps(tool.parameters))
+        if characters > MAX_SCHEMA:  # refused by the engine; no more work here
+            break
+        if not tool.strict:
+            warn_of(enforceable(tool.parameters)[1], f"tools[{index}]")
+    return tuple(tools)
+
+
+def warn_of(keywords: list[str], field: str) -> None:
+    """Tell which keywords of a schema nothing enforces."""
+    if keywords:
+        current().warn(f"didn't enforce {', '.join(keywords)} of {field}")
+
+
+def schema_grammar(schema: dict[str, Any], strict: bool | None = None, field: str = "the schema") -> Grammar:
+    """The grammar of a JSON schema. Unless `strict`, what can't be enforced is left out and told."""
+    if not strict:
+        schema, left_out = enforceable(schema)
+        warn_of(left_out, field)
+    return Grammar("json_schema", json.dumps(schema))
+
+
+def either(
+    grammar: Grammar | None, tools: ToolUse | None, field: str
+) -> tuple[Grammar | None, ToolUse | None]:
+    """A format together with tools: the answer is a call, or has that form, by one grammar.
+
+    Raises:
+        RequestError: a form that is no JSON.
+    """
+    if grammar is None or tools is None:
+        return grammar, tools
+    if grammar.kind != "json_schema":
+        raise RequestError(
+            f"{field} and tools can be combined only where the form is a JSON schema; leave one out",
+            field=field,
+        )
+    return None, replace(tools, form=grammar.source)
+
+
+def call_arguments(text: str, field: str) -> str:
+    """Arguments of a call as JSON text; what is no JSON object, such as arguments that were cut, is `{}`.
+
+    Refused, they would end the conversation: every later turn brings them again.
+
+    Raises:
+        RequestError: too many values.
+    """
+    if not text.strip():
+        return "{}"
+    if count_values(text.encode("utf-8", "replace")) > MAX_ARGUMENTS:
+        raise RequestError(f"{field} holds more than {MAX_ARGUMENTS:,} values", field=field)
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        return text
+    current().warn(f"read {field} as an empty object: it is no JSON object")
+    return "{}"

@@ -1,0 +1,148 @@
+"""What would change the answer is refused with what to do instead; what can't change it is ignored."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+from snugvl.core.messages import Text, ToolCall
+from snugvl.server import wishes
+from tests.server.live import asking
+from tests.server.openai.scripted import Scripted
+
+HI = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+BODIES: dict[str, tuple[str, dict[str, Any], wishes.Wishes]] = {
+    "chat": ("/v1/chat/completions", {"messages": [HI]}, wishes.CHAT),
+    "completions": ("/v1/completions", {"prompt": "Hi"}, wishes.COMPLETIONS),
+    "responses": ("/v1/responses", {"input": "Hi"}, wishes.RESPONSES),
+    "messages": ("/v1/messages", {"model": "pocket", "max_tokens": 9, "messages": [HI]}, wishes.MESSAGES),
+    "ollama": ("/api/chat", {"model": "pocket", "messages": [HI], "stream": False}, wishes.OLLAMA),
+}
+FIELDS = [
+    (protocol, name)
+    for protocol, (_, _, table) in BODIES.items()
+    for name in table
+    if protocol != "completions" or name != "best_of"
+]
+WISHED: dict[str, Any] = {"best_of": 3, "mirostat": 2}  # a value that asks for something
+FAR: Any = {"wished": ["much"]}
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture(scope="module")
+def http(scripted: Scripted) -> Iterator[httpx.Client]:
+    with asking(scripted) as client:
+        yield client
+
+
+def test_fifty_wishes_are_refused() -> None:
+    refused = {
+        name for _, _, table in BODIES.values() for name, wish in table.items() if wish.verdict == "refused"
+    }
+    assert len(refused) >= 50
+
+
+@pytest.mark.parametrize(("protocol", "name"), FIELDS)
+def test_every_field_gets_its_verdict(http: httpx.Client, protocol: str, name: str) -> None:
+    path, body, table = BODIES[protocol]
+    wish = table[name]
+    answer = http.post(path, json={**body, name: WISHED.get(name, FAR)})
+    if wish.verdict == "refused":
+        assert answer.status_code == 400, answer.text
+        assert f"{name} is not supported: {wish.why}" in answer.text.replace('\\"', '"')
+        for nothing in (None, *wish.nothing):
+            assert http.post(path, json={**body, name: nothing}).status_code == 200, nothing
+    else:
+        assert answer.status_code == 200, answer.text
+        assert (f"ignored {name}" in answer.headers.get("snugvl-warning", "")) == wish.told
+
+
+@pytest.mark.parametrize("protocol", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_name_nobody_knows_is_told(http: httpx.Client, protocol: str, stream: bool) -> None:
+    path, body, _ = BODIES[protocol]
+    answer = http.post(path, json={**body, "stream": stream, "some_knob": 1, "other": None})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["snugvl-warning"] == "ignored some_knob"
+
+
+def test_a_strangers_name_makes_no_header(http: httpx.Client) -> None:
+    body = {"messages": [HI], "a\r\nSet-Cookie: x; y\u00e9": 1, **{f"n{i}": 1 for i in range(100)}}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.headers["snugvl-warning"].startswith("ignored a??Set-Cookie: x? y?; ignored n0")
+    assert len(answer.headers["snugvl-warning"]) < 4000
+    assert "set-cookie" not in answer.headers
+
+
+def test_our_own_tasks_refuse_what_they_dont_know(http: httpx.Client) -> None:
+    answer = http.post("/v1/vision/caption", json={"image": "data:,", "some_knob": 1})
+    assert answer.json()["error"]["param"] == "some_knob"
+
+
+CALL = {
+    "id": "a",
+    "index": 0,
+    "type": "function",
+    "provider_specific_fields": {"x": 1},
+    "function": {"name": "f", "arguments": '{"a": 1}', "parsed_arguments": {"a": 1}, "strict": None},
+}
+
+
+def test_a_clients_own_history_is_taken(http: httpx.Client, scripted: Scripted) -> None:
+    history = [
+        {**HI, "id": "1", "content": [{"type": "text", "text": "Hi", "cache_control": {"x": 1}}]},
+        {"role": "assistant", "content": "So", "parsed": {"a": 1}, "refusal": None, "reasoning": "hm",
+         "reasoning_content": "hm", "provider_specific_fields": {}, "tool_calls": [CALL], "annotations": [1]},
+        {"role": "tool", "tool_call_id": "a", "content": "3", "is_error": False},
+    ]  # fmt: skip
+    tool = {**TOOL, "cache_control": {}, "function": {**TOOL["function"], "returns": "x"}}  # type: ignore[dict-item]
+    answer = http.post("/v1/chat/completions", json={"messages": history, "tools": [tool]})
+    assert answer.status_code == 200, answer.text
+    assert "snugvl-warning" not in answer.headers
+    asked = scripted.last.messages
+    assert asked[1].content == (Text("So"),)
+    assert asked[1].tool_calls == (ToolCall("a", "f", '{"a": 1}'),)
+
+
+def test_what_the_sdk_returns_goes_back_as_it_is(http: httpx.Client, scripted: Scripted) -> None:
+    with OpenAI(base_url=str(http.base_url.join("/v1")), api_key="none", max_retries=0) as sdk:
+        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
+        parsed = sdk.chat.completions.parse(model="pocket", messages=messages).choices[0].message
+        with sdk.chat.completions.stream(model="pocket", messages=messages) as stream:
+            streamed = stream.get_final_completion().choices[0].message
+        for message in (parsed, streamed):
+            again = [*messages, message.to_dict(), *messages]
+            assert sdk.chat.completions.create(model="pocket", messages=again).choices  # type: ignore[arg-type]
+
+
+def test_ollamas_history_is_taken(http: httpx.Client, scripted: Scripted) -> None:
+    call = {"id": "a", "index": 0, "function": {"index": 0, "name": "f", "arguments": {"a": 1}, "x": 1}}
+    said = {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [call], "created": 1}
+    history = [HI, said, {"role": "tool", "content": "3", "name": "f", "tool_name": "f"}]
+    body = {"model": "pocket", "stream": False, "messages": history}
+    assert http.post("/api/chat", json=body).status_code == 200
+    assert json.loads(scripted.last.messages[1].tool_calls[0].arguments) == {"a": 1}
+
+
+def test_responses_take_their_own_output_back(http: httpx.Client, scripted: Scripted) -> None:
+    text = {"type": "output_text", "text": "So", "annotations": [{"type": "x"}], "logprobs": [], "parsed": 1}
+    items = [
+        {"type": "message", "role": "user", "content": "Hi", "x": 1},
+        {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"},
+        {"type": "message", "role": "assistant", "content": [text], "status": "completed"},
+        {"type": "message", "role": "user", "content": "And?"},
+    ]
+    body = {"input": items, "reasoning": {"effort": "low"}, "store": True}
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["snugvl-warning"] == "ignored reasoning; ignored store"
+    assert [message.role for message in scripted.last.messages] == ["user", "assistant", "user"]
