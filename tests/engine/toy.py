@@ -122,8 +122,16 @@ class Toy(nn.Module):
             x = x + torch.tanh(mixed.flatten(1) @ self.out[layer].T)
             if layer == 0 and rows is not None:
                 x[rows] += embeds[:, HIDDEN:]
-        logits = (x[batch.logit_rows] @ self.head.T).float() / 4
-        logits[:, 42:] -= 1000  # never generates an image, a poison or a bomb; NaN stays NaN
+        if batch.scoring is not None:
+            for start in range(0, len(batch.scoring.rows), batch.scoring.at_once):
+                wanted = batch.scoring.rows[start : start + batch.scoring.at_once]
+                batch.scoring.look(start, self.logits(x[wanted]))
+        return self.logits(x[batch.logit_rows])
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """It never generates an image, a poison or a bomb; NaN stays NaN."""
+        logits = (x @ self.head.T).float() / 4
+        logits[:, 42:] -= 1000
         return logits
 
     def mix(self, layer: int, qkv: torch.Tensor, cache: KVCache, metadata: AttentionMetadata) -> torch.Tensor:

@@ -1,9 +1,12 @@
 """From the engine's tokens to the reader's text: one receiver a request, run in the engine's thread."""
 
+import math
+
 from snugvl.backends.mailbox import Mailbox
 from snugvl.core.messages import Delta, Logprob, TokenLogprob, ToolForm, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import FinishReason, TokenOutput
+from snugvl.engine.sampling.sampler import Sampled
 from snugvl.inputs.detokenizer import Detokenizer
 from snugvl.inputs.prompt import PreparedPrompt
 from snugvl.inputs.reasoning import ReasoningSplitter
@@ -30,6 +33,7 @@ class Receiver:
     ) -> None:
         self.mailbox: Mailbox[Delta] = Mailbox()
         self._tokenizer = tokenizer
+        self._sampling = sampling
         self._prompt = prompt
         self._stop_ids = frozenset() if sampling.ignore_eos else stop_ids
         self._own_stop_ids = frozenset(sampling.stop_token_ids)
@@ -43,7 +47,8 @@ class Receiver:
         # Log-probabilities by choice, and how many of them went out with their text.
         self._logprobs: dict[int, list[Logprob]] = {choice: [] for choice in range(sampling.n)}
         self._sent = dict.fromkeys(range(sampling.n), 0)
-        self._completion_tokens = 0
+        self._completion_tokens = self._cached_tokens = 0
+        self._prompt_logprobs: tuple[Logprob, ...] = ()
         reasoning = None if grammar else prompt.reasoning
         self._splitters = {
             choice: ReasoningSplitter(reasoning, call=None if calls is None else opening(calls))
@@ -77,7 +82,10 @@ class Receiver:
         elif finish is not None:
             text += detokenizer.flush()
         stop = None if finish is None else self._stop_of(output, detokenizer)
-        self._emit(output.choice, text, finish, covered=detokenizer.covered, stop=stop)
+        covered = detokenizer.covered
+        if finish is not None and self._sampling.prompt_logprobs and not detokenizer.stopped:
+            covered = len(self._logprobs[output.choice])
+        self._emit(output.choice, text, finish, covered=covered, stop=stop)
         return detokenizer.stopped and output.finish is None
 
     def fail(self, error: Exception) -> None:
@@ -89,11 +97,15 @@ class Receiver:
         if output.token_id is None:
             return ""
         self._completion_tokens += 1
-        if output.finish == "stop" and output.token_id in self._stop_ids:
-            return ""  # the end-of-sequence token is counted but is not text
-        if output.logprob is not None:
+        self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
+        if self._completion_tokens == 1 and self._sampling.prompt_logprobs:
+            self._prompt_logprobs = self._scored(output)
+        ended = output.finish == "stop" and output.token_id in self._stop_ids
+        # Who judges a prompt counts on a log-probability for each generated token, whichever it is.
+        if output.logprob is not None and (not ended or self._sampling.prompt_logprobs):
             self._logprobs[output.choice].append(self._logprob(output))
-        return detokenizer.push(output.token_id)
+        # The end-of-sequence token is counted but is not text.
+        return "" if ended else detokenizer.push(output.token_id)
 
     def _stop_of(self, output: TokenOutput, detokenizer: Detokenizer) -> str | None:
         """What ended a choice, of what the request asked to stop at."""
@@ -119,18 +131,38 @@ class Receiver:
         self._sent[choice] += len(logprobs)
         usage = None
         if self.done:
-            usage = Usage(self.prompt_tokens, self._completion_tokens, self._prompt.image_tokens)
+            usage = Usage(
+                self.prompt_tokens, self._completion_tokens, self._prompt.image_tokens, self._cached_tokens
+            )
         assert finish != "error", "an error output carries its error"
-        self.mailbox.put(Delta(text, choice, logprobs, finish, usage, stop, reasoning))
+        scored, self._prompt_logprobs = self._prompt_logprobs, ()
+        self.mailbox.put(
+            Delta(
+                text,
+                choice,
+                logprobs,
+                finish,
+                usage,
+                stop,
+                reasoning,
+                completion_tokens=self._completion_tokens,
+                prompt_logprobs=scored,
+            )
+        )
         if self.done:
             self.mailbox.close()
 
-    def _logprob(self, output: TokenOutput) -> Logprob:
-        assert output.token_id is not None
-        assert output.logprob is not None
-        top = tuple(self._token_logprob(token, value) for token, value in output.top_logprobs)
-        own = self._token_logprob(output.token_id, output.logprob)
+    def _logprob(self, token: TokenOutput | Sampled) -> Logprob:
+        assert token.token_id is not None
+        assert token.logprob is not None
+        top = tuple(self._token_logprob(other, value) for other, value in token.top_logprobs)
+        own = self._token_logprob(token.token_id, token.logprob)
         return Logprob(own.token, own.bytes, own.logprob, top)
+
+    def _scored(self, output: TokenOutput) -> tuple[Logprob, ...]:
+        """The prompt's tokens, the first of which nothing predicts."""
+        first = Sampled(self._prompt.prompt_ids[0], math.nan)
+        return tuple(map(self._logprob, (first, *output.prompt)))
 
     def _token_logprob(self, token_id: int, logprob: float) -> TokenLogprob:
         raw = self._tokenizer.token_bytes(token_id)

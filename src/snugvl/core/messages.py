@@ -20,6 +20,7 @@ GoOn = Callable[[], None]
 """Called between two parts of some work; it raises where nobody wants the rest."""
 
 Role = Literal["system", "user", "assistant", "tool"]
+MAX_SCORES = 131_072  # log-probabilities of a prompt's tokens and their alternatives in one answer
 SEES = "Qwen/Qwen3-VL-2B-Instruct-FP8"
 """A small model that sees, for whoever sends a picture to one that doesn't."""
 
@@ -208,18 +209,22 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Logprob(TokenLogprob):
-    """A generated token, with the most likely alternatives (most likely first)."""
+    """A token, with the most likely alternatives (most likely first).
+
+    `logprob` is nan for the first token of a prompt, which nothing predicts.
+    """
 
     top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request; image tokens are part of the prompt's."""
+    """Tokens of a request; image tokens are part of the prompt's, and so are those the prefix cache had."""
 
     prompt_tokens: int
     completion_tokens: int
     image_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +240,8 @@ class Delta:
         stop: on the last delta of a choice: the stop string that ended it, or the text of the token among
             `sampling.stop_token_ids` that did.
         reasoning: new text of what the model thinks before its answer; none of `text`.
+        completion_tokens: of all choices, generated so far.
+        prompt_logprobs: of every token of the prompt, on the first delta, where they were asked for.
     """
 
     text: str
@@ -244,6 +251,8 @@ class Delta:
     usage: Usage | None = None
     stop: str | None = None
     reasoning: str = ""
+    completion_tokens: int = 0
+    prompt_logprobs: tuple[Logprob, ...] = ()
 
 
 class Stream(Protocol):
@@ -346,6 +355,22 @@ def check_sight(capabilities: Capabilities, field: str = "messages") -> None:
         f"{SEES}",
         field=field,
     )
+
+
+def check_scores(request: Request, tokens: int) -> None:
+    """Refuse log-probabilities of a prompt of so many `tokens` that would be an answer of many megabytes."""
+    sampling = request.sampling
+    if not sampling.prompt_logprobs:
+        return
+    if request.prompt is None:
+        raise RequestError("only a bare prompt has log-probabilities, not a conversation", field="logprobs")
+    most = MAX_SCORES // (1 + (sampling.logprobs or 0))
+    if tokens > most:
+        raise RequestError(
+            f"the prompt has {tokens:,} tokens; with logprobs={sampling.logprobs} the log-probabilities of "
+            f"{most:,} can be had; shorten the prompt, or ask for fewer alternatives",
+            field="logprobs",
+        )
 
 
 def user(*parts: Part | str | Image) -> Message:

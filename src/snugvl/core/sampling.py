@@ -39,6 +39,8 @@ class SamplingParams:
         top_k: 0 is off.
         seed: same seed and same request, same tokens; None draws one.
         logprobs: number of alternatives to report with each token; 0 reports the token's own only.
+        prompt_logprobs: whether the tokens of a bare prompt have theirs, too, with as many alternatives; so
+            has the token that ends the answer, then.
         n: choices.
         stop: strings that end the answer and are not part of it.
         stop_token_ids: token ids that do the same.
@@ -63,6 +65,7 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     ignore_eos: bool = False
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -77,6 +80,8 @@ class SamplingParams:
                     f"logit_bias maps token ids to numbers from -100 to 100, not {token!r}: {bias!r}",
                     field="logit_bias",
                 )
+        if self.prompt_logprobs and self.logprobs is None:
+            raise RequestError("prompt_logprobs needs logprobs", field="logprobs")
         _check_stop(self.stop)
         for text in self.stop:
             if not isinstance(text, str) or not text:

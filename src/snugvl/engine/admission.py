@@ -18,6 +18,7 @@ import torch
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.core.config import EngineConfig
 from snugvl.engine.request import EngineRequest, VisionItem
+from snugvl.engine.sampling.sampler import Sampled
 from snugvl.engine.sequence import CheckedPrompt
 from snugvl.errors import OutOfMemory, RequestError, RequestTooLarge
 from snugvl.models.rope import mrope_positions
@@ -60,7 +61,8 @@ def check_prompt(request: EngineRequest, model: ModelConfig) -> CheckedPrompt:
     except ValueError as error:
         raise RequestError(str(error), field="vision") from None
     starts = tuple(accumulate(sizes, initial=0))
-    return CheckedPrompt(ids, positions, delta, request.vision, placeholders, starts, frozenset(ids))
+    scores: list[Sampled] | None = [] if request.sampling.prompt_logprobs else None
+    return CheckedPrompt(ids, positions, delta, request.vision, placeholders, starts, frozenset(ids), scores)
 
 
 def _check_ids(where: str, ids: tuple[int, ...], vocab: int, field: str) -> None:

@@ -344,7 +344,15 @@ class Engine:
         self._generated += 1
         finish = sequence.append(result.token_id)
         named = (request.request_id, sequence.choice, result.token_id)
-        output = TokenOutput(*named, result.logprob, result.top_logprobs, finish)
+        first = len(sequence.generated) == 1
+        output = TokenOutput(
+            *named,
+            result.logprob,
+            result.top_logprobs,
+            finish,
+            cached_tokens=sequence.cached_tokens,
+            prompt=tuple(sequence.prompt.scores or ()) if first else (),
+        )
         return [self._end(sequence, output) if finish else output]
 
     def _expire(self) -> list[TokenOutput]:

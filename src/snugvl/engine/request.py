@@ -7,6 +7,7 @@ import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.grammar import TokenGrammar
+from snugvl.engine.sampling.sampler import Sampled
 from snugvl.errors import SnugvlError
 from snugvl.models.batch import GridTHW, PatchReader, patch_reader
 
@@ -89,6 +90,9 @@ class TokenOutput:
         top_logprobs: the most likely tokens and theirs, most likely first, if asked for.
         finish: why the choice ended, or None while it goes on.
         error: with `finish == "error"`.
+        cached_tokens: of the prompt, that the prefix cache had.
+        prompt: the second and later tokens of the prompt with their log-probabilities, on the first output of
+            a choice, if asked for.
     """
 
     request_id: str
@@ -98,6 +102,8 @@ class TokenOutput:
     top_logprobs: tuple[tuple[int, float], ...] = ()
     finish: FinishReason | None = None
     error: SnugvlError | None = None
+    cached_tokens: int = 0
+    prompt: tuple[Sampled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

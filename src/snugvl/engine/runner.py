@@ -16,13 +16,14 @@ from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.oom import release
 from snugvl.engine.overlap import PendingStep, decodes, launch_decode, rows_of
 from snugvl.engine.packing import numbers_of, pack, shape_of
+from snugvl.engine.sampling.sampler import scores_of
 from snugvl.engine.scheduler import Chunk, Schedule
-from snugvl.engine.sequence import Sequence, slot_of
+from snugvl.engine.sequence import CheckedPrompt, Sequence, slot_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.compilations import compilations
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import to_device
-from snugvl.models.batch import ForwardBatch, Network
+from snugvl.models.batch import ForwardBatch, Network, Scoring
 
 
 class Runner:
@@ -88,10 +89,13 @@ class Runner:
         if self._ensure_graph(step):
             return self.graphs.start(rows_of([chunk.sequence for chunk in step.chunks])).logits
         embeds = [part for chunk in step.chunks for part in self.encoder.rows(chunk)]
-        logits = None if self._steps is None or step.alone else self._steps.run(step.chunks, embeds)
+        scoring = self._scoring(step.chunks)
+        logits = None
+        if self._steps is not None and not step.alone and scoring is None:
+            logits = self._steps.run(step.chunks, embeds)
         if logits is not None:
             return logits
-        return self.model.forward(self._batch(step.chunks, embeds), self.cache)
+        return self.model.forward(self._batch(step.chunks, embeds, scoring), self.cache)
 
     def launch_ahead(self, step: Schedule) -> PendingStep | None:
         """Start a step whose tokens are read later, if it is one that can run ahead of the host."""
@@ -126,7 +130,37 @@ class Runner:
             and self.graphs.ensure(len(step.chunks))
         )
 
-    def _batch(self, chunks: list[Chunk], embeds: list[torch.Tensor]) -> ForwardBatch:
+    def _scoring(self, chunks: list[Chunk]) -> Scoring | None:
+        """What finds the log-probabilities of prompts' tokens in a step; None where nobody asks for any.
+
+        Row `i` predicts token `i + 1`; the last row of a prompt predicts what is generated.
+        """
+        rows: list[int] = []
+        owners: list[tuple[CheckedPrompt, int, int]] = []  # whose token it predicts, and how many are asked
+        first = 0
+        for chunk in chunks:
+            prompt, most = chunk.sequence.prompt, chunk.sequence.request.sampling.logprobs or 0
+            for place in range(chunk.start, min(chunk.end, len(prompt) - 1)) if prompt.unscored else ():
+                rows.append(first + place - chunk.start)
+                owners.append((prompt, place, most))
+            first += chunk.end - chunk.start
+        if not rows:
+            return None
+
+        def look(start: int, logits: torch.Tensor) -> None:
+            asked = owners[start : start + len(logits)]
+            targets = [prompt.ids[place + 1] for prompt, place, _ in asked]
+            results = scores_of(logits, targets, [most for _, _, most in asked])
+            for (prompt, place, _), result in zip(asked, results, strict=True):
+                assert prompt.scores is not None, "it was asked for"
+                prompt.scores[place:] = [result]  # a prompt that is computed again says the same again
+
+        device = self.model.device
+        return Scoring(to_device(torch.tensor(rows), device), self._config.max_num_seqs, look)
+
+    def _batch(
+        self, chunks: list[Chunk], embeds: list[torch.Tensor], scoring: Scoring | None = None
+    ) -> ForwardBatch:
         model, shape = self.model, shape_of(chunks)
         numbers = numbers_of(to_device(pack(chunks, shape, self.cache.block_size), model.device), shape)
         kernels = model.device.type == "cuda"
@@ -146,6 +180,7 @@ class Runner:
             logit_rows=numbers.logit_rows,
             vision_rows=numbers.pictured if embeds else None,
             vision_embeds=_joined(embeds) if embeds else None,
+            scoring=scoring,
         )
 
 

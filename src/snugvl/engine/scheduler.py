@@ -286,13 +286,16 @@ class Scheduler:
         if self.config.prefix_cache and not sequence.started:
             self.prefix_query_tokens += len(sequence.prompt)
             self.prefix_hit_tokens += sequence.computed
+            sequence.cached_tokens = sequence.computed
         sequence.started = True
         self._run(sequence)
         return sequence
 
     def _cached(self, sequence: Sequence) -> list[int]:
-        """Blocks that a waiting sequence can start from."""
-        return prefix.find(sequence, self.pool) if self.config.prefix_cache else []
+        """Blocks that a waiting sequence can start from: none whose tokens' log-probabilities are wanted."""
+        if not self.config.prefix_cache or sequence.prompt.unscored:
+            return []
+        return prefix.find(sequence, self.pool)
 
     def _run(self, sequence: Sequence) -> None:
         sequence.state = State.RUNNING

@@ -22,6 +22,7 @@ import torch
 from snugvl.engine.blocks import Key
 from snugvl.engine.request import EngineRequest, FinishReason, VisionItem
 from snugvl.engine.sampling.grammar import Mask, gave_up
+from snugvl.engine.sampling.sampler import Sampled
 from snugvl.errors import EngineError, SnugvlError
 
 
@@ -55,6 +56,8 @@ class CheckedPrompt:
         placeholders: indices of the placeholders among `ids`, ascending.
         item_starts: index among `placeholders` where each item starts; one more than items, for the end.
         vocabulary: the distinct ids, for the repetition penalty.
+        scores: its second and later tokens with their log-probabilities, as far as they are computed, by
+            whichever choice computes the prompt; None where nobody asks.
     """
 
     ids: tuple[int, ...]
@@ -64,9 +67,15 @@ class CheckedPrompt:
     placeholders: tuple[int, ...]
     item_starts: tuple[int, ...]
     vocabulary: frozenset[int]
+    scores: list[Sampled] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether log-probabilities of its tokens are still to be computed."""
+        return self.scores is not None and len(self.scores) < len(self) - 1
 
     def placeholders_in(self, start: int, end: int) -> tuple[int, ...]:
         """Indices of the placeholders among tokens `start … end - 1`."""
@@ -101,6 +110,7 @@ class Sequence:
         grammar: masks of the choice's own state, which has seen exactly `generated`.
         siblings: parked choices that start from this one's prompt once it is computed.
         started: whether it has ever run.
+        cached_tokens: that the prefix cache had when it first ran.
         drawn: random numbers of the next tokens, once they are drawn: a step that failed takes them again.
         alone: whether its next step must have nothing beside it, because one ran out of memory.
     """
@@ -120,6 +130,7 @@ class Sequence:
     state: State = State.PARKED
     siblings: list["Sequence"] = field(default_factory=list)
     started: bool = False
+    cached_tokens: int = 0
     drawn: list[float] = field(default_factory=list)
     alone: bool = False
     grammar: Mask | None = None

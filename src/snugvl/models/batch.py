@@ -29,6 +29,21 @@ def encoded(steps: Generator[int, None, torch.Tensor]) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """Rows whose logits are looked at a few at a time, so that they take no more memory than a step's own.
+
+    Attributes:
+        rows: `[k]` int64, among the tokens.
+        at_once: of them.
+        look: is given the number of the first row and logits `[n, vocab]` float32 of `n` rows from there on.
+    """
+
+    rows: torch.Tensor
+    at_once: int
+    look: Callable[[int, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step over several sequences, flattened token by token.
 
@@ -41,6 +56,7 @@ class ForwardBatch:
             every step (`engine/graphs/prefill.py`): `[tokens]` bool, whether each row does.
         vision_embeds: `[k, (1 + deepstack levels) · hidden]`, their embeddings, or None; beside bools
             `[tokens, …]`, zeros for a row that holds none.
+        scoring: rows whose logits are looked at besides; None: no others.
     """
 
     input_ids: torch.Tensor
@@ -49,6 +65,7 @@ class ForwardBatch:
     logit_rows: torch.Tensor | None
     vision_rows: torch.Tensor | None = None
     vision_embeds: torch.Tensor | None = None
+    scoring: Scoring | None = None
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
         """Those of `hidden` `[tokens, size]` whose logits are wanted, `[n, size]`."""

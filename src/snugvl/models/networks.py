@@ -75,9 +75,15 @@ class LoadableNetwork(nn.Module):
         hidden = self.decoder(
             batch.input_ids, batch.positions, cache, batch.attention, batch.vision_rows, levels
         )
-        hidden = self.decoder.norm(batch.wanted(hidden))
+        if batch.scoring is not None:
+            for start, rows in enumerate(torch.split(batch.scoring.rows, batch.scoring.at_once)):
+                batch.scoring.look(start * batch.scoring.at_once, self._logits(hidden.index_select(0, rows)))
+        return self._logits(batch.wanted(hidden))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits `[n, vocab]` in float32 of hidden states `[n, hidden]`."""
         head = self.decoder.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        logits: torch.Tensor = head(hidden, dtype=torch.float32)
+        logits: torch.Tensor = head(self.decoder.norm(hidden), dtype=torch.float32)
         return logits
 
 

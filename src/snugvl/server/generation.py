@@ -158,6 +158,7 @@ class Finished:
     reasoning: str = ""
     finish_reason: str = "abort"
     logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: tuple[Logprob, ...] = ()
 
 
 async def generate(context: Context, request: Request, *, ceiling: bool = False) -> Generation:
@@ -234,6 +235,8 @@ async def complete(context: Context, request: Request) -> tuple[list[Finished], 
             choice.reasoning += delta.reasoning
             choice.logprobs += delta.logprobs
             choice.finish_reason = delta.finish_reason or choice.finish_reason
+            for each in choices if delta.prompt_logprobs else ():
+                each.prompt_logprobs = delta.prompt_logprobs
     return choices, generation.usage
 
 

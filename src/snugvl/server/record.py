@@ -56,6 +56,7 @@ class RequestRecord:
             old.prompt_tokens + usage.prompt_tokens,
             old.completion_tokens + usage.completion_tokens,
             old.image_tokens + usage.image_tokens,
+            old.cached_tokens + usage.cached_tokens,
         )
 
 

@@ -1,9 +1,12 @@
 """What every sampling parameter does, the same on every engine."""
 
+from math import isnan
 from typing import Any
 
 import pytest
 
+from snugvl.core.messages import Request
+from snugvl.core.sampling import SamplingParams
 from snugvl.inputs.tokenizer import Tokenizer
 from tests.backends.contract.differences import WHOLE_CHARACTERS, as_shown
 from tests.backends.contract.engines import Running
@@ -70,6 +73,76 @@ def test_log_probabilities_cover_the_text_and_are_our_own(running: Running, refe
             assert mine.bytes == its.bytes or not whole
             assert mine.logprob == pytest.approx(its.logprob, abs=2e-3)
         assert one.logprob == one.top[0].logprob
+
+
+PROMPT = "A red circle and a blue square are on a white ground."
+
+
+def scored(prompt: str | tuple[int, ...], **sampling: Any) -> Request:
+    """A bare prompt whose own tokens are to be judged."""
+    values = {"max_tokens": 2, "logprobs": 2, "prompt_logprobs": True, "ignore_eos": True} | sampling
+    return Request(prompt=prompt, sampling=SamplingParams(**values))
+
+
+def test_log_probabilities_of_the_prompt_are_those_of_its_tokens_generated(
+    reference: Running, tokenizer: Tokenizer
+) -> None:
+    """A token that a bias forces has the log-probability that it has where it is part of the prompt."""
+    ids = tuple(tokenizer.encode(PROMPT))
+    first, *rest = reference.ask(scored(ids))
+    assert not any(delta.prompt_logprobs for delta in rest)
+    assert isnan(first.prompt_logprobs[0].logprob)
+    assert [token.bytes for token in first.prompt_logprobs] == [tokenizer.token_bytes(i) for i in ids]
+    for place in range(1, len(ids)):
+        forced = asked_prompt(ids[:place], logit_bias={ids[place]: 100.0})
+        (generated,) = logprobs(reference.ask(forced))
+        assert first.prompt_logprobs[place].logprob == pytest.approx(generated.logprob, abs=2e-3)
+        assert [token.bytes for token in first.prompt_logprobs[place].top] == [
+            token.bytes for token in generated.top
+        ]
+
+
+def asked_prompt(ids: tuple[int, ...], **sampling: Any) -> Request:
+    """One token after a bare prompt."""
+    return scored(ids, max_tokens=1, prompt_logprobs=False, **sampling)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_log_probabilities_of_the_prompt_are_our_own(
+    running: Running, reference: Running, tokenizer: Tokenizer, n: int
+) -> None:
+    for prompt in (PROMPT, tuple(tokenizer.encode(PROMPT))):
+        deltas, expected = running.ask(scored(prompt, n=n)), reference.ask(scored(prompt, n=n))
+        ours = [token for delta in deltas for token in delta.prompt_logprobs]
+        theirs = [token for delta in expected for token in delta.prompt_logprobs]
+        assert as_shown(running.name, texts(deltas)[0]) == as_shown(running.name, texts(expected)[0])
+        assert len(theirs) == len(tokenizer.encode(PROMPT))
+        assert [token.logprob for token in ours] == pytest.approx(
+            [token.logprob for token in theirs], abs=2e-3, nan_ok=True
+        )
+        for one, other in zip(ours[1:], theirs[1:], strict=True):
+            assert [token.logprob for token in one.top] == pytest.approx(
+                [token.logprob for token in other.top], abs=2e-3
+            )
+
+
+def test_the_token_that_ends_an_answer_is_judged_with_the_prompt(
+    running: Running, tokenizer: Tokenizer
+) -> None:
+    """lm-eval takes the last log-probability for that of the generated token, whichever it is."""
+    end = next(iter(tokenizer.eos_ids))
+    ends = {"ignore_eos": False, "logit_bias": {end: 100.0}}
+    judged = running.ask(scored(PROMPT, **ends))
+    assert texts(judged) == [""]
+    assert [token.bytes for token in logprobs(judged)] == [tokenizer.token_bytes(end)]
+    assert logprobs(running.ask(scored(PROMPT, prompt_logprobs=False, **ends))) == []
+
+
+def test_tokens_are_counted_as_they_come(running: Running) -> None:
+    deltas = running.ask(asked(temperature=1.0, seed=5, n=2))
+    counts = [delta.completion_tokens for delta in deltas]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1] == 48 == next(d.usage for d in deltas if d.usage).completion_tokens
 
 
 def is_whole(bytes_of_token: bytes) -> bool:

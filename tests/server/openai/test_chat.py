@@ -371,14 +371,34 @@ def test_an_error_before_the_stream_is_a_status(http: httpx.Client, scripted: Sc
 
 
 def test_usage_counts_the_whole_request(http: httpx.Client, scripted: Scripted) -> None:
-    scripted.answer = lambda request: [Delta("x", finish_reason="stop", usage=Usage(100, 5, 64))]
+    scripted.answer = lambda request: [Delta("x", finish_reason="stop", usage=Usage(100, 5, 64, 32))]
     usage = http.post("/chat/completions", json={"messages": HI}).json()["usage"]
     assert usage == {
         "prompt_tokens": 100,
         "completion_tokens": 5,
         "total_tokens": 105,
-        "prompt_tokens_details": {"image_tokens": 64},
+        "prompt_tokens_details": {"image_tokens": 64, "cached_tokens": 32},
     }
+
+
+def test_every_chunk_has_the_tokens_so_far_where_asked(http: httpx.Client, scripted: Scripted) -> None:
+    scripted.answer = lambda request: [
+        Delta("one", completion_tokens=1),
+        Delta(" two three", completion_tokens=3),
+        Delta("", finish_reason="stop", usage=Usage(7, 4), completion_tokens=4),
+    ]
+    for options, last in (({"include_usage": True}, 1), ({}, 0)):
+        asked = {"stream": True, "stream_options": {**options, "continuous_usage_stats": True}}
+        chunks = events(http.post("/chat/completions", json={"messages": HI, **asked}).text)
+        counts = [
+            (
+                chunk["usage"]["prompt_tokens"],
+                chunk["usage"]["completion_tokens"],
+                chunk["usage"]["total_tokens"],
+            )
+            for chunk in chunks
+        ]
+        assert counts == [(7, 0, 7), (7, 1, 8), (7, 3, 10), (7, 4, 11), *[(7, 4, 11)] * last]
 
 
 def test_a_whole_number_may_have_a_point(http: httpx.Client, scripted: Scripted) -> None:

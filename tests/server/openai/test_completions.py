@@ -1,5 +1,6 @@
 """Completions: prompts in all forms, choices in order, echo, log-probabilities, streams."""
 
+from math import nan
 from typing import Any
 
 import httpx
@@ -10,7 +11,7 @@ from openai.types import Completion
 from snugvl.core.messages import Delta, Request, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError
-from snugvl.server.openai import completions
+from snugvl.server.openai import completions, document
 from tests.server.openai.scripted import Scripted, says, strict, token
 from tests.server.openai.test_chat import events
 
@@ -114,7 +115,7 @@ def test_logprobs_in_the_form_of_completions(http: httpx.Client, scripted: Scrip
     expected = {
         "tokens": ["red", " car"],
         "token_logprobs": [-0.5, -9999.0],
-        "top_logprobs": [{"red": -0.5, "blue": -1.0}, {}],
+        "top_logprobs": [{"red": -0.5, "blue": -1.0}, {" car": -9999.0}],
         "text_offset": [0, 3],
     }
     body = {"prompt": "a", "logprobs": 2}
@@ -127,6 +128,63 @@ def test_logprobs_in_the_form_of_completions(http: httpx.Client, scripted: Scrip
         for chunk in events(http.post("/completions", json={**body, "stream": True}).text)
     ]
     assert {key: parts[0][key] + parts[1][key] for key in expected} == expected
+
+
+def scored(request: Request) -> list[Delta]:
+    """Two prompt tokens and one or two choices of a token each."""
+    prompt = (token("h", nan), token("i", -2.0, ("a", -0.5))) if request.sampling.prompt_logprobs else ()
+    answers = []
+    for choice in range(request.sampling.n):
+        last = choice == request.sampling.n - 1
+        answers.append(
+            Delta(
+                "!",
+                choice,
+                logprobs=(token("!", -0.25, ("?", -0.1)),),
+                finish_reason="length",
+                usage=Usage(2, 2) if last else None,
+                prompt_logprobs=() if choice else prompt,
+            )
+        )
+    return answers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("most", [0, 1])
+@pytest.mark.parametrize("n", [1, 2])
+def test_echo_with_logprobs(http: httpx.Client, scripted: Scripted, stream: bool, most: int, n: int) -> None:
+    """As lm-eval asks for the likelihood of a text; the first token has none."""
+    scripted.answer = scored
+    body: dict[str, Any] = {
+        "prompt": "hi",
+        "echo": True,
+        "logprobs": 1,
+        "max_tokens": most,
+        "n": n,
+        "stream": stream,
+    }
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    answer = http.post("/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    whole = {
+        "tokens": ["h", "i", "!"],
+        "token_logprobs": [None, -2.0, -0.25],
+        "top_logprobs": [None, {"a": -0.5, "i": -2.0}, {"?": -0.1, "!": -0.25}],
+        "text_offset": [0, 1, 2],
+    }
+    expected = {name: values[: 2 + most] for name, values in whole.items()}
+    parts = events(answer.text) if stream else [answer.json()]
+    if not stream:
+        document.Completion.model_validate(parts[0])  # OpenAI's types don't know its nulls
+    for index in range(n):
+        mine = [choice for part in parts for choice in part["choices"] if choice["index"] == index]
+        assert "".join(choice["text"] for choice in mine) == ("hi!" if most else "hi")
+        assert mine[-1]["finish_reason"] == "length"
+        told = [choice["logprobs"] for choice in mine if choice["logprobs"]]
+        assert {name: [value for each in told for value in each[name]] for name in expected} == expected
+    assert parts[-1]["usage"]["completion_tokens"] == (2 if most else 0)
+    assert scripted.last.sampling == SamplingParams(max_tokens=1, n=n, logprobs=1, prompt_logprobs=True)
 
 
 def test_an_error_of_one_prompt_ends_all(sdk: OpenAI, scripted: Scripted) -> None:
@@ -165,13 +223,13 @@ WRONG = [
     ({"prompt": ["a"] * 129}, "prompt", "128"),
     ({"prompt": ["a"] * 65, "n": 2}, "n", "130 choices"),
     ({"suffix": "end"}, "suffix", "gap"),
-    ({"echo": True, "logprobs": 1}, "logprobs", "echo"),
     ({"best_of": 3}, "best_of", "n 1"),
     ({"logprobs": 21}, "logprobs", "20"),
     ({"logprobs": True}, "logprobs", "integer"),
     ({"messages": []}, "messages", "not supported"),
     ({"stream_options": {}}, "stream_options", "stream"),
-    ({"max_tokens": 0}, "max_tokens", "1"),
+    ({"max_tokens": 0}, "max_tokens", "echo"),
+    ({"max_tokens": -2, "echo": True}, "max_tokens", "0"),
 ]
 
 

@@ -59,6 +59,8 @@ def _merged(first: Delta, second: Delta) -> Delta:
         second.usage,
         second.stop,
         first.reasoning + second.reasoning,
+        second.completion_tokens,
+        first.prompt_logprobs + second.prompt_logprobs,
     )
 
 

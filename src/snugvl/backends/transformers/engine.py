@@ -29,10 +29,12 @@ from snugvl.backends.transformers.sampling import GenerationRequest, SamplingPro
 from snugvl.core.service import Load
 from snugvl.core.sizes import format_size
 from snugvl.engine.sampling.grammar import MaskPace, MaskThreads, mask_threads
+from snugvl.engine.sampling.sampler import Sampled, scores_of
 from snugvl.errors import DoesNotFit, EngineError, QueueFull, RequestTooLarge, SnugvlError, engine_failed
 from snugvl.hardware import host
 
 MAX_WAITING = 256
+SCORED_AT_ONCE = 64  # tokens of a prompt whose log-probabilities are wanted: of these all logits are there
 LOOK_S = 0.01  # between two looks at whether the engine gets on
 _CACHES = ("past_key_values", "cache_params", "state")  # as the outputs of a forward name theirs
 
@@ -170,19 +172,52 @@ class TransformersEngine:
     def _generate_choices(self, request: GenerationRequest) -> None:
         """All choices of a request, one after the other."""
         pace, most = MaskPace(), request.sampling.max_tokens or self.context - request.prompt.tokens
+        if request.sampling.prompt_logprobs:
+            self._score(request)
         for choice in range(request.sampling.n):
+            if self._closed or request.over:
+                break
             sampler = SamplingProcessor(request, choice, most, self._masks, pace, self._between)
             failure = self._generate(sampler)
             self._cache = None
-            if self._closed:
-                return  # it still runs: `_run` says so to everybody
-            if failure is not None:  # out of the `except`, whose traceback keeps tensors alive
+            if failure is not None and not self._closed:
+                # Out of the `except`, whose traceback keeps tensors alive.
                 _give_back(self._device)
                 request.fail(self._no_memory(sampler) if isinstance(failure, DoesNotFit) else failure)
-            if request.over:
-                break
+        if self._closed:
+            return  # it still runs: `_run` says so to everybody
         request.receiver.mailbox.close()  # of one that nobody reads; any other is closed
         self._running = None
+
+    @torch.inference_mode()
+    def _score(self, request: GenerationRequest) -> None:
+        """Find the log-probabilities of a bare prompt's tokens, a few at a time."""
+        ids, alternatives = request.prompt.prompt.prompt_ids, request.sampling.logprobs or 0
+        found: list[Sampled] = []
+        cache = None
+        try:
+            for start in range(0, len(ids) - 1, SCORED_AT_ONCE):
+                piece = ids[start : min(start + SCORED_AT_ONCE, len(ids) - 1)]
+                outputs = self.model(
+                    input_ids=torch.tensor([piece], device=self._device),
+                    attention_mask=torch.ones(1, start + len(piece), dtype=torch.int64, device=self._device),
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                cache = outputs.past_key_values
+                targets = ids[start + 1 : start + 1 + len(piece)]
+                found += scores_of(outputs.logits[0].float(), targets, [alternatives] * len(piece))
+                request.expire()
+                if self._closed or request.over:
+                    return
+        except Exception as error:
+            if isinstance(error, torch.AcceleratorError) and not _out_of_memory(error):
+                raise
+            logger.exception("a forward of transformers failed")
+            self._faults += 1
+            failure = engine_failed(error)
+            request.fail(DoesNotFit(str(failure)) if _out_of_memory(error) else failure)
+        request.scores = tuple(found)
 
     @torch.inference_mode()
     def _generate(self, sampler: SamplingProcessor) -> SnugvlError | None:

@@ -60,6 +60,7 @@ class GenerationRequest:
         dropped: whether its reader left. Any thread may set it; the engine's looks before every token.
         generated: tokens of all its answers.
         failed: whether it ended with an error.
+        scores: the second and later tokens of the prompt with their log-probabilities, once they are known.
     """
 
     prompt: ModelPrompt
@@ -71,6 +72,7 @@ class GenerationRequest:
     dropped: bool = False
     generated: int = 0
     failed: bool = False
+    scores: tuple[Sampled, ...] = ()
 
     @property
     def over(self) -> bool:
@@ -155,7 +157,10 @@ class SamplingProcessor(LogitsProcessor):
         self._counts[token] += 1
         self.request.generated += 1
         finish = self._finish(token)
-        output = TokenOutput("", self._choice, token, result.logprob, result.top_logprobs, finish)
+        scores = self.request.scores if len(self.tokens) == 1 else ()
+        output = TokenOutput(
+            "", self._choice, token, result.logprob, result.top_logprobs, finish, prompt=scores
+        )
         stopped = self.request.receiver.receive(output)
         self.over = stopped or finish is not None
         if self._mask is not None and not self.over:

@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any
 
 import httpx
@@ -49,7 +50,10 @@ def reasoning_of(request: Request, facts: Facts) -> Reasoning | None:
 class Chunks:
     """Reads the chunks of one request. `reasoning`: None where none is to be told from the answer."""
 
-    def __init__(self, sampling: SamplingParams, reasoning: Reasoning | None = None) -> None:
+    def __init__(
+        self, sampling: SamplingParams, reasoning: Reasoning | None = None, prompt: str = ""
+    ) -> None:
+        """`prompt`: what the answer begins with where log-probabilities of the prompt are wanted."""
         self._copies = sampling.n if sampling.greedy else 1  # of a greedy answer, which is asked for once
         self._unfinished = set(range(1 if sampling.greedy else sampling.n))
         self._stop_ids = frozenset(sampling.stop_token_ids)
@@ -59,6 +63,12 @@ class Chunks:
             for index in self._unfinished
             if reasoning is not None
         }
+        self._prompt = prompt
+        self._judges = sampling.prompt_logprobs
+        self._unechoed = (
+            set(self._unfinished) if sampling.prompt_logprobs else set()
+        )  # choices without it yet
+        self._generated: dict[int, int] = {}  # tokens by choice
         self._last: Delta | None = None
         self._usage = Usage(0, 0)
         self.stop_token: int | None = None  # ended the choice that was read last, and has no text yet
@@ -81,6 +91,9 @@ class Chunks:
         """
         try:
             self._count(chunk.get("usage"))
+            for choice in chunk.get("choices", ()):
+                told = chunk.get("usage") or {}
+                self._generated[int(choice["index"])] = int(told.get("completion_tokens") or 0)
             return [delta for choice in chunk.get("choices", ()) for delta in self._choice(choice)]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EngineError(f"vLLM sent a chunk that we don't understand ({error!r})") from None
@@ -107,22 +120,46 @@ class Chunks:
         prompt, completion = int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)
         # A chunk counts the tokens of its own choice; the last one those of all.
         images = sum(int(number) for number in pictures.values())
-        self._usage = Usage(prompt, max(completion, self._usage.completion_tokens), images)
+        cached = int(details.get("cached_tokens") or 0)
+        self._usage = Usage(prompt, max(completion, self._usage.completion_tokens), images, cached)
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[Delta]:
         index, finish = int(choice["index"]), choice.get("finish_reason")
         text, reasoning = self._parts(choice, last=finish is not None)
         logprobs = _logprobs(choice.get("logprobs"), self._alternatives)
+        scored: tuple[Logprob, ...] = ()
+        if index in self._unechoed:  # the first piece of a choice has the prompt before it
+            self._unechoed.discard(index)
+            text = text.removeprefix(self._prompt)
+            scored, logprobs = logprobs[: self.prompt_tokens], logprobs[self.prompt_tokens :]
+        generated = sum(self._generated.values()) * self._copies
         reason = choice.get("stop_reason")
-        if finish == "stop" and not isinstance(reason, str):
+        if finish == "stop" and not isinstance(reason, str) and not self._judges:
             logprobs = logprobs[:-1]  # of the token that ended it, which is no text
         if finish is None:
             if text or reasoning or logprobs:
-                yield from self._copy_delta(Delta(text, index, logprobs, reasoning=reasoning))
+                delta = Delta(
+                    text,
+                    index,
+                    logprobs,
+                    reasoning=reasoning,
+                    completion_tokens=generated,
+                    prompt_logprobs=scored,
+                )
+                yield from self._copy_delta(delta)
             return
         self._unfinished.discard(index)
         stop = reason if isinstance(reason, str) else None
-        delta = Delta(text, index, logprobs, _FINISH[finish], stop=stop, reasoning=reasoning)
+        delta = Delta(
+            text,
+            index,
+            logprobs,
+            _FINISH[finish],
+            stop=stop,
+            reasoning=reasoning,
+            completion_tokens=generated,
+            prompt_logprobs=scored,
+        )
         if isinstance(reason, int) and reason in self._stop_ids:
             self.stop_token = reason
         if self._last is not None:
@@ -166,7 +203,7 @@ def _logprobs(value: Mapping[str, Any] | None, most: int) -> tuple[Logprob, ...]
         )
     tops = value.get("top_logprobs") or [None] * len(value["tokens"])
     return tuple(
-        Logprob(token, token.encode(), float(logprob), _rank(top)[:most])
+        Logprob(token, token.encode(), nan if logprob is None else float(logprob), _rank(top)[:most])
         for token, logprob, top in zip(value["tokens"], value["token_logprobs"], tops, strict=True)
     )
 
@@ -188,14 +225,19 @@ DYING_S = 20.0  # until it is known why vLLM died; whoever watches it ends the a
 class VllmStream:
     """The answer to one request. `watchdog` is told of every piece that comes, and asked when none does.
 
-    `reasoning`: see `Chunks`.
+    `reasoning`, `prompt`: see `Chunks`.
     """
 
     def __init__(
-        self, api: VllmApi, sampling: SamplingParams, watchdog: Watchdog, reasoning: Reasoning | None = None
+        self,
+        api: VllmApi,
+        sampling: SamplingParams,
+        watchdog: Watchdog,
+        reasoning: Reasoning | None = None,
+        prompt: str = "",
     ) -> None:
         self._api = api
-        self._chunks = Chunks(sampling, reasoning)
+        self._chunks = Chunks(sampling, reasoning, prompt)
         self._watchdog = watchdog
         self._inbox = Inbox()
         self._began: asyncio.Future[int] = asyncio.get_running_loop().create_future()

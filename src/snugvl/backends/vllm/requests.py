@@ -31,6 +31,7 @@ from snugvl.core.messages import (
     ToolUse,
     Video,
     characters,
+    check_scores,
     going_on,
 )
 from snugvl.core.sampling import SamplingParams
@@ -95,6 +96,7 @@ def body_of(request: Request, model: ServedModel, trials: Trials, go_on: GoOn = 
         fields["add_special_tokens"] = False
         if request.sampling.logprobs is not None:
             fields["logprobs"] = request.sampling.logprobs
+            fields["echo"] = request.sampling.prompt_logprobs  # its way to have those of the prompt
         return VllmBody(COMPLETIONS, fields)
     for where, text in template_texts(request.template):
         refuse_control_tokens(text, model.facts, where)
@@ -192,6 +194,8 @@ def refuse_control_tokens(text: str, facts: Facts, field: str) -> None:
 
 def _check(request: Request, model: ServedModel) -> None:
     """Refuse what contradicts itself, in the words of our own engine."""
+    if request.sampling.prompt_logprobs:
+        check_scores(request, len(request.prompt) if isinstance(request.prompt, tuple) else 0)
     if request.prompt is not None and request.messages:
         raise RequestError("a request has messages or a prompt, not both", field="prompt")
     if request.prompt is not None and request.tools is not None:

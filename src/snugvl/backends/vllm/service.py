@@ -200,7 +200,8 @@ class VllmEngine:
         finally:
             self._waking -= 1
         reasoning = reasoning_of(request, session.model.facts)
-        answer = VllmStream(session.life.api, request.sampling, session.life.watchdog, reasoning)
+        prompt = request.prompt if isinstance(request.prompt, str) else ""
+        answer = VllmStream(session.life.api, request.sampling, session.life.watchdog, reasoning, prompt)
         session.answers.add(answer)
         left_s = request.deadline_s
         if left_s is not None:

@@ -219,6 +219,21 @@ def _begin(logits: torch.Tensor, choices: Sequence[Choice]) -> PendingSample:
     return own.begin(logits.float(), [choice.uniform for choice in choices])
 
 
+def scores_of(logits: torch.Tensor, targets: Sequence[int], most: Sequence[int]) -> list[Sampled]:
+    """What the network thought of tokens that it was given: of a prompt.
+
+    Args:
+        logits: `[n, vocab]` float32, of the places before them.
+        targets: the tokens.
+        most: how many of the likeliest are wanted beside each.
+    """
+    total = logits.logsumexp(-1, keepdim=True)
+    own = logits.gather(-1, upload(list(targets), torch.int64, logits.device)[:, None]) - total
+    values, ids = logits.topk(max(most), dim=-1)
+    rows = zip(targets, own[:, 0].tolist(), ids.tolist(), (values - total).tolist(), most, strict=True)
+    return [Sampled(token, value, _ranked(others, known, k)) for token, value, others, known, k in rows]
+
+
 def constrained(scores: torch.Tensor, choices: Sequence[Choice]) -> tuple[torch.Tensor, list[int]]:
     """`scores` `[n, vocab]` with -inf where a grammar forbids the token, and the rows whose grammar broke.
 

@@ -23,9 +23,9 @@ from snugvl.server.openai.common import (
     Metadata,
     head,
     json_answer,
+    stream_options_of,
     token_logprobs,
     usage_of,
-    wants_usage,
 )
 from snugvl.server.openai.constraints import (
     MAX_TOOLS,
@@ -105,7 +105,7 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
     """Answer a conversation with text, pictures and videos; whole, or as a stream of chunks."""
     context = context_of(http)
     model = context.check_model(body.model)
-    usage = wants_usage(body.stream, body.stream_options)
+    options = stream_options_of(body.stream, body.stream_options)
     media = MediaSource(context.intake, attachments_of(http))
     with rename_fields(
         NAMES | ({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})
@@ -115,7 +115,7 @@ async def create_chat_completion(body: ChatCompletionRequest, http: HttpRequest)
         form = AnswerFormat(model, parser, bool(body.logprobs), request.sampling.n)
         if body.stream:
             generation = await generate(context, request)
-            return event_stream(http, context, stream(generation, form, usage=usage))
+            return event_stream(http, context, stream(generation, form, options))
         choices, tokens = await complete(context, request)
     return json_answer(completion(form, choices, tokens))
 
@@ -264,12 +264,9 @@ def merge_events(events: list[ToolEvent]) -> dict[str, Any]:
     return ({"content": text} if text else {}) | ({"tool_calls": list(calls.values())} if calls else {})
 
 
-async def stream(generation: Generation, form: AnswerFormat, *, usage: bool) -> AsyncGenerator[Event]:
-    """The events of a streamed chat completion: roles, then text and calls, then a finish for each choice.
-
-    `usage`: one more chunk for it at the end.
-    """
-    chunks = ChunkWriter(head("chatcmpl-", "chat.completion.chunk", form.model), usage=usage)
+async def stream(generation: Generation, form: AnswerFormat, options: StreamOptions) -> AsyncGenerator[Event]:
+    """The events of a streamed chat completion: roles, then text and calls, then a finish for each choice."""
+    chunks = ChunkWriter(head("chatcmpl-", "chat.completion.chunk", form.model), options)
     choices = [ChunkedChoice(form, index) for index in range(form.n)]
     opened = False
     async with generation:
@@ -277,8 +274,8 @@ async def stream(generation: Generation, form: AnswerFormat, *, usage: bool) -> 
             if not opened:  # all of them, in order: the SDK's accumulator counts on it
                 opened = True
                 for choice in choices:
-                    yield chunks.event(choice.opening())
+                    yield chunks.event(choice.opening(), generation.prompt_tokens, 0)
             for entry in choices[delta.choice].entries(delta):
-                yield chunks.event(entry)
+                yield chunks.event(entry, generation.prompt_tokens, delta.completion_tokens)
     for event in chunks.end(generation.usage):
         yield event

@@ -54,7 +54,10 @@ def usage_of(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"image_tokens": usage.image_tokens},
+        "prompt_tokens_details": {
+            "image_tokens": usage.image_tokens,
+            "cached_tokens": usage.cached_tokens,
+        },
     }
 
 
@@ -65,18 +68,19 @@ def total(usages: Iterable[Usage]) -> Usage:
         sum(usage.prompt_tokens for usage in counted),
         sum(usage.completion_tokens for usage in counted),
         sum(usage.image_tokens for usage in counted),
+        sum(usage.cached_tokens for usage in counted),
     )
 
 
-def wants_usage(stream: bool | None, options: StreamOptions | None) -> bool:
-    """Whether a stream ends with a chunk of usage.
+def stream_options_of(stream: bool | None, options: StreamOptions | None) -> StreamOptions:
+    """What a stream tells besides its text.
 
     Raises:
         RequestError: options of a stream, but no stream.
     """
     if options is not None and not stream:
         raise RequestError("stream_options needs stream: true", field="stream_options")
-    return options is not None and options.include_usage
+    return options or StreamOptions(include_usage=False, continuous_usage_stats=False)
 
 
 def json_answer(answer: Mapping[str, Any]) -> Response:
@@ -87,19 +91,28 @@ def json_answer(answer: Mapping[str, Any]) -> Response:
 class ChunkWriter:
     """The chunks of one stream: what all of them repeat, around their choices."""
 
-    def __init__(self, head: dict[str, Any], *, usage: bool) -> None:
-        """`usage`: whether one more chunk has the tokens of the request."""
+    def __init__(self, head: dict[str, Any], options: StreamOptions) -> None:
         self._head = head
-        self._usage = usage
-        self._tail: dict[str, Any] = {"usage": None} if usage else {}
+        self._options = options
+        self._tail: dict[str, Any] = {"usage": None} if options.include_usage else {}
 
-    def event(self, choice: dict[str, Any]) -> Event:
-        """A chunk with one choice."""
-        return Event(compact({**self._head, "choices": [choice], **self._tail}))
+    def event(self, choice: dict[str, Any], prompt_tokens: int, completion_tokens: int) -> Event:
+        """A chunk with one choice; the tokens are those of its request so far."""
+        tail = self._tail
+        if self._options.continuous_usage_stats:
+            total = prompt_tokens + completion_tokens
+            tail = {
+                "usage": {
+                    "prompt_tokens": prompt_tokens,
+                    "completion_tokens": completion_tokens,
+                    "total_tokens": total,
+                }
+            }
+        return Event(compact({**self._head, "choices": [choice], **tail}))
 
     def end(self, usage: Usage) -> Iterator[Event]:
         """What ends the stream."""
-        if self._usage:
+        if self._options.include_usage:
             yield Event(compact({**self._head, "choices": [], "usage": usage_of(usage)}))
         yield Event("[DONE]")
 

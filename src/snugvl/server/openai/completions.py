@@ -1,13 +1,14 @@
 """POST /v1/completions: bare prompts, continued as they are."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isnan
 from typing import Annotated, Any, ClassVar, cast
 
 from fastapi import APIRouter
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -23,12 +24,19 @@ from snugvl.server.openai.common import (
     ChunkWriter,
     head,
     json_answer,
+    stream_options_of,
     total,
     usage_of,
-    wants_usage,
 )
 from snugvl.server.openai.document import Completion
-from snugvl.server.openai.sampling import SamplingFields, StreamOptions, rename_fields, sampling_of
+from snugvl.server.openai.sampling import (
+    MAX_TOKENS,
+    SamplingFields,
+    StreamOptions,
+    no_limit,
+    rename_fields,
+    sampling_of,
+)
 from snugvl.server.streaming import Event, event_stream
 from snugvl.server.together import together
 from snugvl.server.wishes import COMPLETIONS, Wishes
@@ -71,6 +79,17 @@ Prompt = Annotated[
 ]
 
 
+EchoedTokens = Annotated[
+    Annotated[
+        int,
+        Field(ge=0, le=MAX_TOKENS, description="at most; null and -1: what the context leaves; 0 with echo"),
+        WHOLE,
+    ]
+    | None,
+    BeforeValidator(no_limit),
+]
+
+
 class CompletionRequest(SamplingFields):
     """A continuation of one or several prompts."""
 
@@ -78,8 +97,11 @@ class CompletionRequest(SamplingFields):
 
     prompt: Prompt
     model: str | None = Field(None, description="one of GET /v1/models; by default the first")
+    max_tokens: EchoedTokens = None
     logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
-    echo: bool | None = Field(None, description="the answer starts with the prompt; not with logprobs")
+    echo: bool | None = Field(
+        None, description="the answer starts with the prompt; with logprobs, it has those of its tokens, too"
+    )
     best_of: Annotated[int, WHOLE] | None = Field(None, description="only as many as n")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -91,14 +113,16 @@ async def create_completion(body: CompletionRequest, http: HttpRequest) -> Respo
     """Continue prompts; choice `prompt · n + k` is the k-th of that prompt."""
     context = context_of(http)
     model = context.check_model(body.model)
-    usage = wants_usage(body.stream, body.stream_options)
+    options = stream_options_of(body.stream, body.stream_options)
     prompts = _prompts(body)
     with rename_fields(NAMES):
         requests = _requests(body, prompts)
-        about = Prompts(model, body.n or 1, await _echo_texts(body, context, prompts))
+        echoed = await _echo_texts(body, context, prompts)
+        scored = bool(body.echo) and body.logprobs is not None
+        about = Prompts(model, body.n or 1, echoed, scored=scored, generates=body.max_tokens != 0)
         if body.stream:
             generations = await _start_all(context, requests)
-            return event_stream(http, context, stream(generations, about, usage=usage))
+            return event_stream(http, context, stream(generations, about, options))
         turns = asyncio.Semaphore(AT_ONCE)  # so many prompts are no more than one client's share
 
         async def complete_in_turn(request: Request) -> tuple[list[Finished], Usage]:
@@ -133,8 +157,11 @@ def _requests(body: CompletionRequest, prompts: list[str | tuple[int, ...]]) -> 
             "request, so send them in several",
             field="prompt",
         )
-    if body.echo and body.logprobs is not None:
-        raise RequestError("echo with logprobs is not supported; leave one of them out", field="logprobs")
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError(
+            "max_tokens is 0, which leaves no answer; ask for more, or send echo to have the prompt back",
+            field="max_tokens",
+        )
     if body.best_of is not None and body.best_of != n:
         raise RequestError(
             f"best_of is {body.best_of}, but n {n}; all choices are returned, so leave best_of out",
@@ -146,7 +173,10 @@ def _requests(body: CompletionRequest, prompts: list[str | tuple[int, ...]]) -> 
             "in one request",
             field="n",
         )
-    sampling = sampling_of(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
+    most = 1 if body.max_tokens == 0 else body.max_tokens  # the engine always makes a token
+    sampling = sampling_of(body, max_tokens=most, logprobs=body.logprobs)
+    if body.echo and body.logprobs is not None:
+        sampling = replace(sampling, prompt_logprobs=True)
     return [Request(prompt=prompt, sampling=sampling) for prompt in prompts]
 
 
@@ -178,11 +208,24 @@ class Prompts:
         model: the name that the request used.
         n: choices of each prompt.
         echoed: what the choices of each prompt start with.
+        scored: whether that comes with log-probabilities.
+        generates: whether anything else is wanted.
     """
 
     model: str
     n: int
     echoed: tuple[str, ...]
+    scored: bool = False
+    generates: bool = True
+
+    def choices(self, prompt: int) -> range:
+        """The indices of a prompt's choices."""
+        return range(prompt * self.n, (prompt + 1) * self.n)
+
+    def counted(self, usages: Iterable[Usage]) -> Usage:
+        """The tokens of all of them together."""
+        usage = total(usages)
+        return usage if self.generates else replace(usage, completion_tokens=0)
 
 
 def completion(prompts: Prompts, answers: Sequence[tuple[list[Finished], Usage]]) -> dict[str, Any]:
@@ -190,11 +233,13 @@ def completion(prompts: Prompts, answers: Sequence[tuple[list[Finished], Usage]]
     choices = []
     for prompt, (finished, _) in enumerate(answers):
         for k, choice in enumerate(finished):
+            if not prompts.generates:
+                choice = replace(choice, text="", logprobs=[], finish_reason="length")
             text = prompts.echoed[prompt] + choice.text
             choices.append(_choice(prompt * prompts.n + k, text, choice.finish_reason))
-            if choice.logprobs:
-                choices[-1]["logprobs"] = LogprobLists().add(choice.logprobs)
-    usage = total(usage for _, usage in answers)
+            if logprobs := [*choice.prompt_logprobs, *choice.logprobs]:
+                choices[-1]["logprobs"] = LogprobLists().add(logprobs)
+    usage = prompts.counted(usage for _, usage in answers)
     return {**head(*HEAD, prompts.model), "choices": choices, "usage": usage_of(usage)}
 
 
@@ -210,36 +255,46 @@ class LogprobLists:
         lists: dict[str, list[Any]] = {name: [] for name in names}
         for token in tokens:
             lists["tokens"].append(token.token)
-            lists["token_logprobs"].append(max(token.logprob, LOWEST))
-            lists["top_logprobs"].append({other.token: max(other.logprob, LOWEST) for other in token.top})
+            first = isnan(token.logprob)  # of a prompt: nothing predicts it
+            # The token itself is always there: among the likeliest, or beside them.
+            own = max(token.logprob, LOWEST)
+            known = {other.token: max(other.logprob, LOWEST) for other in token.top} | {token.token: own}
+            lists["token_logprobs"].append(None if first else own)
+            lists["top_logprobs"].append(None if first else known)
             lists["text_offset"].append(self._offset)
             self._offset += len(token.token)
         return lists
 
 
 async def stream(
-    generations: Sequence[Generation], prompts: Prompts, *, usage: bool
+    generations: Sequence[Generation], prompts: Prompts, options: StreamOptions
 ) -> AsyncGenerator[Event]:
-    """The events of a streamed completion: those of all prompts as they come, told apart by their index.
-
-    `usage`: one more chunk for it at the end.
-    """
-    chunks = ChunkWriter(head(*HEAD, prompts.model), usage=usage)
+    """The events of a streamed completion: those of all prompts as they come, told apart by their index."""
+    chunks = ChunkWriter(head(*HEAD, prompts.model), options)
     logprobs = [LogprobLists() for _ in range(len(generations) * prompts.n)]
+    finish = None if prompts.generates else "length"
     async with AsyncExitStack() as stack:
         for generation in generations:
             await stack.enter_async_context(generation)
         for prompt, text in enumerate(prompts.echoed):
-            for index in range(prompt * prompts.n, (prompt + 1) * prompts.n if text else 0):
-                yield chunks.event(_choice(index, text))
+            if text and not prompts.scored:
+                for index in prompts.choices(prompt):
+                    yield chunks.event(_choice(index, text, finish), generations[prompt].prompt_tokens, 0)
         deltas = await stack.enter_async_context(aclosing(interleave(generations)))
         async for prompt, delta in deltas:
+            tokens = generations[prompt].prompt_tokens
+            for index in prompts.choices(prompt) if delta.prompt_logprobs else ():
+                entry = _choice(index, prompts.echoed[prompt], finish)
+                entry["logprobs"] = logprobs[index].add(delta.prompt_logprobs)
+                yield chunks.event(entry, tokens, 0)
+            if not prompts.generates:
+                continue
             index = prompt * prompts.n + delta.choice
             entry = _choice(index, delta.text, delta.finish_reason)
             if delta.logprobs:
                 entry["logprobs"] = logprobs[index].add(delta.logprobs)
-            yield chunks.event(entry)
-    for event in chunks.end(total(generation.usage for generation in generations)):
+            yield chunks.event(entry, tokens, delta.completion_tokens)
+    for event in chunks.end(prompts.counted(generation.usage for generation in generations)):
         yield event
 
 

@@ -23,6 +23,7 @@ class PromptTokens(_Closed):
     """What is among the tokens of a prompt."""
 
     image_tokens: int
+    cached_tokens: int
 
 
 class CompletionUsage(_Closed):
@@ -102,11 +103,11 @@ class ChatCompletion(_Closed):
 
 
 class TextLogprobs(_Closed):
-    """Log-probabilities of a choice: four lists of equal length."""
+    """Log-probabilities of a choice: four lists of equal length. The first token of a prompt has none."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

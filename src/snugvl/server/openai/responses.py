@@ -134,7 +134,7 @@ def finish_response(
         "usage": {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {
-                "cached_tokens": 0,
+                "cached_tokens": usage.cached_tokens,
                 "cache_write_tokens": 0,
                 "image_tokens": usage.image_tokens,
             },

@@ -15,6 +15,12 @@ from snugvl.server.wishes import STREAM_OPTIONS, Wishes
 
 MAX_TOKENS = 2**31
 
+
+def no_limit(value: object) -> object:
+    """What clients send who want as many tokens as there is room for: null, or -1."""
+    return None if type(value) is int and value == -1 else value
+
+
 Temperature = Annotated[float, Field(ge=0, le=2, description="0, the default, is greedy")]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -23,7 +29,7 @@ MaxTokens = Annotated[
         int, Field(ge=1, le=MAX_TOKENS, description="at most; null and -1: what the context leaves"), WHOLE
     ]
     | None,
-    BeforeValidator(lambda value: None if type(value) is int and value == -1 else value),
+    BeforeValidator(no_limit),
 ]
 MAX_BIASES = 1024  # OpenAI takes 300
 LogitBias = Annotated[
@@ -41,6 +47,7 @@ class StreamOptions(Part):
     include_usage: bool = Field(
         False, description="one more chunk at the end, with the tokens of the request"
     )
+    continuous_usage_stats: bool = Field(False, description="every chunk has the tokens so far")
 
 
 class SamplingFields(Body):
