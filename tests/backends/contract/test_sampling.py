@@ -120,7 +120,9 @@ def test_log_probabilities_of_the_prompt_are_our_own(
         assert [token.logprob for token in ours] == pytest.approx(
             [token.logprob for token in theirs], abs=2e-3, nan_ok=True
         )
-        for one, other in zip(ours[1:], theirs[1:], strict=True):
+        # vLLM tells alternatives by their text, which bytes of characters share.
+        told = () if running.name in WHOLE_CHARACTERS else zip(ours[1:], theirs[1:], strict=True)
+        for one, other in told:
             assert [token.logprob for token in one.top] == pytest.approx(
                 [token.logprob for token in other.top], abs=2e-3
             )

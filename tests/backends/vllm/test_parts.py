@@ -4,6 +4,7 @@ import base64
 import json
 from dataclasses import replace
 from io import BytesIO
+from math import isnan
 from pathlib import Path
 from typing import Any, cast
 
@@ -170,21 +171,23 @@ def chunk(index: int = 0, text: str = "", **choice: Any) -> dict[str, Any]:
 
 def test_the_last_end_waits_for_the_usage() -> None:
     chunks = Chunks(SamplingParams(n=2, temperature=1.0))
-    assert chunks.read(chunk(0, "a")) == [Delta("a")]
+    assert chunks.read(chunk(0, "a")) == [Delta("a", completion_tokens=1)]
     assert chunks.read(chunk(1, "b", finish_reason="stop")) == []
     assert not chunks.complete
-    assert chunks.read(chunk(0, "c", finish_reason="length")) == [Delta("b", 1, finish_reason="stop")]
+    (end,) = chunks.read(chunk(0, "c", finish_reason="length"))
+    assert end == Delta("b", 1, finish_reason="stop", completion_tokens=2)
     assert chunks.complete
     assert chunks.read({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 3}}) == []
-    assert chunks.end() == [Delta("c", 0, finish_reason="length", usage=Usage(3, 3))]
+    assert chunks.end() == [Delta("c", 0, finish_reason="length", usage=Usage(3, 3), completion_tokens=2)]
 
 
 def test_reasoning_is_told_from_the_answer() -> None:
     sampling = SamplingParams(n=2, temperature=1.0)
     request = Request((user("hi"),), sampling)
     chunks = Chunks(sampling, reasoning_of(request, Facts(reasoning=True)))
-    assert chunks.read(chunk(0, "hm")) == [Delta("", reasoning="hm")]
-    assert chunks.read(chunk(1, "so</think>\n\nYes")) == [Delta("Yes", 1, reasoning="so")]
+    assert chunks.read(chunk(0, "hm")) == [Delta("", reasoning="hm", completion_tokens=1)]
+    (both,) = chunks.read(chunk(1, "so</think>\n\nYes"))
+    assert both == Delta("Yes", 1, reasoning="so", completion_tokens=2)
     assert chunks.read(chunk(0, " <", finish_reason="length")) == []
     (end,) = chunks.read(chunk(1, "!", finish_reason="stop"))
     assert (end.text, end.reasoning, end.finish_reason) == ("", " <", "length")
@@ -197,7 +200,7 @@ def test_a_server_that_reads_reasoning_itself() -> None:
     chunks = Chunks(SamplingParams(), reasoning_of(Request((user("hi"),)), Facts(reasoning=True)))
     told = {"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]}
     assert chunks.read(told) == [Delta("", reasoning="hm")]
-    assert chunks.read(chunk(0, "Yes")) == [Delta("Yes")]
+    assert chunks.read(chunk(0, "Yes")) == [Delta("Yes", completion_tokens=1)]
 
 
 def test_the_template_says_whether_answers_begin_with_reasoning(tmp_path: Path) -> None:
@@ -240,6 +243,28 @@ def test_logprobs_of_both_apis() -> None:
     value = {"tokens": ["x"], "token_logprobs": [-2.0], "top_logprobs": [{"x": -2.0, "y": -1.0}]}
     (delta,) = chunks.read({"choices": [{"index": 0, "text": "x", "logprobs": value}]})
     assert [token.token for token in delta.logprobs[0].top] == ["y"]
+
+
+def test_an_echoed_prompt_is_told_apart_from_its_answer() -> None:
+    """`echo` is vLLM's way to the log-probabilities of a prompt: text and tokens come before the first piece."""
+    value = {
+        "tokens": ["h", "i", "!"],
+        "token_logprobs": [None, -2.0, -0.5],
+        "top_logprobs": [None, {"i": -2.0, "a": -1.0}, {"!": -0.5}],
+    }
+    piece = {"index": 0, "text": "hi!", "logprobs": value, "finish_reason": "stop", "stop_reason": None}
+    sampling = SamplingParams(logprobs=1, prompt_logprobs=True, n=2)
+    chunks = Chunks(sampling, prompt="hi")
+    assert not chunks.read({"choices": [piece], "usage": {"prompt_tokens": 2, "completion_tokens": 1}})
+    first, second = chunks.end()
+    assert [delta.text for delta in (first, second)] == ["!", "!"]
+    assert [[token.token for token in delta.prompt_logprobs] for delta in (first, second)] == [["h", "i"], []]
+    assert isnan(first.prompt_logprobs[0].logprob)
+    assert [token.token for token in first.prompt_logprobs[1].top] == ["a"]
+    assert [[token.token for token in delta.logprobs] for delta in (first, second)] == [["!"], ["!"]]
+    assert (first.completion_tokens, second.usage and second.usage.completion_tokens) == (2, 2)
+    body = body_of(Request(prompt="hi", sampling=sampling), MODEL, TRIALS)
+    assert (body.fields["echo"], body.fields["logprobs"]) == (True, 1)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class Chunks:
             if reasoning is not None
         }
         self._prompt = prompt
-        self._judges = sampling.prompt_logprobs
+        self._judges, self._judged = sampling.prompt_logprobs, False  # wanted, and told
         self._unechoed = (
             set(self._unfinished) if sampling.prompt_logprobs else set()
         )  # choices without it yet
@@ -132,6 +132,7 @@ class Chunks:
             self._unechoed.discard(index)
             text = text.removeprefix(self._prompt)
             scored, logprobs = logprobs[: self.prompt_tokens], logprobs[self.prompt_tokens :]
+            scored, self._judged = () if self._judged else scored, True
         generated = sum(self._generated.values()) * self._copies
         reason = choice.get("stop_reason")
         if finish == "stop" and not isinstance(reason, str) and not self._judges:
@@ -186,7 +187,8 @@ class Chunks:
         return text + rest, reasoning + thought
 
     def _copy_delta(self, delta: Delta) -> list[Delta]:
-        return [delta, *(replace(delta, choice=choice) for choice in range(1, self._copies))]
+        copy = replace(delta, prompt_logprobs=())
+        return [delta, *(replace(copy, choice=choice) for choice in range(1, self._copies))]
 
 
 def _logprobs(value: Mapping[str, Any] | None, most: int) -> tuple[Logprob, ...]:
