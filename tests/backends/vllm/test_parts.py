@@ -246,7 +246,7 @@ def test_logprobs_of_both_apis() -> None:
 
 
 def test_an_echoed_prompt_is_told_apart_from_its_answer() -> None:
-    """`echo` is vLLM's way to the log-probabilities of a prompt: text and tokens come before the first piece."""
+    """`echo` is vLLM's way to judge a prompt: its text and tokens come before the first piece."""
     value = {
         "tokens": ["h", "i", "!"],
         "token_logprobs": [None, -2.0, -0.5],
