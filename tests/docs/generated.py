@@ -88,6 +88,7 @@ PROTOCOLS: Mapping[str, wishes.Wishes] = {
     "chat": wishes.CHAT,
     "completions": wishes.COMPLETIONS,
     "responses": wishes.RESPONSES,
+    "items of responses": wishes.ITEM,
     "messages": wishes.MESSAGES,
     "Ollama": wishes.OLLAMA,
     "Ollama's `options`": wishes.OLLAMA_OPTIONS,
