@@ -22,7 +22,10 @@ ALLOWED = {
     "inputs": {"engine", "models", "checkpoint"},
     "backends": {"engine", "models", "layers", "inputs", "checkpoint", "diagnose", "hardware", "planner"},
     "tasks": {"inputs", "checkpoint.resize"},
-    "server": {"tasks", "inputs.image", "inputs.frames", "inputs.tools", "checkpoint", "planner.plan"},
+    "server": {
+        "tasks", "inputs.image", "inputs.frames", "inputs.tools", "inputs.trials", "checkpoint",
+        "planner.plan",
+    },
     "client": {"tasks", "inputs.image"},
     "bench": {"client", "hardware"},
     "cli": {

@@ -39,6 +39,7 @@ def load(
     step_graphs: bool | None = None,
     trust_remote_code: bool = False,
     purpose: PurposeName = "chat",
+    images: int | None = None,
     concurrency: int | None = None,
     progress: Progress | None = None,
 ) -> Model:
@@ -75,6 +76,8 @@ def load(
             CUDA graphs (our own engine alone): the first token comes sooner on a fast GPU.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
         purpose: what the memory is planned for: chat, documents, detect or batch (`snugvl plan --for`).
+        images: images of one request that are planned for, and that it may have at most; by default one is
+            planned for, and a request may have what its context holds.
         concurrency: requests at the same time that are sure of their whole context.
         progress: called with what is being done and how much is done, from 0 to 1.
 
@@ -87,7 +90,8 @@ def load(
         str(model), device=device, dtype=dtype, weights=weights, kv_cache=kv_cache, context=context,
         max_pixels=max_pixels, memory=memory, backend=backend, language_only=language_only,
         prefix_cache=prefix_cache, tower=tower, embedding=embedding, step_graphs=step_graphs,
-        trust_remote_code=trust_remote_code, purpose=purpose, concurrency=concurrency,
+        trust_remote_code=trust_remote_code, purpose=purpose, images=images,
+        concurrency=concurrency,
     )  # fmt: skip
     return load_with(options, progress)
 

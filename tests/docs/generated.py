@@ -18,7 +18,7 @@ from snugvl.core.sampling import MAX_STOP, MAX_STOP_CHARACTERS
 from snugvl.errors import EngineUnavailable, QueueFull, RateLimited, SnugvlError
 from snugvl.inputs import constraints
 from snugvl.inputs.constraints import MAX_CHARACTERS, MAX_CHOICES_LITERAL
-from snugvl.inputs.trial import CPU_S
+from snugvl.inputs.trials import CPU_S
 from snugvl.server import access, app, body, connection, errors, receiving, wishes
 from snugvl.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from snugvl.server.fields import MAX_ALL_PARTS, MAX_FIELDS, MAX_NAME, Strict
@@ -88,6 +88,7 @@ PROTOCOLS: Mapping[str, wishes.Wishes] = {
     "chat": wishes.CHAT,
     "completions": wishes.COMPLETIONS,
     "responses": wishes.RESPONSES,
+    "items of responses": wishes.ITEM,
     "messages": wishes.MESSAGES,
     "Ollama": wishes.OLLAMA,
     "Ollama's `options`": wishes.OLLAMA_OPTIONS,

@@ -9,7 +9,8 @@ from PIL import Image
 
 from snugvl.core.messages import Message, Picture, Text, Tool, ToolCall, Video, user
 from snugvl.errors import CheckpointError, RequestError
-from snugvl.inputs.chat import ChatTemplate, tool_json
+from snugvl.inputs.chat import ChatTemplate
+from snugvl.inputs.tools.in_text import tool_json
 
 PICTURE = Picture(Image.new("RGB", (8, 8)))
 VIDEO = Video((Image.new("RGB", (8, 8)),) * 2, (0.0, 0.5))
@@ -225,17 +226,6 @@ def test_the_sandbox_holds(source: str) -> None:
 
 def test_strftime_now() -> None:
     assert ChatTemplate("{{ strftime_now('%Y') }}").render([user("x")]).isdigit()
-
-
-def test_tools_that_the_template_leaves_out(checkpoint: Path) -> None:
-    template = ChatTemplate.from_folder(checkpoint)
-    with pytest.raises(RequestError, match="doesn't show tools") as raised:
-        template.render([user("x")], tools=TOOLS)
-    assert raised.value.field == "tools"
-    for message in (Message("assistant", (), CALLS), Message("tool", (Text("1"),))):
-        with pytest.raises(RequestError, match="doesn't show calls") as raised:
-            template.render([user("x"), message])
-        assert raised.value.field == "messages[1]"
 
 
 @pytest.mark.parametrize("name", [name for name in CONVERSATIONS if name != "calls"])

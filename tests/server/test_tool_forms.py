@@ -92,3 +92,27 @@ def test_ollamas_chat(url: str) -> None:
     (call,) = message["tool_calls"]
     assert (message["content"], call["function"]["name"]) == ("So:", "run")
     assert call["function"]["arguments"] == ARGUMENTS
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_offers_tools_is_told_where_the_template_shows_none(
+    served: tuple[FakeService, str], stream: bool
+) -> None:
+    service, url = served
+    service.script, service.capabilities = Script(), replace(CAPABILITIES, tools=False)
+    tool = {"type": "function", "function": FUNCTION}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": HI, "tools": [tool]},
+        "/v1/responses": {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]},
+        "/v1/messages": {"model": "pocket", "max_tokens": 9, "messages": HI,
+                         "tools": [{"name": "run", "input_schema": SCHEMA}]},
+        "/api/chat": {"model": "pocket", "messages": HI, "tools": [tool]},
+    }  # fmt: skip
+    for path, body in bodies.items():
+        answer = httpx.post(url + path, json={**body, "stream": stream}, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+        told = answer.headers["snugvl-warning"]
+        assert told == "described the tools in the system message, as this model's chat template shows none"
+        without = {name: value for name, value in body.items() if name != "tools"}
+        answer = httpx.post(url + path, json={**without, "stream": stream}, timeout=PATIENCE_S)
+        assert "snugvl-warning" not in answer.headers

@@ -75,6 +75,37 @@ def test_a_name_nobody_knows_is_told(http: httpx.Client, protocol: str, stream: 
     assert answer.headers["snugvl-warning"] == "ignored some_knob"
 
 
+SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+NESTED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "stream_options": ("chat", {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    "text": ("chat", {"response_format": {"type": "text", "x": 1}}, "response_format.x"),
+    "json_object": ("chat", {"response_format": {"type": "json_object", "x": 1}}, "response_format.x"),
+    "json_schema": (
+        "chat",
+        {"response_format": {"type": "json_schema", "json_schema": {**SCHEMA, "x": 1}}},
+        "response_format.json_schema.type; ignored response_format.json_schema.x",
+    ),
+    "completions": ("completions", {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    "a response's stream": ("responses", {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    "a response's text": ("responses", {"text": {"x": 1}}, "text.x"),
+    "a response's format": ("responses", {"text": {"format": {**SCHEMA, "x": 1}}}, "text.format.x"),
+    "a response's object": (
+        "responses", {"text": {"format": {"type": "json_object", "x": 1}}}, "text.format.x"
+    ),
+    "output_config": ("messages", {"output_config": {"effort": "low"}}, "output_config.effort"),
+    "options": ("ollama", {"options": {"x": 1}}, "options.x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_name_nobody_knows_is_told_below_the_top_too(http: httpx.Client, name: str) -> None:
+    protocol, fields, told = NESTED[name]
+    path, body, _ = BODIES[protocol]
+    answer = http.post(path, json={**body, **fields})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["snugvl-warning"] == f"ignored {told}"
+
+
 def test_a_strangers_name_makes_no_header(http: httpx.Client) -> None:
     body = {"messages": [HI], "a\r\nSet-Cookie: x; y\u00e9": 1, **{f"n{i}": 1 for i in range(100)}}
     answer = http.post("/v1/chat/completions", json=body)

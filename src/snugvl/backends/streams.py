@@ -22,10 +22,27 @@ def check_combination(request: Request) -> None:
 
 
 def check_pictures(request: Request, capabilities: Capabilities) -> None:
-    """Refuse pictures and videos before any work where the model doesn't see."""
+    """Refuse pictures and videos before any work: where the model doesn't see, and more than were planned.
+
+    Raises:
+        RequestError: with how many there are, how many are taken, and how to start it for more.
+    """
+    most, count = capabilities.most_images, 0
+    blamed: str | None = None
     for index, message in enumerate(request.messages):
-        if not all(isinstance(part, Text) for part in message.content):
+        seen = sum(not isinstance(part, Text) for part in message.content)
+        if seen:
             check_sight(capabilities, f"messages[{index}].content")
+        count += seen
+        if blamed is None and most is not None and count > most:
+            blamed = f"messages[{index}].content"
+    if blamed is not None:
+        taken = f"at most {most} (--images {most})" if most else "none (--images 0)"
+        raise RequestError(
+            f"the conversation has {count} pictures, and {capabilities.model} was started to take {taken}; "
+            f"send fewer, or start it with --images {count}",
+            field=blamed,
+        )
 
 
 def fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:

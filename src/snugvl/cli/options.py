@@ -139,7 +139,12 @@ For = Annotated[
     ),
 ]
 PlannedImages = Annotated[
-    int | None, typer.Option("--images", min=0, help="Images of one request that are planned for (1).")
+    int | None,
+    typer.Option(
+        "--images",
+        min=0,
+        help="Images of one request: one is planned for by default; N are planned for and taken at most.",
+    ),
 ]
 Concurrency = Annotated[
     int | None,

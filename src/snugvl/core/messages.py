@@ -291,9 +291,11 @@ class Capabilities:
         kv_cache: format of keys and values, such as "fp8"; empty where the engine doesn't tell.
         architecture: of the network, as the checkpoint names it; empty where the engine doesn't tell.
         parameters: number of weights; 0 where the engine doesn't tell.
-        tools: whether the chat template shows tools to the model.
+        tools: whether the chat template shows tools to the model; else they are described in the system
+            message.
         tool_form: how it writes calls of them.
         language_only: whether the model could see, and was loaded without its vision tower.
+        most_images: pictures and videos that a request may have, where whoever started it said so.
         plan: what was allocated, where our own engine runs it.
     """
 
@@ -314,6 +316,7 @@ class Capabilities:
     language_only: bool = False
     kv_cache: str = ""
     most_characters: int = 0
+    most_images: int | None = None
     plan: "Allocation | None" = None
 
 

@@ -38,7 +38,8 @@ class LoadOptions:
         memory: most that may be taken, in bytes or as a size such as "7200MiB".
         backend: which engine runs it.
         purpose: what the plan is good at (`planner/goals.py`).
-        images: images of one request that are planned for.
+        images: images of one request that are planned for, and that it may have at most; None: one is
+            planned for, and a request may have what its context holds.
         concurrency: requests at the same time that are sure of their whole context.
         language_only: leave the vision tower out; pictures are refused.
         prefix_cache: start a prompt from what earlier ones with the same beginning have left.

@@ -7,7 +7,6 @@ but `safe` changes nothing, as nothing is escaped.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,15 +19,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from snugvl.checkpoint.section import read_json
-from snugvl.core.messages import Message, Picture, Text, Tool, ToolCall, Video
+from snugvl.core.messages import Message, Picture, Text, Tool, ToolCall, ToolForm, Video
 from snugvl.errors import CheckpointError, RequestError
 from snugvl.inputs.reasoning import thinks
 from snugvl.inputs.tools.forms import tool_form
+from snugvl.inputs.tools.in_text import ANSWER_MARKS, call_arguments, with_calls, with_tools
 
 _OWN = ("self", "messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token")
 ROLES = ("system", "user", "assistant", "tool")
-# What stands around a tool's answer in templates of Hermes' kind: who writes it speaks as the tool.
-_ANSWER_MARKS = ("<tool_response>", "</tool_response>")
 
 
 class _Refused(jinja2.TemplateError):
@@ -39,6 +37,11 @@ class ChatTemplate:
     """A checkpoint's chat template. `variables` (bos_token, …) are visible to it.
 
     `parts`: whether it wants every content as a list of parts, of mere text, too.
+
+    Attributes:
+        shows_tools, shows_calls: whether it does; what it doesn't show is written as text (`tools.in_text`).
+        tool_form: how the model writes calls.
+        answer_marks: what stands around a tool's answer: who writes it speaks as the tool.
     """
 
     def __init__(
@@ -59,9 +62,11 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"{where} is not a valid template: line {error.lineno}: {error}") from None
         self.shows_tools = "tools" in used
-        self._shows_calls = "tool_calls" in source
-        self.tool_form = tool_form(source)
-        self.answer_marks = tuple(mark for mark in _ANSWER_MARKS if mark in source)
+        self.shows_calls = "tool_calls" in source
+        self.tool_form = tool_form(source) if self.shows_tools else ToolForm()
+        self.answer_marks = tuple(
+            mark for mark in ANSWER_MARKS if mark in source or not (self.shows_tools and self.shows_calls)
+        )
         self.thinks = thinks(source)
 
     @classmethod
@@ -96,13 +101,15 @@ class ChatTemplate:
         `extra`: variables of the request's own, such as `enable_thinking`.
 
         Raises:
-            RequestError: no messages, an unknown role, tools or calls that the template doesn't show, or
-                the template refuses the conversation.
+            RequestError: no messages, an unknown role, or the template refuses the conversation.
             CheckpointError: the template itself fails.
         """
         if not messages:
             raise RequestError("the conversation is empty; send at least one message", field="messages")
-        self._check_shown(messages, bool(tools))
+        if not self.shows_calls:
+            messages = with_calls(messages)
+        if tools and not self.shows_tools:
+            messages, tools = with_tools(messages, tools), None
         conversation = [_plain(message, index, self._parts) for index, message in enumerate(messages)]
         try:
             return self._template.render(
@@ -117,17 +124,6 @@ class ChatTemplate:
         except Exception as error:  # templates can fail in any way Python can
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise CheckpointError(f"{self._where} fails on this conversation: {reason}") from None
-
-    def _check_shown(self, messages: Sequence[Message], tools: bool) -> None:
-        """What a template doesn't know it leaves out, and the model would answer another conversation."""
-        if tools and not self.shows_tools:
-            raise RequestError("this model's chat template doesn't show tools to the model", field="tools")
-        for index, message in enumerate(messages):
-            if (message.tool_calls or message.role == "tool") and not self._shows_calls:
-                raise RequestError(
-                    "this model's chat template doesn't show calls of tools and their answers",
-                    field=f"messages[{index}]",
-                )
 
 
 def texts(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> Iterator[tuple[str, str]]:
@@ -178,36 +174,6 @@ def refuse_answer_marks(text: str, marks: Sequence[str], field: str) -> None:
             f"text contains {found!r}, which marks a tool's answer for this model; remove it or break it up",
             field=field,
         )
-
-
-def tool_json(tool: Tool) -> dict[str, Any]:
-    """A tool as templates expect it."""
-    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return {"type": "function", "function": function}
-
-
-def call_arguments(call: ToolCall, field: str) -> dict[str, Any]:
-    """The arguments of a call.
-
-    Raises:
-        RequestError: they are no JSON object.
-    """
-    try:
-        value = json.loads(call.arguments, parse_constant=_no_number, parse_float=_finite)
-    except (ValueError, RecursionError, TypeError) as error:
-        raise RequestError(f"the arguments of {call.name!r} are not JSON: {error}", field=field) from None
-    if not isinstance(value, dict):
-        raise RequestError(f"the arguments of {call.name!r} are no JSON object", field=field)
-    return value
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _no_number(text)
 
 
 def _plain(message: Message, index: int, parts: bool) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from llguidance import LLMatcher
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
 from snugvl.errors import RequestError
-from snugvl.inputs.tools.enforceable import MAX_SCHEMA
+from snugvl.inputs.tools.enforceable import MAX_SCHEMA, referred
 from snugvl.inputs.tools.forms import tool_lark
-from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools, referred
+from snugvl.inputs.tools.grammar import COMPACT, arguments_schema, check_tools
 from snugvl.inputs.trials import Trials
 
 MAX_CHARACTERS: Final = {"json_schema": MAX_SCHEMA, "regex": 8_192, "lark": 32_768}

@@ -23,11 +23,12 @@ from snugvl.checkpoint.architecture import ModelConfig, VisionConfig
 from snugvl.core.messages import GoOn, Message, Picture, Text, Tool, Video, characters, going_on
 from snugvl.engine.request import VisionItem
 from snugvl.errors import CheckpointError, RequestError, RequestTooLarge
-from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts, tool_json
+from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
 from snugvl.inputs.pixels import ImagePreprocessor
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.settings import PixelSettings
 from snugvl.inputs.tokenizer import Tokenizer
+from snugvl.inputs.tools.in_text import tool_json
 from snugvl.inputs.video import VideoPreprocessor, read_video_preprocessor
 
 

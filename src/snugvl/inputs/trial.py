@@ -8,21 +8,16 @@ on the grammar alone, so a vocabulary of 256 bytes will do, and no model is need
     4 bytes length, a grammar of llguidance ─► 4 bytes length, {"error": …, "grown_bytes": …}
 """
 
-import json
-import os
 import re
-import resource
 import signal
-import sys
-from struct import Struct
-from typing import IO, Any, Final
+from functools import partial
+from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-CPU_S: Final = 2.0  # real schemas take some milliseconds
-MEMORY_BYTES: Final = 1 << 30  # of address space, of which half is there before the first grammar
+from snugvl.inputs.trials import bound, serve
+
 MARKERS: Final = 16  # tokens that a grammar may name by their numbers
-LENGTH: Final = Struct("!I")
 _NUMBERED: Final = re.compile(r"<\[(\d+)\]>")
 
 
@@ -56,24 +51,7 @@ def attempt(tokenizer: LLTokenizer, grammar: str) -> str:
     return matcher.get_error() if matcher.is_error() else ""
 
 
-def main(asked: IO[bytes], told: IO[bytes]) -> None:
-    """Answer until nobody asks any more."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
-    while len(head := asked.read(LENGTH.size)) == LENGTH.size:
-        grammar = asked.read(LENGTH.unpack(head)[0]).decode()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # its signal ends the process
-        error = attempt(tokenizer, grammar)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        answer = json.dumps({"error": error, "grown_bytes": grown * 1024}).encode()
-        told.write(LENGTH.pack(len(answer)) + answer)
-        told.flush()
-
-
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for whoever asks
-    main(sys.stdin.buffer, sys.stdout.buffer)
-    os._exit(0)  # at once: whoever asked is gone
+    bound()
+    serve(partial(attempt, LLTokenizer(TokenizerWrapper(_Bytes()))))

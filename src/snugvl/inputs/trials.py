@@ -1,4 +1,4 @@
-"""Trying grammars where they can be ended (`trial.py`), before they are compiled where they can't.
+"""Work on strangers' grammars and schemas where it can be ended (`trial.py`, `valid.py`).
 
 check ─► a process that is free, or a new one ─► its answer
             └─ no answer: it took too much time or memory, and is gone; or nobody waits any more: it is ended
@@ -6,18 +6,26 @@ check ─► a process that is free, or a new one ─► its answer
 
 import json
 import os
+import resource
 import select
+import signal
 import subprocess
 import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from struct import Struct
 from threading import BoundedSemaphore, Lock
 from typing import IO, Any, Final
 
-from snugvl.inputs.trial import CPU_S, LENGTH
-
+CPU_S: Final = 2.0  # of processor time; real schemas take some milliseconds
+MEMORY_BYTES: Final = 1 << 30  # of address space, of which half is there before the first grammar
+LENGTH: Final = Struct("!I")
 PROCESSES: Final = 2
+OVERRUN: Final = (
+    f"compiling it takes more than {CPU_S:g} s of processor time, or too much memory; make numbers, counts "
+    "and alternatives smaller"
+)
 LOOK_S: Final = 0.05  # between two looks whether anybody still waits
 GROWN_BYTES: Final = 128 << 20  # a process that has become so much larger is not used again
 _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "SYSTEMROOT")
@@ -25,7 +33,7 @@ _ENVIRONMENT: Final = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBR
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a trial said. `error`: what is wrong with the grammar, or nothing; `bytes`: memory it took."""
+    """What a trial said. `error`: what is wrong with what was asked, or nothing; `bytes`: memory it took."""
 
     error: str
     bytes: int = 0
@@ -34,30 +42,31 @@ class Verdict:
 class Trials:
     """The processes. Safe to use from several threads; they start when they are first needed."""
 
-    def __init__(self, processes: int = PROCESSES) -> None:
+    def __init__(
+        self, processes: int = PROCESSES, *, worker: str = "snugvl.inputs.trial", overrun: str = OVERRUN
+    ) -> None:
+        """`worker`: the module that a process runs; `overrun`: what is wrong with what has no verdict."""
+        self._worker, self._overrun = worker, overrun
         self._turns = BoundedSemaphore(processes)
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._lock = Lock()
         weakref.finalize(self, _end, self._all)
 
-    def check(self, grammar: str, go_on: Callable[[], None]) -> Verdict:
-        """Try a grammar in llguidance's own form. `go_on`: raises when nobody waits for it any more."""
+    def check(self, question: str, go_on: Callable[[], None]) -> Verdict:
+        """Ask: a grammar in llguidance's own form, if the worker is no other. `go_on`: raises to give up."""
         while not self._turns.acquire(timeout=LOOK_S):
             go_on()
         try:
             process = self._process()
             try:
-                verdict = process.ask(grammar, go_on)
+                verdict = process.ask(question, go_on)
             except BaseException:
                 self._drop(process)
                 raise
             if verdict is None:
                 self._drop(process)
-                return Verdict(
-                    f"compiling it takes more than {CPU_S:g} s of processor time, or too much memory; make "
-                    "numbers, counts and alternatives smaller"
-                )
+                return Verdict(self._overrun)
             if process.grown_bytes > GROWN_BYTES:
                 self._drop(process)
             else:
@@ -80,7 +89,7 @@ class Trials:
                 if process.alive:
                     return process
                 self._drop(process)  # somebody has ended it
-        process = _Process()
+        process = _Process(self._worker)
         self._all.add(process)
         return process
 
@@ -92,11 +101,11 @@ class Trials:
 class _Process:
     """One process, asked by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str) -> None:
         self.grown_bytes = 0
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        self._popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "snugvl.inputs.trial"],
+        self._popen = subprocess.Popen(  # noqa: S603 - a module of ours
+            [sys.executable, "-P", "-m", worker],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # what Rust says of memory that it doesn't get
@@ -110,10 +119,10 @@ class _Process:
         """Whether it can be asked."""
         return self._popen.poll() is None
 
-    def ask(self, grammar: str, go_on: Callable[[], None]) -> Verdict | None:
+    def ask(self, question: str, go_on: Callable[[], None]) -> Verdict | None:
         """What it says; None where it has ended instead."""
         assert self._popen.stdin is not None
-        data = grammar.encode()
+        data = question.encode()
         try:
             _write(self._popen.stdin, LENGTH.pack(len(data)) + data)
         except OSError:
@@ -159,3 +168,25 @@ def _end(processes: set[_Process]) -> None:
     for process in tuple(processes):
         process.end()
     processes.clear()
+
+
+def bound() -> None:
+    """Limit the memory of this process."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def serve(verdict: Callable[[str], str]) -> None:
+    """Answer until nobody asks any more, then end. `verdict`: what is wrong with a question, or nothing."""
+    asked, told = sys.stdin.buffer, sys.stdout.buffer
+    while len(head := asked.read(LENGTH.size)) == LENGTH.size:
+        question = asked.read(LENGTH.unpack(head)[0]).decode()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # its signal ends the process
+        error = verdict(question)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        answer = json.dumps({"error": error, "grown_bytes": grown * 1024}).encode()
+        told.write(LENGTH.pack(len(answer)) + answer)
+        told.flush()
+    os._exit(0)  # at once: whoever asked is gone

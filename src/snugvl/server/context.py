@@ -1,4 +1,4 @@
-"""What every handler gets: the engine, the settings, the intake, the metrics."""
+"""What every handler gets: the engine, the settings, the intake, the metrics, the validation."""
 
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ from snugvl.inputs.tools.parser import CallParser
 from snugvl.server.intake.intake import Intake
 from snugvl.server.metrics import Metrics
 from snugvl.server.settings import ServerSettings
+from snugvl.server.validation import Validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Context:
     settings: ServerSettings
     intake: Intake
     metrics: Metrics = field(init=False)
+    validation: Validation = field(init=False, default_factory=Validation)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", Metrics(self.service))

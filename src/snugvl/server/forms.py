@@ -45,7 +45,10 @@ def tell_unenforced(tools: Sequence[Tool]) -> tuple[Tool, ...]:
         if characters > MAX_SCHEMA:  # refused by the engine; no more work here
             break
         if not tool.strict:
-            warn_of(enforceable(tool.parameters)[1], f"tools[{index}]")
+            left_out = enforceable(tool.parameters)[1]
+            warn_of(left_out, f"tools[{index}]")
+            if left_out:
+                current().unenforced[tool.name] = tool.parameters
     return tuple(tools)
 
 
@@ -56,11 +59,12 @@ def warn_of(keywords: list[str], field: str) -> None:
 
 
 def schema_grammar(schema: dict[str, Any], strict: bool | None = None, field: str = "the schema") -> Grammar:
-    """The grammar of a JSON schema. Unless `strict`, what can't be enforced is left out and told."""
-    if not strict:
-        schema, left_out = enforceable(schema)
-        warn_of(left_out, field)
-    return Grammar("json_schema", json.dumps(schema))
+    """The grammar of a JSON schema, closed. Unless `strict`, what can't be enforced is left out and told."""
+    kept, left_out = enforceable(schema, strict=bool(strict))
+    warn_of(left_out, field)
+    if left_out:
+        current().unenforced[None] = schema
+    return Grammar("json_schema", json.dumps(kept))
 
 
 def either(

@@ -29,8 +29,10 @@ from snugvl.inputs.tools.parser import CallArguments, CallParser, CallStarted, T
 from snugvl.server.context import Context
 from snugvl.server.intake.intake import only_sizes
 from snugvl.server.record import current
+from snugvl.server.validation import AnswerCheck
 from snugvl.tasks.parse import find_json
 
+TOOLS_IN_TEXT = "described the tools in the system message, as this model's chat template shows none"
 prompts = logging.getLogger("snugvl.prompts")  # silent unless --log-prompts
 
 
@@ -47,6 +49,7 @@ class Generation:
         self._started = started
         self._last_piece_at: dict[int, float] = {}  # per choice, when its last piece came
         self._usage: Usage | None = None
+        self.check: AnswerCheck | None = None  # of what the grammar leaves out
 
     @property
     def usage(self) -> Usage:
@@ -67,11 +70,15 @@ class Generation:
         """
         async for delta in self._stream:
             self._note(delta)
+            if self.check is not None:
+                self.check.note(delta)
             if delta.finish_reason == "abort":
                 raise EngineError("the request was aborted before its answer was complete")
             yield delta
         if self._usage is None:
             raise EngineError("the request ended before its answer was complete")
+        if self.check is not None:
+            await self.check.tell()
 
     async def __aenter__(self) -> Self:
         return self
@@ -185,7 +192,12 @@ async def generate(context: Context, request: Request, *, ceiling: bool = False)
     for text in await _warnings(context, request):
         current().warn(text)
     stream = await _submit(context, request, ceiling)
-    return Generation(stream, context, started)
+    generation = Generation(stream, context, started)
+    if schemas := current().unenforced:
+        generation.check = AnswerCheck(
+            context.validation, schemas, lambda text: split_calls(text, context.call_parser(request.tools))
+        )
+    return generation
 
 
 async def _submit(context: Context, request: Request, ceiling: bool) -> Stream:
@@ -214,8 +226,10 @@ async def _submit(context: Context, request: Request, ceiling: bool) -> Stream:
 
 
 async def _warnings(context: Context, request: Request) -> tuple[str, ...]:
-    """What the client should know of the answer: that pocket was shown what it never learned."""
+    """What the client should know of the answer: that the model was shown what it never learned."""
     known = context.service.capabilities
+    if request.tools is not None and known is not None and not known.tools:
+        return (TOOLS_IN_TEXT,)
     if known is None or known.model != POCKET:
         return ()
     if not any(not isinstance(part, Text) for message in request.messages for part in message.content):

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ class RequestRecord:
         error: what it ended with, also in the middle of a stream.
         left: the client was gone before the answer was complete.
         warnings: what was ignored or done otherwise than asked, for the header of the answer.
+        unenforced: schemas of which a grammar leaves keywords out, by tool; None: of the answer itself.
         lingering: what is still being ended for it when its answer is out; it keeps its place until then.
     """
 
@@ -36,6 +38,7 @@ class RequestRecord:
     lingering: "asyncio.Future[Any] | None" = None
     usage: Usage | None = None
     warnings: list[str] = field(default_factory=list)
+    unenforced: dict[str | None, Mapping[str, Any]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -43,11 +46,15 @@ class RequestRecord:
         """Since it began."""
         return time.monotonic() - self.started
 
-    def warn(self, text: str) -> None:
-        """Tell the client in the answer's `Snugvl-Warning` header. Names in it may be a stranger's."""
+    def warn(self, text: str) -> str:
+        """Tell the client in the answer's `Snugvl-Warning` header; returns what is told.
+
+        Names in it may be a stranger's.
+        """
         line = _NOT_IN_HEADERS.sub("?", text)[:WARNING]
         if len(self.warnings) < WARNINGS and line not in self.warnings:
             self.warnings.append(line)
+        return line
 
     def add(self, usage: Usage) -> None:
         """Count the tokens of one generation; a request may have several."""

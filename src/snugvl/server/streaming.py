@@ -9,9 +9,10 @@
     return event_stream(request, context, events())
 
 What the stream itself cares for: a comment every few seconds while nothing comes, so that proxies keep the
-connection; an error of `events` becomes an error event in the protocol's form and ends the stream; a client
-that left, or reads nothing for `settings.write_timeout_s`, closes `events` at once. Call `generate` before
-`event_stream`, so that a refusal is still a proper status.
+connection; warnings that come when the header is out, as comments before the next event; an error of `events`
+becomes an error event in the protocol's form and ends the stream; a client that left, or reads nothing for
+`settings.write_timeout_s`, closes `events` at once. Call `generate` before `event_stream`, so that a refusal
+is still a proper status.
 """
 
 import asyncio
@@ -120,7 +121,12 @@ class _Streamed(Response):
     async def _pump(self, send: Send, timeout: "WriteTimeout") -> None:
         alive = asyncio.ensure_future(self._keep_alive(send)) if self._form == "sse" else None
         try:
+            warnings, told = current().warnings, len(current().warnings)
             async for event in self._events:
+                if len(warnings) > told and self._form == "sse":  # lines have no comments
+                    late = "".join(f": snugvl-warning: {line}\n\n" for line in warnings[told:])
+                    told = len(warnings)
+                    await self._put(send, timeout, late.encode())
                 await self._put(send, timeout, self._encode(event))
         except SlowClient:
             raise

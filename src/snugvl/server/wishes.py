@@ -209,6 +209,7 @@ WRITTEN: Final[Wishes] = {
 TEXT_FORM: Final[Wishes] = {
     "verbosity": refused("say in instructions how long the answer should be", "medium")
 }
+ITEM: Final[Wishes] = {"item_reference": refused(f"{STATELESS}; send the item itself, not its id")}
 INPUT_IMAGE: Final[Wishes] = {"file_id": refused(f"{STATELESS}; send image_url")}
 RESPONSE_TOOL: Final[Wishes] = {
     "defer_loading": refused("every tool is shown to the model; leave it out", False),

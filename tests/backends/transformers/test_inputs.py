@@ -13,13 +13,15 @@ from transformers import PreTrainedTokenizerFast
 
 from snugvl.backends.transformers.opening import DecodedTokenizer, tokenizer_of
 from snugvl.backends.transformers.resolution import resolution_of
-from snugvl.core.messages import Message, Picture, Request, Text, Tool, ToolUse, Video, user
+from snugvl.core.messages import Message, Picture, Request, Text, Tool, ToolForm, ToolUse, Video, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import ImageError, RequestError, RequestTooLarge, UnsupportedModel
 from snugvl.inputs.detokenizer import Detokenizer
+from snugvl.inputs.tools.forms import call_parser
 from tests.backends.transformers import families
 from tests.backends.transformers.conftest import Opened
 from tests.backends.transformers.test_families import picture
+from tests.inputs.tools.reading import read
 
 Family = Callable[[str], Opened]
 
@@ -64,8 +66,17 @@ def test_a_conversation_is_bounded_and_its_parts_are_checked(family: Family) -> 
         opened.prompt(Message("robot", (Text("Hi"),)))  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="conversation is empty"):
         opened.prompt()
-    with pytest.raises(RequestError, match="doesn't show tools"):
-        opened.backend.submit(Request((user("Hi"),), tools=ToolUse((Tool("f"),))))
+
+
+def test_tools_that_the_template_does_not_show_are_described(family: Family) -> None:
+    opened = family("gemma3")
+    assert not opened.backend.capabilities.tools
+    tools = ToolUse((Tool("f", "Does.", {"properties": {"n": {"enum": [3]}}, "required": ["n"]}),), "f")
+    shown = opened.preparer.prepare([user("Hi")], tools=tools.tools).inputs["input_ids"][0]
+    assert "<tools>" in opened.preparer.tokenizer.decode(shown.tolist())
+    request = Request((user("Hi"),), SamplingParams(max_tokens=200), tools=tools)
+    text = "".join(delta.text for delta in opened.backend.submit(request))
+    assert read(call_parser(ToolForm(), tools), text) == ("", [("f", '{"n":3}')])
 
 
 def test_a_picture_that_a_processor_refuses_is_an_error_of_the_picture(qwen: Opened) -> None:

@@ -14,13 +14,11 @@ from anthropic import Anthropic
 from instructor import Mode
 from instructor.core import InstructorError
 from openai import APIError, OpenAI
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 
 class CountShapes(BaseModel):
     """Counts the shapes of one kind."""
-
-    model_config = ConfigDict(extra="forbid")
 
     color: Literal["red", "green", "blue"]
     count: Literal[0, 1, 2, 3]

@@ -13,13 +13,11 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_ollama import ChatOllama
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 
 class Shape(BaseModel):
     """A shape and how many there are."""
-
-    model_config = ConfigDict(extra="forbid")
 
     color: Literal["red", "green", "blue"]
     count: Literal[0, 1, 2, 3]

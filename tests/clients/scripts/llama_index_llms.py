@@ -12,13 +12,11 @@ from llama_index.core.base.llms.types import ChatMessage, ImageBlock, TextBlock
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.ollama import Ollama
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 
 class Shape(BaseModel):
     """A shape and how many there are."""
-
-    model_config = ConfigDict(extra="forbid")
 
     color: Literal["red", "green", "blue"]
     count: Literal[0, 1, 2, 3]

@@ -19,14 +19,12 @@ from agents import (
 )
 from agents.items import ToolCallItem
 from openai import AsyncOpenAI
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 set_tracing_disabled(True)
 
 
 class Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
     color: Literal["red", "green", "blue"]
     count: Literal[0, 1, 2, 3]
 

@@ -13,12 +13,10 @@ import outlines
 from openai import OpenAI
 from outlines.inputs import Image
 from PIL import Image as Picture
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 
 class Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
     color: Literal["red", "green", "blue"]
     count: Literal[0, 1, 2, 3]
 

@@ -8,7 +8,7 @@ NativeOutput and ToolOutput; NativeOutput together with a tool
 from typing import Literal
 
 import about
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from pydantic_ai import Agent, BinaryContent, NativeOutput, ToolOutput
 from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
@@ -16,8 +16,6 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 
 class Shape(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
     color: Literal["red", "green", "blue"]
     count: Literal[0, 1, 2, 3]
 

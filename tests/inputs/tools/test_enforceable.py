@@ -1,9 +1,13 @@
-"""What of a schema can be enforced: the rest is left out and named; nothing else changes."""
+"""What of a schema can be enforced: the rest is left out and named; objects are closed, where they can be."""
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema_rs import Draft202012Validator
 
 from snugvl.core.messages import Grammar
 from snugvl.inputs.constraints import grammar_text
@@ -58,7 +62,7 @@ def test_names_of_properties_are_no_keywords() -> None:
         "enum": [{"uniqueItems": True}],
         "default": {"contains": 1},
     }
-    assert enforceable(schema) == (schema, [])
+    assert enforceable(schema) == (schema, [])  # `anyOf` beside them keeps the properties open
 
 
 def test_branches_of_different_types_stay_exclusive() -> None:
@@ -69,3 +73,118 @@ def test_branches_of_different_types_stay_exclusive() -> None:
 def test_what_is_refused_for_its_size_is_not_looked_at() -> None:
     schema = {"not": {}, "description": "a" * MAX_SCHEMA}
     assert enforceable(schema) == (schema, [])
+
+
+def an(**properties: Any) -> dict[str, Any]:
+    """An object that names its properties, open."""
+    return {"type": "object", "properties": properties}
+
+
+def shut(**properties: Any) -> dict[str, Any]:
+    """The same, closed."""
+    return {**an(**properties), "additionalProperties": False}
+
+
+TEXT = {"type": "string"}
+A, B = an(a=TEXT), an(b=TEXT)
+CLOSED = {
+    "an object": (A, shut(a=TEXT)),
+    "within": (an(x={"type": "array", "items": A}), shut(x={"type": "array", "items": shut(a=TEXT)})),
+    "of additional ones": ({"additionalProperties": A}, {"additionalProperties": shut(a=TEXT)}),
+    "or null": (an(x={"anyOf": [A, {"type": "null"}]}), shut(x={"anyOf": [shut(a=TEXT), {"type": "null"}]})),
+    "a oneOf that is read as anyOf": ({"oneOf": [A, B]}, {"anyOf": [shut(a=TEXT), shut(b=TEXT)]}),
+    "one of allOf": (an(x={"allOf": [A], "title": "X"}), shut(x={"allOf": [shut(a=TEXT)], "title": "X"})),
+    "referred": (
+        {**an(x={"$ref": "#/$defs/A", "description": "It."}), "$defs": {"A": A}},
+        {**shut(x={"$ref": "#/$defs/A", "description": "It."}), "$defs": {"A": shut(a=TEXT)}},
+    ),
+    "of itself": (
+        {**an(x={"$ref": "#"}), "title": "Tree"}, {**shut(x={"$ref": "#"}), "title": "Tree"}
+    ),
+    "named like a keyword": (an(anyOf=TEXT), shut(anyOf=TEXT)),
+}  # fmt: skip
+OPEN = {
+    "says so": {**A, "additionalProperties": True},
+    "names none": an(),
+    "names no properties": {"type": "object"},
+    "requires others": {**A, "required": ["b"]},
+    "wants more": {**A, "minProperties": 2},
+    "joined": {"allOf": [A, B]},
+    "within what is joined": {"allOf": [an(x=A), an(x=B)]},
+    "beside anyOf": {**A, "anyOf": [{"required": ["a"]}, B]},
+    "beside a reference": {**A, "$ref": "#/$defs/B", "$defs": {"B": B}},
+    "beside patterns": {**A, "patternProperties": {"^x-": TEXT}},
+    "beside values": {**A, "enum": [{"a": "x", "b": "y"}]},
+    "also joined elsewhere": {
+        "anyOf": [{"$ref": "#/$defs/A"}, {"allOf": [{"$ref": "#/$defs/A"}, B]}], "$defs": {"A": A}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_objects_are_closed(name: str) -> None:
+    schema, wanted = CLOSED[name]
+    before = json.dumps(schema)
+    assert enforceable(schema)[0] == wanted
+    assert json.dumps(schema) == before, "the schema itself was changed"
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_what_must_stay_open(name: str) -> None:
+    assert enforceable(OPEN[name]) == (OPEN[name], [])
+
+
+def test_branches_that_exclude_each_other_stay_open_where_that_counts() -> None:
+    schema = {"oneOf": [A, B]}
+    assert enforceable(schema, strict=True) == (schema, [])
+
+
+def test_a_condition_that_is_left_out_keeps_its_properties_possible() -> None:
+    schema = {**A, "if": {"required": ["a"]}, "then": {"required": ["b"], "properties": {"b": TEXT}}}
+    assert enforceable(schema) == (A, ["if", "then"])
+
+
+def test_a_tool_without_parameters_takes_none() -> None:
+    for given_ in ({"type": "object", "properties": {}}, {"properties": {}, "required": []}):
+        assert enforceable(given_, arguments=True)[0] == {**given_, "additionalProperties": False}
+    assert enforceable({"type": "object"}, arguments=True)[0] == {"type": "object"}
+
+
+def objects_of(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Schemas whose parts are made of `values`."""
+    properties = st.dictionaries(st.sampled_from("ab"), values, max_size=2)
+    named = st.fixed_dictionaries({"type": st.just("object"), "properties": properties})
+    required = st.fixed_dictionaries({"required": st.lists(st.sampled_from("ab"), unique=True, max_size=2)})
+    several = st.lists(values, min_size=1, max_size=2)
+    union = st.sampled_from(["anyOf", "allOf"]).flatmap(lambda key: st.fixed_dictionaries({key: several}))
+    joined = st.tuples(named, st.one_of(union, required)).map(lambda two: {**two[0], **two[1]})
+    return st.one_of(named, union, joined)
+
+
+LEAVES = st.sampled_from([{"type": "integer"}, {"type": "string"}, {}, {"$ref": "#/$defs/D"}])
+PARTS = objects_of(st.one_of(LEAVES, objects_of(LEAVES)))
+SMALL: list[Any] = [1, "x", None]  # None: the property is missing
+
+
+def values() -> list[Any]:
+    """Everything of two levels with the keys that the schemas name."""
+    found: list[Any] = SMALL[:2]
+    for _ in range(2):
+        pairs = product([*found, None], repeat=2)
+        objects = [{k: v for k, v in zip("ab", pair, strict=True) if v is not None} for pair in pairs]
+        found = [*SMALL[:2], *objects, *({**each, "c": 1} for each in objects)]
+    return found
+
+
+VALUES = values()
+
+
+@settings(max_examples=150, deadline=None)
+@given(PARTS, PARTS)
+def test_a_closed_schema_takes_nothing_new_and_is_not_empty(schema: Any, definition: Any) -> None:
+    whole = {**schema, "$defs": {"D": definition}}
+    wide = Draft202012Validator(whole)
+    narrow = Draft202012Validator(enforceable(whole, strict=True)[0])
+    taken = [value for value in VALUES if narrow.is_valid(value)]
+    assert all(map(wide.is_valid, taken))
+    assert taken or not any(map(wide.is_valid, VALUES))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from snugvl.inputs.tools.grammar import referred
+from snugvl.inputs.tools.enforceable import referred
 from snugvl.inputs.tools.qwen_xml import ALL, Types, value_json
 
 DEFS: dict[str, Any] = {

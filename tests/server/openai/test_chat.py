@@ -301,7 +301,7 @@ def test_formats_become_grammars(http: httpx.Client, scripted: Scripted) -> None
         ({"type": "json_object"}, Grammar("json_schema", '{"type": "object"}')),
         (
             {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}},
-            Grammar("json_schema", json.dumps(schema)),
+            Grammar("json_schema", json.dumps({**schema, "additionalProperties": False})),
         ),
     ]
     for wanted, grammar in formats:

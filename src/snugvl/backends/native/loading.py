@@ -123,6 +123,7 @@ def load_engine(
         model=options.model,
         device="CPU" if target.type == "cpu" else place.name,
         language_only=left_out > 0,
+        most_images=options.images,
         plan=allocation,
     )
     backend = NativeBackend(engine, processor, capabilities)

@@ -175,6 +175,7 @@ class Parts:
     placed: Mapping[str, str] | None
     language_only: bool
     parameters: int
+    most_images: int | None = None
 
     @property
     def device(self) -> torch.device:
@@ -251,6 +252,7 @@ def _capabilities(
         tool_form=preparer.tool_form,
         most_characters=preparer.tokenizer.most_characters(context),
         language_only=parts.language_only and parts.checkpoint.sees,
+        most_images=parts.most_images,
     )
 
 

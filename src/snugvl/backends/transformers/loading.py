@@ -128,7 +128,7 @@ def load_engine(
     with told(lambda done: report(text, WEIGHTS_FROM + (WEIGHTS_TO - WEIGHTS_FROM) * done)):
         network = open_model(checkpoint, dtype=kind, device_map=placed, weights=options.weights)
     report("making room for the KV cache", WEIGHTS_TO)
-    parts = Parts(checkpoint, inputs, network, place, kind, placed, blind, parameters)
+    parts = Parts(checkpoint, inputs, network, place, kind, placed, blind, parameters, options.images)
     made = assemble(
         parts,
         context=options.context,

@@ -29,10 +29,11 @@ from snugvl.core.messages import (
     user,
 )
 from snugvl.errors import CheckpointError, ImageError, RequestError, SnugvlError
-from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts, tool_json
+from snugvl.inputs.chat import ChatTemplate, refuse_answer_marks, template_texts, texts
 from snugvl.inputs.prompt import PreparedPrompt, check_ids, check_length
 from snugvl.inputs.reasoning import opened
 from snugvl.inputs.tokenizer import Tokenizer
+from snugvl.inputs.tools.in_text import tool_json
 
 _PROBE = "snugvl asks"
 _PLACEHOLDERS = ("image_token", "video_token", "audio_token", "boi_token", "eoi_token", "fake_image_token",

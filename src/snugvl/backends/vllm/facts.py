@@ -39,7 +39,8 @@ def read_facts(model: str) -> Facts:
         images=any(name in config for name in VISION),
         architecture=str(names[0]) if isinstance(names, list) and names else "",
         dtype=str(config.get("dtype") or text.get("dtype") or config.get("torch_dtype") or ""),
-        tools=_shows_tools(folder),
+        tools=template is None or template.shows_tools,
+        calls=template is None or template.shows_calls,
         tool_form=ToolForm() if template is None else template.tool_form,
         image_token=_token(config.get("image_token_id", config.get("image_token_index"))),
         control_tokens=(*_control_tokens(folder), *(() if template is None else template.answer_marks)),
@@ -89,17 +90,6 @@ def capabilities_of(choice: VllmChoice, served: Served, facts: Facts) -> Capabil
 
 def _token(value: object) -> int:
     return value if isinstance(value, int) else -1
-
-
-def _shows_tools(folder: Path) -> bool:
-    """Whether the chat template mentions tools; True where there is no file to look into."""
-    template = folder / "chat_template.jinja"
-    if template.exists():
-        return "tools" in template.read_text("utf-8", "replace")
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        if (folder / name).exists() and (source := read_json(folder / name).get("chat_template")):
-            return "tools" in str(source)
-    return True
 
 
 def _template(folder: Path) -> ChatTemplate | None:

@@ -8,7 +8,7 @@ for.
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from math import sqrt
@@ -36,9 +36,10 @@ from snugvl.core.messages import (
 )
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError, RequestTooLarge
-from snugvl.inputs.chat import call_arguments, template_texts, texts, tool_json
+from snugvl.inputs.chat import template_texts, texts
 from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, refused, tools_lark
 from snugvl.inputs.image import to_rgb
+from snugvl.inputs.tools.in_text import call_arguments, tool_json, with_calls, with_tools
 from snugvl.inputs.trials import Trials
 
 CHAT: Final = "/v1/chat/completions"
@@ -108,7 +109,7 @@ def body_of(request: Request, model: ServedModel, trials: Trials, go_on: GoOn = 
         fields |= {"logprobs": True, "top_logprobs": request.sampling.logprobs}
     if request.tools is not None:
         # The markers may be special tokens, and are text for whoever parses them.
-        fields |= {**tools_json(request.tools), "tool_choice": "none", "skip_special_tokens": False}
+        fields |= {**tools_json(request.tools, model), "tool_choice": "none", "skip_special_tokens": False}
     return VllmBody(CHAT, fields)
 
 
@@ -130,6 +131,8 @@ def messages_json(
 ) -> list[dict[str, Any]]:
     """A conversation, pictures as data URLs. `tools`: those that stand in the prompt with it.
 
+    What the chat template doesn't show of tools, calls and their answers is written as text.
+
     Raises:
         RequestError, ImageError: text with a control token, a video, a picture that can't be sent.
         RequestTooLarge: so much text that it can't fit into the context.
@@ -138,8 +141,13 @@ def messages_json(
     for where, text in texts(messages, tools):
         refuse_control_tokens(text, model.facts, where)
         go_on()
+    shown: Sequence[Message] = messages
+    if not model.facts.calls:
+        shown = with_calls(shown)
+    if tools and not model.facts.tools:
+        shown = with_tools(shown, [tool_json(tool) for tool in tools])
     found = []
-    for index, message in enumerate(messages):
+    for index, message in enumerate(shown):
         found.append(_message(message, index, model.facts))
         go_on()
     return found
@@ -172,11 +180,13 @@ def tokenize_body(
         return fields | {"prompt": prompt}
     shown = () if tools is None else tools.tools
     fields["messages"] = messages_json(prompt, model, shown, go_on)
-    return fields if tools is None else fields | tools_json(tools)
+    return fields if tools is None else fields | tools_json(tools, model)
 
 
-def tools_json(use: ToolUse) -> dict[str, Any]:
-    """Tools as the chat template gets them."""
+def tools_json(use: ToolUse, model: ServedModel) -> dict[str, Any]:
+    """Tools as the chat template gets them, if it shows any."""
+    if not model.facts.tools:
+        return {}
     return {"tools": [tool_json(tool) for tool in use.tools]}
 
 

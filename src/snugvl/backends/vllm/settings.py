@@ -27,6 +27,7 @@ class Facts:
         min_pixels, max_pixels: of an image as the model reads it; 0 for unknown or no images.
         pixel_factor: sides of an image as the model reads it are multiples of this; 0 for unknown.
         device, dtype, weights, architecture, parameters, tools, tool_form: see `Capabilities`.
+        calls: whether the chat template shows calls of tools and their answers.
         image_token: id of the placeholder of pictures in a prompt; -1 for unknown.
         control_tokens: strings that no text of a request may contain; longest first.
         reasoning: whether answers begin inside the reasoning; None where no template says that it thinks.
@@ -45,6 +46,7 @@ class Facts:
     parameters: int = 0
     tools: bool = True
     tool_form: ToolForm = field(default_factory=ToolForm)
+    calls: bool = True
     image_token: int = -1
     control_tokens: tuple[str, ...] = ()
     reasoning: bool | None = None

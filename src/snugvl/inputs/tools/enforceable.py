@@ -1,12 +1,23 @@
-"""What of a JSON schema can be enforced token by token: the rest is left out, and named. No torch.
+"""What a grammar is made of for a JSON schema. No torch.
 
-One keyword in one tool must not refuse a whole request: zod, pydantic and MCP servers write `propertyNames`,
-`uniqueItems` or look-ahead patterns as a matter of course. Who needs every keyword says `strict: true`.
+What can't be enforced token by token is left out, and named. One keyword in one tool must not refuse a whole
+request: zod, pydantic and MCP servers write `propertyNames`, `uniqueItems` or look-ahead patterns as a matter
+of course. Who needs every keyword says `strict: true`.
+
+Objects that name their properties are closed, else models invent keys: OpenAI's strict schemas must say
+`additionalProperties: false` of every object, and what pydantic or zod writes for people often doesn't. A
+closed schema takes nothing that the open one doesn't. But two objects that are joined, by `allOf` say, forbid
+each other's properties once they are closed. So an object is closed where nothing else speaks of its value:
+
+    {"properties": {"a": A}}                          it is
+    {"anyOf": [{"properties": …}, {"type": "null"}]}  the branches are, as nothing stands beside `anyOf`
+    {"allOf": [X, Y]}, {"properties": …, "if": …}     neither they, nor what is within them
+    {"$ref": "#/$defs/X"}                             X is, if it is alone wherever it is used
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 MAX_SCHEMA: Final = 131_072  # characters; of all tools together, too
@@ -22,15 +33,37 @@ _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")  # of
 _LISTS: Final = ("anyOf", "allOf", "oneOf", "prefixItems")
 _ONES: Final = ("items", "additionalProperties", "additionalItems")
 # Look-around, back references, and escapes that Rust's regular expressions don't have.
+_COMPOSING: Final = (NOT_ENFORCED - {"propertyNames", "uniqueItems", "not"}) | {
+    "allOf", "anyOf", "oneOf", "$ref", "patternProperties", "enum", "const"
+}  # may speak of the same properties or items as what stands beside them  # fmt: skip
+_ALONE: Final = frozenset({"allOf", "anyOf", "oneOf", "$ref"})  # each may be all that a schema says
+_SILENT: Final = frozenset(
+    {"type", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "nullable",
+     "discriminator", "$defs", "definitions", "$comment", "$schema", "$id"}
+)  # fmt: skip
+_BESIDE: Final = ("if", "then", "else", "not", "contains", "propertyNames", "unevaluatedProperties",
+                  "unevaluatedItems")  # fmt: skip
 _UNREADABLE: Final = re.compile(r"\(\?<?[=!]|\\(?:[1-9bBcZGkK])")
 
 
-def enforceable(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The schema without what can't be enforced, and the keywords that were left out, in order."""
+def enforceable(
+    schema: Mapping[str, Any], *, strict: bool = False, arguments: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """The schema, closed and without what can't be enforced, and the keywords that were left out, in order.
+
+    Args:
+        strict: leave nothing out; what can't be enforced is refused later.
+        arguments: it is of a tool's arguments, of which there are none where `properties` is empty.
+    """
     if len(json.dumps(schema)) > MAX_SCHEMA:
         return dict(schema), []  # it is refused for its size, before anything else looks at it
+    shut = _copied(schema, _closable(schema, strict))
+    if arguments and not schema.get("properties", True) and _names_all(schema):
+        shut["additionalProperties"] = False
+    if strict:
+        return shut, []
     left_out: list[str] = []
-    kept = _kept(schema, left_out)
+    kept = _kept(shut, left_out)
     return kept, list(dict.fromkeys(left_out))
 
 
@@ -83,3 +116,82 @@ def _apart(branches: list[Any]) -> bool:
     types = [each.get("type") if isinstance(each, dict) else None for each in branches]
     known = all(isinstance(each, str) for each in types)
     return known and len(set(types)) == len(types) and not {"integer", "number"} <= set(types)
+
+
+def referred(reference: str, root: Any, otherwise: Any = True) -> Any:
+    """What a reference within `root` ("#/$defs/point") means; `otherwise`, all is valid, where it is none."""
+    value = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if not isinstance(value, Mapping) or part not in value:
+            return otherwise
+        value = value[part]
+    return value
+
+
+def _closable(root: Mapping[str, Any], strict: bool) -> set[int]:
+    """Ids of the objects that can be closed: those that are alone wherever they are used."""
+    found: dict[int, bool] = {}
+    seen: set[tuple[int, bool]] = set()
+    stack: list[tuple[Any, bool]] = [(root, True)]
+    while stack:
+        part, alone = stack.pop()
+        if not isinstance(part, Mapping) or (id(part), alone) in seen:
+            continue
+        seen.add((id(part), alone))
+        named = bool(part.get("properties")) and _names_all(part)
+        found[id(part)] = found.get(id(part), True) and alone and named
+        stack += _below_one(part, alone, root, strict)
+    return {part for part, good in found.items() if good}
+
+
+def _names_all(part: Mapping[str, Any]) -> bool:
+    """Whether an object can do with the properties that it names, and nothing there speaks of others."""
+    properties, required = part.get("properties"), part.get("required", [])
+    least = part.get("minProperties", 0)
+    return (
+        isinstance(properties, Mapping)
+        and "additionalProperties" not in part
+        and not part.keys() & _COMPOSING
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+        and isinstance(least, int | float)
+        and least <= len(properties)
+    )
+
+
+def _below_one(
+    part: Mapping[str, Any], alone: bool, root: Mapping[str, Any], strict: bool
+) -> Iterator[tuple[Any, bool]]:
+    """The schemas below one, and whether each is all that speaks of its value."""
+    said = part.keys() - _SILENT
+    whole = alone and len(said) == 1 and said <= _ALONE
+    inside = alone and not part.keys() & _COMPOSING
+    for key, value in part.items():
+        if key == "$ref" and isinstance(value, str):
+            yield referred(value, root), whole
+        elif key in _LISTS and isinstance(value, list):
+            own = inside if key == "prefixItems" else whole
+            # One of a `oneOf` that is closed may be valid for another branch, which the open one excluded.
+            own = (
+                own
+                and (key != "allOf" or len(value) == 1)
+                and (key != "oneOf" or not strict or _apart(value))
+            )
+            yield from ((each, own) for each in value)
+        elif key in ("properties", "patternProperties", "dependentSchemas") and isinstance(value, Mapping):
+            yield from ((each, inside) for each in value.values())
+        elif key in _ONES:
+            yield from ((each, inside) for each in (value if isinstance(value, list) else [value]))
+        elif key in _BESIDE:
+            yield value, False
+
+
+def _copied(part: Any, to_close: set[int]) -> Any:
+    """A copy, closed where it can be."""
+    if isinstance(part, list):
+        return [_copied(each, to_close) for each in part]
+    if not isinstance(part, Mapping):
+        return part
+    copy = {key: _copied(value, to_close) for key, value in part.items()}
+    return copy | {"additionalProperties": False} if id(part) in to_close else copy

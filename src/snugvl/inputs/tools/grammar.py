@@ -52,27 +52,9 @@ def check_tools(use: ToolUse) -> None:
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """The schema that a tool's arguments have to follow.
-
-    One that names its properties allows no others unless it says so: they would be no use to the tool.
-    """
-    schema = {"type": "object", **tool.parameters}
-    if not tool.strict:
-        schema, _ = enforceable(schema)
-    if "properties" in schema or not tool.parameters:
-        schema.setdefault("additionalProperties", False)
-    return schema
-
-
-def referred(reference: str, root: Any, otherwise: Any = True) -> Any:
-    """What a reference within `root` ("#/$defs/point") means; `otherwise`, all is valid, where it is none."""
-    value = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        part = part.replace("~1", "/").replace("~0", "~")
-        if not isinstance(value, Mapping) or part not in value:
-            return otherwise
-        value = value[part]
-    return value
+    """The schema that a tool's arguments have to follow, as a grammar is made of it; no parameters: none."""
+    schema = {"type": "object", **(tool.parameters or {"properties": {}})}
+    return enforceable(schema, strict=tool.strict, arguments=True)[0]
 
 
 def called(use: ToolUse) -> tuple[Tool, ...]:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from snugvl.core.messages import Tool, ToolUse
 from snugvl.errors import RequestError
+from snugvl.inputs.tools.enforceable import referred
 from snugvl.inputs.tools.grammar import (
     ANY,
     COMPACT,
@@ -31,7 +32,6 @@ from snugvl.inputs.tools.grammar import (
     marked,
     marker,
     quoted,
-    referred,
 )
 from snugvl.inputs.tools.hermes import CLOSING, OPENING, HermesParser
 from snugvl.inputs.tools.parser import HEAD_LIMIT, NAME, held

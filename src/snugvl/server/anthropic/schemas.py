@@ -213,6 +213,8 @@ class OutputConfig(Part):
     """What form the answer has."""
 
     wishes: ClassVar[Wishes] = OUTPUT_CONFIG
+    tells: ClassVar[bool] = True
+    place: ClassVar[str] = "output_config."
 
     format: Format | None = None
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
 
@@ -127,21 +127,30 @@ def tool_use(
 FormatName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-class TextFormat(Part):
+class Format(Part):
+    """A form of the answer. Names in it that nobody here knows are ignored, and told."""
+
+    tells: ClassVar[bool] = True
+    place: ClassVar[str] = "response_format."
+
+
+class TextFormat(Format):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(Part):
+class JsonObjectFormat(Format):
     """Any JSON object, or one that follows a schema, as llama.cpp has it."""
 
     type: Literal["json_object"]
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
-class NamedSchema(Part):
+class NamedSchema(Format):
     """A JSON schema. `strict`: a keyword that can't be enforced is refused, not left out."""
+
+    place: ClassVar[str] = "response_format.json_schema."
 
     name: FormatName
     schema_: dict[str, Any] = Field(alias="schema")
@@ -149,7 +158,7 @@ class NamedSchema(Part):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(Part):
+class JsonSchemaFormat(Format):
     """JSON that follows a schema."""
 
     type: Literal["json_schema"]
@@ -165,7 +174,7 @@ def grammar_of(wanted: ResponseFormat | None) -> Grammar | None:
     """The grammar of a format; None for plain text."""
     match wanted:
         case JsonObjectFormat(schema_=schema):
-            return schema_grammar(schema) if schema else ANY_OBJECT
+            return schema_grammar(schema, field="response_format") if schema else ANY_OBJECT
         case JsonSchemaFormat(json_schema=named):
             return schema_grammar(named.schema_, named.strict, "response_format")
         case _:

@@ -77,7 +77,7 @@ def texts_of(content: str | list[TextPart] | None) -> tuple[Part, ...]:
 
 
 def parts_of(content: str | list[UserPart], found: Mapping[str, Found], field: str) -> tuple[Part, ...]:
-    """Content of a user. `found`: its pictures and videos by path; `field`: the content's own path."""
+    """Content of a user or a tool. `found`: its pictures and videos by path; `field`: the content's path."""
     if isinstance(content, str):
         return (Text(content),)
     return tuple(
@@ -87,7 +87,7 @@ def parts_of(content: str | list[UserPart], found: Mapping[str, Found], field: s
 
 
 def media_of(content: str | list[UserPart], field: str) -> dict[str, MediaPart]:
-    """The pictures and videos of a user's content by path."""
+    """The pictures and videos of such content by path."""
     if isinstance(content, str):
         return {}
     return {f"{field}[{index}]": part for index, part in enumerate(content) if not isinstance(part, TextPart)}
@@ -160,10 +160,10 @@ class AssistantMessage(RequestPart):
 
 
 class ToolMessage(RequestPart):
-    """What a tool answered."""
+    """What a tool answered, with pictures and videos."""
 
     role: Literal["tool"]
-    content: TextContent
+    content: UserContent
     tool_call_id: str
     name: Name = None
 
@@ -181,7 +181,7 @@ async def conversation_of(messages: list[ChatMessage], media: MediaSource) -> tu
     """
     wanted: dict[str, MediaPart] = {}
     for index, message in enumerate(messages):
-        if isinstance(message, UserMessage):
+        if isinstance(message, UserMessage | ToolMessage):
             wanted |= media_of(message.content, f"messages[{index}].content")
     found = await fetch_all(wanted, lambda part, path: fetch(part, path, media))
     return tuple(_message(message, found, f"messages[{index}]") for index, message in enumerate(messages))
@@ -196,7 +196,8 @@ def _message(message: ChatMessage, found: Mapping[str, Found], field: str) -> Me
         case AssistantMessage():
             return _assistant(message, field)
         case ToolMessage(content=content, tool_call_id=call):
-            return Message("tool", texts_of(content), tool_call_id=call)
+            parts = parts_of(content, found, f"{field}.content") if content else ()
+            return Message("tool", parts, tool_call_id=call)
     raise AssertionError("no other message passes the schema")
 
 

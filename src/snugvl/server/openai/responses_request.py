@@ -7,7 +7,7 @@ follow one another become one message again.
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from snugvl.core.messages import Grammar, Message, Part, Picture, Text, ToolCall, ToolUse
 from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, Body, StringOrArray
@@ -17,6 +17,7 @@ from snugvl.server.openai.common import Metadata
 from snugvl.server.openai.constraints import (
     ANY_OBJECT,
     MAX_TOOLS,
+    Format,
     FormatName,
     JsonObjectFormat,
     Mode,
@@ -27,7 +28,15 @@ from snugvl.server.openai.constraints import (
 from snugvl.server.openai.media import Detail, MediaSource, fetch_all
 from snugvl.server.openai.messages import MAX_MESSAGES, MAX_PARTS
 from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP
-from snugvl.server.wishes import INPUT_IMAGE, RESPONSE_TOOL, RESPONSES, STREAM_OPTIONS, TEXT_FORM, Wishes
+from snugvl.server.wishes import (
+    INPUT_IMAGE,
+    ITEM,
+    RESPONSE_TOOL,
+    RESPONSES,
+    STREAM_OPTIONS,
+    TEXT_FORM,
+    Wishes,
+)
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -99,11 +108,11 @@ class FunctionCallItem(RequestPart):
 
 
 class FunctionCallOutput(RequestPart):
-    """What a function answered."""
+    """What a function answered, with pictures."""
 
     type: Literal["function_call_output"]
     call_id: str
-    output: StringOrArray[Annotated[list[InputText], Field(min_length=1, max_length=MAX_PARTS)]]
+    output: StringOrArray[Annotated[list[InputPart], Field(min_length=1, max_length=MAX_PARTS)]]
     id: str | None = None
     status: Status | None = None
 
@@ -116,6 +125,15 @@ def type_of_item(item: object) -> object:
     return "assistant" if kind == "message" and item.get("role") == "assistant" else kind
 
 
+def refuse_reference(item: object) -> object:
+    """Refuse what names an item that the server would have to remember; such may leave its type out."""
+    if isinstance(item, dict) and (
+        item.get("type") == "item_reference" or (item.get("type") is None and item.keys() <= {"id", "type"})
+    ):
+        ITEM["item_reference"].check("item_reference", item)
+    return item
+
+
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[WrittenMessage, Tag("assistant")]
@@ -123,6 +141,7 @@ Item = Annotated[
     | Annotated[FunctionCallOutput, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(type_of_item),
+    BeforeValidator(refuse_reference),
 ]
 Input = StringOrArray[Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]]
 
@@ -152,13 +171,19 @@ async def conversation_of(
 
 def _pictures(items: list[Item]) -> dict[str, InputImage]:
     """All pictures by path."""
-    return {
-        f"input[{i}].content[{k}]": part
-        for i, item in enumerate(items)
-        if isinstance(item, InputMessage) and not isinstance(item.content, str)
-        for k, part in enumerate(item.content)
-        if isinstance(part, InputImage)
-    }
+    found: dict[str, InputImage] = {}
+    for index, item in enumerate(items):
+        if isinstance(item, InputMessage):
+            found |= _pictures_in(item.content, f"input[{index}].content")
+        elif isinstance(item, FunctionCallOutput):
+            found |= _pictures_in(item.output, f"input[{index}].output")
+    return found
+
+
+def _pictures_in(content: str | list[InputPart], field: str) -> dict[str, InputImage]:
+    if isinstance(content, str):
+        return {}
+    return {f"{field}[{k}]": part for k, part in enumerate(content) if isinstance(part, InputImage)}
 
 
 async def _fetch(part: InputImage, field: str, media: MediaSource) -> Picture:
@@ -167,13 +192,8 @@ async def _fetch(part: InputImage, field: str, media: MediaSource) -> Picture:
 
 def _message(item: Item, found: Mapping[str, Picture], field: str) -> Message:
     match item:
-        case InputMessage(role=role, content=str() as text):
-            return Message("user" if role == "user" else "system", (Text(text),))
         case InputMessage(role=role, content=content):
-            parts = tuple(
-                Text(part.text) if isinstance(part, InputText) else found[f"{field}.content[{index}]"]
-                for index, part in enumerate(content)
-            )
+            parts = _parts(content, found, f"{field}.content")
             return Message("user" if role == "user" else "system", parts)
         case WrittenMessage(content=content):
             return Message("assistant", _texts(content))
@@ -181,11 +201,21 @@ def _message(item: Item, found: Mapping[str, Picture], field: str) -> Message:
             text = call_arguments(arguments, f"{field}.arguments")
             return Message("assistant", (), (ToolCall(call_id, name, text),))
         case FunctionCallOutput(call_id=call_id, output=output):
-            return Message("tool", _texts(output), tool_call_id=call_id)
+            return Message("tool", _parts(output, found, f"{field}.output"), tool_call_id=call_id)
     raise AssertionError("no other item passes the schema")
 
 
-def _texts(content: str | list[WrittenPart] | list[InputText]) -> tuple[Part, ...]:
+def _parts(content: str | list[InputPart], found: Mapping[str, Picture], field: str) -> tuple[Part, ...]:
+    """Text and pictures; `found`: the pictures by path."""
+    if isinstance(content, str):
+        return (Text(content),)
+    return tuple(
+        Text(part.text) if isinstance(part, InputText) else found[f"{field}[{index}]"]
+        for index, part in enumerate(content)
+    )
+
+
+def _texts(content: str | list[WrittenPart]) -> tuple[Part, ...]:
     if isinstance(content, str):
         return (Text(content),)
     return tuple(Text(part.text) for part in content)
@@ -195,7 +225,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class FunctionTool(RequestPart):
-    """A function. Its arguments always follow `parameters`, so `strict` changes nothing."""
+    """A function. `strict`: a keyword of `parameters` that can't be enforced is refused, not left out."""
 
     wishes: ClassVar[Wishes] = RESPONSE_TOOL
 
@@ -231,8 +261,22 @@ ToolChoice = Annotated[
 ]
 
 
-class SchemaFormat(RequestPart):
-    """JSON that follows a schema; answers always do, so `strict` changes nothing."""
+class PlainFormat(TextFormat):
+    """Any text."""
+
+    place: ClassVar[str] = "text.format."
+
+
+class ObjectFormat(JsonObjectFormat):
+    """Any JSON object, or one that follows a schema."""
+
+    place: ClassVar[str] = "text.format."
+
+
+class SchemaFormat(Format):
+    """JSON that follows a schema. `strict`: a keyword that can't be enforced is refused, not left out."""
+
+    place: ClassVar[str] = "text.format."
 
     type: Literal["json_schema"]
     name: FormatName
@@ -245,14 +289,18 @@ class TextForm(RequestPart):
     """The form of the answer."""
 
     wishes: ClassVar[Wishes] = TEXT_FORM
+    tells: ClassVar[bool] = True
+    place: ClassVar[str] = "text."
 
-    format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    format: Annotated[PlainFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
 
 class ResponseStreamOptions(RequestPart):
     """What a stream tells besides its events."""
 
     wishes: ClassVar[Wishes] = STREAM_OPTIONS
+    tells: ClassVar[bool] = True
+    place: ClassVar[str] = "stream_options."
 
 
 class ResponseRequest(Body):
@@ -312,9 +360,9 @@ class ResponseRequest(Body):
     def grammar(self) -> Grammar | None:
         """The grammar of the answer; None for plain text."""
         match self.text.format if self.text else None:
-            case JsonObjectFormat(schema_=schema) if schema:
-                return schema_grammar(schema)
-            case JsonObjectFormat():
+            case ObjectFormat(schema_=schema) if schema:
+                return schema_grammar(schema, field="text.format")
+            case ObjectFormat():
                 return ANY_OBJECT
             case SchemaFormat(schema_=schema, strict=strict):
                 return schema_grammar(schema, strict, "text.format")

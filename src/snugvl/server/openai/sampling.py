@@ -43,6 +43,8 @@ class StreamOptions(Part):
     """What a stream tells besides its text."""
 
     wishes: ClassVar[Wishes] = STREAM_OPTIONS
+    tells: ClassVar[bool] = True
+    place: ClassVar[str] = "stream_options."
 
     include_usage: bool = Field(
         False, description="one more chunk at the end, with the tokens of the request"
