@@ -1,4 +1,5 @@
 """Checkpoints that many tests share, written once a session."""
+# ruff: noqa: E402 - what is set here must be set before the imports
 
 import gc
 import os
