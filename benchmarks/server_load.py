@@ -145,14 +145,15 @@ async def _head_only(client: httpx.AsyncClient, kind: Kind) -> Result:
 
 
 class Run:
-    """All requests of one run and what was measured beside them."""
+    """All requests of one run, each kind at least once, and what was measured beside them."""
 
     def __init__(self, served: Served, total: int, seed: int) -> None:
         self.outcomes: list[Outcome] = []
         self.samples: list[tuple[int, dict[str, Held]]] = []
         self._served = served
         self._random = Random(seed)
-        self._deck = self._random.choices(KINDS, [kind.weight for kind in KINDS], k=total)
+        self._deck = [*KINDS, *self._random.choices(KINDS, [kind.weight for kind in KINDS], k=total)][:total]
+        self._random.shuffle(self._deck)
 
     async def clients(self, count: int) -> None:
         """So many clients, each with one request after the other, until all are sent."""
@@ -305,6 +306,25 @@ def measure(served: Served, arguments: argparse.Namespace) -> tuple[dict[str, An
     return figures, wrong
 
 
+def tell(figures: dict[str, Any], wrong: Sequence[str], log: str, out: Path | None) -> None:
+    """Print and save the figures; exits with 1, and the end of the server's log, where anything was wrong."""
+    show(figures["kinds"])
+    for name in ("ready_s", "seconds", "requests_per_s", "generated_tokens_per_s", "prompt_tokens_per_s"):
+        print(f"{name:<28}{figures[name]:>10}")
+    print(f"growth in 4,000 requests    {figures['growth_mib_in_4000_requests']} MiB")
+    print(f"512 at once                 {figures['512_at_once']}")
+    for what, count in Counter(wrong).most_common(20):
+        print(f"WRONG, {count} times: {what}")
+    # Imported last: it loads torch, which the clients should not share their memory and time with.
+    import machine
+
+    print(machine.describe())
+    machine.save("server/load", {**figures, "wrong": list(wrong)}, out)
+    if wrong:
+        print(f"\nthe end of the server's log:\n{log}")
+        sys.exit(1)
+
+
 def main() -> None:
     """Serve, load, look, tell."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -318,21 +338,7 @@ def main() -> None:
     with serve(MODEL, ["--served-model-name", MODEL], cpus=cpus, quiet=False) as served:
         figures, wrong = measure(served, arguments)
         log = served.tail()
-    show(figures["kinds"])
-    for name in ("ready_s", "seconds", "requests_per_s", "generated_tokens_per_s", "prompt_tokens_per_s"):
-        print(f"{name:<28}{figures[name]:>10}")
-    print(f"growth in 4,000 requests    {figures['growth_mib_in_4000_requests']} MiB")
-    print(f"512 at once                 {figures['512_at_once']}")
-    for what, count in Counter(wrong).most_common(20):
-        print(f"WRONG, {count} times: {what}")
-    # Imported last: it loads torch, which the clients should not share their memory and time with.
-    import machine
-
-    print(machine.describe())
-    machine.save("server/load", {**figures, "wrong": wrong}, arguments.out)
-    if wrong:
-        print(f"\nthe end of the server's log:\n{log}")
-        sys.exit(1)
+    tell(figures, wrong, log, arguments.out)
 
 
 if __name__ == "__main__":

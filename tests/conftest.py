@@ -1,39 +1,68 @@
 """Checkpoints that many tests share, written once a session."""
+# ruff: noqa: E402 - what is set here must be set before the imports
 
 import gc
 import os
+import ssl
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+# What is imported and collected stays: to look through it again and again takes an eighth of the time.
+gc.disable()
 
 # Kernels run in Triton's interpreter where there is no GPU. Triton reads this when it is imported, and torch
 # imports it.
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# Four test processes on two cores, and the servers and engines that they start: more threads would wait
+# Three test processes on two cores, and the servers and engines that they start: more threads would wait
 # for one another, and those of OpenMP wait by spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import httpx
+import httpx2
 import pytest
-import torch
 
-from tests import checkpoints
 from tests.patience import PATIENCE_S
 
 # No test finds the servers, the measurements and the configuration of whoever runs it.
 _folder = tempfile.TemporaryDirectory(prefix="snugvl-tests-")
 os.environ |= {"XDG_CACHE_HOME": f"{_folder.name}/cache", "XDG_CONFIG_HOME": f"{_folder.name}/config"}
-torch.set_num_threads(1)
 # Where a test doesn't say how long it waits for a server: httpx's five seconds pass on a busy machine.
 httpx._config.DEFAULT_TIMEOUT_CONFIG.__init__(PATIENCE_S)  # type: ignore[misc]
+
+
+def _made_once(make: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
+    """The same, but for the certificates that are trusted anyway: to read all of them takes 25 ms, for every
+    client that a test makes."""
+    made: dict[tuple[object, ...], ssl.SSLContext] = {}
+
+    def create_ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        if verify is not True or cert is not None:
+            return make(verify=verify, cert=cert, trust_env=trust_env)
+        key = (trust_env, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+        if key not in made:
+            made[key] = make(trust_env=trust_env)
+        return made[key]
+
+    return create_ssl_context
+
+
+for _module in (httpx._transports.default, httpx2._transports.default):
+    _module.create_ssl_context = _made_once(_module.create_ssl_context)  # type: ignore[attr-defined]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests begin first: at the end, one process would run them while the others idle.
 
-    xdist gives each process a stretch of the list, so they begin two of the stretches.
+    xdist gives each process a stretch of the list, so they begin the stretches. The process that hands the
+    tests out does not come here, and needs no torch: the others wait for it.
     """
+    import torch
+
+    torch.set_num_threads(1)
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     longest = ("test_types_are_clean", "test_a_real_vllm_keeps_the_contract", "test_the_python_clients")
     for process, name in enumerate(longest):
@@ -46,6 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: a test that looks for garbage looks for its own."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -56,16 +86,22 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tied checkpoint in one file."""
+    from tests import checkpoints  # half of this file's time goes into transformers, which it imports
+
     return checkpoints.write(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
 def tiny_fp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The official FP8 layout in small: block scales, a stored head although the model ties it."""
+    from tests import checkpoints
+
     return checkpoints.write(tmp_path_factory.mktemp("fp8"), checkpoints.Options(fp8=True))
 
 
 @pytest.fixture(scope="session")
 def tiny_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untied checkpoint in three shards."""
+    from tests import checkpoints
+
     return checkpoints.write(tmp_path_factory.mktemp("untied"), checkpoints.Options(tied=False, shards=3))

@@ -43,10 +43,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(6 * PATIENCE_S)]
 
 
 def test_the_python_clients(foreign_python: Path, url: str, willing_url: str) -> None:
-    """One after the other: each in a test of its own, several processes would wait for one installation."""
-    for script in PYTHON:
+    """One after the other in one process: what they import takes most of their time, and is much the same."""
+    scripts = [str(SCRIPTS / f"{name}.py") for name in PYTHON]
+    together = (str(foreign_python), str(SCRIPTS / "together.py"), url, willing_url, str(PICTURE), *scripts)
+    outcomes = spoken(*together)
+    assert list(outcomes) == scripts
+    for script, outcome in outcomes.items():
         print(script)  # which a failure shows
-        check(spoken(str(foreign_python), str(SCRIPTS / f"{script}.py"), url, willing_url, str(PICTURE)))
+        check(outcome)
 
 
 def test_the_openai_sdk_for_node(foreign_node: Path, url: str, willing_url: str) -> None:

@@ -4,15 +4,18 @@ Packages: llm
 Ran: a streamed conversation about a picture, a schema, a tool that the command runs
 """
 
+import contextlib
+import io
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import about
+from llm.cli import cli
 
+sys.stdin = io.StringIO()  # the command reads the rest of its prompt there
 HOME = Path(tempfile.mkdtemp())
 os.environ["LLM_USER_PATH"] = str(HOME)
 HOME.joinpath("extra-openai-models.yaml").write_text(
@@ -29,18 +32,23 @@ def {about.TOOL_NAME}(shape: str) -> str:
 '''
 
 
+class Pieces(io.TextIOWrapper):
+    """A standard output that keeps what is written piece by piece as it comes."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+        self.pieces: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.pieces.append(text)
+        return len(text)
+
+
 def llm(*args: str) -> list[str]:
-    """What the command prints, piece by piece as it comes."""
-    command = [sys.executable, "-u", "-m", "llm", *args]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
-    )
-    assert process.stdout is not None
-    pieces = [piece.decode() for piece in iter(lambda: process.stdout.read1(65536), b"")]
-    _, errors = process.communicate()
-    if process.returncode:
-        sys.exit(f"llm {args}: {errors.decode()}")
-    return pieces
+    """What the command prints, piece by piece as it comes. Here: processes would import it five times."""
+    with contextlib.redirect_stdout(Pieces()) as printed:
+        cli.main(args, prog_name="llm", standalone_mode=False)
+    return printed.pieces
 
 
 pieces = llm("-m", "pocket", "-a", about.PICTURE, about.FIRST)
