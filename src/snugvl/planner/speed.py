@@ -30,8 +30,7 @@ from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_bytes
 from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, sizes
-from snugvl.planner.footprint.widths import widths
-from snugvl.planner.inventory import Inventory, Part
+from snugvl.planner.inventory import Inventory, Part, widths
 from snugvl.planner.settings import Settings
 
 PROMPT_TEXT_TOKENS = 64
