@@ -76,7 +76,8 @@ def _load_and_do(
     if not output.quiet:
         session.tell(choice)
     with session.load_model(choice) as model:
-        if images is not None and task.stream and _for_a_terminal(output):
+        for_a_terminal = sys.stdout.isatty() and not output.json and output.path is None
+        if images is not None and task.stream and for_a_terminal:
             _streamed(task, model, images, output)
         elif images is not None:
             ready = images
@@ -103,10 +104,6 @@ def _opener(task: Task, jobs: Sequence[Job], choice: ModelChoice, output: Output
     if output.path or output.json:
         return lambda: JsonLines(task, choice.name, output.path)
     return lambda: Readable(task.text, several=len(jobs) > 1)
-
-
-def _for_a_terminal(output: OutputChoice) -> bool:
-    return sys.stdout.isatty() and not output.json and output.path is None
 
 
 def _read_or_told(job: Job, read: Reader, sink: Opener) -> list[VisualSource]:

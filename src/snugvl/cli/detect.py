@@ -16,8 +16,6 @@ from snugvl.cli.task import Job, Outcome, Task, each
 from snugvl.errors import InputError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from snugvl.client import Client
     from snugvl.client.pictures import ImageSource
     from snugvl.core.sampling import SamplingParams
@@ -94,8 +92,11 @@ def _runner(
     names: Sequence[str], sampling: SamplingParams, max_pixels: int | None, pictures: dict[str, Path]
 ) -> Any:
     def run(model: Model | Client, job: Job, images: Sequence[ImageSource]) -> Detections:
-        target = pictures.get(job.names[0])
-        picture = _decoded(images[0]) if target else None  # first: what can't be drawn on isn't asked about
+        target, picture = pictures.get(job.names[0]), None
+        if target:  # first: what can't be drawn on isn't asked about
+            from snugvl.model import decode
+
+            picture = decode(images[0])
         found = model.detect(images[0], names, sampling=sampling, max_pixels=max_pixels)
         if target and picture:
             from snugvl.tasks import draw
@@ -104,12 +105,6 @@ def _runner(
         return found
 
     return run
-
-
-def _decoded(image: ImageSource) -> Image:
-    from snugvl.model import decode
-
-    return decode(image)
 
 
 def _gathering(

@@ -154,12 +154,9 @@ def to_text(diagnosis: Diagnosis) -> str:
 
 
 def _safe(section: str) -> str:
-    return "\n".join(clean_line(line) for line in section.split("\n"))
-
-
-def clean_line(line: str) -> str:
-    """The line without control characters, its indentation kept."""
-    return " " * (len(line) - len(line.lstrip(" "))) + clean(line)
+    """The section without control characters, its lines' indentation kept."""
+    lines = section.split("\n")
+    return "\n".join(" " * (len(line) - len(line.lstrip(" "))) + clean(line) for line in lines)
 
 
 def _head(diagnosis: Diagnosis) -> str:

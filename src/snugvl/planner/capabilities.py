@@ -14,19 +14,18 @@ from dataclasses import dataclass, replace
 from itertools import groupby, product
 from typing import Final
 
+from snugvl.core.options import EmbeddingName, TowerName
 from snugvl.core.sizes import format_size
 from snugvl.hardware.machine import OperatingSystem
 from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import embedding_bytes, keeps_fp8, tower_bytes
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import (
-    EmbeddingWish,
     Engine,
     HeadFormat,
     KVFormat,
     Placement,
     Settings,
-    TowerWish,
     VisionFormat,
     WeightFormat,
 )
@@ -299,7 +298,7 @@ def _vllm(model: Inventory, device: Device, system: OperatingSystem) -> list[Opt
 
 
 def parts_of(
-    model: Inventory, device: Device, tower: TowerWish = "auto", embedding: EmbeddingWish = "auto"
+    model: Inventory, device: Device, tower: TowerName = "auto", embedding: EmbeddingName = "auto"
 ) -> tuple[Parts, ...] | str:
     """What may be tried on a device, best first, or why what is wished can't be."""
     if why := _impossible(model, device, tower, embedding):
@@ -310,7 +309,7 @@ def parts_of(
     return tuple(found) or _too_much(model, device, tower, embedding)
 
 
-def _impossible(model: Inventory, device: Device, tower: TowerWish, embedding: EmbeddingWish) -> str | None:
+def _impossible(model: Inventory, device: Device, tower: TowerName, embedding: EmbeddingName) -> str | None:
     if tower == "streamed" and (device.cpu or model.facts.vision is None):
         why = "there is no GPU to stream it to" if device.cpu else "the model has none"
         return f"the vision tower can't be streamed: {why}"
@@ -324,7 +323,7 @@ def _impossible(model: Inventory, device: Device, tower: TowerWish, embedding: E
     return None
 
 
-def _towers(model: Inventory, wish: TowerWish) -> list[tuple[Parts, ...]]:
+def _towers(model: Inventory, wish: TowerName) -> list[tuple[Parts, ...]]:
     """Formats by where the tower is, best first."""
     if model.facts.vision is None:
         return [RESIDENT[:2]]
@@ -334,7 +333,7 @@ def _towers(model: Inventory, wish: TowerWish) -> list[tuple[Parts, ...]]:
 
 
 def _embeddings(
-    formats: tuple[Parts, ...], model: Inventory, device: Device, wish: EmbeddingWish
+    formats: tuple[Parts, ...], model: Inventory, device: Device, wish: EmbeddingName
 ) -> list[Parts]:
     """The same with the embedding where it may be; what main memory has no room for is left out."""
     on_gpu = [parts for parts in formats if _has_room(parts, model, device)]
@@ -365,7 +364,7 @@ def _room(device: Device) -> int | None:
     return min(known, default=None)
 
 
-def _too_much(model: Inventory, device: Device, tower: TowerWish, embedding: EmbeddingWish) -> str:
+def _too_much(model: Inventory, device: Device, tower: TowerName, embedding: EmbeddingName) -> str:
     """Why what is wished can't be in main memory."""
     place: Placement = "streamed" if tower == "streamed" else "gpu"
     other: Placement = "cpu" if embedding == "cpu" else "gpu"
