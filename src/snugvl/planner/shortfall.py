@@ -11,8 +11,6 @@ from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Settings
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS
 
-__all__ = ["blame", "refusal_line", "way_out", "why_not_fitting", "why_not_more"]
-
 
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
     """Why not the model's largest images, and why not twice the context."""
