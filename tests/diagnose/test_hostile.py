@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugvl.diagnose.explain import explain, explain_stream
-from snugvl.diagnose.patterns import PATTERNS
 from snugvl.diagnose.result import to_json, to_text
+from snugvl.diagnose.scan import PATTERNS
 
 LOGS = {path.stem: path.read_bytes() for path in (Path(__file__).parent / "logs").glob("*.log")}
 HEALTHY = sorted(name for name in LOGS if name.startswith("healthy_"))

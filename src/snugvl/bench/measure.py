@@ -16,6 +16,7 @@ from snugvl.bench.record import read
 from snugvl.bench.result import Result, Run, ServerFacts, Start, describe_machine
 from snugvl.bench.target import Target, connect
 from snugvl.bench.workload import Workload, bodies
+from snugvl.client.connection import address_of
 from snugvl.version import __version__
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -70,8 +71,10 @@ class Measurement:
             KeyboardInterrupt: Ctrl+C; what was measured is in `result`.
         """
         settings = self._settings
+        # The GPUs of this machine may not be those of the server.
+        here = settings.server is None or address_of(settings.server).local
         with ExitStack() as open_things:
-            watch = open_things.enter_context(GpuWatch()) if _is_here(settings.server) else None
+            watch = open_things.enter_context(GpuWatch()) if here else None
             child, ready_s = None, None
             if settings.server is None:
                 child = open_things.enter_context(Child(settings.model, settings.serve_options))
@@ -182,13 +185,6 @@ def _start(child: Child | None, ready_s: float | None, target: Target) -> Start 
         return None
     first = target.first_token_at
     return Start(ready_s, first - child.began if first is not None else None)
-
-
-def _is_here(server: str | None) -> bool:
-    """Whether the GPUs of this machine are those of the server."""
-    from snugvl.client.connection import address_of
-
-    return server is None or address_of(server).local
 
 
 def _count(number: int, name: str) -> str:

@@ -121,7 +121,8 @@ def _panel(index: int, panel: Panel, levels: Sequence[Summary]) -> Iterator[str]
     for step in range(5):
         value, y = top * step / 4, bottom - PANEL_HEIGHT * step / 4
         yield f'<line class="grid" x1="{plot_left}" x2="{left + PANEL_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield _text(plot_left - 6, y + 4, _tick(value), "soft small", "end")
+        tick = f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:.2g}"
+        yield _text(plot_left - 6, y + 4, tick, "soft small", "end")
     places = x_places([level.clients for level in levels], plot_left + 14, left + PANEL_WIDTH - 14)
     for level, x in zip(levels, places, strict=True):
         yield _text(x, bottom + 18, f"{level.clients:,}", "soft small", "middle")
@@ -168,10 +169,6 @@ def nice_top(highest: float) -> float:
     while power * 10 <= highest:
         power *= 10
     return next((step * power for step in (1, 2, 4, 6, 8) if step * power >= highest), 10 * power)
-
-
-def _tick(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{value:.2g}"
 
 
 def _shown(ledger: Ledger) -> list[LedgerRow]:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from snugvl.bench.record import Record
 
@@ -130,38 +130,26 @@ def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def _pick(spread: Spread | None, share: Share) -> float | None:
-    return None if spread is None else {"median": spread.median, "p95": spread.p95, "p99": spread.p99}[share]
+def _of(
+    name: str, unit: str, field: str, share: Share = "median", *, scale: float = 1.0, more: bool = False
+) -> Metric:
+    """A metric that reads a share of one of a level's spreads. `more`: higher is better."""
+
+    def read(level: Summary) -> float | None:
+        spread: Spread | None = getattr(level, field)
+        return None if spread is None else getattr(spread, share)
+
+    return Metric(name, unit, read, scale, more)
 
 
-def _first_token(share: Share) -> Metric:
-    return Metric(f"time to first token, {share}", "ms", lambda level: _pick(level.first_token_s, share), 1e3)
+def _shares(name: str, unit: str, field: str, scale: float = 1.0) -> tuple[Metric, ...]:
+    return tuple(_of(f"{name}, {share}", unit, field, share, scale=scale) for share in get_args(Share))
 
 
-def _inter_token(share: Share) -> Metric:
-    return Metric(f"inter-token latency, {share}", "ms", lambda level: _pick(level.inter_token_s, share), 1e3)
-
-
-def _latency(share: Share) -> Metric:
-    return Metric(f"whole answer, {share}", "s", lambda level: _pick(level.latency_s, share))
-
-
-FIRST_TOKEN: Final = (_first_token("median"), _first_token("p95"), _first_token("p99"))
-INTER_TOKEN: Final = (_inter_token("median"), _inter_token("p95"), _inter_token("p99"))
-LATENCY: Final = (_latency("median"), _latency("p95"), _latency("p99"))
-EACH: Final = Metric(
-    "decode of one request, median",
-    "tokens/s",
-    lambda level: _pick(level.decode_tokens_per_s, "median"),
-    higher_is_better=True,
-)
-ALL: Final = Metric(
-    "output of all together",
-    "tokens/s",
-    lambda level: _pick(level.output_tokens_per_s, "median"),
-    higher_is_better=True,
-)
-REQUESTS: Final = Metric(
-    "requests", "1/s", lambda level: _pick(level.requests_per_s, "median"), higher_is_better=True
-)
+FIRST_TOKEN: Final = _shares("time to first token", "ms", "first_token_s", 1e3)
+INTER_TOKEN: Final = _shares("inter-token latency", "ms", "inter_token_s", 1e3)
+LATENCY: Final = _shares("whole answer", "s", "latency_s")
+EACH: Final = _of("decode of one request, median", "tokens/s", "decode_tokens_per_s", more=True)
+ALL: Final = _of("output of all together", "tokens/s", "output_tokens_per_s", more=True)
+REQUESTS: Final = _of("requests", "1/s", "requests_per_s", more=True)
 METRICS: Final = (*FIRST_TOKEN, *INTER_TOKEN, *LATENCY, EACH, ALL, REQUESTS)

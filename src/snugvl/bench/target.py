@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import openai
+
 from snugvl.bench.workload import Manner, Workload, extras, message, words
 from snugvl.client import Client
 from snugvl.client.connection import Address, address_of
@@ -120,7 +122,7 @@ class _Probe:
                 cast_to=object,
                 body=fields | {"temperature": 0} | extras(manner),
                 stream=True,
-                stream_cls=_events(),
+                stream_cls=openai.Stream[object],
             )
             for event in stream:
                 if not isinstance(event, dict):
@@ -135,12 +137,6 @@ class _Probe:
             (choice.get("delta") or {}).get("content") for choice in choices
         ):
             self.first_token_at = time.perf_counter()
-
-
-def _events() -> Any:
-    import openai
-
-    return openai.Stream[object]
 
 
 def _notes(manner: Manner, usage: dict[str, Any]) -> tuple[str, ...]:

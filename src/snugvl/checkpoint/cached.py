@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snugvl.checkpoint.listing import is_repo, is_revision
+from snugvl.checkpoint.listing import is_inside, is_repo
 from snugvl.checkpoint.locate import REPO_PREFIX, repo_folder
 from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointNotFound, InputError
@@ -115,7 +115,7 @@ def _folder_of(model: str) -> Path:
 
 def _commit(model: str, folder: Path, commits: list[str], revision: str | None) -> str:
     name = revision or "main"
-    if not is_revision(name):
+    if not is_inside(name):
         raise InputError(f"--revision {name!r} is not a branch, tag or commit")
     commit = _read(folder / "refs" / name) or name
     if revision is None and commit not in commits and len(commits) == 1:

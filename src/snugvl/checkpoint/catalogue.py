@@ -37,8 +37,8 @@ class Form:
     """
 
     repo: str
-    quantization: Literal["fp8"] | None
-    stores_head: bool
+    quantization: Literal["fp8"] | None = None
+    stores_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class Entry:
     name: str
     forms: tuple[Form, ...]
     sees: bool
-    grounds: bool
-    gated: bool
-    quality_rank: int | None
     quality_source: str
     small_files_bytes: int
     config: Mapping[str, Any]
     images: Mapping[str, Any] | None
+    grounds: bool = False
+    gated: bool = False
+    quality_rank: int | None = None
 
 
 @cache
@@ -135,10 +135,9 @@ def _pocket(others: list[Entry], source: str) -> Entry:
     folder = locate(POCKET)
     return Entry(
         name=POCKET,
-        forms=(Form(POCKET, None, stores_head=False),),
+        forms=(Form(POCKET),),
         sees=True,
         grounds=True,
-        gated=False,
         quality_rank=1 + max(entry.quality_rank or 0 for entry in others),
         quality_source=source,
         small_files_bytes=0,
@@ -149,18 +148,10 @@ def _pocket(others: list[Entry], source: str) -> Entry:
 
 def _entry(values: Mapping[str, Any], data: Mapping[str, Any]) -> Entry:
     images = values.get("images")
-    return Entry(
-        name=values["name"],
-        forms=tuple(
-            Form(form["repo"], form.get("quantization"), form.get("stores_head", False))
-            for form in values["forms"]
-        ),
-        sees=images is not None,
-        grounds=values.get("grounds", False),
-        gated=values.get("gated", False),
-        quality_rank=values.get("quality_rank"),
-        quality_source=data["quality_sources"][values["quality_source"]],
-        small_files_bytes=values["small_files_bytes"],
-        config=values["config"],
-        images=data["image_processors"][images] if images is not None else None,
-    )
+    looked_up = {
+        "forms": tuple(Form(**form) for form in values["forms"]),
+        "sees": images is not None,
+        "quality_source": data["quality_sources"][values["quality_source"]],
+        "images": data["image_processors"][images] if images is not None else None,
+    }
+    return Entry(**{**values, **looked_up})

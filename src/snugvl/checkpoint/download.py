@@ -77,7 +77,6 @@ def pull(
     revision: str | None = None,
     force: bool = False,
     fits: Fits | None = None,
-    hub: Hub | None = None,
     watch: Watch | None = None,
 ) -> Pulled:
     """Download `model` into the Hub cache, or finish or check what is there.
@@ -94,7 +93,7 @@ def pull(
         raise CheckpointNotFound(
             f"{model!r} is not a Hub id; it has the form owner/name, as Qwen/Qwen3-VL-2B-Instruct"
         )
-    hub, watch = hub or Hub(), watch or Unwatched()
+    hub, watch = Hub(), watch or Unwatched()
     listing = hub.listing(model, revision)
     files = wanted(listing)
     if not any(file.name.endswith(".safetensors") for file in files):

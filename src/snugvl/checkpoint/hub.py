@@ -26,8 +26,8 @@ from snugvl.checkpoint.listing import (
     Listing,
     RemoteFile,
     is_commit,
+    is_inside,
     is_repo,
-    is_revision,
     not_the_hub,
     read_listing,
     shards_of,
@@ -76,7 +76,7 @@ class Hub:
 
         if not is_repo(repo):
             raise CheckpointNotFound(f"{shown(repo)} is not a Hub id; it has the form owner/name")
-        if revision is not None and not is_revision(revision):
+        if revision is not None and not is_inside(revision):
             raise CheckpointNotFound(f"{repo} has no such revision on the Hub; check --revision")
         url = f"{self.endpoint or constants.ENDPOINT}/api/models/{repo}"
         if revision is not None:

@@ -59,11 +59,6 @@ def is_repo(value: str) -> bool:
     return _REPO.fullmatch(value) is not None and not {"..", "."} & set(value.split("/"))
 
 
-def is_revision(value: str) -> bool:
-    """Whether `value` can be a branch, a tag or a commit, and a path below refs/."""
-    return _inside(value)
-
-
 def _hash_of(value: object, kind: str, digits: int, where: str) -> str:
     """A hash, which names a file or a folder of the cache.
 
@@ -75,24 +70,13 @@ def _hash_of(value: object, kind: str, digits: int, where: str) -> str:
     return value
 
 
-def _size_of(value: object, where: str) -> int:
-    """Bytes of a file.
-
-    Raises:
-        CheckpointError: it is no size that a file can have.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_BYTES:
-        raise CheckpointError(f"{where} has the size {shown(value)}; a file has 0 to {MAX_BYTES:,} bytes")
-    return value
-
-
 def _path_of(value: object, where: str) -> str:
     """A file's path in a repository: it may lead down, and nowhere else.
 
     Raises:
         CheckpointError: it is absolute, climbs, or has characters that no path here has.
     """
-    if not isinstance(value, str) or not _inside(value):
+    if not isinstance(value, str) or not is_inside(value):
         raise CheckpointError(
             f"{where} names the file {shown(value)}, which is not a path inside it; nothing was written"
         )
@@ -128,8 +112,11 @@ def shards_of(index: Mapping[str, Any], where: str) -> list[str]:
     return names
 
 
-def _inside(path: str) -> bool:
-    """Whether a path stays below where it begins, on every system, and each part of it can be a name."""
+def is_inside(path: str) -> bool:
+    """Whether a path stays below where it begins, on every system, and each part of it can be a name.
+
+    So must a branch, a tag or a commit, which is a path below refs/.
+    """
     parts = path.split("/")
     return (
         path.isprintable()
@@ -174,7 +161,9 @@ def _remote_file(repo: str, file: Any) -> RemoteFile:
         raise not_the_hub(repo)
     name = _path_of(file.get("rfilename"), repo)
     where = f"{repo}/{name}"
-    size = _size_of(file.get("size"), where)
+    size = file.get("size")
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_BYTES:
+        raise CheckpointError(f"{where} has the size {shown(size)}; a file has 0 to {MAX_BYTES:,} bytes")
     if lfs:
         return RemoteFile(name, size, _hash_of(lfs.get("sha256"), "sha256", 64, where))
     blob_id = file.get("blobId")

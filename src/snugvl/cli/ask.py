@@ -43,12 +43,7 @@ def ask(
         text=render.words,
         stream=lambda model, images: model.stream_ask(images, asked, sampling=sampling, max_pixels=pixels),
     )
-    batch.do(
-        task,
-        [Job(tuple(names), together=True)] if together else each(names),
-        choice,
-        result,
-    )
+    batch.do(task, [Job(tuple(names), together=True)] if together else each(names), choice, result)
 
 
 def split(arguments: Sequence[str], question: str | None) -> tuple[list[str], str]:

@@ -11,16 +11,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
 from snugvl.cli import records, session
 from snugvl.cli.options import ModelChoice, OutputChoice
-from snugvl.cli.progress import Progress, progress
 from snugvl.cli.sinks import JsonLines, Opener, Readable
 from snugvl.cli.sources import STDIN
-from snugvl.cli.stderr import printable, say, trace
+from snugvl.cli.stderr import line, printable, say, trace
 from snugvl.cli.stdout import write
 from snugvl.cli.task import Job, Outcome, Task
 from snugvl.errors import InputError, SnugvlError
@@ -76,7 +76,8 @@ def _load_and_do(
     if not output.quiet:
         session.tell(choice)
     with session.load_model(choice) as model:
-        if images is not None and task.stream and _for_a_terminal(output):
+        for_a_terminal = sys.stdout.isatty() and not output.json and output.path is None
+        if images is not None and task.stream and for_a_terminal:
             _streamed(task, model, images, output)
         elif images is not None:
             ready = images
@@ -103,10 +104,6 @@ def _opener(task: Task, jobs: Sequence[Job], choice: ModelChoice, output: Output
     if output.path or output.json:
         return lambda: JsonLines(task, choice.name, output.path)
     return lambda: Readable(task.text, several=len(jobs) > 1)
-
-
-def _for_a_terminal(output: OutputChoice) -> bool:
-    return sys.stdout.isatty() and not output.json and output.path is None
 
 
 def _read_or_told(job: Job, read: Reader, sink: Opener) -> list[VisualSource]:
@@ -159,9 +156,10 @@ def _batch(
     attempt: Callable[[Job], Outcome], label: str, jobs: Sequence[Job], sink: Opener, output: OutputChoice
 ) -> None:
     done = failed = 0
+    # Results that are printed on the same terminal are the progress.
     shown = not output.quiet and (output.path is not None or not sys.stdout.isatty())
     try:
-        with sink() as results, progress(len(jobs), label, shown=shown) as bar:
+        with sink() as results, _progress(len(jobs), label, shown=shown) as bar:
             for outcome in _outcomes(attempt, jobs):
                 results.put(outcome)
                 done += 1
@@ -177,7 +175,7 @@ def _batch(
         raise typer.Exit(SOME_FAILED)
 
 
-def _report(outcome: Outcome, bar: Progress) -> None:
+def _report(outcome: Outcome, bar: _Bar) -> None:
     if outcome.error is None:
         return
     message = str(outcome.error)
@@ -212,3 +210,49 @@ def _attempt(task: Task, model: Model | Client, job: Job, read: Reader) -> Outco
     except Exception as error:
         return Outcome(job, None, error, time.perf_counter() - start)
     return Outcome(job, result, None, time.perf_counter() - start)
+
+
+class _Bar(Protocol):
+    """Tells how far a batch is."""
+
+    def advance(self) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+
+class _Silent:
+    def advance(self) -> None:
+        """Nothing to show."""
+
+    def say(self, message: str) -> None:
+        say(message)
+
+
+@contextmanager
+def _progress(total: int, label: str, *, shown: bool) -> Iterator[_Bar]:
+    """A bar of `total` steps on standard error, only where a person watches it there."""
+    if not shown or not sys.stderr.isatty():
+        yield _Silent()
+        return
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    columns = (
+        progress.TextColumn(label, markup=False),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=console, redirect_stdout=False, transient=True) as display:
+        bar = display.add_task(label, total=total)
+
+        class Bar:
+            def advance(self) -> None:
+                display.advance(bar)
+
+            def say(self, message: str) -> None:
+                console.print(line(message), markup=False, highlight=False, soft_wrap=True)
+
+        yield Bar()

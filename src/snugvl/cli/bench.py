@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -147,12 +147,14 @@ def bench(
         "--context": context,
         "--max-pixels": max_pixels,
     }
-    start = _serve_options(said, serve_options or [])
+    chosen = [word for name, value in said.items() if value is not None for word in (name, str(value))]
+    start = [*chosen, *(serve_options or ())]
     if server is not None and start:
         raise typer.BadParameter(
             f"{' '.join(start)} can't be chosen for a server that runs ({server}); leave it out, or --server"
         )
-    _check_model(model)
+    if model is not None and model.startswith("-"):
+        raise typer.BadParameter(f"{model} stands where the MODEL belongs: snugvl bench MODEL -- {model} ...")
     seed = seed if seed is not None else (int(time.time()) if server else SEED)
     picture = None if no_image else _size(image)
     workload = Workload(picture, prompt_tokens, max_tokens, same_image, seed)
@@ -160,7 +162,7 @@ def bench(
         server, api_key, model, tuple(start), _levels(levels), workload, repeat, warmup, timeout
     )
     _check_folders(json, plot)
-    _measure(Measurement(settings, _tell(quiet)), json, plot)
+    _measure(Measurement(settings, (lambda text: None) if quiet else say), json, plot)
 
 
 def _measure(measurement: Measurement, json: Path | None, plot: Path | None) -> None:
@@ -231,20 +233,6 @@ def _compare(first: Path, second: Path, *, saving: bool) -> None:
     from snugvl.bench.result import load
 
     _print(compare(load(first), load(second), (str(first), str(second))))
-
-
-def _tell(quiet: bool) -> Callable[[str], None]:
-    return (lambda text: None) if quiet else say
-
-
-def _serve_options(said: Mapping[str, object], more: list[str]) -> list[str]:
-    """What goes to `snugvl serve`: the options that were said, and those after --."""
-    return [word for name, value in said.items() if value is not None for word in (name, str(value))] + more
-
-
-def _check_model(model: str | None) -> None:
-    if model is not None and model.startswith("-"):
-        raise typer.BadParameter(f"{model} stands where the MODEL belongs: snugvl bench MODEL -- {model} ...")
 
 
 def _check_folders(*paths: Path | None) -> None:

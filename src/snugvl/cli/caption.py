@@ -33,9 +33,4 @@ def caption(
             images[0], detail=detail, sampling=sampling, max_pixels=choice.load.max_pixels
         ),
     )
-    batch.do(
-        task,
-        each(sources.expand(images, recursive=recursive)),
-        choice,
-        result,
-    )
+    batch.do(task, each(sources.expand(images, recursive=recursive)), choice, result)

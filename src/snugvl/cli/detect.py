@@ -1,4 +1,4 @@
-"""`snugvl detect`."""
+"""`snugvl detect`. Where `--draw` and `--output` put things is decided, and checked, before any work."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from snugvl.cli import batch, options, render, sources
-from snugvl.cli.drawing import targets
 from snugvl.cli.sinks import Gathered, Opener
 from snugvl.cli.stdout import write
 from snugvl.cli.task import Job, Outcome, Task, each
 from snugvl.errors import InputError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from snugvl.client import Client
     from snugvl.client.pictures import ImageSource
     from snugvl.core.sampling import SamplingParams
@@ -62,7 +59,7 @@ def detect(
     from snugvl.tasks.detect import check_names
 
     names, jobs = check_names(objects or []), each(sources.expand(images, recursive=recursive))
-    pictures = targets(draw, [job.names[0] for job in jobs]) if draw else {}
+    pictures = _targets(draw, [job.names[0] for job in jobs]) if draw else {}
     chosen = _format(format_, json, resume)
     sink = _gathering(chosen, output, jobs, names)
     task = Task(
@@ -95,8 +92,11 @@ def _runner(
     names: Sequence[str], sampling: SamplingParams, max_pixels: int | None, pictures: dict[str, Path]
 ) -> Any:
     def run(model: Model | Client, job: Job, images: Sequence[ImageSource]) -> Detections:
-        target = pictures.get(job.names[0])
-        picture = _decoded(images[0]) if target else None  # first: what can't be drawn on isn't asked about
+        target, picture = pictures.get(job.names[0]), None
+        if target:  # first: what can't be drawn on isn't asked about
+            from snugvl.model import decode
+
+            picture = decode(images[0])
         found = model.detect(images[0], names, sampling=sampling, max_pixels=max_pixels)
         if target and picture:
             from snugvl.tasks import draw
@@ -105,12 +105,6 @@ def _runner(
         return found
 
     return run
-
-
-def _decoded(image: ImageSource) -> Image:
-    from snugvl.model import decode
-
-    return decode(image)
 
 
 def _gathering(
@@ -148,3 +142,39 @@ def _gathering(
             output.write_text(text, encoding="utf-8")
 
     return lambda: Gathered(finish)
+
+
+def _targets(where: Path, images: Sequence[str]) -> dict[str, Path]:
+    """Image → picture. `where` is a file for one image; a folder for several, or without a picture's suffix.
+
+    In a folder a picture keeps the image's name, with .png where its own format isn't written.
+
+    Raises:
+        InputError: a picture would replace an input, or another picture.
+    """
+    from snugvl.tasks.draw import SUFFIXES, check_suffix
+
+    folder = where.is_dir() or not where.suffix
+    if not folder and len(images) > 1:
+        raise InputError(f"--draw {where} is one picture, but there are {len(images)} images; name a folder")
+    if not folder:
+        check_suffix(where)
+    chosen: dict[str, Path] = {}
+    for image in images:
+        name = Path("stdin.png" if image == sources.STDIN else image)
+        suffix = name.suffix if name.suffix.lower() in SUFFIXES else ".png"
+        chosen[image] = where / f"{name.stem}{suffix}" if folder else where
+    _check_targets(chosen)
+    return chosen
+
+
+def _check_targets(chosen: dict[str, Path]) -> None:
+    inputs = {Path(image).resolve() for image in chosen if image != sources.STDIN}
+    owners: dict[Path, str] = {}
+    for image, target in chosen.items():
+        path = target.resolve()
+        if path in inputs:
+            raise InputError(f"--draw would replace the input {target}; choose another place")
+        if path in owners:
+            raise InputError(f"--draw would give {owners[path]} and {image} the same picture {target}")
+        owners[path] = image

@@ -28,11 +28,13 @@ def list_models(
     ] = False,
 ) -> None:
     """Show the models on this machine: size, format, whether each fits now, and where it is."""
-    from snugvl.checkpoint.cached import cached
+    from snugvl.checkpoint.cached import Cached, cached
+    from snugvl.checkpoint.locate import POCKET, locate
+    from snugvl.checkpoint.read import facts_of
     from snugvl.cli.pull import why_not
 
-    rows = [_row(each, why_not) for each in cached()]
-    rows.append(_pocket(why_not))
+    pocket = Cached(POCKET, locate(POCKET), facts_of(POCKET).download_bytes)
+    rows = [_row(each, why_not) for each in (*cached(), pocket)]
     if json:
         write(encoder.dumps(rows, ensure_ascii=False, indent=2) + "\n")
         return
@@ -61,16 +63,6 @@ def _row(model: Cached, why_not: Judge) -> dict[str, Any]:
         return row | {"why": str(error)}
     reason = why_not(facts)
     return row | {"format": _format(facts), "fits": reason is None, "why": reason}
-
-
-def _pocket(why_not: Judge) -> dict[str, Any]:
-    from snugvl.checkpoint.locate import POCKET, locate
-    from snugvl.checkpoint.read import facts_of
-
-    facts = facts_of(POCKET)
-    reason = why_not(facts)
-    row = {"model": POCKET, "bytes": facts.download_bytes, "format": _format(facts), "fits": reason is None}
-    return row | {"why": reason, "folder": str(locate(POCKET))}
 
 
 def _format(facts: ModelFacts) -> str:

@@ -21,9 +21,4 @@ def scene(
         run=lambda model, _, images: model.scene(images[0], sampling=sampling, max_pixels=pixels),
         text=render.scene,
     )
-    batch.do(
-        task,
-        each(sources.expand(images, recursive=recursive)),
-        choice,
-        result,
-    )
+    batch.do(task, each(sources.expand(images, recursive=recursive)), choice, result)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snugvl.cli import options, serve_options, server_options
+from snugvl.cli import options, serve_options
 from snugvl.cli.serve_options import VllmOptions
 from snugvl.cli.stderr import say
 from snugvl.core.options import LoadOptions
@@ -38,14 +38,14 @@ Plan = Annotated[
 @options.grouped(options.SERVED)
 def serve(
     command: typer.Context,
-    model: server_options.Model = None,
-    host: server_options.Host = "127.0.0.1",
-    port: server_options.Port = 8000,
-    api_key: server_options.Keys = None,
-    api_key_file: server_options.KeyFile = None,
-    no_auth: server_options.NoAuth = False,
-    allow_origin: server_options.AllowOrigin = None,
-    served_model_name: server_options.Names = None,
+    model: serve_options.Model = None,
+    host: serve_options.Host = "127.0.0.1",
+    port: serve_options.Port = 8000,
+    api_key: serve_options.Keys = None,
+    api_key_file: serve_options.KeyFile = None,
+    no_auth: serve_options.NoAuth = False,
+    allow_origin: serve_options.AllowOrigin = None,
+    served_model_name: serve_options.Names = None,
     *,
     load: LoadOptions,
     plan: Plan = None,
@@ -54,16 +54,16 @@ def serve(
     sleep_after: serve_options.SleepAfter = None,
     attach: serve_options.Attach = None,
     attach_api_key: serve_options.AttachKey = None,
-    max_concurrent: server_options.MaxConcurrent = 256,
-    deadline: server_options.Deadline = 600.0,
-    drain: server_options.Drain = 30.0,
-    max_body: server_options.MaxBody = 64,
-    allow_local_media: server_options.AllowLocalMedia = None,
-    allow_private_media: server_options.AllowPrivateMedia = False,
-    log_level: server_options.LogLevel = "info",
-    log_prompts: server_options.LogPrompts = False,
-    key_requests_per_minute: server_options.KeyRequestsPerMinute = None,
-    key_concurrent: server_options.KeyConcurrent = None,
+    max_concurrent: serve_options.MaxConcurrent = 256,
+    deadline: serve_options.Deadline = 600.0,
+    drain: serve_options.Drain = 30.0,
+    max_body: serve_options.MaxBody = 64,
+    allow_local_media: serve_options.AllowLocalMedia = None,
+    allow_private_media: serve_options.AllowPrivateMedia = False,
+    log_level: serve_options.LogLevel = "info",
+    log_prompts: serve_options.LogPrompts = False,
+    key_requests_per_minute: serve_options.KeyRequestsPerMinute = None,
+    key_concurrent: serve_options.KeyConcurrent = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Serve a model behind the APIs of OpenAI, Ollama and Anthropic, with a page at /.

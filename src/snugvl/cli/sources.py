@@ -17,25 +17,10 @@ from snugvl.cli import pdf
 from snugvl.errors import InputError
 
 STDIN: Final = "-"
-SUFFIXES: Final = frozenset(
-    (
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".jfif",
-        ".png",
-        ".webp",
-        ".gif",
-        ".bmp",
-        ".tif",
-        ".tiff",
-        ".avif",
-        ".heic",
-        ".heif",
-        ".mpo",
-    )
-)
-
+SUFFIXES: Final = frozenset((
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic",
+    ".heif", ".mpo",
+))  # fmt: skip
 VIDEO_SUFFIXES: Final = frozenset((".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".ogv"))
 
 

@@ -15,50 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from snugvl.diagnose.result import Change
+from snugvl.diagnose.result import Change, known
 from snugvl.diagnose.scan import LoggedRun
 
-# Flags without a value, so that the word after them is not taken for one.
-_SWITCHES: Final = frozenset({
-    "--enforce-eager", "--trust-remote-code", "--enable-prefix-caching", "--no-enable-prefix-caching",
-    "--enable-chunked-prefill", "--language-model-only", "--skip-mm-profiling", "--enable-auto-tool-choice",
-    "--enable-sleep-mode", "--disable-v1-engine", "--use-v2-block-manager", "--enable-reasoning",
-    "--disable-log-requests", "--disable-log-stats", "--disable-custom-all-reduce", "--headless",
-    "--worker-use-ray", "--disable-frontend-multiprocessing", "--engine-use-ray", "--async-scheduling",
-})  # fmt: skip
-KNOWN: Final = frozenset({
-    "--gpu-memory-utilization", "--device-memory-utilization", "--kv-cache-memory-bytes", "--max-model-len",
-    "--max-num-seqs", "--max-num-batched-tokens", "--enforce-eager", "--cudagraph-capture-sizes",
-    "--max-cudagraph-capture-size", "--performance-mode", "--block-size", "--num-gpu-blocks-override",
-    "--enable-prefix-caching", "--kv-cache-dtype", "--kv-cache-dtype-skip-layers", "--limit-mm-per-prompt",
-    "--language-model-only", "--skip-mm-profiling", "--mm-processor-kwargs", "--mm-processor-cache-gb",
-    "--mm-encoder-attn-backend", "--mm-encoder-attn-dtype", "--video-pruning-rate", "--media-io-kwargs",
-    "--disable-chunked-mm-input", "--cpu-offload-gb", "--cpu-offload-params", "--offload-backend",
-    "--offload-group-size", "--kv-offloading-size", "--kv-offloading-backend", "--quantization",
-    "--quantization-config", "--load-format", "--enable-sleep-mode", "--tensor-parallel-size",
-    "--pipeline-parallel-size", "--data-parallel-size", "--trust-remote-code", "--served-model-name", "--port",
-    "--host", "--dtype", "--api-key", "--hf-overrides", "--reasoning-parser", "--tool-call-parser",
-    "--enable-auto-tool-choice", "--allowed-local-media-path", "--allowed-media-domains", "--revision",
-})  # fmt: skip
-REMOVED: Final[Mapping[str, str]] = {
-    "--disable-v1-engine": "never existed; there is one engine (V1) since 0.11 and nothing to disable.",
-    "--disable-v1": "never existed; there is one engine (V1) since 0.11 and nothing to disable.",
-    "VLLM_USE_V1": "the V0 engine is gone, so it has no effect; leave it out. VLLM_USE_V2_MODEL_RUNNER=0 chooses the older model runner, which is another matter.",
-    "--swap-space": "gone since 0.18; V1 never swapped KV to the host. For a KV tier in RAM use --kv-offloading-size.",
-    "--use-v2-block-manager": "without effect since 0.6.4 and gone since; leave it out.",
-    "--num-scheduler-steps": "V0 only, gone; leave it out.",
-    "--enable-reasoning": "gone since 0.10; --reasoning-parser alone is enough.",
-    "--preemption-mode": "V0 only, gone; V1 always recomputes.",
-    "--worker-use-ray": "gone; use --distributed-executor-backend ray.",
-    "--engine-use-ray": "V0 only, gone; leave it out.",
-    "--device": "gone; vLLM is built for one kind of device.",
-    "--max-seq-len-to-capture": "V0 only; V1 captures batch sizes: --max-cudagraph-capture-size.",
-    "--guided-decoding-backend": "gone; it is part of --structured-outputs-config.",
-    "--speculative-model": "V0 only; use --speculative-config.",
-    "--num-lookahead-slots": "V0 only, gone; leave it out.",
-    "--scheduler-delay-factor": "V0 only, gone; leave it out.",
-    "--disable-mm-preprocessor-cache": "gone; use --mm-processor-cache-gb 0.",
-}
 _NAMES: Final = {"--device-memory-utilization": "--gpu-memory-utilization", "-tp": "--tensor-parallel-size"}
 _OPERATOR: Final = re.compile(r"[;&|<>`]|\$\(")
 _SKIPPED: Final = frozenset({"model_tag", "model", "subparser", "config", "served_model_name_list"})
@@ -151,7 +110,7 @@ def _flags(words: list[str]) -> tuple[tuple[str, str | None], ...]:
     found: list[tuple[str, str | None]] = []
     for index, word in enumerate(words):
         if not re.match(r"--?[A-Za-z]", word):
-            if found and index and found[-1][1] is None and found[-1][0] not in _SWITCHES:
+            if found and index and found[-1][1] is None and found[-1][0] not in known()["switches"]:
                 found[-1] = (found[-1][0], word)
             elif found and found[-1][1] is not None and not word.startswith("-"):
                 found[-1] = (found[-1][0], f"{found[-1][1]} {word}")  # a flag with several values
@@ -212,12 +171,14 @@ def _rebuild(values: Mapping[str, object], line: int) -> LoggedCommand | None:
 
 def removed(name: str) -> str:
     """What became of a flag or variable, or "" if nothing is known of it."""
-    return REMOVED.get(name, "")
+    became: str = known()["removed"].get(name, "")
+    return became
 
 
 def meant(flag: str) -> str:
     """The flag that a misspelt one is close to, or ""."""
-    near = [] if flag in KNOWN else difflib.get_close_matches(flag[:60], sorted(KNOWN), n=1, cutoff=0.85)
+    flags: list[str] = known()["flags"]
+    near = [] if flag in flags else difflib.get_close_matches(flag[:60], sorted(flags), n=1, cutoff=0.85)
     return near[0] if near else ""
 
 
@@ -227,7 +188,7 @@ def suggestion(flag: str) -> str:
         return gone
     if near := meant(flag):
         return f"unknown; {near} is meant, perhaps."
-    if flag in KNOWN:
+    if flag in known()["flags"]:
         return "unknown to this version though newer ones have it; update vLLM or leave it out."
     return "unknown; leave it out, or see vllm serve --help=all."
 

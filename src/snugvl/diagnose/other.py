@@ -9,70 +9,17 @@ from snugvl.core.sizes import GIB, MIB
 from snugvl.diagnose.command import refused_flags, removed, removed_switches, suggestion
 from snugvl.diagnose.facts import RunFacts, size
 from snugvl.diagnose.memory import cause, gib
-from snugvl.diagnose.result import Cause, Confidence, Kind
+from snugvl.diagnose.result import Cause, Confidence, Kind, known
 from snugvl.diagnose.scan import LoggedRun, excerpt
 
 UP: Final = ("up", "serving", "listening", "kv_tokens")  # lines that a run prints once it is there
-
-# Lines that name their cause by themselves: (kinds of line, cause, how sure, what it means).
-_PLAIN: Final[tuple[tuple[tuple[str, ...], Kind, Confidence, str], ...]] = (
-    (("uva",), "uva", "certain", "vLLM's newer model runner keeps its tables in pinned memory that the GPU reads; vLLM switches pinned memory off under WSL2."),
-    (("resident",), "residency", "certain", "dxgkio_make_resident failed: Windows had no room on the GPU although the driver reported some as free."),
-    (("fp8e4nv",), "fp8_kernels", "certain", "A Triton FP8 kernel was chosen that needs compute capability 8.9 or later."),
-    (("scaled_mm", "fp8_hf"), "fp8_kernels", "certain", "FP8 matrix products need compute capability 8.9 or later."),
-    (("driver_old", "ptx"), "driver", "certain", "The driver is older than the CUDA version that this build needs."),
-    (("sm_unsupported",), "driver", "certain", "This build of PyTorch has no code for this GPU's compute capability."),
-    (("driver_none", "nvml"), "driver", "certain", "No NVIDIA driver is visible to the process."),
-    (("dispatch", "meta_cpu", "ollama_none"), "cpu_offload", "certain", "The device map put part of the model outside the GPU because it did not fit."),
-    (("driver_mismatch",), "driver", "certain", "The driver's kernel module and its libraries are of different versions; a reboot after an update mends that."),
-    (("bnb_cpu",), "driver", "certain", "bitsandbytes was installed without GPU support."),
-    (("arch_hf", "arch_vllm"), "architecture", "certain", "The model's architecture is newer than the installed library."),
-    (("gated",), "model_access", "certain", "The model's licence has to be accepted first, and a token has to be set."),
-    (("missing_model",), "model_access", "certain", "There is no such folder, and no such model that you may see."),
-    (("hub_offline",), "model_access", "likely", "The files are not in the local cache and could not be fetched."),
-    (("port",), "port", "certain", "Another server, perhaps an earlier start that is still running, listens there."),
-    (("killed",), "host_killed", "certain", "The process was ended from outside; loading weights needs system memory too."),
-    (("shm",), "shared_memory", "certain", "Worker processes talk through /dev/shm, which containers limit to 64 MiB by default."),
-    (("bus_error",), "shared_memory", "possible", "A bus error while workers start usually means that /dev/shm is full."),
-    (("ollama_host",), "host_memory", "certain", "Ollama keeps in system memory what the GPU does not hold."),
-    (("amd_kernel",), "no_kernel", "certain", "The build (of PyTorch, llama.cpp or rocBLAS) has no code for this AMD GPU."),
-    (("device_function",), "no_kernel", "likely", "The build has no code for this GPU's architecture."),
-    (("xformers",), "no_kernel", "certain", "xFormers has no kernel for these inputs on this GPU, or was built for another PyTorch and could not load its own."),
-    (("damaged",), "checkpoint", "certain", "A file of the model could not be read: it is incomplete, damaged, or no weights at all (a pointer of git-lfs, an error page)."),
-    (("arch_gguf",), "architecture", "certain", "The model's architecture is newer than this build of llama.cpp."),
-    (("symbol",), "packages", "certain", "A compiled library was built for another version of PyTorch or CUDA than the one that is installed."),
-    (("flash_attn",), "packages", "certain", "FlashAttention 2 was asked for, and its package is not installed."),
-    (("bnb",), "packages", "certain", "bitsandbytes found no library of its own for this version of CUDA."),
-    (("forked",), "forked_cuda", "certain", "CUDA cannot be used in a process that was forked from one that used it."),
-    (("killed_bare",), "host_killed", "likely", "The shell reports the process as killed; loading weights needs system memory too."),
-    (("smi_missing",), "driver", "likely", "nvidia-smi was not found; under WSL2 it lies in /usr/lib/wsl/lib."),
-    (("bf16",), "dtype", "certain", "bfloat16 needs compute capability {0}; {1} has {2}."),
-    (("no_compiler",), "compiler", "certain", "Triton compiles the launcher of its kernels, and there is no C compiler."),
-    (("python_h",), "compiler", "certain", "Triton compiles the launcher of its kernels, and Python's headers are missing."),
-    (("no_nvcc",), "compiler", "certain", "FlashInfer compiles its kernels at the start, and nvcc was not found."),
-    (("nvcc_failed",), "compiler", "certain", "nvcc refused to compile a kernel: {0}. It is another version than the kernel was written for."),
-    (("ptxas",), "compiler", "certain", "The ptxas that comes with Triton is older than this GPU ({0})."),
-    (("cc_failed",), "compiler", "likely", "Triton compiles the launcher of its kernels, and the C compiler failed: mostly for want of Python.h or libcuda.so."),
-    (("ninja",), "compiler", "likely", "Kernels are compiled at the start, and that failed; the compiler's own message is above."),
-    (("triton_shared",), "no_kernel", "certain", "A Triton kernel needs {0} bytes of shared memory in a block; this GPU has {1}."),
-    (("weight_shape",), "checkpoint", "certain", "A stored weight has the shape {0}, the model's configuration asks for {1}."),
-    (("numba",), "packages", "certain", "Numba needs NumPy {0} or older; {1} is installed."),
-    (("no_module",), "packages", "certain", "The module {0} is missing: its package is not installed, or a newer one has dropped it."),
-    (("nccl_memory",), "out_of_memory", "certain", "NCCL found no GPU memory left for its buffers."),
-    (("nccl",), "communication", "likely", "NCCL, through which GPUs talk, reports an error."),
-    (("encoder_small",), "encoder_cache", "certain", "The {0} has {1} tokens; the encoder cache was built for {2}."),
-    (("prompt_long", "ctx_exceeded"), "prompt_too_long", "certain", "The prompt has {length} tokens, image tokens included; the context is {limit}."),
-    (("ollama_cut",), "prompt_too_long", "certain", "The prompt has {length} tokens, image tokens included; the context is {limit}. Ollama silently cut its beginning."),
-    (("images",), "too_many_images", "certain", "{0} {1}(s) are allowed in a request."),
-    (("shared_gpu",), "spill", "likely", "Windows shows shared GPU memory in use: part of the model lies in system memory."),
-)  # fmt: skip
 
 
 def plain(facts: RunFacts) -> list[Cause]:
     """Lines that speak for themselves, with their own numbers."""
     found = []
-    for keys, kind, confidence, text in _PLAIN:
-        if not facts.run.has(*keys) or (keys == ("nccl",) and facts.run.has("nccl_memory")):
+    for keys, kind, confidence, text in known()["causes"]:
+        if not facts.run.has(*keys) or (keys == ["nccl"] and facts.run.has("nccl_memory")):
             continue
         hit = max((hit for key in keys if (hit := facts.run.last(key))), key=lambda hit: hit.line)
         said = [_grouped(group) for group in hit.groups]

@@ -19,7 +19,7 @@ from snugvl.diagnose.replan import (
     plan_of,
     safe_utilisation,
 )
-from snugvl.diagnose.result import Cause, Change, Kind
+from snugvl.diagnose.result import Cause, Change, Kind, known
 from snugvl.planner.plan import Choice
 
 Fix = Callable[[RunFacts, Choice | None], list[Change]]
@@ -28,8 +28,8 @@ Fix = Callable[[RunFacts, Choice | None], list[Change]]
 def changes(facts: RunFacts, causes: Sequence[Cause]) -> tuple[Change, ...]:
     """What to change, one entry a flag; the first cause that touches a flag decides."""
     if facts.engine not in ("vllm", None) and not facts.command:
-        elsewhere = _OLLAMA if facts.engine == "ollama" else _ELSEWHERE
-        return _once(change for cause in causes for change in elsewhere.get(cause.kind, ()))
+        table = "ollama" if facts.engine == "ollama" else "elsewhere"
+        return _once(change for cause in causes for change in _told(table, cause.kind))
     hopeless = any(cause.kind == "weights" and cause.confidence == "certain" for cause in causes)
     planned = {"vision_profile", "context", "utilisation_low", "utilisation_over_free"}
     choice = None
@@ -39,7 +39,7 @@ def changes(facts: RunFacts, causes: Sequence[Cause]) -> tuple[Change, ...]:
     for cause in causes:
         if cause.kind in _FIXES and not (hopeless and cause.kind in planned):
             found += _FIXES[cause.kind](facts, choice)
-        found += _SETTINGS.get(cause.kind, ())
+        found += _told("settings", cause.kind)
     return _once(_with_old(facts, change) for change in found)
 
 
@@ -162,46 +162,11 @@ _FIXES: Final[Mapping[Kind, Fix]] = {
     "unknown_flag": _gone, "removed_switch": _gone, "port": _port, "dtype": _dtype,
     "settings": _tensor_parallel, "serving_memory": _serving, "compiler": _compiler,
 }  # fmt: skip
-_EXPANDABLE: Final = Change(
-    "PYTORCH_CUDA_ALLOC_CONF",
-    None,
-    "expandable_segments:True",
-    "joins freed pieces; some WSL2 drivers refuse it, then leave it out",
-)
-_SETTINGS: Final[Mapping[Kind, tuple[Change, ...]]] = {
-    "cuda_graphs": (
-        Change("--max-num-seqs", None, "8", "graphs are captured up to this batch size"),
-        Change("--cudagraph-capture-sizes", None, "1 2 4 8", "four graphs instead of dozens; --enforce-eager needs none but decodes slower"),
-    ),
-    "batch": (Change("--max-num-seqs", None, "8", "the warm-up runs this many sequences at once"),),
-    "too_many_images": (Change("--limit-mm-per-prompt", None, '{"image":4,"video":0}', "or send fewer images in a request"),),
-    "uva": (
-        Change("VLLM_WSL2_ENABLE_PIN_MEMORY", None, "1", "allows pinned memory (WSL2 kernel 4.19.121 or later); vLLM from 2026-09-14 on falls back by itself"),
-    ),
-    "fragmentation": (_EXPANDABLE,),
-    "communication": (Change("NCCL_P2P_DISABLE", None, "1", "GPUs that cannot reach each other directly go through main memory"),),
-    "forked_cuda": (Change("VLLM_WORKER_MULTIPROC_METHOD", None, "spawn", "workers start anew instead of as a copy"),),
-}  # fmt: skip
-# For engines whose command is not read: llama.cpp, and with other words Ollama; PyTorch.
-_ELSEWHERE: Final[Mapping[Kind, tuple[Change, ...]]] = {
-    "fragmentation": (_EXPANDABLE,),
-    "image_buffer": (
-        Change("--image-max-tokens", None, "1024", "smaller images, smaller buffer; 1024 tokens still locate objects"),
-        Change("--no-mmproj-offload", None, "", "or encode images on the CPU, slowly"),
-    ),
-    "vision_weights": (Change("--no-mmproj-offload", None, "", "images are encoded on the CPU, slowly; or fewer layers on the GPU (-ngl)"),),
-    "context": (Change("-c", None, "4096", "a shorter context"),),
-    "compute_buffer": (Change("-ub", None, "128", "a smaller physical batch"), Change("-c", None, "4096", "a shorter context")),
-}  # fmt: skip
-_OLLAMA: Final[Mapping[Kind, tuple[Change, ...]]] = {
-    "context": (Change("OLLAMA_CONTEXT_LENGTH", None, "4096", "a shorter context"),),
-    "compute_buffer": (
-        Change("OLLAMA_CONTEXT_LENGTH", None, "4096", "a shorter context, whose compute buffer is smaller"),
-    ),
-    "vision_weights": (
-        Change("OLLAMA_CONTEXT_LENGTH", None, "4096", "a shorter context leaves room for the encoder"),
-    ),
-}
+
+
+def _told(table: str, kind: Kind) -> list[Change]:
+    """What a table of `known.toml` says for a cause."""
+    return [Change(old=None, **change) for change in known()[table].get(kind, ())]
 
 
 def advice(facts: RunFacts, causes: Sequence[Cause]) -> str:
@@ -251,57 +216,14 @@ _VALUED: Final = (
     "-c",
     "OLLAMA_CONTEXT_LENGTH",
 )  # a new value is given
-_BUILD_TOOLS: Final = (
-    "Install a C compiler and Python's headers: `sudo apt install build-essential python3-dev`."
-)
-_NOTES: Final[Mapping[Kind, str]] = {
-    "tenants": "Close what holds GPU memory (browsers, games, other engines; `nvidia-smi` lists them, on Windows the Task Manager does).",
-    "profiling_disturbed": "Start again once other programs have settled; nothing in the command is wrong.",
-    "weights": "Take a smaller format or model: `{plan}` lists what fits this GPU.",
-    "fp8_kernels": "Take the bf16 checkpoint if it fits, or a 4-bit one; on Ampere vLLM reads FP8 weights only through Marlin (update vLLM).",
-    "driver": "Install a driver for your CUDA version (under WSL2 in Windows, never inside Linux), or PyTorch built for the driver that is there.",
-    "model_access": "Check the name, accept the licence on the model's page, log in with `hf auth login`, or name a local folder.",
-    "host_killed": "Give the process more RAM or swap; under WSL2 raise memory= in .wslconfig, in containers the memory limit.",
-    "host_memory": "Free RAM or take a smaller model.",
-    "shared_memory": "Start the container with --ipc=host or --shm-size=8g.",
-    "tied_head": "A version that reads tie_word_embeddings does not load the stored head; update the engine.",
-    "spill": "Stay below the card's free memory: a shorter context or smaller images; WSL2 ignores the driver's setting against it.",
-    "residency": "Lower --gpu-memory-utilization by 0.05 to 0.1 and close programs on the Windows side.",
-    "cpu_offload": "Take a smaller format, or place the model deliberately: `{plan}` says what fits and what offloading costs.",
-    "image_buffer": "Smaller images need less; nothing else in the command helps.",
-    "prompt_too_long": "Send smaller or fewer images, or raise the context if the KV cache allows it.",
-}
-
-
-# The same by the line that told the cause: the first that the log has.
-_NOTES_BY_LINE: Final[tuple[tuple[str, str], ...]] = (
-    ("no_compiler", _BUILD_TOOLS), ("python_h", _BUILD_TOOLS), ("cc_failed", _BUILD_TOOLS),
-    ("no_nvcc", "Install the CUDA toolkit of the version that PyTorch was built for, then `export CUDA_HOME=/usr/local/cuda`, one folder without a colon."),
-    ("nvcc_failed", "Install the CUDA toolkit of the version that PyTorch was built for, `export CUDA_HOME=/usr/local/cuda`, and `rm -r ~/.cache/flashinfer`."),
-    ("ninja", "Remove what was half built, `rm -r ~/.cache/flashinfer`, and start again; the compiler's message says what it lacks."),
-    ("amd_kernel", "Choose the GPU that the build has code for (`rocminfo` has the gfx numbers): `export HIP_VISIBLE_DEVICES=0`; or build the engine for this gfx number."),
-    ("device_function", "Build the engine for this GPU's architecture, or take a newer release of it."),
-    ("xformers", "See what it can do with `python -m xformers.info`, and install the one for this PyTorch: `pip install -U xformers`."),
-    ("triton_shared", "Take another format of the weights: bf16 or AWQ run on this GPU without this kernel."),
-    ("damaged", "Fetch the files again: `hf download {model} --force-download`, or `ollama pull {model}`. If nothing changes, update the engine: an older one expects other tensors."),
-    ("weight_shape", "Check that config.json belongs to these files, and --quantization: 4-bit files of bitsandbytes need `--quantization bitsandbytes`."),
-    ("arch_gguf", "Update Ollama or llama.cpp, or take a GGUF made for the installed one."),
-    ("arch_hf", "Update: `pip install -U transformers`."), ("arch_vllm", "Update: `pip install -U vllm transformers`."),
-    ("symbol", "Install engine and PyTorch together in a fresh environment: `python3 -m venv ~/engine && ~/engine/bin/pip install vllm`."),
-    ("numba", "Install an older NumPy: `pip install 'numpy<={numpy}.99'`."),
-    ("no_module", "Install what needs it anew, in a fresh environment: `python3 -m venv ~/engine && ~/engine/bin/pip install vllm`."),
-    ("flash_attn", "Load with attn_implementation=\"sdpa\", or `pip install flash-attn --no-build-isolation`."),
-    ("bnb", "`pip install -U bitsandbytes`; `python -m bitsandbytes` says what it looks for."),
-    ("nccl_memory", "NCCL's buffers lie beside vLLM's share of the card: lower `--gpu-memory-utilization` by 0.05."),
-    ("nccl", "`export NCCL_DEBUG=INFO` makes NCCL say what it could not reach."),
-)  # fmt: skip
 
 
 def notes(facts: RunFacts, causes: Sequence[Cause], found: Sequence[Change]) -> tuple[str, ...]:
     """What to do beside flags, and what to run where a number could not be computed."""
     run = facts.run
-    said = [_NOTES[cause.kind] for cause in causes if cause.kind in _NOTES]
-    if causes and (line := next((text for key, text in _NOTES_BY_LINE if run.has(key)), "")):
+    tables = known()
+    said = [tables["notes"][cause.kind] for cause in causes if cause.kind in tables["notes"]]
+    if causes and (line := next((text for key, text in tables["notes_by_line"].items() if run.has(key)), "")):
         hit = run.last("numba")
         model = facts.model if re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", facts.model or "") else "MODEL"
         said.append(

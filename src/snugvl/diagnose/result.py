@@ -1,9 +1,12 @@
 """What a diagnosis says: causes with their evidence, the run's budget, the changed command. Sizes: bytes."""
 
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final, Literal
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final, Literal
 
 from snugvl.core.sizes import GIB
 
@@ -22,50 +25,11 @@ Confidence = Literal["certain", "likely", "possible"]
 Origin = Literal["measured", "computed", "inferred"]
 Engine = Literal["vllm", "ollama", "llama.cpp", "transformers", "pytorch"]
 
-TITLES: Mapping[Kind, str] = {
-    "vision_profile": "vLLM reserves memory for the largest image the checkpoint allows",
-    "context": "the context is too long for the memory that is left for the KV cache",
-    "utilisation_over_free": "--gpu-memory-utilization asks for more than is free",
-    "utilisation_low": "--gpu-memory-utilization leaves memory of the card unused",
-    "tenants": "other programs (desktop, browser, another engine) hold GPU memory",
-    "profiling_disturbed": "another program gave GPU memory back while vLLM was measuring",
-    "cuda_graphs": "capturing CUDA graphs needs memory that is no longer there",
-    "batch": "the warm-up of many sequences at once needs too much memory",
-    "uva": "vLLM's runner wants unified addressing over pinned memory, which WSL2 has switched off",
-    "fp8_kernels": "this GPU, or this build, has no kernel for the model's FP8 weights",
-    "dtype": "this GPU cannot compute in the model's number format",
-    "tied_head": "the output head is loaded a second time although the model ties it to the embedding",
-    "weights": "the weights alone are too big for this GPU",
-    "fragmentation": "enough memory is reserved by PyTorch, but in pieces that are too small",
-    "encoder_cache": "an image has more tokens than the encoder cache holds",
-    "image_buffer": "the vision encoder's buffer for this image did not fit",
-    "prompt_too_long": "the prompt, its images included, is longer than the context",
-    "too_many_images": "more images in a request than the server allows",
-    "spill": "GPU memory overflowed into system memory, which is slow",
-    "residency": "Windows could not keep the memory on the GPU although it looked free",
-    "cpu_offload": "part of the model does not fit and went to the CPU",
-    "unknown_flag": "the command has a flag that this version does not know",
-    "removed_switch": "a switch that no longer exists, or never did",
-    "port": "the port is already in use",
-    "model_access": "the model could not be found or may not be read",
-    "architecture": "the installed software is too old for this model",
-    "driver": "the GPU driver and this build of PyTorch do not fit together, or no driver is visible",
-    "host_killed": "the operating system killed the process for using too much system memory",
-    "host_memory": "too little system memory (RAM) for this model",
-    "shared_memory": "the shared memory of the system is too small",
-    "out_of_memory": "the GPU ran out of memory",
-    "settings": "vLLM does not accept its settings",
-    "serving_memory": "the GPU ran out of memory while it served requests",
-    "vision_weights": "the vision encoder's weights did not fit beside the model",
-    "compiler": "what compiles kernels at the start is missing or fails (C compiler, Python.h, nvcc, ptxas)",
-    "no_kernel": "this build has no kernel for this GPU, or for these inputs",
-    "checkpoint": "the model's files are damaged, incomplete or not what the engine expects",
-    "packages": "installed packages are missing or do not fit together",
-    "communication": "the GPUs could not talk to each other (NCCL)",
-    "forked_cuda": "a worker process was forked after CUDA had been used",
-    "compute_buffer": "the compute buffer of a batch did not fit",
-    "exception": "the log has an error that snugvl does not know; it is quoted",
-}
+
+@cache
+def known() -> Mapping[str, Any]:
+    """The tables of `known.toml`, which says what each of them is."""
+    return tomllib.loads(files("snugvl.diagnose").joinpath("known.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +52,8 @@ class Cause:
     @property
     def title(self) -> str:
         """The kind in words."""
-        return TITLES[self.kind]
+        title: str = known()["titles"][self.kind]
+        return title
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +154,9 @@ def to_text(diagnosis: Diagnosis) -> str:
 
 
 def _safe(section: str) -> str:
-    return "\n".join(clean_line(line) for line in section.split("\n"))
-
-
-def clean_line(line: str) -> str:
-    """The line without control characters, its indentation kept."""
-    return " " * (len(line) - len(line.lstrip(" "))) + clean(line)
+    """The section without control characters, its lines' indentation kept."""
+    lines = section.split("\n")
+    return "\n".join(" " * (len(line) - len(line.lstrip(" "))) + clean(line) for line in lines)
 
 
 def _head(diagnosis: Diagnosis) -> str:

@@ -1,17 +1,17 @@
 """One pass over a log in bounded memory: which known lines its last start has, with their numbers.
 
-Any size, any bytes, lines of any length: nothing is decoded before a line holds a known literal. UTF-16,
-which PowerShell writes, is turned into UTF-8.
+Any size, any bytes, lines of any length: a block is searched for the literals of `known.toml` first, at the
+speed of C; nothing is decoded, and no pattern runs, before a line holds its literal. UTF-16, which PowerShell
+writes, is turned into UTF-8.
 """
 
 import codecs
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from snugvl.diagnose.patterns import PATTERNS, Pattern
-from snugvl.diagnose.result import Engine, Evidence, clean
+from snugvl.diagnose.result import Engine, Evidence, clean, known
 
 BLOCK_BYTES: Final = 1 << 18
 LINE_BYTES: Final = 1 << 15  # the longest real line, vLLM's configuration, has about 8 KiB
@@ -26,6 +26,27 @@ _LASTING: Final = frozenset({"gpu", "wsl", "smi_row", "version_line", "env_v1"})
 # Lines that may be the only word on a failure. All ranks of a parallel start say the same: each is kept once.
 _ERRORS: Final = frozenset({"raised", "error_line"})
 _PREFIX: Final = re.compile(r"^(?:[\w.-]{1,60} +\| +)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """`engine`: whose line it is. `fails`: a run with this line failed, or a request of it did."""
+
+    key: str
+    needle: bytes
+    regex: re.Pattern[str]
+    engine: Engine | None = None
+    fails: bool = False
+
+
+def _pattern(key: str, find: str, take: str = "", **about: Any) -> Pattern:
+    """An entry of `known.toml`; without `take` its literal stands for itself."""
+    for name, part in reversed(known()["parts"].items()):
+        take = take.replace(f"<{name}>", part)
+    return Pattern(key, find.encode(), re.compile(take or re.escape(find)), **about)
+
+
+PATTERNS: Final = tuple(_pattern(**entry) for table in known()["patterns"].values() for entry in table)
 
 
 class ByteSource(Protocol):

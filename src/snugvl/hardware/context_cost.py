@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -132,10 +132,7 @@ def _remember(gpu: Gpu, stages: Stages, environ: Mapping[str, str]) -> None:
     when = datetime.now(UTC).isoformat(timespec="seconds")
     measurements = [
         Measurement(
-            gpu=place.gpu,
-            driver=place.driver,
-            torch=place.torch,
-            snugvl=place.snugvl,
+            **asdict(place),
             engine=ANY_ENGINE,
             component=component,
             subject="",

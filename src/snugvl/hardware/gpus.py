@@ -119,11 +119,11 @@ def lookup(name: str, total_bytes: int | None = None) -> GpuModel:
     raise InputError(f"no GPU {name!r} in the table ({hint}); or say its memory alone, with --vram")
 
 
-def nearest(name: str, count: int = 3) -> list[str]:
-    """The names in the table that are spelled most like `name`, as `--gpu` takes them."""
-    keys = difflib.get_close_matches(_key(name), _index(), n=3 * count, cutoff=0.5)
+def nearest(name: str) -> list[str]:
+    """The three names in the table that are spelled most like `name`, as `--gpu` takes them."""
+    keys = difflib.get_close_matches(_key(name), _index(), n=9, cutoff=0.5)
     names = dict.fromkeys(_short(_index()[key][0].name) for key in keys)
-    return list(names)[:count]
+    return list(names)[:3]
 
 
 @cache
@@ -156,17 +156,13 @@ def _model(row: dict[str, str]) -> GpuModel:
     source: MemorySource = "nvml" if row["mib_source"] == "nvml" else "nominal"
     return GpuModel(
         name=row["name"],
-        aliases=_aliases(row["aliases"]),
+        aliases=tuple(filter(None, row["aliases"].split(";"))),
         total_bytes=int(row["mib"]) * MIB,
         memory_source=source,
         bandwidth=float(row["gb_per_s"]) * 1e9,
         compute_capability=(int(major), int(minor)),
         bf16_flops=_flops(row, int(major)),
     )
-
-
-def _aliases(text: str) -> tuple[str, ...]:
-    return tuple(alias for alias in text.split(";") if alias)
 
 
 def _flops(row: dict[str, str], major: int) -> float | None:

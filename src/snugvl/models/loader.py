@@ -35,7 +35,7 @@ from snugvl.layers.weights import GROUP, Format
 from snugvl.models import ready_made
 from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork, network_of
-from snugvl.models.ready_made import PackedMatrix
+from snugvl.models.ready_made import LoadTarget, PackedMatrix
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, TensorFiles, TensorPiece, dequantise
 
 GPU_READERS = 4
@@ -62,21 +62,6 @@ class Storage:
     tower: Format = "bf16"
     streamed: Literal["pinned", "plain"] | None = None
     embedding: Literal["gpu", "cpu"] = "gpu"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadTarget:
-    """Where a checkpoint tensor goes: rows `start … start + rows` of a parameter, maybe a `Linear`'s."""
-
-    parameter: torch.Tensor
-    start: int
-    rows: int
-    linear: Linear | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape the checkpoint tensor must have (patch embeddings come with more dimensions)."""
-        return (self.rows, *self.parameter.shape[1:])
 
 
 def load_model(

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.checkpoint.families import qwen2_5_vl, qwen3_5, qwen3_vl, text
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
@@ -130,13 +131,7 @@ class Qwen25VL(Qwen3VL):
     """The network of every Qwen2.5-VL checkpoint. Its names are those of transformers ≥ 4.52."""
 
     tower_type = Qwen25Tower
-    # The Hub's files are older.
-    aliases = (
-        ("visual.", "model.visual."),
-        ("model.visual.", "model.visual."),
-        ("model.language_model.", "model.language_model."),
-        ("model.", "model.language_model."),
-    )
+    aliases = qwen2_5_vl.ALIASES  # the Hub's files are older
 
 
 class Qwen35(Qwen3VL):
@@ -148,18 +143,11 @@ class Qwen35(Qwen3VL):
         self.unloaded = (*self.unloaded, "mtp.*")
 
 
-_TEXT = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Phi3ForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
 _BY_ARCHITECTURE: dict[str, Callable[[ModelConfig], LoadableNetwork]] = {
-    "Qwen3VLForConditionalGeneration": Qwen3VL,
-    "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
-    "Qwen3_5ForConditionalGeneration": Qwen35,
-    **dict.fromkeys(_TEXT, CausalLM),
+    **dict.fromkeys(qwen3_vl.NATIVE, Qwen3VL),
+    **dict.fromkeys(qwen2_5_vl.NATIVE, Qwen25VL),
+    **dict.fromkeys(qwen3_5.NATIVE, Qwen35),
+    **dict.fromkeys(text.NATIVE, CausalLM),
 }
 
 

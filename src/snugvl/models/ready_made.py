@@ -22,7 +22,6 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -43,15 +42,19 @@ _ENDINGS = {  # of codes, scales, zero points
 }
 
 
-class Rows(Protocol):
-    """Where a matrix goes: `loader.LoadTarget`."""
+@dataclass(frozen=True, slots=True)
+class LoadTarget:
+    """Where a checkpoint tensor goes: rows `start … start + rows` of a parameter, maybe a `Linear`'s."""
+
+    parameter: torch.Tensor
+    start: int
+    rows: int
+    linear: Linear | None = None
 
     @property
-    def start(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def linear(self) -> Linear | None: ...
+    def shape(self) -> tuple[int, ...]:
+        """Shape the checkpoint tensor must have (patch embeddings come with more dimensions)."""
+        return (self.rows, *self.parameter.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ def _beside(words: TensorEntry, tensors: dict[str, TensorEntry], base: str, part
     return tensors.pop(base + part)
 
 
-def check_matrix(matrix: PackedMatrix, target: Rows, form: PackedInt4) -> None:
+def check_matrix(matrix: PackedMatrix, target: LoadTarget, form: PackedInt4) -> None:
     """Compare the stored tensors with the place they go to.
 
     Raises:
@@ -154,7 +157,7 @@ def _shapes(rows: int, columns: int, groups: int) -> dict[str, tuple[tuple[int, 
 
 
 def store(
-    targets: Mapping[str, Rows],
+    targets: Mapping[str, LoadTarget],
     matrices: Mapping[str, PackedMatrix],
     form: PackedInt4,
     inside: Collection[int],
@@ -191,7 +194,7 @@ def store(
             linear.zero = torch.empty_like(linear.scale)
 
 
-def fill(matrix: PackedMatrix, target: Rows, files: TensorFiles, form: PackedInt4) -> None:
+def fill(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles, form: PackedInt4) -> None:
     """Read a matrix into its rows of a linear, a piece at a time.
 
     Raises:

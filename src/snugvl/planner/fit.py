@@ -8,7 +8,7 @@ from snugvl.core.sizes import format_size
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
 from snugvl.planner.footprint.component import Footprint
-from snugvl.planner.footprint.images import largest_image, pixels_for, scales
+from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import block_bytes
 from snugvl.planner.footprint.offload import host_bytes
 from snugvl.planner.footprint.step_graphs import recorded
@@ -338,24 +338,16 @@ class Fitter:
         """Of the budget; negative where it doesn't fit."""
         return self.budget(settings).usable_bytes - self.footprint(settings).total_bytes
 
-    def with_tokens(self, settings: Settings, tokens: int) -> Settings:
-        """The same with another pixel budget."""
-        return replace(settings, max_pixels=pixels_for(self.option.model, tokens))
-
-    def most_context(self, base: Settings, low: int, high: int) -> int:
-        """Longest context from `low` (which fits) to `high` with these images."""
-        return _highest(
-            low, high, CONTEXT_GRAIN, lambda n: self.fastest(replace(base, context=n)) is not None
-        )
-
     def longest_context_at(self, base: Settings) -> int | None:
         """Longest context that fits with these images, or None."""
         image = largest_image(self.option.model, base.max_pixels).tokens * base.images
         low = -(-(image + LEAST_ROOM_TOKENS) // CONTEXT_GRAIN) * CONTEXT_GRAIN
         limit = self.option.context_limit
-        if low > limit or self.fastest(replace(base, context=low)) is None:
-            return None
-        return self.most_context(base, low, limit)
+
+        def fits(context: int) -> bool:
+            return self.fastest(replace(base, context=context)) is not None
+
+        return _highest(low, limit, CONTEXT_GRAIN, fits) if low <= limit and fits(low) else None
 
 
 def _highest(low: int, high: int, grain: int, fits: Callable[[int], bool]) -> int:

@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from snugvl.core.options import PurposeName
 from snugvl.planner.footprint.allocator import up
 from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.inventory import Inventory
-from snugvl.planner.settings import Purpose
 from snugvl.planner.wishes import ANY_TOKENS, LEAST_ROOM_TOKENS, ROOM_TOKENS, Wishes
 
 Step = tuple[int, int, int, int]
 CONTEXT_GRAIN: Final = 512
 
 # Tokens of the largest image, of a context, of the KV pool, and sequences that may run at once.
-STEPS: Final[dict[Purpose, tuple[Step, ...]]] = {
+STEPS: Final[dict[PurposeName, tuple[Step, ...]]] = {
     "chat": (
         (256, 1024, 1024, 1), (256, 2048, 2048, 1), (512, 2048, 2048, 1), (1024, 2048, 2048, 1),
         (1024, 4096, 4096, 1), (2048, 4096, 4096, 1), (2048, 5120, 5120, 2), (2048, 6144, 6144, 2),
@@ -55,7 +55,7 @@ STEPS: Final[dict[Purpose, tuple[Step, ...]]] = {
         (2048, 4096, 49152, 16), (2048, 4096, 65536, 16), (3072, 6144, 98304, 16), (4096, 8192, 131072, 16),
     ),
 }  # fmt: skip
-COMFORT: Final[dict[Purpose, Step]] = {
+COMFORT: Final[dict[PurposeName, Step]] = {
     "chat": (2048, 8192, 8192, 4), "documents": (8192, 16384, 16384, 1), "detect": (2048, 4096, 4096, 4),
     "batch": (1024, 2048, 16384, 16),
 }  # fmt: skip
@@ -139,7 +139,7 @@ def _image(model: Inventory, wishes: Wishes, tokens: int) -> tuple[int, int | No
     return largest_image(model, pixels).tokens, pixels
 
 
-def comfort(goal: Goal, purpose: Purpose, *, fixed_tokens: bool) -> Step:
+def comfort(goal: Goal, purpose: PurposeName, *, fixed_tokens: bool) -> Step:
     """How far towards comfort a goal is; more than comfort counts no more than comfort."""
     most = COMFORT[purpose]
     reached = (most[0], *goal.step[1:]) if fixed_tokens else goal.step

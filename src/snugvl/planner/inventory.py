@@ -1,8 +1,10 @@
-"""A model's tensors grouped by what the planner asks of them: a plan needn't walk a thousand names."""
+"""A model's tensors grouped by what the planner asks of them: a plan needn't walk a thousand names. And the
+widths of its vectors, which the formulas are written in."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any, Final, Literal
 
@@ -98,3 +100,30 @@ def _kind(tensor: TensorFact, part: Part) -> Kind:
     if part == "vision" and len(tensor.shape) == 2 and not tensor.name.endswith(POSITIONS):
         return "tower"
     return "matrix" if part == "decoder" and tensor.role in ("linear", "expert") else "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Widths of the decoder's vectors, in values."""
+
+    h: int
+    i: int
+    q: int
+    k: int
+    d: int
+    heads: int
+
+
+@lru_cache(maxsize=256)
+def widths(model: Inventory) -> Widths:
+    """The widest layer counts: Gemma 3's and hybrids' layers differ."""
+    text = model.facts.text
+    layer = max((layer for layer, _ in model.kv_layers), key=lambda layer: layer.kv_heads * layer.head_dim)
+    return Widths(
+        text.hidden_size,
+        text.intermediate_size,
+        text.num_heads * layer.head_dim,
+        layer.kv_heads * layer.head_dim,
+        layer.head_dim,
+        text.num_heads,
+    )

@@ -10,11 +10,7 @@ WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int4"]
 HeadFormat = Literal["bf16", "int8"]
 VisionFormat = Literal["bf16", "int8"]
 Placement = Literal["gpu", "streamed", "cpu"]
-TowerWish = Literal["auto", "resident", "streamed"]
-EmbeddingWish = Literal["auto", "gpu", "cpu"]
-Purpose = Literal["chat", "documents", "detect", "batch"]
 
-PURPOSES: Final[tuple[Purpose, ...]] = ("chat", "documents", "detect", "batch")
 ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm")
 BLOCK_TOKENS: Final = 16  # tokens of a KV block, ours and vLLM's
 DEFAULT_CHUNK: Final = 2048  # tokens of one step: EngineConfig's default, and vLLM's server below 70 GB

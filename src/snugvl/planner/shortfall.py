@@ -6,12 +6,10 @@ from snugvl.core.sizes import format_size, megapixels
 from snugvl.planner.budget import Budget
 from snugvl.planner.fit import Fitted, Fitter
 from snugvl.planner.footprint.component import Footprint
-from snugvl.planner.footprint.images import largest_image, scales
+from snugvl.planner.footprint.images import largest_image, pixels_for, scales
 from snugvl.planner.plan import Choice, Plan, Rejection
 from snugvl.planner.settings import Settings
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS
-
-__all__ = ["blame", "refusal_line", "way_out", "why_not_fitting", "why_not_more"]
 
 
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
@@ -23,7 +21,7 @@ def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
         context = max(
             base.context, min(most * base.images + LEAST_ROOM_TOKENS, fitter.wishes.context or 1 << 62)
         )
-        tried = replace(fitter.with_tokens(base, most), context=context)
+        tried = replace(base, context=context, max_pixels=pixels_for(fitter.option.model, most))
         if most > choice.tokens and fitter.fastest(tried) is None:
             leanest = _leanest(fitter, tried)
             fits = megapixels(choice.settings.max_pixels or 0)

@@ -30,7 +30,7 @@ from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.goals import COMFORT
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.plan import Choice, Plan, Rejection
-from snugvl.planner.settings import Engine, Settings, WeightFormat
+from snugvl.planner.settings import Engine, Settings
 from snugvl.planner.shortfall import refusal_line, why_not_fitting, why_not_more
 from snugvl.planner.speed import roofline
 from snugvl.planner.verdicts import verdicts
@@ -185,7 +185,9 @@ def require(plan: Plan) -> Choice:
 
 def _excluded(option: Option, wishes: Wishes) -> str | None:
     """Which wish excludes an option, as a clause."""
-    if wishes.weights not in (None, option.weights, _narrowed(option.weights)):
+    # Who wishes bf16 on a CPU wishes weights that aren't quantised.
+    narrowed = "bf16" if option.weights == "fp32" else option.weights
+    if wishes.weights not in (None, option.weights, narrowed):
         return f"{wishes.weights} weights can't be had of it: {_stored_as(option)}"
     if FORMAT_QUALITY[option.stored_quality] < wishes.floor:
         return f"{option.stored_quality} is coarser than {wishes.quality}"
@@ -215,11 +217,6 @@ def _stored_as(option: Option) -> str:
     if option.engine == "vllm":
         return f"vLLM serves what is stored, {stored}"
     return f"the checkpoint is stored in {stored}"
-
-
-def _narrowed(weights: WeightFormat) -> WeightFormat:
-    """Who wishes bf16 on a CPU wishes weights that aren't quantised."""
-    return "bf16" if weights == "fp32" else weights
 
 
 def _no_goal(fitter: Fitter) -> str:

@@ -30,8 +30,7 @@ from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_bytes
 from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, sizes
-from snugvl.planner.footprint.widths import widths
-from snugvl.planner.inventory import Inventory, Part
+from snugvl.planner.inventory import Inventory, Part, widths
 from snugvl.planner.settings import Settings
 
 PROMPT_TEXT_TOKENS = 64
@@ -76,7 +75,8 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
     bandwidth = rate * settings.tensor_parallel
     crossing = layer_bytes(model, settings) if settings.offloaded else 0
     read = _bytes(model, settings, "decoder") + _head_bytes(model, settings) - crossing
-    cache = kv_bytes(model, settings, settings.context // 2) * _sharing(settings)
+    sharing = settings.tensor_parallel * settings.pipeline_parallel  # GPUs of one copy of the model
+    cache = kv_bytes(model, settings, settings.context // 2) * sharing
     across = crossing / copy_rate(gpu) if gpu is not None else 0.0
     # Experts that cross all do, whichever are chosen; those on the GPU make the rest a guess.
     decode = None if routed and not crossing else 1 / ((read + cache) / bandwidth + across)
@@ -91,11 +91,6 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
     if settings.images and gpu is not None:
         vision += vision_bytes(model, settings) / copy_rate(gpu)
     return Speed(decode, prefill + vision, crossing, cpu)
-
-
-def _sharing(settings: Settings) -> int:
-    """GPUs that share one copy of the model."""
-    return settings.tensor_parallel * settings.pipeline_parallel
 
 
 def _prefill_flops(model: Inventory, tokens: int) -> float:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from snugvl.core.options import LoadOptions
+from snugvl.core.options import EmbeddingName, LoadOptions, PurposeName, TowerName
 from snugvl.errors import RequestError
-from snugvl.planner.settings import EmbeddingWish, Engine, KVFormat, Purpose, TowerWish, WeightFormat
+from snugvl.planner.settings import Engine, KVFormat, WeightFormat
 
 Quality = Literal["any", "int4", "int8", "fp8", "bf16"]
 PlanTask = Literal["caption", "ask", "scene", "detect"]
@@ -51,10 +51,10 @@ class Wishes:
     weights: WeightFormat | None = None
     memory_bytes: int | None = None
     language_only: bool = False
-    tower: TowerWish = "auto"
+    tower: TowerName = "auto"
     kv_cache: KVFormat | None = None
-    embedding: EmbeddingWish = "auto"
-    purpose: Purpose = "chat"
+    embedding: EmbeddingName = "auto"
+    purpose: PurposeName = "chat"
     float32: bool | None = None
     step_graphs: bool = True
 
@@ -93,7 +93,7 @@ class Wishes:
             )
 
     @property
-    def good_for(self) -> Purpose:
+    def good_for(self) -> PurposeName:
         """The purpose; who names the task of finding boxes means that."""
         return "detect" if self.task == "detect" else self.purpose
 

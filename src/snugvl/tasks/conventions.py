@@ -21,7 +21,7 @@ its answer uses `box_2d`: the commonest form today, and an assumption.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from snugvl.checkpoint.resize import smart_resize
@@ -154,25 +154,17 @@ def _qwen2_5(names: Sequence[str]) -> str:
 
 QWEN3_VL: Final = Convention(
     "Qwen3-VL",
-    (
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3VLMoeForConditionalGeneration",
-    ),
+    ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
     named=prompts.detect,
     everything=prompts.DETECT_ALL,
     grammar=grammar.BOXES,
 )
 CONVENTIONS: Final = (
     QWEN3_VL,
-    Convention(
-        "Qwen3.5",
-        (
-            "Qwen3_5ForConditionalGeneration",
-            "Qwen3_5MoeForConditionalGeneration",
-        ),
-        named=prompts.detect,
-        everything=prompts.DETECT_ALL,
-        grammar=grammar.BOXES,
+    replace(
+        QWEN3_VL,
+        family="Qwen3.5",
+        architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     ),
     Convention(
         "Qwen2.5-VL",

@@ -85,11 +85,15 @@ class Decoder:
     def tensors(
         self,
         prefix: str,
+        tied: bool,
         *,
         norms: Sequence[str] = ("input", "post_attention"),
         attention: Callable[[int, str], Iterator[Expected]] | None = None,
     ) -> Iterator[Expected]:
-        """Embedding, layers and final norm under `prefix`. `attention`: a layer's own, by number and name."""
+        """Embedding, layers and final norm under `prefix`, and the output matrix unless it is the embedding.
+
+        `attention`: a layer's own, by number and name.
+        """
         yield Expected(f"{prefix}.embed_tokens.weight", (self.vocab, self.hidden), "embedding")
         for index in range(self.layers):
             layer = f"{prefix}.layers.{index}"
@@ -101,6 +105,8 @@ class Decoder:
             for place in norms:
                 yield from norm(f"{layer}.{place}_layernorm", self.hidden)
         yield from norm(f"{prefix}.norm", self.hidden)
+        if not tied:
+            yield Expected("lm_head.weight", (self.vocab, self.hidden), "lm_head")
 
     def attention(self, name: str, *, gated: bool = False) -> Iterator[Expected]:
         """Projections, and the norms of queries and keys. `gated`: queries bring a gate: twice the rows."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from snugvl.checkpoint.families.decoder import Decoder, read_decoder, sliding, windows_by_type
-from snugvl.checkpoint.families.network import Expected, Network, head, norm
+from snugvl.checkpoint.families.network import Expected, Network, norm
 from snugvl.checkpoint.families.vision import edge, images_of, read_square, siglip_tensors
 from snugvl.checkpoint.image_rules import FixedSquare
 from snugvl.checkpoint.section import Section
@@ -38,7 +38,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
     tied = root.get("tie_word_embeddings", bool, True)
     if architecture == TEXT:
         decoder = _decoder(root)
-        tensors = (*decoder.tensors("model", norms=_NORMS), *head(tied, decoder.vocab, decoder.hidden))
+        tensors = tuple(decoder.tensors("model", tied, norms=_NORMS))
         return Network("gemma3_text", architecture, decoder.facts(), None, tied, tensors)
     decoder = _decoder(root.section("text_config"))
     vision = root.section("vision_config")
@@ -66,8 +66,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         tensors=(
             *siglip_tensors(tower, "model.vision_tower"),
             *_projector(tower.hidden, decoder.hidden),
-            *decoder.tensors("model.language_model", norms=_NORMS),
-            *head(tied, decoder.vocab, decoder.hidden),
+            *decoder.tensors("model.language_model", tied, norms=_NORMS),
         ),
         aliases=_ALIASES,
     )

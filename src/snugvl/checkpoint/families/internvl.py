@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from snugvl.checkpoint.families.network import Expected, Network, head, linear, norm, ties
+from snugvl.checkpoint.families.network import Expected, Network, linear, norm, ties
 from snugvl.checkpoint.families.text import LLAMA, QWEN2, QWEN3, read_text
 from snugvl.checkpoint.families.vision import SquareTower, edge, images_of, read_square
 from snugvl.checkpoint.image_rules import TilesAndThumbnail
@@ -56,8 +56,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         tensors=(
             *_tower_tensors(tower, vision, "model.vision_tower"),
             *_projector(tower.hidden * merge**2, decoder.hidden),
-            *decoder.tensors("model.language_model"),
-            *head(tied, decoder.vocab, decoder.hidden),
+            *decoder.tensors("model.language_model", tied),
         ),
         aliases=_ALIASES,
     )

@@ -97,9 +97,3 @@ def norm(name: str, width: int, role: Role = "norm", *, bias: bool = False) -> I
     yield Expected(f"{name}.weight", (width,), role)
     if bias:
         yield Expected(f"{name}.bias", (width,), role)
-
-
-def head(tied: bool, vocab: int, hidden: int) -> Iterator[Expected]:
-    """The output matrix, unless it is the embedding."""
-    if not tied:
-        yield Expected("lm_head.weight", (vocab, hidden), "lm_head")

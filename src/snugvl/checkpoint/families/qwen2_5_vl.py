@@ -16,7 +16,7 @@ from snugvl.checkpoint.families.decoder import (
     sliding,
     windows_by_type,
 )
-from snugvl.checkpoint.families.network import Expected, Network, head, linear, model_config, norm
+from snugvl.checkpoint.families.network import Expected, Network, linear, model_config, norm
 from snugvl.checkpoint.families.qwen_tower import (
     check_frame,
     check_width,
@@ -61,8 +61,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         tied=tied,
         tensors=(
             *_tower_tensors(tower, "model.visual"),
-            *decoder.tensors("model.language_model"),
-            *head(tied, decoder.vocab, decoder.hidden),
+            *decoder.tensors("model.language_model", tied),
         ),
         aliases=ALIASES,
     )

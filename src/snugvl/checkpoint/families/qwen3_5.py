@@ -13,7 +13,7 @@ from dataclasses import replace
 from snugvl.checkpoint.architecture import LayerKind, LinearAttention, ModelConfig, TextConfig
 from snugvl.checkpoint.facts import KVLayer, TextFacts
 from snugvl.checkpoint.families.decoder import SIZES, Decoder, layer_types, need_silu, read_decoder
-from snugvl.checkpoint.families.network import Expected, Network, head, linear, model_config, norm, ties
+from snugvl.checkpoint.families.network import Expected, Network, linear, model_config, norm, ties
 from snugvl.checkpoint.families.qwen_tower import (
     check_tower,
     check_width,
@@ -62,8 +62,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         tied=tied,
         tensors=(
             *tower_tensors(tower),
-            *decoder.tensors("model.language_model", attention=attention),
-            *head(tied, decoder.vocab, decoder.hidden),
+            *decoder.tensors("model.language_model", tied, attention=attention),
         ),
         unloaded=tuple(_predictor(decoder, predictors)),
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families.decoder import SIZES, Decoder, Experts, need_silu, read_decoder
-from snugvl.checkpoint.families.network import Network, head, model_config, ties
+from snugvl.checkpoint.families.network import Network, model_config, ties
 from snugvl.checkpoint.families.qwen_tower import (
     LEVELS,
     check_tower,
@@ -52,8 +52,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         tied=tied,
         tensors=(
             *tower_tensors(tower),
-            *decoder.tensors("model.language_model"),
-            *head(tied, decoder.vocab, decoder.hidden),
+            *decoder.tensors("model.language_model", tied),
         ),
     )
 

@@ -1,6 +1,6 @@
 """SmolVLM and SmolVLM2 (Idefics 3): a Llama decoder, a SigLIP encoder on tiles, pixel shuffle between."""
 
-from snugvl.checkpoint.families.network import Expected, Network, head
+from snugvl.checkpoint.families.network import Expected, Network
 from snugvl.checkpoint.families.text import LLAMA, read_text
 from snugvl.checkpoint.families.vision import SquareTower, edge, images_of, read_square, siglip_tensors
 from snugvl.checkpoint.image_rules import ScaledTiles
@@ -33,8 +33,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         tensors=(
             *siglip_tensors(tower, "model.vision_model"),
             Expected("model.connector.modality_projection.proj.weight", projection, "connector"),
-            *decoder.tensors("model.text_model"),
-            *head(tied, decoder.vocab, decoder.hidden),
+            *decoder.tensors("model.text_model", tied),
         ),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.families.decoder import Decoder, need_silu, read_decoder, sliding, windows_by_type
-from snugvl.checkpoint.families.network import Network, head, model_config, ties
+from snugvl.checkpoint.families.network import Network, model_config, ties
 from snugvl.checkpoint.families.rotary import read_limit, read_rope
 from snugvl.checkpoint.section import Section
 from snugvl.errors import UnsupportedModel
@@ -64,7 +64,7 @@ def describe(root: Section, architecture: str, images: Section | None) -> Networ
         text=decoder.facts(),
         vision=None,
         tied=tied,
-        tensors=(*decoder.tensors("model"), *head(tied, decoder.vocab, decoder.hidden)),
+        tensors=tuple(decoder.tensors("model", tied)),
     )
 
 

@@ -20,8 +20,7 @@ from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.kv import kv_component, unwindowed_component
 from snugvl.planner.footprint.vision import features_per_token
-from snugvl.planner.footprint.widths import widths
-from snugvl.planner.inventory import Inventory
+from snugvl.planner.inventory import Inventory, widths
 from snugvl.planner.settings import Settings
 
 WIDE_ROWS: Final = 4096  # of `layers/linear.py`

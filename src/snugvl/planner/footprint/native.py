@@ -28,8 +28,7 @@ from snugvl.planner.footprint import hybrid
 from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, reserved_bytes, up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.weights import GROUP, ready_made_group
-from snugvl.planner.footprint.widths import Widths, widths
-from snugvl.planner.inventory import Inventory
+from snugvl.planner.inventory import Inventory, Widths, widths
 from snugvl.planner.settings import Settings, WeightFormat
 
 LOW_BIT: Final[tuple[WeightFormat, ...]] = ("fp8", "int8", "int4")

@@ -30,8 +30,7 @@ from snugvl.planner.footprint.native import (
     split_workspace,
 )
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
-from snugvl.planner.footprint.widths import widths
-from snugvl.planner.inventory import Inventory
+from snugvl.planner.inventory import Inventory, widths
 from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
 TOKENS: Final = 128  # the largest sizes of steps are multiples of

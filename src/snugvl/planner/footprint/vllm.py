@@ -27,8 +27,7 @@ from snugvl.planner.footprint.decoder import LOGIT_BYTES, transformers_prefill
 from snugvl.planner.footprint.images import ImageSize, largest_image
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, vllm_workspace
 from snugvl.planner.footprint.vllm_tensors import deepstack_buffers, rotary_caches
-from snugvl.planner.footprint.widths import widths
-from snugvl.planner.inventory import Inventory
+from snugvl.planner.inventory import Inventory, widths
 from snugvl.planner.settings import Settings
 
 # What is left of the smallest free memory in which vLLM 0.22.1 served Qwen3-VL-2B-FP8 and -4B-FP8 on an H200

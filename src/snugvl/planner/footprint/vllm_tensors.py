@@ -27,8 +27,7 @@ from typing import Final, NamedTuple
 from snugvl.checkpoint.facts import TensorFact
 from snugvl.core.sizes import MIB
 from snugvl.planner.footprint.allocator import CachingAllocator, up
-from snugvl.planner.footprint.widths import widths
-from snugvl.planner.inventory import Inventory, Kind, Part, group_of
+from snugvl.planner.inventory import Inventory, Kind, Part, group_of, widths
 from snugvl.planner.settings import Settings
 
 MAX_SPLIT_BYTES: Final = 20 * MIB

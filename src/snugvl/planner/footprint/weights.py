@@ -31,8 +31,7 @@ from snugvl.planner.footprint.allocator import ROUND_BYTES, SMALL_BYTES, reserve
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.offload import layer_bytes
 from snugvl.planner.footprint.vllm_tensors import loading_bytes, rotary_caches, tensors_of
-from snugvl.planner.footprint.widths import widths
-from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of
+from snugvl.planner.inventory import PARTS, Group, Inventory, Part, group_of, widths
 from snugvl.planner.settings import Settings
 
 GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block

@@ -1,16 +1,19 @@
 """A plan as JSON, schema version 1 (documented in docs/plan.md). Sizes are bytes, speeds per second."""
 
+from dataclasses import asdict
 from typing import Any
 
 from snugvl.hardware.machine import Machine
 from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.placement import placement
-from snugvl.planner.plan import Choice, Plan, Rejection
+from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.report.sections import Measured, headline
 from snugvl.planner.verdicts import why_engine
 
 SCHEMA_VERSION = 1
+BUDGET = ("total_bytes", "held_bytes", "margin_bytes", "usable_bytes")
+ROOFLINE = ("decode_tokens_per_s", "first_token_s", "crossing_bytes")
 
 
 def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> dict[str, Any]:
@@ -20,38 +23,31 @@ def document(plan: Plan, machine: Machine, measured: Measured | None = None) -> 
         "schema": SCHEMA_VERSION,
         "headline": headline(plan, machine),
         "fits": plan.choice is not None,
-        "wishes": {name: getattr(plan.wishes, name) for name in type(plan.wishes).__slots__},
+        "wishes": asdict(plan.wishes),
         "machine": {"os": machine.os, "gpus": len(machine.gpus), "source": machine.source},
         "budget": {
             "device": budget.name,
-            "total_bytes": budget.total_bytes,
-            "held_bytes": budget.held_bytes,
-            "margin_bytes": budget.margin_bytes,
-            "usable_bytes": budget.usable_bytes,
+            **{name: getattr(budget, name) for name in BUDGET},
         },
         "choice": _choice(plan.choice, measured) if plan.choice else None,
         "command": next_command(plan.choice, plan.wishes) if plan.choice else None,
         "plain_command": plain_command(plan.choice) if plan.choice else None,
         "closest": _choice(plan.closest, measured) if plan.closest else None,
         "runners_up": [_choice(choice, measured) for choice in plan.runners_up],
-        "rejections": [_rejection(rejection) for rejection in plan.rejections],
-        "engines": [{"engine": each.engine, "reason": each.reason} for each in plan.verdicts],
+        "rejections": [asdict(rejection) for rejection in plan.rejections],
+        "engines": [asdict(verdict) for verdict in plan.verdicts],
         "why": why_engine(plan) if plan.choice else None,
         "instead": _choice(plan.instead, measured) if plan.instead else None,
         "streamed": _choice(plan.streamed, measured) if plan.streamed else None,
-        "refusals": [
-            {"model": name, "engine": refusal.engine, "reason": refusal.reason}
-            for name, refusal in plan.refusals
-        ],
+        "refusals": [{"model": name, **asdict(refusal)} for name, refusal in plan.refusals],
     }
 
 
 def _choice(choice: Choice, measured: Measured | None) -> dict[str, Any]:
-    settings = choice.settings
     return {
         "model": choice.option.model.name,
         "stored_format": choice.option.stored_quality,
-        "settings": {name: getattr(settings, name) for name in type(settings).__slots__},
+        "settings": asdict(choice.settings),
         "image_tokens": choice.tokens,
         "gpus": [gpu.index for gpu in choice.gpus],
         "total_bytes": choice.footprint.total_bytes,
@@ -59,11 +55,7 @@ def _choice(choice: Choice, measured: Measured | None) -> dict[str, Any]:
         "peak_phase": choice.footprint.peak_phase,
         "placement": dict(placement(choice)),
         "components": [_component(part, choice, measured) for part in choice.footprint.components],
-        "roofline": {
-            "decode_tokens_per_s": choice.speed.decode_tokens_per_s,
-            "first_token_s": choice.speed.first_token_s,
-            "crossing_bytes": choice.speed.crossing_bytes,
-        },
+        "roofline": {name: getattr(choice.speed, name) for name in ROOFLINE},
     }
 
 
@@ -75,14 +67,4 @@ def _component(part: Component, choice: Choice, measured: Measured | None) -> di
         "phase": part.phase,
         "basis": part.basis,
         "why": part.why,
-    }
-
-
-def _rejection(rejection: Rejection) -> dict[str, Any]:
-    return {
-        "what": rejection.what,
-        "short_bytes": rejection.short_bytes,
-        "blame": rejection.blame,
-        "blame_bytes": rejection.blame_bytes,
-        "remedy": rejection.remedy,
     }

@@ -22,14 +22,19 @@ def svg(report: Report) -> str:
     legend_top = BAR_TOP + BAR_HEIGHT + 44
     command_top = legend_top + LINE * len(report.rows) + 20
     height = command_top + 20 * len(command) + PAD
+    # Bold letters are about 0.62 of their size wide.
+    size = min(22, int((WIDTH - 2 * PAD) / (0.62 * max(len(report.headline), 1))))
+    state = "takes" if report.fits else "would take"
+    summary = f"{state} {format_size(report.used_bytes)} of {format_size(report.usable_bytes)}"
+    kept = [value for label, value in report.facts if label in ("weights", "context", "images")]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
         f'height="{height}" font-family="{FONT}" role="img">',
         f"<title>{escape(report.headline)}</title>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        _text(PAD, 48, report.headline, size=_headline_size(report.headline), weight=600),
-        _text(PAD, 80, _summary(report), size=14, colour="#4a5260"),
-        _text(PAD, 104, _settings(report), size=14, colour="#4a5260"),
+        _text(PAD, 48, report.headline, size=size, weight=600),
+        _text(PAD, 80, f"{summary} that may be used", size=14, colour="#4a5260"),
+        _text(PAD, 104, " · ".join(kept), size=14, colour="#4a5260"),
         *_bar(report),
         *_legend(report.rows, legend_top),
         *[
@@ -51,21 +56,6 @@ def wrapped(command: str, columns: int) -> list[str]:
         else:
             lines.append(word if not lines else "  " + word)
     return [line + " \\" for line in lines[:-1]] + lines[-1:]
-
-
-def _summary(report: Report) -> str:
-    state = "takes" if report.fits else "would take"
-    return f"{state} {format_size(report.used_bytes)} of {format_size(report.usable_bytes)} that may be used"
-
-
-def _settings(report: Report) -> str:
-    kept = [value for label, value in report.facts if label in ("weights", "context", "images")]
-    return " · ".join(kept)
-
-
-def _headline_size(text: str) -> int:
-    """Bold letters are about 0.62 of their size wide."""
-    return min(22, int((WIDTH - 2 * PAD) / (0.62 * max(len(text), 1))))
 
 
 def _bar(report: Report) -> list[str]:

@@ -7,117 +7,66 @@ words, as that takes the fewest. Where there is no such assembly (interpreted, f
 operations compute the same.
 """
 
+from collections.abc import Iterator
+
 import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.products.weights import FP8, INT4, e4m3_factor, e4m3_to_f16
 
-# int4 to bf16: (w >> 4j) & 15 under 2⁷ (its ulp is 1), minus 136 = 128 + 8.
-_INT4_BF16 = tl.constexpr(
-    """
-    {
-    .reg .b32 a, b, t, one, bias;
-    mov.b32 one, 0x3f803f80;
-    mov.b32 bias, 0xc308c308;
-    prmt.b32 a, $8, $9, 0x5410;
-    prmt.b32 b, $8, $9, 0x7632;
-    lop3.b32 t, a, 0x000f000f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $0, t, one, bias;
-    lop3.b32 t, b, 0x000f000f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $4, t, one, bias;
-    shr.u32 t, a, 4;
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $1, t, one, bias;
-    shr.u32 t, b, 4;
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $5, t, one, bias;
-    shr.u32 t, a, 8;
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $2, t, one, bias;
-    shr.u32 t, b, 8;
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $6, t, one, bias;
-    shr.u32 t, a, 12;
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $3, t, one, bias;
-    shr.u32 t, b, 12;
-    lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $7, t, one, bias;
-    }
-    """
-)
-# int4 to bf16 in half as many: 128 is not subtracted, and a pair is places j and j + 4 of one word, which
-# stand so already.
-_INT4_SWAPPED = tl.constexpr(
-    """
-    {
-    .reg .b32 t;
-    lop3.b32 $0, $8, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $8, 4;
-    lop3.b32 $1, t, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $8, 8;
-    lop3.b32 $2, t, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $8, 12;
-    lop3.b32 $3, t, 0x000f000f, 0x43004300, 0xea;
-    lop3.b32 $4, $9, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $9, 4;
-    lop3.b32 $5, t, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $9, 8;
-    lop3.b32 $6, t, 0x000f000f, 0x43004300, 0xea;
-    shr.u32 t, $9, 12;
-    lop3.b32 $7, t, 0x000f000f, 0x43004300, 0xea;
-    }
-    """
-)
-# e4m3 to bf16, times 2⁻¹²⁰: the same exponent bits under a bias of 127, not 7.
-_E4M3_BF16 = tl.constexpr(
-    """
-    {
-    .reg .b32 a, s;
-    prmt.b32 a, $4, $5, 0x4000;
-    shr.u32 s, a, 4;
-    and.b32 a, a, 0x80008000;
-    lop3.b32 $0, s, 0x07f007f0, a, 0xea;
-    prmt.b32 a, $4, $5, 0x5010;
-    shr.u32 s, a, 4;
-    and.b32 a, a, 0x80008000;
-    lop3.b32 $1, s, 0x07f007f0, a, 0xea;
-    prmt.b32 a, $4, $5, 0x6020;
-    shr.u32 s, a, 4;
-    and.b32 a, a, 0x80008000;
-    lop3.b32 $2, s, 0x07f007f0, a, 0xea;
-    prmt.b32 a, $4, $5, 0x7030;
-    shr.u32 s, a, 4;
-    and.b32 a, a, 0x80008000;
-    lop3.b32 $3, s, 0x07f007f0, a, 0xea;
-    }
-    """
-)
-# int8 to bf16, whose ulp is 1 below 256: (128 + low seven bits) − (128, or 256 where the sign is set).
-_INT8_BF16 = tl.constexpr(
-    """
-    {
-    .reg .b32 a, s, one;
-    mov.b32 one, 0x3f803f80;
-    prmt.b32 a, $4, $5, 0x0400;
-    lop3.b32 s, a, 0x00800080, 0xc300c300, 0xea;
-    lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $0, a, one, s;
-    prmt.b32 a, $4, $5, 0x0501;
-    lop3.b32 s, a, 0x00800080, 0xc300c300, 0xea;
-    lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $1, a, one, s;
-    prmt.b32 a, $4, $5, 0x0602;
-    lop3.b32 s, a, 0x00800080, 0xc300c300, 0xea;
-    lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $2, a, one, s;
-    prmt.b32 a, $4, $5, 0x0703;
-    lop3.b32 s, a, 0x00800080, 0xc300c300, 0xea;
-    lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;
-    fma.rn.bf16x2 $3, a, one, s;
-    }
-    """
-)
+
+def _assembly(registers: str, *lines: str) -> tl.constexpr:
+    """A block of PTX with registers of its own."""
+    return tl.constexpr("\n".join(["{", f".reg .b32 {registers};", *lines, "}"]))
+
+
+def _int4_bf16() -> Iterator[str]:
+    """(w >> 4j) & 15 under 2⁷ (its ulp is 1), minus 136 = 128 + 8."""
+    yield "mov.b32 one, 0x3f803f80;"
+    yield "mov.b32 bias, 0xc308c308;"
+    yield "prmt.b32 a, $8, $9, 0x5410;"
+    yield "prmt.b32 b, $8, $9, 0x7632;"
+    for place in range(4):
+        for word, out in (("a", place), ("b", 4 + place)):
+            if place:
+                yield f"shr.u32 t, {word}, {4 * place};"
+            yield f"lop3.b32 t, {'t' if place else word}, 0x000f000f, 0x43004300, 0xea;"
+            yield f"fma.rn.bf16x2 ${out}, t, one, bias;"
+
+
+def _int4_swapped() -> Iterator[str]:
+    """The same in half as many: 128 is not subtracted, and a pair is places j and j + 4 of one word, which
+    stand so already."""
+    for out in range(8):
+        word, place = f"${8 + out // 4}", out % 4
+        if place:
+            yield f"shr.u32 t, {word}, {4 * place};"
+        yield f"lop3.b32 ${out}, {'t' if place else word}, 0x000f000f, 0x43004300, 0xea;"
+
+
+def _e4m3_bf16() -> Iterator[str]:
+    """Times 2⁻¹²⁰: the same exponent bits under a bias of 127, not 7."""
+    for out in range(4):
+        yield f"prmt.b32 a, $4, $5, 0x{4 + out}0{out}0;"
+        yield "shr.u32 s, a, 4;"
+        yield "and.b32 a, a, 0x80008000;"
+        yield f"lop3.b32 ${out}, s, 0x07f007f0, a, 0xea;"
+
+
+def _int8_bf16() -> Iterator[str]:
+    """bf16's ulp is 1 below 256: (128 + low seven bits) − (128, or 256 where the sign is set)."""
+    yield "mov.b32 one, 0x3f803f80;"
+    for out in range(4):
+        yield f"prmt.b32 a, $4, $5, 0x0{4 + out}0{out};"
+        yield "lop3.b32 s, a, 0x00800080, 0xc300c300, 0xea;"
+        yield "lop3.b32 a, a, 0x007f007f, 0x43004300, 0xea;"
+        yield f"fma.rn.bf16x2 ${out}, a, one, s;"
+
+
+_INT4_BF16 = _assembly("a, b, t, one, bias", *_int4_bf16())
+_INT4_SWAPPED = _assembly("t", *_int4_swapped())
+_E4M3_BF16 = _assembly("a, s", *_e4m3_bf16())
+_INT8_BF16 = _assembly("a, s, one", *_int8_bf16())
 
 
 @triton.jit
