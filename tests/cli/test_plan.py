@@ -96,7 +96,7 @@ def test_language_only_says_what_it_frees(capsys: pytest.CaptureFixture[str]) ->
     assert f"snugvl serve {MODEL}" in out
     assert "--language-only" in out
     assert run(["plan", MODEL, *CARD, "--language-only", "--images", "2"]) == 3
-    assert "takes no images; 2 a request are wished" in capsys.readouterr().err
+    assert "takes no images; you asked for 2 a request" in capsys.readouterr().err
     assert run(["plan", *CARD, "--language-only", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["wishes"]["language_only"]
 

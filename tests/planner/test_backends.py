@@ -140,7 +140,7 @@ def test_language_only_makes_room() -> None:
 
 
 def test_language_only_with_images_contradicts_itself() -> None:
-    with pytest.raises(RequestError, match="takes no images; 1 a request are wished"):
+    with pytest.raises(RequestError, match="takes no images; you asked for 1 a request"):
         Wishes(language_only=True)
     text = require(
         planned(text_only(qwen3_vl("2B")), machine(16 * GIB), Wishes(images=0, language_only=True))
