@@ -13,13 +13,21 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from jsonschema_rs import Draft202012Validator, FancyRegexOptions, ValidationError, validator_for
+from jsonschema_rs import (
+    Draft202012Validator,
+    FancyRegexOptions,
+    ReferencingError,
+    ValidationError,
+    ValidationErrorKind,
+    validator_for,
+)
 
 from snugvl.inputs.tools.enforceable import NOT_ENFORCED
 from snugvl.inputs.trials import bound, serve
 
 MOST: Final = 4  # that are told of one value
 SHOWN: Final = 60  # characters of a path
+UNDECIDED: Final[Any] = (ValidationErrorKind.BacktrackLimitExceeded, ValidationErrorKind.RegexEngineFailure)
 # Look-ahead and back references are what people's patterns have that a grammar can't; they may go back and
 # forth for ever. A pattern compiles into so many bytes at most.
 _PATTERNS: Final = FancyRegexOptions(backtrack_limit=100_000, size_limit=1 << 20, dfa_size_limit=1 << 20)
@@ -49,11 +57,11 @@ def _validator(schema: Mapping[str, Any]) -> Any:
     options: Any = {"offline": True, "pattern_options": _PATTERNS, "validate_formats": True}
     try:
         return validator_for(dict(schema), **options)
-    except ValidationError:
+    except (ValidationError, ReferencingError):
         pass
     try:  # of a dialect that nobody knows
         return Draft202012Validator({k: v for k, v in schema.items() if k != "$schema"}, **options)
-    except (ValidationError, ValueError) as error:
+    except (ValidationError, ReferencingError) as error:
         reason = str(getattr(error, "message", error)).splitlines()[0]
         return f"not validated, as its schema can't be used ({reason[:SHOWN]})"
 
@@ -64,7 +72,11 @@ def _problems(validator: Any, value: Any) -> Iterator[str]:
         # What a grammar left out is to blame, rather than what stands within it.
         keyword = next((word for word in words if word in NOT_ENFORCED), words[-1] if words else "false")
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.instance_path)
-        yield f"{path.lstrip('.')[:SHOWN] or 'the whole'} breaks {keyword}"
+        place = path.lstrip(".")[:SHOWN] or "the whole"
+        if isinstance(error.kind, UNDECIDED):
+            yield f"{place} not validated, as {keyword} takes too much time"
+        else:
+            yield f"{place} breaks {keyword}"
 
 
 if __name__ == "__main__":

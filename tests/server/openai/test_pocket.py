@@ -84,6 +84,33 @@ def test_json_follows_its_schema(client: OpenAI, seed: int) -> None:
     assert isinstance(answer.choices[0].message.parsed, Forecast)
 
 
+OPEN = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Rome"]},
+        "next": {"type": "array", "maxItems": 2, "items": {"$ref": "#/$defs/Day"}},
+    },
+    "required": ["city", "next"],
+    "$defs": {"Day": {"type": "object", "properties": {"sun": {"type": "boolean"}}, "required": ["sun"]}},
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_keys_are_invented_where_a_schema_does_not_forbid_them(client: OpenAI, seed: int) -> None:
+    """As pydantic and zod write them; so do clients of both, whose types have no place for such keys."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": OPEN}}
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": OPEN}}]
+    body: dict[str, Any] = {"model": "pocket", "messages": HI, "temperature": 1.5, "max_tokens": 400}
+    for asked in ({"response_format": form}, {"tools": tools, "tool_choice": "required"}):
+        answer = client.chat.completions.create(**body, seed=seed, **asked)
+        message = answer.choices[0].message
+        texts = [call.function.arguments for call in message.tool_calls or ()] or [message.content]
+        for text in texts:
+            value = json.loads(text)
+            assert value.keys() == {"city", "next"}
+            assert all(each.keys() == {"sun"} for each in value["next"])
+
+
 def test_json_of_a_response_streams(client: OpenAI) -> None:
     with client.responses.stream(model="pocket", input="Weather?", text_format=Forecast) as stream:
         assert isinstance(stream.get_final_response().output_parsed, Forecast)

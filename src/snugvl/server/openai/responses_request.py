@@ -128,7 +128,8 @@ def type_of_item(item: object) -> object:
 def refuse_reference(item: object) -> object:
     """Refuse what names an item that the server would have to remember; such may leave its type out."""
     if isinstance(item, dict) and (
-        item.get("type") == "item_reference" or (item.get("type") is None and item.keys() <= {"id", "type"})
+        item.get("type") == "item_reference"
+        or (item.get("type") is None and "id" in item and item.keys() <= {"id", "type"})
     ):
         ITEM["item_reference"].check("item_reference", item)
     return item
