@@ -23,12 +23,6 @@ BODIES: dict[str, tuple[str, dict[str, Any], wishes.Wishes]] = {
     "messages": ("/v1/messages", {"model": "pocket", "max_tokens": 9, "messages": [HI]}, wishes.MESSAGES),
     "ollama": ("/api/chat", {"model": "pocket", "messages": [HI], "stream": False}, wishes.OLLAMA),
 }
-FIELDS = [
-    (protocol, name)
-    for protocol, (_, _, table) in BODIES.items()
-    for name in table
-    if protocol != "completions" or name != "best_of"
-]
 WISHED: dict[str, Any] = {"best_of": 3, "mirostat": 2}  # a value that asks for something
 FAR: Any = {"wished": ["much"]}
 
@@ -51,19 +45,21 @@ def test_fifty_wishes_are_refused() -> None:
     assert len(refused) >= 50
 
 
-@pytest.mark.parametrize(("protocol", "name"), FIELDS)
-def test_every_field_gets_its_verdict(http: httpx.Client, protocol: str, name: str) -> None:
+@pytest.mark.parametrize("protocol", BODIES)
+def test_every_field_gets_its_verdict(http: httpx.Client, protocol: str) -> None:
     path, body, table = BODIES[protocol]
-    wish = table[name]
-    answer = http.post(path, json={**body, name: WISHED.get(name, FAR)})
-    if wish.verdict == "refused":
-        assert answer.status_code == 400, answer.text
-        assert f"{name} is not supported: {wish.why}" in answer.text.replace('\\"', '"')
-        for nothing in (None, *wish.nothing):
-            assert http.post(path, json={**body, name: nothing}).status_code == 200, nothing
-    else:
-        assert answer.status_code == 200, answer.text
-        assert (f"ignored {name}" in answer.headers.get("snugvl-warning", "")) == wish.told
+    fields = {name: wish for name, wish in table.items() if (protocol, name) != ("completions", "best_of")}
+    assert len(fields) >= 9
+    for name, wish in fields.items():
+        answer = http.post(path, json={**body, name: WISHED.get(name, FAR)})
+        if wish.verdict == "refused":
+            assert answer.status_code == 400, (name, answer.text)
+            assert f"{name} is not supported: {wish.why}" in answer.text.replace('\\"', '"'), name
+            for nothing in (None, *wish.nothing):
+                assert http.post(path, json={**body, name: nothing}).status_code == 200, (name, nothing)
+        else:
+            assert answer.status_code == 200, (name, answer.text)
+            assert (f"ignored {name}" in answer.headers.get("snugvl-warning", "")) == wish.told, name
 
 
 @pytest.mark.parametrize("protocol", BODIES)

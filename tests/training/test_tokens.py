@@ -1,6 +1,5 @@
 """The tokenizer."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -21,10 +20,13 @@ def test_any_text_comes_back_and_both_encoders_agree(text):
     assert ENCODE(text) == ids
 
 
-@pytest.mark.parametrize("name", [*world.SHAPES, *world.PICTOGRAMS, *world.COLORS])
-def test_words_of_the_world_stay_whole(name):
-    assert len(ENCODE(f" {name}")) == len(name.split(" "))
-    assert len(ENCODE(f'"label": "{name}"')) == len(ENCODE('"label": "x"')) - 1 + len(name.split(" "))
+def test_words_of_the_world_stay_whole():
+    words = [*world.SHAPES, *world.PICTOGRAMS, *world.COLORS]
+    assert len(words) > 100
+    for name in words:
+        count = len(name.split(" "))
+        assert len(ENCODE(f" {name}")) == count, name
+        assert len(ENCODE(f'"label": "{name}"')) == len(ENCODE('"label": "x"')) - 1 + count, name
 
 
 def test_numbers_of_boxes_are_single_and_printed_words_are_spelled():

@@ -62,6 +62,7 @@ class Inventory:
         return self.facts.name
 
 
+@lru_cache(maxsize=64)  # as many as the catalogue's forms: what is derived from one serves the next plan, too
 def inventory(facts: ModelFacts) -> Inventory:
     """Group the tensors of a model. A stored head that is tied is left out: no engine loads it."""
     alike: dict[tuple[Any, ...], list[TensorFact]] = defaultdict(list)  # quicker than a group for each tensor

@@ -32,21 +32,22 @@ def {about.TOOL_NAME}(shape: str) -> str:
 '''
 
 
-class Pieces(io.TextIOWrapper):
-    """A standard output that keeps what is written piece by piece as it comes."""
+class Pieces(io.BytesIO):
+    """Keeps what is written piece by piece as it comes."""
 
     def __init__(self) -> None:
-        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+        super().__init__()
         self.pieces: list[str] = []
 
-    def write(self, text: str) -> int:
-        self.pieces.append(text)
-        return len(text)
+    def write(self, data: bytes) -> int:
+        self.pieces.append(bytes(data).decode())
+        return len(data)
 
 
 def llm(*args: str) -> list[str]:
     """What the command prints, piece by piece as it comes. Here: processes would import it five times."""
-    with contextlib.redirect_stdout(Pieces()) as printed:
+    printed = Pieces()
+    with contextlib.redirect_stdout(io.TextIOWrapper(printed, encoding="utf-8", write_through=True)):
         cli.main(args, prog_name="llm", standalone_mode=False)
     return printed.pieces
 

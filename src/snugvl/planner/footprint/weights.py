@@ -221,7 +221,7 @@ def _vllm_components(model: Inventory, settings: Settings) -> tuple[Component, .
     )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)  # all that plans for every form of every model ask for
 def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
     if settings.engine == "vllm":
         return _vllm_components(model, settings)
@@ -293,6 +293,7 @@ def crossing_bytes(model: Inventory, settings: Settings) -> int:
     return sum(_pieces(model, settings)[0].values())
 
 
+@lru_cache(maxsize=16)
 def _pieces(model: Inventory, settings: Settings) -> tuple[dict[str, int], list[int]]:
     """Bytes of each piece of a tower that can be streamed, and of each tensor that is in none."""
     pieces: dict[str, int] = defaultdict(int)
