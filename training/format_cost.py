@@ -1,6 +1,6 @@
 """What a format of weights and of the KV cache costs a real language model: SmolLM2-135M-Instruct.
 
-    PYTHONPATH=.:benchmarks python benchmarks/format_cost.py [--json FILE]
+    PYTHONPATH=benchmarks python -m training.format_cost [--json FILE]
 
 As `training/pocket/format_error.py` does it with pocket: the model in float32 answers questions, every format
 is given the same answers, and its logits at each of their tokens are compared with float32's. Besides, every
@@ -24,11 +24,11 @@ import torch
 from training.pocket.format_error import Way, answered, at_answers, compared
 
 import machine
-import smollm2
 from snugvl.checkpoint.families import read_config
 from snugvl.core.messages import user
 from snugvl.inputs.prompt import PreparedPrompt, Processor
 from snugvl.models.loader import Storage, load_model
+from training import smollm2
 
 TEXT_TOKENS = 1700
 WAYS = (
