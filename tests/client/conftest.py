@@ -41,6 +41,11 @@ class Paced:
     def __init__(self, answer: FakeStream, delay: float) -> None:
         self._answer, self._delay = answer, delay
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the prompt."""
+        return self._answer.prompt_tokens
+
     async def __aiter__(self) -> AsyncIterator[Delta]:
         for delta in self._answer:
             await asyncio.sleep(self._delay)
