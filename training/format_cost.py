@@ -11,8 +11,8 @@ carries), which gives a perplexity.
     top-1    tokens whose most likely successor stays the same, of the answers
     ppl      perplexity of the text
 
-A matrix whose columns don't divide into groups stays wide: SmolLM2's hidden size is 576, so groups of 128 are
-of `down_proj` alone (1,536 columns), and blocks of FP8 don't fit at all.
+A matrix whose columns don't divide into groups stays wide: SmolLM2's hidden size is 576, so int8 and groups of
+128 are of `down_proj` alone (1,536 columns), the head stays wide, and blocks of FP8 don't fit at all.
 """
 
 import argparse
@@ -33,11 +33,10 @@ from training import smollm2
 TEXT_TOKENS = 1700
 WAYS = (
     Way("bf16"),
-    Way("int8", Storage("int8", group=64)),
+    Way("int8 (down_proj alone)", Storage("int8")),
     Way("int4, groups of 32", Storage("int4", group=32)),
     Way("int4, groups of 64", Storage("int4", group=64)),
     Way("int4, groups of 128 (down_proj alone)", Storage("int4", group=128)),
-    Way("bf16, int8 head", Storage(head="int8")),
     Way("bf16, FP8 KV cache", kv="fp8"),
 )
 

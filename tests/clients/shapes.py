@@ -75,6 +75,7 @@ CONTINUE = "continuedev/continue core/llm/openaiTypeConverters.ts 0228b89"
 GUIDELLM = "guidellm 0.8.1 guidellm/backends/openai/request_handlers.py"
 LM_EVAL = "lm-eval 0.4.13 lm_eval/models/openai_completions.py"
 USAGE = {"include_usage": True}
+THOUGHT = {"cot_id": "thought-1", "cot_summary": "The lamp's state has to be asked for."}
 
 SHAPES = [
     Shape(
@@ -182,17 +183,19 @@ SHAPES = [
     ),
     Shape(
         "GitHub Copilot",
-        "microsoft/vscode-copilot-chat src/extension/byok/vscode-node/ollamaProvider.ts 0ea4ed3",
+        "microsoft/vscode-copilot-chat src/extension/byok/node/openAIEndpoint.ts 092f70e",
         "/v1/chat/completions",
         {
             "model": "pocket",
-            "messages": openai_history(content=""),
+            "messages": [
+                message | (THOUGHT if message["role"] == "assistant" else {})
+                for message in openai_history(content="")
+            ],
             "stream": True,
             "stream_options": USAGE,
             "temperature": 0.1,
             "top_p": 1,
             "n": 1,
-            "max_tokens": 4096,
             "tools": [TOOL],
         },
     ),

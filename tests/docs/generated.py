@@ -287,6 +287,30 @@ def limit_table(rows: list[Limit]) -> str:
     return table(("limit", "value"), ((r.what, r.value) for r in rows))
 
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def pocket_cost() -> str:
+    """What each format costs pocket, as `training/pocket/format_error.py` wrote it down."""
+    rows = json.loads((RESULTS / "pocket/format_error.json").read_text())["formats"]
+    lines = ["| | error of the logits | KL, nats a token | same likeliest token |", "|---|---|---|---|"]
+    for name, row in rows.items():
+        kept = f"{row['relative_error']:.1%} | {row['kl_nats']:.5f} | {row['top1_agreement']:.2%}"
+        lines.append(f"| {name} | {kept} |")
+    return "\n".join(lines) + "\n"
+
+
+def smollm2_cost() -> str:
+    """What each format costs SmolLM2, as `training/format_cost.py` wrote it down."""
+    found = json.loads((RESULTS / "smollm2/format_cost.json").read_text())
+    head = "| | KL of its answers | same likeliest token | KL of a text | perplexity |"
+    lines = [head, "|---|---|---|---|---|", f"| fp32 | | | | {found['fp32_perplexity']:.2f} |"]
+    for name, row in found["formats"].items():
+        kept = f"{row['kl_nats']:.4f} | {row['top1_agreement']:.1%} | {row['text_kl_nats']:.4f}"
+        lines.append(f"| {name} | {kept} | {row['perplexity']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
 SECTIONS: Mapping[str, Callable[[], str]] = {
     **{f"fields-{name}": lambda request=request: fields(request) for name, request in REQUESTS.items()},
     "refusals": refusals,
@@ -295,6 +319,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "limits": lambda: limit_table(limit_rows()),
     "intake": lambda: limit_table(intake_rows()),
     "schemas": lambda: limit_table(schema_rows()),
+    "format-cost-pocket": pocket_cost,
+    "format-cost-smollm2": smollm2_cost,
     "clients": clients.script_table,
     "client-requests": clients.shape_table,
 }

@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snugvl.core.config import EngineConfig
+from snugvl.core.sampling import MAX_SCORES, SamplingParams, check_scores
 from snugvl.engine.engine import Engine
 from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.sampling.sampler import Sampled
+from snugvl.errors import RequestError
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.models.batch import ForwardBatch
 from tests.engine.toy import HybridToy, Toy, engine, request, run
@@ -97,3 +99,16 @@ def test_cached_tokens_are_told_but_not_of_a_scored_prompt() -> None:
     for name, (item, hits) in asked.items():
         outputs = run(here, item)[name]
         assert {output.cached_tokens for output in outputs} == {hits}
+
+
+def test_they_are_bounded() -> None:
+    check_scores(SamplingParams(logprobs=20), None)  # of the answer alone
+    asked = SamplingParams(logprobs=1, prompt_logprobs=True)
+    check_scores(asked, MAX_SCORES // 2)
+    with pytest.raises(RequestError, match=r"65,537 tokens; .* of 65,536 can be had") as refused:
+        check_scores(asked, MAX_SCORES // 2 + 1)
+    assert refused.value.field == "logprobs"
+    with pytest.raises(RequestError, match="bare prompt"):
+        check_scores(asked, None)
+    with pytest.raises(RequestError, match="needs logprobs"):
+        SamplingParams(prompt_logprobs=True)

@@ -70,7 +70,7 @@ def test_logits_equal_transformers(name: str, model: Qwen35, exact: Qwen3_5ForCo
 def test_video_frames_equal_transformers(model: Qwen35, theirs: Qwen3_5ForConditionalGeneration) -> None:
     frame = image((1, 4, 4), VIDEO)
     case = Prompt([1, 9, *frame, 10, *frame, 2], [(2, 4, 4)], torch.randn(32, 1536))
-    torch.testing.assert_close(logits(model, case), oracle(theirs, case, video=True), atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits(model, case), oracle(theirs, case, video=True), atol=1e-4, rtol=1e-4)
 
 
 def test_hundreds_of_tokens_equal_transformers(

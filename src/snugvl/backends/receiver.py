@@ -131,9 +131,7 @@ class Receiver:
         self._sent[choice] += len(logprobs)
         usage = None
         if self.done:
-            usage = Usage(
-                self.prompt_tokens, self._completion_tokens, self._prompt.image_tokens, self._cached_tokens
-            )
+            usage = Usage(self.prompt_tokens, self._completion_tokens, self._prompt.image_tokens)
         assert finish != "error", "an error output carries its error"
         scored, self._prompt_logprobs = self._prompt_logprobs, ()
         self.mailbox.put(
@@ -147,6 +145,7 @@ class Receiver:
                 reasoning,
                 completion_tokens=self._completion_tokens,
                 prompt_logprobs=scored,
+                cached_tokens=self._cached_tokens if self.done else 0,
             )
         )
         if self.done:

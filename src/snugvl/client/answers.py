@@ -122,12 +122,7 @@ def _usage(value: Any) -> Usage | None:
     if not usage:
         return None
     details = usage.get("prompt_tokens_details") or {}
-    return Usage(
-        usage["prompt_tokens"],
-        usage["completion_tokens"],
-        details.get("image_tokens") or 0,
-        details.get("cached_tokens") or 0,
-    )
+    return Usage(usage["prompt_tokens"], usage["completion_tokens"], details.get("image_tokens") or 0)
 
 
 def _logprobs(value: Any) -> tuple[Logprob, ...]:

@@ -20,7 +20,6 @@ GoOn = Callable[[], None]
 """Called between two parts of some work; it raises where nobody wants the rest."""
 
 Role = Literal["system", "user", "assistant", "tool"]
-MAX_SCORES = 131_072  # log-probabilities of a prompt's tokens and their alternatives in one answer
 SEES = "Qwen/Qwen3-VL-2B-Instruct-FP8"
 """A small model that sees, for whoever sends a picture to one that doesn't."""
 
@@ -209,22 +208,18 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Logprob(TokenLogprob):
-    """A token, with the most likely alternatives (most likely first).
-
-    `logprob` is nan for the first token of a prompt, which nothing predicts.
-    """
+    """A token, with the likeliest alternatives, best first. Of a prompt's first token `logprob` is nan."""
 
     top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request; image tokens are part of the prompt's, and so are those the prefix cache had."""
+    """Tokens of a request; image tokens are part of the prompt's."""
 
     prompt_tokens: int
     completion_tokens: int
     image_tokens: int = 0
-    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +237,7 @@ class Delta:
         reasoning: new text of what the model thinks before its answer; none of `text`.
         completion_tokens: of all choices, generated so far.
         prompt_logprobs: of every token of the prompt, on the first delta, where they were asked for.
+        cached_tokens: of the prompt, that the prefix cache had; on the last delta of the request.
     """
 
     text: str
@@ -253,6 +249,7 @@ class Delta:
     reasoning: str = ""
     completion_tokens: int = 0
     prompt_logprobs: tuple[Logprob, ...] = ()
+    cached_tokens: int = 0
 
 
 class Stream(Protocol):
@@ -358,22 +355,6 @@ def check_sight(capabilities: Capabilities, field: str = "messages") -> None:
         f"{SEES}",
         field=field,
     )
-
-
-def check_scores(request: Request, tokens: int) -> None:
-    """Refuse log-probabilities of a prompt of so many `tokens` that would be an answer of many megabytes."""
-    sampling = request.sampling
-    if not sampling.prompt_logprobs:
-        return
-    if request.prompt is None:
-        raise RequestError("only a bare prompt has log-probabilities, not a conversation", field="logprobs")
-    most = MAX_SCORES // (1 + (sampling.logprobs or 0))
-    if tokens > most:
-        raise RequestError(
-            f"the prompt has {tokens:,} tokens; with logprobs={sampling.logprobs} the log-probabilities of "
-            f"{most:,} can be had; shorten the prompt, or ask for fewer alternatives",
-            field="logprobs",
-        )
 
 
 def user(*parts: Part | str | Image) -> Message:

@@ -8,6 +8,7 @@ from snugvl.errors import RequestError
 
 MAX_STOP = 64  # stop strings
 MAX_STOP_CHARACTERS = 1024  # of all of them
+MAX_SCORES = 131_072  # log-probabilities of a prompt's tokens and their alternatives in one answer
 _RANGES = {  # lowest, highest, and whether the lowest itself is allowed
     "temperature": (0.0, 2.0, True),
     "top_p": (0.0, 1.0, False),
@@ -91,6 +92,28 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most likely token is taken every time."""
         return self.temperature == 0.0
+
+
+def check_scores(sampling: SamplingParams, tokens: int | None) -> None:
+    """Refuse log-probabilities of a prompt that has none, or whose answer would be of many megabytes.
+
+    Args:
+        tokens: of a bare prompt, 0 where they aren't counted yet; None: it is a conversation.
+
+    Raises:
+        RequestError: with what can be had.
+    """
+    if not sampling.prompt_logprobs:
+        return
+    if tokens is None:
+        raise RequestError("only a bare prompt has log-probabilities, not a conversation", field="logprobs")
+    most = MAX_SCORES // (1 + (sampling.logprobs or 0))
+    if tokens > most:
+        raise RequestError(
+            f"the prompt has {tokens:,} tokens; with logprobs={sampling.logprobs} the log-probabilities of "
+            f"{most:,} can be had; shorten the prompt, or ask for fewer alternatives",
+            field="logprobs",
+        )
 
 
 def _number(value: object) -> bool:

@@ -344,15 +344,9 @@ class Engine:
         self._generated += 1
         finish = sequence.append(result.token_id)
         named = (request.request_id, sequence.choice, result.token_id)
-        first = len(sequence.generated) == 1
-        output = TokenOutput(
-            *named,
-            result.logprob,
-            result.top_logprobs,
-            finish,
-            cached_tokens=sequence.cached_tokens,
-            prompt=tuple(sequence.prompt.scores or ()) if first else (),
-        )
+        told = (result.logprob, result.top_logprobs, finish)
+        scores = (sequence.prompt.scores or ()) if len(sequence.generated) == 1 else ()
+        output = TokenOutput(*named, *told, cached_tokens=sequence.cached_tokens, prompt=tuple(scores))
         return [self._end(sequence, output) if finish else output]
 
     def _expire(self) -> list[TokenOutput]:

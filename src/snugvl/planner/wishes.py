@@ -72,8 +72,8 @@ class Wishes:
                 raise RequestError(f"{name} must be at least {least}, not {value:,}", field=name)
         if self.language_only and self.images:
             raise RequestError(
-                f"without its vision tower (language only) a model takes no images; {self.images} a request "
-                "are wished",
+                f"without its vision tower (language only) a model takes no images; you asked "
+                f"for {self.images} a request",
                 field="language_only",
             )
         if self.language_only and self.tower == "streamed":

@@ -106,6 +106,7 @@ class Generation:
             self._usage = delta.usage
             self._metrics.count(delta.usage)
             current().add(delta.usage)
+            current().cached_tokens += delta.cached_tokens
 
 
 def counting(context: Context) -> AbstractContextManager[None]:

@@ -27,6 +27,7 @@ class RequestRecord:
         left: the client was gone before the answer was complete.
         warnings: what was ignored or done otherwise than asked, for the header of the answer.
         unenforced: schemas of which a grammar leaves keywords out, by tool; None: of the answer itself.
+        cached_tokens: of its prompts, that the engine's prefix cache had.
         lingering: what is still being ended for it when its answer is out; it keeps its place until then.
     """
 
@@ -37,6 +38,7 @@ class RequestRecord:
     left: bool = False
     lingering: "asyncio.Future[Any] | None" = None
     usage: Usage | None = None
+    cached_tokens: int = 0
     warnings: list[str] = field(default_factory=list)
     unenforced: dict[str | None, Mapping[str, Any]] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
@@ -63,7 +65,6 @@ class RequestRecord:
             old.prompt_tokens + usage.prompt_tokens,
             old.completion_tokens + usage.completion_tokens,
             old.image_tokens + usage.image_tokens,
-            old.cached_tokens + usage.cached_tokens,
         )
 
 

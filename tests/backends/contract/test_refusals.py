@@ -29,6 +29,11 @@ REFUSED: dict[str, tuple[Request, type[SnugvlError], str | None]] = {
     ),
     "an empty bare prompt": (Request(prompt="", sampling=SHORT), RequestError, "prompt"),
     "an id beyond the vocabulary": (Request(prompt=(1, 99_999), sampling=SHORT), RequestError, "prompt"),
+    "log-probabilities of a conversation": (
+        asked(logprobs=0, prompt_logprobs=True),
+        RequestError,
+        "logprobs",
+    ),
     "messages and a prompt": (
         Request((user("a"),), SHORT, prompt="a"),
         RequestError,

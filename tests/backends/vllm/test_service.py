@@ -43,7 +43,8 @@ async def test_an_answer(service: VllmEngine) -> None:
     assert stream.prompt_tokens == 7
     deltas = await read(stream)
     # The last one waits for the usage, which comes after it.
-    assert deltas[-1] == Delta(deltas[-1].text, finish_reason="length", usage=Usage(7, 2, 4))
+    end = Delta(deltas[-1].text, finish_reason="length", usage=Usage(7, 2, 4), completion_tokens=2)
+    assert deltas[-1] == end
     assert "".join(delta.text for delta in deltas) == "one two"
     await until(lambda: service.running == 0)
 

@@ -371,7 +371,9 @@ def test_an_error_before_the_stream_is_a_status(http: httpx.Client, scripted: Sc
 
 
 def test_usage_counts_the_whole_request(http: httpx.Client, scripted: Scripted) -> None:
-    scripted.answer = lambda request: [Delta("x", finish_reason="stop", usage=Usage(100, 5, 64, 32))]
+    scripted.answer = lambda request: [
+        Delta("x", finish_reason="stop", usage=Usage(100, 5, 64), cached_tokens=32)
+    ]
     usage = http.post("/chat/completions", json={"messages": HI}).json()["usage"]
     assert usage == {
         "prompt_tokens": 100,

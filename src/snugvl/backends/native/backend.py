@@ -17,7 +17,8 @@ from snugvl.backends.streams import (
     deliver,
     fail_all,
 )
-from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, check_scores, going_on
+from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, going_on
+from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, EngineStats
@@ -69,7 +70,7 @@ class NativeBackend:
         grammar = self._grammar(request, go_on)  # before the pictures, which cost more
         prompt = self._prompt(request, go_on)
         go_on()
-        check_scores(request, len(prompt.prompt_ids))
+        check_scores(request.sampling, None if request.prompt is None else len(prompt.prompt_ids))
         tokenizer = self._processor.tokenizer
         stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
         engine_request = EngineRequest(

@@ -61,6 +61,7 @@ def _merged(first: Delta, second: Delta) -> Delta:
         first.reasoning + second.reasoning,
         second.completion_tokens,
         first.prompt_logprobs + second.prompt_logprobs,
+        second.cached_tokens,
     )
 
 

@@ -23,7 +23,8 @@ from snugvl.backends.transformers.resolution import Resolution, resolution_of
 from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
 from snugvl.backends.transformers.sizes import Costs, fit, longest
 from snugvl.core.ledger import Ledger, LedgerRow
-from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, check_scores, going_on
+from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, going_on
+from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens
 from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import RequestError
@@ -71,7 +72,7 @@ class TransformersBackend:
         grammar = self._grammar(request, go_on)  # before the pictures, which cost more
         prompt = self._prompt(request, go_on)
         go_on()
-        check_scores(request, prompt.tokens)
+        check_scores(request.sampling, None if request.prompt is None else prompt.tokens)
         tokenizer = self._preparer.tokenizer
         stop_ids = frozenset(tokenizer.eos_ids) | frozenset(request.sampling.stop_token_ids)
         receiver = Receiver(

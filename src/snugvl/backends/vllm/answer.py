@@ -70,7 +70,7 @@ class Chunks:
         )  # choices without it yet
         self._generated: dict[int, int] = {}  # tokens by choice
         self._last: Delta | None = None
-        self._usage = Usage(0, 0)
+        self._usage, self._cached = Usage(0, 0), 0
         self.stop_token: int | None = None  # ended the choice that was read last, and has no text yet
 
     @property
@@ -104,7 +104,7 @@ class Chunks:
             return []
         usage = replace(self._usage, completion_tokens=self._usage.completion_tokens * self._copies)
         ends = self._copy_delta(self._last)
-        return [*ends[:-1], replace(ends[-1], usage=usage)]
+        return [*ends[:-1], replace(ends[-1], usage=usage, cached_tokens=self._cached)]
 
     def named(self, stop: str) -> None:
         """The text of `stop_token`, once it is known."""
@@ -120,8 +120,8 @@ class Chunks:
         prompt, completion = int(usage["prompt_tokens"]), int(usage.get("completion_tokens") or 0)
         # A chunk counts the tokens of its own choice; the last one those of all.
         images = sum(int(number) for number in pictures.values())
-        cached = int(details.get("cached_tokens") or 0)
-        self._usage = Usage(prompt, max(completion, self._usage.completion_tokens), images, cached)
+        self._cached = int(details.get("cached_tokens") or 0)
+        self._usage = Usage(prompt, max(completion, self._usage.completion_tokens), images)
 
     def _choice(self, choice: Mapping[str, Any]) -> Iterator[Delta]:
         index, finish = int(choice["index"]), choice.get("finish_reason")

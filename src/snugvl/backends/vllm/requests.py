@@ -31,10 +31,9 @@ from snugvl.core.messages import (
     ToolUse,
     Video,
     characters,
-    check_scores,
     going_on,
 )
-from snugvl.core.sampling import SamplingParams
+from snugvl.core.sampling import SamplingParams, check_scores
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.chat import template_texts, texts
 from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, refused, tools_lark
@@ -204,8 +203,8 @@ def refuse_control_tokens(text: str, facts: Facts, field: str) -> None:
 
 def _check(request: Request, model: ServedModel) -> None:
     """Refuse what contradicts itself, in the words of our own engine."""
-    if request.sampling.prompt_logprobs:
-        check_scores(request, len(request.prompt) if isinstance(request.prompt, tuple) else 0)
+    known = len(request.prompt) if isinstance(request.prompt, tuple) else 0
+    check_scores(request.sampling, None if request.prompt is None else known)
     if request.prompt is not None and request.messages:
         raise RequestError("a request has messages or a prompt, not both", field="prompt")
     if request.prompt is not None and request.tools is not None:

@@ -200,7 +200,11 @@ class VllmEngine:
         finally:
             self._waking -= 1
         reasoning = reasoning_of(request, session.model.facts)
-        prompt = request.prompt if isinstance(request.prompt, str) else ""
+        prompt = ""
+        if request.prompt is not None and request.sampling.prompt_logprobs:
+            prompt = (
+                request.prompt if isinstance(request.prompt, str) else await self.detokenize(request.prompt)
+            )
         answer = VllmStream(session.life.api, request.sampling, session.life.watchdog, reasoning, prompt)
         session.answers.add(answer)
         left_s = request.deadline_s

@@ -13,6 +13,7 @@ from snugvl.core.messages import Logprob, TokenLogprob, Usage
 from snugvl.errors import RequestError
 from snugvl.server.fields import at_most
 from snugvl.server.openai.sampling import StreamOptions
+from snugvl.server.record import current
 from snugvl.server.streaming import Event, compact, events_document
 from snugvl.version import __version__
 
@@ -49,14 +50,14 @@ def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """Tokens of a request; `image_tokens` is our addition."""
+    """Tokens of the present request; `image_tokens` is our addition."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {
             "image_tokens": usage.image_tokens,
-            "cached_tokens": usage.cached_tokens,
+            "cached_tokens": current().cached_tokens,
         },
     }
 
@@ -68,7 +69,6 @@ def total(usages: Iterable[Usage]) -> Usage:
         sum(usage.prompt_tokens for usage in counted),
         sum(usage.completion_tokens for usage in counted),
         sum(usage.image_tokens for usage in counted),
-        sum(usage.cached_tokens for usage in counted),
     )
 
 

@@ -21,6 +21,7 @@ from snugvl.server.openai.document import ResponseAnswer
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.responses_request import LOGPROBS, ResponseRequest, conversation_of
 from snugvl.server.openai.sampling import rename_fields
+from snugvl.server.record import current
 from snugvl.server.streaming import Event, compact, event_stream
 
 router = APIRouter(tags=["openai"], route_class=UploadRoute)
@@ -134,7 +135,7 @@ def finish_response(
         "usage": {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {
-                "cached_tokens": usage.cached_tokens,
+                "cached_tokens": current().cached_tokens,
                 "cache_write_tokens": 0,
                 "image_tokens": usage.image_tokens,
             },
