@@ -11,8 +11,8 @@ carries), which gives a perplexity.
     top-1    tokens whose most likely successor stays the same, of the answers
     ppl      perplexity of the text
 
-A matrix whose columns don't divide into groups stays wide: SmolLM2's hidden size is 576, so int8 and groups of
-128 are of `down_proj` alone (1,536 columns), the head stays wide, and blocks of FP8 don't fit at all.
+A matrix whose columns don't divide into groups stays wide. SmolLM2's hidden size is 576, so int8 and groups
+of 128 are of `down_proj` alone (1,536 columns), the head stays wide, and blocks of FP8 don't fit at all.
 """
 
 import argparse
