@@ -1,11 +1,12 @@
 """Test suites that other people wrote for their clients, against our server: counts, and why a case fails.
 
-python benchmarks/client_suites.py PYTHON [--openai-tests CHECKOUT]
+python benchmarks/client_suites.py PYTHON [--openai-tests CHECKOUT PYTHON]
 
 PYTHON is the interpreter of an environment with tests/clients/requirements-extended.txt (the extended tests
-keep one in ~/.cache/snugvl-foreign-clients) and pytest-timeout; the openai suite needs respx, dirty-equals.
-CHECKOUT is a copy of the openai-python repository. Only its cases that speak synchronously run: the others
-send the same. A case's reason is the last line of its failure, mostly the server's own words.
+keep one in ~/.cache/snugvl-foreign-clients) and pytest-timeout. CHECKOUT is a copy of the openai-python
+repository, its PYTHON of an environment with just that version of openai[aiohttp] and what its tests need.
+Only its cases that speak synchronously run: the others send the same. A case's reason is the last line of its
+failure, mostly the server's own words.
 """
 
 import argparse
@@ -67,21 +68,22 @@ def main() -> None:
     """Run the suites and write what they say to benchmarks/results/clients/."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("python")
-    parser.add_argument("--openai-tests", type=Path)
+    parser.add_argument("--openai-tests", nargs=2, metavar=("CHECKOUT", "PYTHON"))
     given = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     served = [word for name in (NAME, *NAMES) for word in ("--served-model-name", name)]
     with serve("pocket", served) as server:
         langchain = [str(LANGCHAIN), "--noconftest", "-c", os.devnull]
-        suites: dict[str, tuple[Path, list[str], dict[str, str]]] = {
-            "langchain_tests": (ROOT, langchain, {"SNUGVL_SUITE_URL": server.url})
+        suites: dict[str, tuple[str, Path, list[str], dict[str, str]]] = {
+            "langchain_tests": (given.python, ROOT, langchain, {"SNUGVL_SUITE_URL": server.url})
         }
         if given.openai_tests is not None:
             cases = [str(API / name) for name in OPENAI]
             told = {"TEST_API_BASE_URL": f"{server.url}/v1"}
-            suites["openai_python"] = (given.openai_tests.resolve(), [*cases, "-k", "not Async"], told)
-        for name, (folder, cases, variables) in suites.items():
-            counted = run(given.python, folder, cases, variables)
+            checkout, python = given.openai_tests
+            suites["openai_python"] = (python, Path(checkout).resolve(), [*cases, "-k", "not Async"], told)
+        for name, (python, folder, cases, variables) in suites.items():
+            counted = run(python, folder, cases, variables)
             text = "\n".join([name, json.dumps(describe()), *counted]) + "\n"
             (RESULTS / f"{name}.txt").write_text(text, encoding="utf-8")
             print(text)

@@ -5,13 +5,15 @@ Ran: a picture; a typed answer; a tool, forced as the agent forces it; two turns
 messages
 """
 
+from typing import Literal
+
 import about
 from PIL import Image
 from smolagents import ChatMessage, OpenAIServerModel, tool
 
 
 @tool
-def count_shapes(shape: str) -> str:
+def count_shapes(shape: Literal["circle", "square", "triangle"]) -> str:
     """Counts the shapes of one kind.
 
     Args:
