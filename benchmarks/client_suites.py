@@ -30,7 +30,7 @@ LANGCHAIN = ROOT / "tests" / "clients" / "suites" / "langchain_standard.py"
 API = Path("tests/api_resources")
 OPENAI = ("chat/test_completions.py", "test_completions.py", "test_models.py", "test_responses.py")
 # Models that the cases of openai-python name; pocket answers to these.
-NAMES = ("gpt-5.4", "gpt-5.1", "gpt-5.6-sol", "gpt-3.5-turbo-instruct", "model")
+NAMES = ("gpt-5.4", "gpt-5.1", "gpt-5.6-sol", "gpt-3.5-turbo-instruct", "gpt-4o-mini", "model")
 CASE_S = 120
 
 
@@ -47,7 +47,14 @@ def run(python: str, folder: Path, cases: Sequence[str], variables: Mapping[str,
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         options = ["-q", "-p", "no:cacheprovider", f"--timeout={CASE_S}", f"--junitxml={report}"]
-        command = [python, "-m", "pytest", *options, "-o", "addopts=", "-o", "asyncio_mode=auto", *cases]
+        # One loop for all cases: SDKs keep a client, and the connections of the loop that it met first.
+        settings = [
+            "addopts=",
+            "asyncio_mode=auto",
+            *(f"asyncio_default_{kind}_loop_scope=session" for kind in ("test", "fixture")),
+        ]
+        options += [word for setting in settings for word in ("-o", setting)]
+        command = [python, "-m", "pytest", *options, *cases]
         environment = {**os.environ, **variables, "NO_PROXY": "127.0.0.1", "PYTHONPATH": ""}
         subprocess.run(command, cwd=folder, env=environment, check=False, stdout=sys.stderr)
         found = ElementTree.parse(report).getroot()  # noqa: S314, written by the pytest that we started

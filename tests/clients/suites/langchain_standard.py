@@ -27,7 +27,14 @@ class TestOpenAI(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self) -> dict:
-        return {"model": "m", "base_url": f"{URL}/v1", "api_key": "none", "max_retries": 0, "max_tokens": 64}
+        params = {
+            "model": "m",
+            "base_url": f"{URL}/v1",
+            "api_key": "none",
+            "max_retries": 0,
+            "max_tokens": 64,
+        }
+        return params | {"stream_usage": True}  # which it asks of OpenAI's own servers alone by default
 
 
 class TestAnthropic(ChatModelIntegrationTests):
