@@ -65,9 +65,8 @@ class Chunks:
         }
         self._prompt = prompt
         self._judges, self._judged = sampling.prompt_logprobs, False  # wanted, and told
-        self._unechoed = (
-            set(self._unfinished) if sampling.prompt_logprobs else set()
-        )  # choices without it yet
+        # Choices whose piece with the prompt hasn't come yet.
+        self._unechoed = set(self._unfinished) if sampling.prompt_logprobs else set()
         self._generated: dict[int, int] = {}  # tokens by choice
         self._last: Delta | None = None
         self._usage, self._cached = Usage(0, 0), 0
@@ -137,30 +136,21 @@ class Chunks:
         reason = choice.get("stop_reason")
         if finish == "stop" and not isinstance(reason, str) and not self._judges:
             logprobs = logprobs[:-1]  # of the token that ended it, which is no text
-        if finish is None:
-            if text or reasoning or logprobs:
-                delta = Delta(
-                    text,
-                    index,
-                    logprobs,
-                    reasoning=reasoning,
-                    completion_tokens=generated,
-                    prompt_logprobs=scored,
-                )
-                yield from self._copy_delta(delta)
-            return
-        self._unfinished.discard(index)
-        stop = reason if isinstance(reason, str) else None
         delta = Delta(
             text,
             index,
             logprobs,
-            _FINISH[finish],
-            stop=stop,
             reasoning=reasoning,
             completion_tokens=generated,
             prompt_logprobs=scored,
         )
+        if finish is None:
+            if text or reasoning or logprobs:
+                yield from self._copy_delta(delta)
+            return
+        self._unfinished.discard(index)
+        stop = reason if isinstance(reason, str) else None
+        delta = replace(delta, finish_reason=_FINISH[finish], stop=stop)
         if isinstance(reason, int) and reason in self._stop_ids:
             self.stop_token = reason
         if self._last is not None:

@@ -200,12 +200,12 @@ class VllmEngine:
         finally:
             self._waking -= 1
         reasoning = reasoning_of(request, session.model.facts)
-        prompt = ""
-        if request.prompt is not None and request.sampling.prompt_logprobs:
-            prompt = (
-                request.prompt if isinstance(request.prompt, str) else await self.detokenize(request.prompt)
-            )
-        answer = VllmStream(session.life.api, request.sampling, session.life.watchdog, reasoning, prompt)
+        prompt = request.prompt if request.sampling.prompt_logprobs else None  # vLLM echoes its text
+        if isinstance(prompt, tuple):
+            prompt = await self.detokenize(prompt)
+        answer = VllmStream(
+            session.life.api, request.sampling, session.life.watchdog, reasoning, prompt or ""
+        )
         session.answers.add(answer)
         left_s = request.deadline_s
         if left_s is not None:

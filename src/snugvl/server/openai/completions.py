@@ -118,7 +118,7 @@ async def create_completion(body: CompletionRequest, http: HttpRequest) -> Respo
     with rename_fields(NAMES):
         requests = _requests(body, prompts)
         echoed = await _echo_texts(body, context, prompts)
-        scored = bool(body.echo) and body.logprobs is not None
+        scored = requests[0].sampling.prompt_logprobs
         about = Prompts(model, body.n or 1, echoed, scored=scored, generates=body.max_tokens != 0)
         if body.stream:
             generations = await _start_all(context, requests)
