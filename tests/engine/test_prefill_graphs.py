@@ -218,13 +218,13 @@ def test_an_encoding_is_its_own_when_the_next_one_is_made() -> None:
         assert tokens(run(here, pair)[str(index)]) == oracle(Toy(), pair, 8)
 
 
-def test_models_with_recurrent_states_record_no_steps() -> None:
+def test_models_with_recurrent_states_record_steps_too() -> None:
     here = engine(HybridToy())
     made = recorded(here)
     for index in range(4):
         item = request(str(index), 1, picture(index), *range(2, 20))
         assert tokens(run(here, item)[str(index)]) == oracle(HybridToy(), item, 8)
-    assert {key[0] for key in made._replays} == {"picture"}  # type: ignore[index]
+    assert {key[0] for key in made._replays} == {"picture", "step"}  # type: ignore[index]
 
 
 def test_a_step_that_is_alone_takes_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.delta_rule import Rule, recur_at, scan_at
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
-from snugvl.models.linear_attention import runs
+from snugvl.models.linear_attention import empty_beginners, runs
 from snugvl.models.rope import mrope_positions
 
 VOCAB, HIDDEN, HEADS, DIM, LAYERS = 48, 16, 2, 8, 2
@@ -159,6 +159,8 @@ class HybridToy(Toy):
             return super().mix(layer, qkv, cache, metadata)
         assert cache.states is not None
         assert metadata.state_slots is not None
+        metadata = metadata.on_host()
+        empty_beginners(cache.states, 0, metadata)
         inputs, states = cache.states.inputs[0], cache.states.recurrent[0]
         output = qkv.new_empty(len(qkv), HEADS, DIM)
         for run in runs(metadata.query_lens):

@@ -10,11 +10,8 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from snugvl.checkpoint.families import parse_config
 from snugvl.errors import CheckpointError, UnsupportedModel
-from snugvl.layers.delta_rule import EPS, Rule
-from snugvl.layers.kernels import delta_rule as kernel
 from snugvl.layers.weights import Format
-from snugvl.models import linear_attention
-from snugvl.models.linear_attention import PIECE, runs
+from snugvl.models.linear_attention import PIECE, GatedDeltaNet, runs
 from snugvl.models.loader import Storage, load_model
 from snugvl.models.networks import Qwen35
 from tests import checkpoints, hybrid
@@ -198,14 +195,9 @@ def test_foreign_tensors_are_refused_though_the_predictors_are_not(tmp_path: Pat
         load_model(folder, dtype=torch.float32, device=CPU)
 
 
-def test_the_decode_kernel_in_its_place(model: Qwen35, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU runs for single tokens, on the layers' own views; elsewhere in Triton's interpreter."""
-
-    def with_kernel(rule: Rule, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        parts = (rule.query, rule.key, rule.value, rule.decay, rule.beta)
-        return kernel.recur(*parts, states, slots, EPS)
-
+def test_the_kernels_in_their_place(model: Qwen35, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU runs of linear attention, on the layers' own weights; elsewhere in Triton's interpreter."""
     case = Prompt(list(range(40, 52)))
     right = logits(model, case)
-    monkeypatch.setattr(linear_attention, "recur_at", with_kernel)
+    monkeypatch.setattr(GatedDeltaNet, "_plain", GatedDeltaNet._by_kernels)
     torch.testing.assert_close(logits(model, case, [8, 1, 1, 1, 1]), right, atol=1e-4, rtol=0)

@@ -35,7 +35,7 @@ class KVLayer:
     `state_bytes`: constant bytes per sequence of a layer with a recurrent state instead of (or beside) KV;
     `state_values`: the part of the state that is kept in the cache's own format, in values. `projected`,
     `values`: columns that a linear or gated layer makes of a token at once, and those that attention gives;
-    0 for plain attention, where they follow from the heads.
+    0 for plain attention, where they follow from the heads. `value_heads`: of a linear layer.
     """
 
     kv_heads: int
@@ -44,6 +44,7 @@ class KVLayer:
     state_bytes: int = 0
     state_values: int = 0
     projected: int = 0
+    value_heads: int = 0
     values: int = 0
 
     def state(self, itemsize: int) -> int:

@@ -46,8 +46,7 @@ class Runner:
     def use_graph_pool(self, graph_pool: GraphPool) -> None:
         """Run steps with parts of prompts, and small pictures, by CUDA graphs from now on."""
         self.graph_pool = graph_pool
-        if self.cache.states is None:
-            self._steps = StepGraphs(self.model, self.cache, self._config, graph_pool)
+        self._steps = StepGraphs(self.model, self.cache, self._config, graph_pool)
         if self.model.tower_is_capturable:
             self.encoder.use_graphs(PictureGraphs(self.model, graph_pool))
 
@@ -113,13 +112,9 @@ class Runner:
             states.copy(slot_of(sequence), slot_of(sibling))
 
     def _prepare(self, step: Schedule) -> None:
-        """Copy the blocks that the step writes to, and empty the state of sequences that begin."""
+        """Copy the blocks that the step writes to."""
         for copy in step.copies:
             self.cache.copy_block(copy.source, copy.target)
-        if self.cache.states is not None:
-            for chunk in step.chunks:
-                if chunk.start == 0:
-                    self.cache.states.clear(slot_of(chunk.sequence))
 
     def _ensure_graph(self, step: Schedule) -> bool:
         return (

@@ -61,11 +61,13 @@ class AttentionMetadata:
         return replace(self, starts=starts, lengths=lengths)
 
     def on_host(self) -> "AttentionMetadata":
-        """With the tuples that `starts` and `lengths` tell."""
-        assert self.starts is not None
-        assert self.lengths is not None
-        new = tuple(end - start for start, end in pairwise(self.starts.tolist()))
-        return replace(self, query_lens=new, context_lens=tuple(self.lengths.tolist()))
+        """With the tuples that `starts` and `lengths` tell, where there are these."""
+        new, lengths = self.query_lens, self.context_lens
+        if self.starts is not None:
+            new = tuple(end - start for start, end in pairwise(self.starts.tolist()))
+        if self.lengths is not None:
+            lengths = tuple(self.lengths.tolist())
+        return replace(self, query_lens=new, context_lens=lengths)
 
     def slots(self, sequence: int, length: int) -> torch.Tensor:
         """Slots of the first `length` tokens of a sequence, `[length]` int64."""

@@ -125,11 +125,6 @@ def recur_at(rule: Rule, states: torch.Tensor, slots: torch.Tensor) -> torch.Ten
 
     Returns `[sequences, value_heads, value_dim]`.
     """
-    if states.is_cuda:
-        from snugvl.layers.kernels import delta_rule  # needs triton, which only GPUs bring
-
-        parts = (rule.query, rule.key, rule.value, rule.decay, rule.beta)
-        return delta_rule.recur(*parts, states, slots, EPS)
     output, after = recur(rule, states.index_select(0, slots))
     states.index_copy_(0, slots, after)
     return output

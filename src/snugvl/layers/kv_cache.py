@@ -80,11 +80,6 @@ class StateCache:
         """The slot that is nobody's, for rows whose results nobody reads."""
         return self.slots
 
-    def clear(self, slot: int) -> None:
-        """Let a slot's state be that before the first token, whatever was in it (NaN, too)."""
-        self.recurrent[:, slot].zero_()
-        self.inputs[:, slot].zero_()
-
     def copy(self, source: int, target: int) -> None:
         """Let one slot's state be another's."""
         self.recurrent[:, target] = self.recurrent[:, source]

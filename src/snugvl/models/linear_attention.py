@@ -5,8 +5,9 @@
              └─ in_proj_ba ──── how much to correct (beta), how much to forget (decay)
 
 Of each sequence the convolution needs its last inputs and the delta rule its matrices; both are read from the
-sequence's slot and written back. A batch is worked on in runs: sequences side by side that have one new token
-each are one, and of a longer chunk `PIECE` tokens at a time, so that the float32 workspace has a ceiling:
+sequence's slot and written back. Kernels take a whole batch at once (`layers/kernels/delta_rule.py`). Plain
+torch works on it in runs: sequences side by side that have one new token each are one, and of a longer chunk
+`PIECE` tokens at a time, so that the float32 workspace has a ceiling:
 
     flat batch   [ s0 | s1 | s2 s2 s2 … s2 s2 ]        runs: rows 0 … 1 of s0 and s1,
                                                         256 rows of s2, the rest of s2
@@ -24,7 +25,7 @@ from torch.nn.functional import silu, softplus
 
 from snugvl.checkpoint.architecture import TextConfig
 from snugvl.layers.attention import AttentionMetadata
-from snugvl.layers.delta_rule import Rule, recur_at, scan_at
+from snugvl.layers.delta_rule import EPS, Rule, recur_at, scan_at
 from snugvl.layers.kv_cache import KVCache, StateCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.norm import RMSNorm
@@ -58,6 +59,15 @@ def runs(query_lens: Sequence[int]) -> Iterator[TokenRun]:
         first = index + 1
 
 
+def empty_beginners(states: StateCache, layer: int, metadata: AttentionMetadata) -> None:
+    """Let sequences whose first tokens these are begin from zeros, whatever was in their slots (NaN, too)."""
+    assert metadata.state_slots is not None
+    lengths = zip(metadata.query_lens, metadata.context_lens, strict=True)
+    fresh = [row for row, (new, length) in enumerate(lengths) if new == length > 0]
+    for values in (states.inputs[layer], states.recurrent[layer]):
+        values.index_fill_(0, metadata.state_slots[fresh], 0)
+
+
 class GatedDeltaNet(nn.Module):
     """One layer's linear attention."""
 
@@ -85,24 +95,51 @@ class GatedDeltaNet(nn.Module):
         self, x: torch.Tensor, norm: RMSNorm, cache: KVCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
         """`x` `[tokens, hidden]` plus attention over its `norm`; the states take the new tokens in."""
-        states, state_slots, sizes = cache.states, metadata.state_slots, self.sizes
-        assert states is not None, "the cache has no states for linear layers"
-        assert state_slots is not None, "the batch has no state slots for linear layers"
+        assert cache.states is not None, "the cache has no states for linear layers"
         normed = norm(x)
-        mixed, gate = torch.split(self.in_proj_qkvz(normed), [sizes.channels, sizes.values], dim=-1)
-        b, a = self.in_proj_ba(normed).chunk(2, dim=-1)
+        projected, rates = self.in_proj_qkvz(normed), self.in_proj_ba(normed)
+        del normed  # before what is as wide as all channels
+        attend = self._by_kernels if x.is_cuda else self._plain
+        result: torch.Tensor = self.out_proj(attend(projected, rates, cache.states, metadata), residual=x)
+        return result
+
+    def _by_kernels(
+        self, projected: torch.Tensor, rates: torch.Tensor, states: StateCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        from snugvl.layers.kernels import convolution, delta_rule  # they need triton, which only GPUs bring
+
+        if metadata.lengths is None:
+            metadata = metadata.on_device()
+        assert metadata.lengths is not None
+        assert metadata.state_slots is not None, "the batch has no state slots for linear layers"
+        sizes = self.sizes
+        layer = convolution.DeltaNet(
+            *(self.conv1d.weight, self.A_log, self.dt_bias, self.norm.weight, self.norm.eps),
+            *(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, EPS),
+        )
+        where = (states.inputs[self.layer], states.recurrent[self.layer], metadata.state_slots)
+        starts = None if metadata.decodes else metadata.starts
+        return delta_rule.attend(projected, rates, layer, *where, starts, metadata.lengths)
+
+    def _plain(
+        self, projected: torch.Tensor, rates: torch.Tensor, states: StateCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        metadata, sizes = metadata.on_host(), self.sizes
+        assert metadata.state_slots is not None, "the batch has no state slots for linear layers"
+        empty_beginners(states, self.layer, metadata)
+        mixed, gate = torch.split(projected, [sizes.channels, sizes.values], dim=-1)
+        b, a = rates.chunk(2, dim=-1)
         beta = b.sigmoid()
         decay = -self.A_log.float().exp() * softplus(a.float() + self.dt_bias)
         output = torch.empty_like(gate, memory_format=torch.contiguous_format)
         for run in runs(metadata.query_lens):
-            rows, mine = run.rows, state_slots[run.sequences]
+            rows, mine = run.rows, metadata.state_slots[run.sequences]
             convolve, remember = (self._step, recur_at) if run.single else (self._slide, scan_at)
             rule = self._rule(convolve(mixed[rows], states, mine), decay[rows], beta[rows])
-            answer = remember(rule, states.recurrent[self.layer], mine).to(x.dtype)
+            answer = remember(rule, states.recurrent[self.layer], mine).to(projected.dtype)
             opened = silu(gate[rows].float()).view(answer.shape)
-            output[rows] = (self.norm(answer).float() * opened).to(x.dtype).flatten(1)
-        result: torch.Tensor = self.out_proj(output, residual=x)
-        return result
+            output[rows] = (self.norm(answer).float() * opened).to(projected.dtype).flatten(1)
+        return output
 
     def _rule(self, mixed: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor) -> Rule:
         """Queries, keys and values lie side by side in `mixed` `[tokens, channels]`."""

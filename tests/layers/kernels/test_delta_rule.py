@@ -1,38 +1,122 @@
-"""The delta rule's decode kernel against its plain-torch reference."""
+"""The kernels of Gated DeltaNet against plain torch: whole batches, their states, and nobody else's."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
 
-from snugvl.layers.delta_rule import EPS, Rule, recur
-from snugvl.layers.kernels import delta_rule
+from snugvl.checkpoint.architecture import LinearAttention
+from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kv_cache import StateCache
+from snugvl.models.linear_attention import GatedDeltaNet
+from tests.engine.toy import HybridToy
+
+SLOTS = 8
+SIZES = (
+    LinearAttention(key_heads=2, value_heads=2, key_dim=16, value_dim=32, kernel=4),
+    LinearAttention(key_heads=1, value_heads=4, key_dim=24, value_dim=40, kernel=4),
+)
+BATCHES = {  # new tokens of each sequence, and those that it had before
+    "decodes": ([1, 1, 1], [9, 1, 70]),
+    "prompt": ([7], [0]),
+    "chunks": ([64, 65], [0, 3]),
+    "a long one beside decodes": ([1, 150, 1, 2], [4, 64, 30, 0]),
+    "prompts of one token": ([1, 1, 40], [0, 3, 0]),
+}
 
 
-@pytest.mark.parametrize(("key_heads", "heads", "key_dim", "value_dim"), [(2, 2, 16, 32), (1, 4, 24, 40)])
-def test_one_step_of_several_sequences(
-    key_heads: int, heads: int, key_dim: int, value_dim: int, device: torch.device
-) -> None:
+def layer(sizes: LinearAttention, device: torch.device, dtype: torch.dtype = torch.float32) -> GatedDeltaNet:
     torch.manual_seed(0)
-    slots = torch.tensor([4, 0, 3], device=device)
-    mixed = torch.randn(3, 2 * key_heads * key_dim + heads * value_dim, device=device)
-    query, key, value = mixed.split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=-1)
-    decay, beta = -torch.rand(3, heads, device=device), torch.rand(3, heads, device=device)
-    rule = Rule(query.view(3, -1, key_dim), key.view(3, -1, key_dim), value.view(3, heads, -1), decay, beta)
-    states = torch.randn(6, heads, key_dim, value_dim, device=device)
-    before = states.clone()
-    right, after = recur(rule, states[slots])
-    parts = (rule.query, rule.key, rule.value, rule.decay, rule.beta)
-    ours = delta_rule.recur(*parts, states, slots, EPS)
-    torch.testing.assert_close(ours, right, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(states[slots], after, atol=1e-5, rtol=1e-5)
-    assert torch.equal(states[[1, 2, 5]], before[[1, 2, 5]]), "a stranger's state was touched"
+    text = replace(HybridToy.plan.text, linear=sizes)
+    made = GatedDeltaNet(text, 0).requires_grad_(False)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return made.to(device, dtype)
 
 
-def test_sixteen_bits_come_in_and_float32_stays(device: torch.device) -> None:
-    torch.manual_seed(1)
-    query, key, value = (torch.randn(2, 2, 16, device=device).bfloat16() for _ in range(3))
-    decay, beta = -torch.rand(2, 2, device=device), torch.rand(2, 2, device=device).bfloat16()
-    states, slots = torch.randn(2, 2, 16, 16, device=device), torch.tensor([0, 1], device=device)
-    right, after = recur(Rule(query, key, value, decay, beta), states)
-    ours = delta_rule.recur(query, key, value, decay, beta, states, slots, EPS)
-    torch.testing.assert_close(ours, right, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(states, after, atol=1e-5, rtol=1e-5)
+def states(sizes: LinearAttention, device: torch.device, dtype: torch.dtype = torch.float32) -> StateCache:
+    generator = torch.Generator().manual_seed(1)
+    heads = (sizes.value_heads, sizes.key_dim, sizes.value_dim)
+    inputs = (sizes.kernel - 1, sizes.channels)
+    made = StateCache(num_layers=1, slots=SLOTS, heads=heads, inputs=inputs, dtype=dtype, device=device)
+    for values in (made.recurrent, made.inputs):
+        values.copy_(torch.randn(values.shape, generator=generator))
+    return made
+
+
+def batch(new: Sequence[int], before: Sequence[int], device: torch.device) -> AttentionMetadata:
+    tokens = torch.zeros(sum(new), dtype=torch.int64, device=device)
+    context = tuple(map(sum, zip(new, before, strict=True)))
+    slots = torch.tensor([5, 0, 3, 6][: len(new)], device=device)
+    made = AttentionMetadata(tuple(new), context, tokens, tokens[None], 16, state_slots=slots)
+    return made.on_device()
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_equals_plain_torch(name: str, sizes: LinearAttention, device: torch.device) -> None:
+    ours, metadata = layer(sizes, device), batch(*BATCHES[name], device)
+    tokens = len(metadata.slot_mapping)
+    projected = torch.randn(tokens, sizes.channels + sizes.values, device=device)
+    rates = torch.randn(tokens, 2 * sizes.value_heads, device=device)
+    right, found = states(sizes, device), states(sizes, device)
+    untouched = found.recurrent.clone()
+    for values in (right, found):  # of sequences that begin: nobody reads them
+        for row, before in enumerate(BATCHES[name][1]):
+            if before == 0:
+                values.recurrent[:, metadata.state_slots[row]] = torch.nan
+                values.inputs[:, metadata.state_slots[row]] = torch.nan
+    wanted = ours._plain(projected, rates, right, metadata)
+    outputs = ours._by_kernels(projected, rates, found, metadata)
+    torch.testing.assert_close(outputs, wanted, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(found.recurrent, right.recurrent, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(found.inputs, right.inputs, atol=0, rtol=0)
+    strangers = [slot for slot in range(SLOTS + 1) if slot not in metadata.state_slots.tolist()]
+    assert torch.equal(found.recurrent[:, strangers], untouched[:, strangers]), (
+        "a stranger's state was touched"
+    )
+
+
+@pytest.mark.parametrize("lengths", [[3, 0, 0], [65, 1, 0]])
+def test_rows_of_nobody_change_nothing(lengths: list[int], device: torch.device) -> None:
+    """A CUDA graph's last sequences have no tokens, and its last tokens belong to none."""
+    sizes = SIZES[0]
+    ours, real = layer(sizes, device), [n for n in lengths if n]
+    tokens = sum(lengths) + 9
+    projected = torch.randn(tokens, sizes.channels + sizes.values, device=device)
+    rates = torch.randn(tokens, 2 * sizes.value_heads, device=device)
+    metadata = batch(real, [5] * len(real), device)
+    right, found = states(sizes, device), states(sizes, device)
+    wanted = ours._plain(projected[: sum(real)], rates[: sum(real)], right, metadata)
+    padded = replace(
+        metadata,
+        query_lens=(tokens,) + (1,) * (len(lengths) - 1),
+        starts=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device),
+        lengths=torch.tensor([n + 5 if n else 0 for n in lengths], dtype=torch.int32, device=device),
+        state_slots=torch.tensor([5, 0, 0][: len(lengths)], device=device),
+    )
+    outputs = ours._by_kernels(projected, rates, found, padded)
+    torch.testing.assert_close(outputs[: sum(real)], wanted, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(found.recurrent, right.recurrent, atol=2e-5, rtol=1e-4)
+    alone = replace(
+        padded, query_lens=(1,) * 3, starts=None, lengths=torch.zeros(3, dtype=torch.int32, device=device)
+    )
+    before = found.recurrent.clone()
+    ours._by_kernels(projected[:3], rates[:3], found, alone)
+    assert torch.equal(found.recurrent, before), "a decode step's padding changed a state"
+
+
+def test_sixteen_bits_come_in_and_states_stay_wide(device: torch.device) -> None:
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float16  # which the interpreter can multiply
+    sizes = SIZES[0]
+    ours, metadata = layer(sizes, device, kind), batch([70, 1], [0, 8], device)
+    projected = torch.randn(71, sizes.channels + sizes.values, device=device).to(kind)
+    rates = torch.randn(71, 2 * sizes.value_heads, device=device).to(kind)
+    right, found = states(sizes, device, kind), states(sizes, device, kind)
+    wanted = ours._plain(projected, rates, right, metadata)
+    outputs = ours._by_kernels(projected, rates, found, metadata)
+    assert found.recurrent.dtype == torch.float32
+    assert (outputs - wanted).float().norm() < 1e-2 * wanted.float().norm()
+    assert (found.recurrent - right.recurrent).norm() < 1e-2 * right.recurrent.norm()

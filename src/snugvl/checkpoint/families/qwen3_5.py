@@ -142,6 +142,7 @@ def _facts(decoder: Decoder, delta: LinearAttention, kinds: tuple[LayerKind, ...
         state_bytes=delta.values * delta.key_dim * 4,
         state_values=delta.channels * (delta.kernel - 1),
         projected=delta.channels + delta.values,
+        value_heads=delta.value_heads,
         values=delta.values,
     )
     return replace(

@@ -58,7 +58,7 @@ class _StepBuffers:
 
 
 class StepGraphs:
-    """Not for models with recurrent states, whose kernels go by the lengths that the host knows."""
+    """Steps with prompts. A recording knows how many tokens and sequences there may be, and no lengths."""
 
     def __init__(self, model: Network, cache: KVCache, config: EngineConfig, graph_pool: GraphPool) -> None:
         self._model = model
@@ -145,6 +145,7 @@ class StepGraphs:
                 block_size=self._cache.block_size,
                 starts=numbers.starts,
                 lengths=numbers.lengths,
+                state_slots=None if self._cache.states is None else numbers.state_slots,
             ),
             logit_rows=numbers.logit_rows,
             vision_rows=None if buffers.pictured is None else buffers.pictured[:tokens],

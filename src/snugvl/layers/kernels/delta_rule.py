@@ -1,90 +1,294 @@
-"""One token of the gated delta rule for each of several sequences, states changed where they are.
+"""Gated DeltaNet over a flat batch: its convolution, the gated delta rule, the norm with its gate.
 
-    grid   (sequence, value head, part of the values): S `[KEY, BLOCK]` is read once, kept in registers, and
-           written back; columns of S don't depend on one another.
+    projected   [ s0 … s0 | s1 | s2 … ]     whose tokens they are is found in `starts`, as in attention
+                     │
+    convolve    taps of each channel, silu; queries and keys get length 1; of a sequence's first tokens it
+                     │    reads the last inputs of the step before, which `slide` then replaces
+    correct     sequences with one new token: S is read once, kept in registers and written back; output,
+                     │    norm and gate. Nothing else runs in a decode step
+    solve       chunks of 64 tokens of longer ones, all at once: what their corrections undo of each other,
+                     │    a triangular inverse `[64, 64]`, and what their queries find in the chunk, another
+    scan        the chunks one after the other: a program keeps some columns of S, which don't depend on
+                     │    one another, in registers
+    gate        the norm of those outputs, times silu of their gates
 
-Plain torch would gather the states, and hold several of them in float32: see `layers/delta_rule.py`, which
-this computes.
+A sequence whose context is new altogether begins from zeros, whatever is in its slot. Sequences of no tokens,
+which fill up a CUDA graph, are nobody's. `layers/delta_rule.py` computes the same in plain torch.
+
+What products read is in the network's type, sums and S are in float32, as in the kernels that the models were
+trained with; a network in float32 is not rounded anywhere.
+
+Sources: Gated Delta Networks (https://arxiv.org/abs/2412.06464); the chunkwise form of DeltaNet
+(https://arxiv.org/abs/2406.06484).
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched
+from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
+from snugvl.layers.kernels.convolution import DeltaNet, convolved, most_sequences, owner, wide
 
-BLOCK = 32  # values of a program: S takes 128 · 32 registers of a block's
+CHUNK = 64  # tokens of a chunk
+GATED = 16  # tokens of a program of the gate
+COLUMNS = 32  # of S that a program scans
+WARPS, STAGES = 4, 1  # of a scan
+SOLVE_WARPS, CORRECT_WARPS = 4, 8
+
+
+@triton.jit
+def rates(rates_of, a_log, dt_bias, token, live, head, HEADS: tl.constexpr):
+    """Of tokens of a value head: how much is corrected, and the logarithm of how much is kept.
+
+    `rates_of` `[tokens, 2 · HEADS]`: what makes the former, then the latter. Those of nobody do neither.
+    """
+    at = rates_of + token.to(tl.int64) * (2 * HEADS) + head
+    share = tl.load(at, mask=live, other=0)
+    beta = tl.sigmoid(share.to(tl.float32)).to(share.dtype).to(tl.float32)
+    x = tl.load(at + HEADS, mask=live, other=0).to(tl.float32) + tl.load(dt_bias + head).to(tl.float32)
+    speed = tl.where(x > 20, x, tl.log(1 + tl.exp(tl.minimum(x, 20.0))))  # softplus
+    kept = -tl.exp(tl.load(a_log + head).to(tl.float32)) * speed
+    return tl.where(live, beta, 0.0), tl.where(live, kept, 0.0)
 
 
 @launched
-@triton.jit(do_not_specialize=["slots"])
+@triton.jit(do_not_specialize=["slots", "starts", "lengths"])
 def correct(
-    query, key, value, decay, beta, slots, states, out, query_stride, key_stride, value_stride, decay_stride,
-    beta_stride, scale, eps, HEADS: tl.constexpr, SHARED: tl.constexpr, KEY: tl.constexpr,
-    VALUE: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    mixed, projected, rates_of, a_log, dt_bias, norm, states, slots, starts, lengths, out, scale, norm_eps,
+    CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr,
+    VALUE: tl.constexpr, WIDE_KEY: tl.constexpr, WIDE: tl.constexpr, SINGLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Strides are those from one sequence to the next; `out` `[sequences, HEADS, VALUE]` float32.
+    """One (sequence, value head) of those with one new token: `out` `[tokens, HEADS · VALUE]`.
 
-    `states` `[slots, HEADS, KEY, VALUE]`; `SHARED`: value heads that a key head serves; `WIDE`: a power of
-    two that holds a key.
+    Args:
+        mixed: `[tokens, channels]`, convolved.
+        projected: `[tokens, channels + HEADS · VALUE]`, whose end are the gates.
+        states: `[slots, HEADS, KEY, VALUE]` float32.
+        SINGLE: all have one, and `starts` isn't read.
     """
-    sequence = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    row = tl.arange(0, WIDE)
-    column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    within = row < KEY
-    beside = column < VALUE
-    at = head // SHARED * KEY + row
-    q = tl.load(query + sequence * query_stride + at, mask=within, other=0).to(tl.float32)
-    k = tl.load(key + sequence * key_stride + at, mask=within, other=0).to(tl.float32)
-    q = q * tl.rsqrt(tl.sum(q * q, 0) + eps) * scale
-    k = k * tl.rsqrt(tl.sum(k * k, 0) + eps)
-    v = tl.load(value + sequence * value_stride + head * VALUE + column, mask=beside, other=0).to(tl.float32)
-    kept = tl.exp(tl.load(decay + sequence * decay_stride + head).to(tl.float32))
-    share = tl.load(beta + sequence * beta_stride + head).to(tl.float32)
+    wait_for_others(PDL)
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    begin = sequence
+    if not SINGLE:
+        begin = tl.load(starts + sequence)
+        if tl.load(starts + sequence + 1) - begin != 1:
+            return
+    context = tl.load(lengths + sequence)
+    if context == 0:
+        return
+    row, column = tl.arange(0, WIDE_KEY), tl.arange(0, WIDE)
+    line = mixed + begin.to(tl.int64) * CHANNELS
+    key_head = head // (HEADS // KEY_HEADS)
+    q = tl.load(line + key_head * KEY + row, mask=row < KEY, other=0).to(tl.float32) * scale
+    k = tl.load(line + (KEY_HEADS + key_head) * KEY + row, mask=row < KEY, other=0).to(tl.float32)
+    value = line + 2 * KEY_HEADS * KEY + head * VALUE + column
+    v = tl.load(value, mask=column < VALUE, other=0).to(tl.float32)
+    beta, kept = rates(rates_of, a_log, dt_bias, begin, context > 0, head, HEADS)
     slot = tl.load(slots + sequence).to(tl.int64)
-    place = states + (slot * HEADS + head) * KEY * VALUE + row[:, None] * VALUE + column[None, :]
-    inside = within[:, None] & beside[None, :]
-    s = tl.load(place, mask=inside, other=0) * kept
-    change = (v - tl.sum(s * k[:, None], 0)) * share
+    place = states + (slot * HEADS + head) * (KEY * VALUE) + row[:, None] * VALUE + column[None, :]
+    inside = (row < KEY)[:, None] & (column < VALUE)[None, :]
+    known = (row < tl.where(context > 1, KEY, 0))[:, None] & (column < VALUE)[None, :]
+    s = tl.load(place, mask=known, other=0) * tl.exp(kept)
+    change = (v - tl.sum(s * k[:, None], 0)) * beta
     s += k[:, None] * change[None, :]
     tl.store(place, s, mask=inside)
-    target = out + (sequence * HEADS + head) * VALUE + column
-    tl.store(target, tl.sum(s * q[:, None], 0), mask=beside)
+    kind: tl.constexpr = out.dtype.element_ty
+    answer = tl.sum(s * q[:, None], 0).to(kind).to(tl.float32)
+    gate = projected + begin.to(tl.int64) * (CHANNELS + HEADS * VALUE) + CHANNELS + head * VALUE + column
+    opened = tl.load(gate, mask=column < VALUE, other=0).to(tl.float32)
+    w = tl.load(norm + column, mask=column < VALUE, other=0).to(tl.float32)
+    y = (answer * tl.rsqrt(tl.sum(answer * answer, 0) / VALUE + norm_eps)).to(kind).to(tl.float32) * w
+    y = y.to(kind).to(tl.float32) * opened * tl.sigmoid(opened)
+    tl.store(out + (begin.to(tl.int64) * HEADS + head) * VALUE + column, y.to(kind), mask=column < VALUE)
 
 
-def recur(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    decay: torch.Tensor,
-    beta: torch.Tensor,
+@launched
+@triton.jit(do_not_specialize=["starts", "sequences"])
+def solve(
+    mixed, rates_of, a_log, dt_bias, starts, inverse, found, sequences, scale, CHANNELS: tl.constexpr,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    WIDE_KEY: tl.constexpr, CHUNK: tl.constexpr,
+    MAX: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One (chunk of a sequence, value head): `inverse` and `found`, both `[tokens, HEADS, CHUNK]`.
+
+    Correction i undoes what the earlier ones have added along its key, so that the corrections solve a
+    triangular system; its inverse is found column by column.
+    """
+    wait_for_others(PDL)
+    precision: tl.constexpr = "ieee" if mixed.dtype.element_ty == tl.float32 else "tf32"
+    _sequence, begin, new, nth = owner(starts, tl.program_id(0), sequences, CHUNK, MAX)
+    if new <= 1 or nth * CHUNK >= new:
+        return
+    head = tl.program_id(1)
+    token, dim, column = nth * CHUNK + tl.arange(0, CHUNK), tl.arange(0, WIDE_KEY), tl.arange(0, CHUNK)
+    live = token < new
+    key_head = head // (HEADS // KEY_HEADS)
+    line = mixed + (begin + token).to(tl.int64)[:, None] * CHANNELS + key_head * KEY + dim[None, :]
+    inside = live[:, None] & (dim < KEY)[None, :]
+    q = tl.load(line, mask=inside, other=0)
+    k = tl.load(line + KEY_HEADS * KEY, mask=inside, other=0)
+    beta, kept = rates(rates_of, a_log, dt_bias, begin + token, live, head, HEADS)
+    since = tl.cumsum(kept, 0)
+    row = tl.arange(0, CHUNK)
+    left = tl.where(row[:, None] >= column[None, :], since[:, None] - since[None, :], float("-inf"))
+    left = tl.exp(left)
+    inner = tl.dot(q, tl.trans(k), input_precision=precision) * left * scale
+    system = tl.dot(k, tl.trans(k), input_precision=precision) * left * beta[:, None]
+    system = tl.where(row[:, None] > column[None, :], system, 0.0)
+    solved = tl.where(row[:, None] == column[None, :], 1.0, 0.0)
+    for i in range(CHUNK - 1):  # row i is final: take it out of those below
+        undone = tl.sum(tl.where(column[None, :] == i, system, 0.0), 1)
+        final = tl.sum(tl.where(row[:, None] == i, solved, 0.0), 0)
+        solved -= undone[:, None] * final[None, :]
+    at = ((begin + token).to(tl.int64)[:, None] * HEADS + head) * CHUNK + column[None, :]
+    kind: tl.constexpr = inverse.dtype.element_ty
+    tl.store(inverse + at, solved.to(kind), mask=live[:, None])
+    tl.store(found + at, inner.to(kind), mask=live[:, None])
+
+
+@launched
+@triton.jit(do_not_specialize=["slots", "starts", "lengths"])
+def scan(
+    mixed, rates_of, a_log, dt_bias, inverse, found, states, slots, starts, lengths, out, scale,
+    CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr,
+    VALUE: tl.constexpr, WIDE_KEY: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """One (COLUMNS of S, value head, sequence) of those with more than one new token.
+
+    `out` `[tokens, HEADS · VALUE]`: what the queries find, before norm and gate.
+    """
+    wait_for_others(PDL)
+    precision: tl.constexpr = "ieee" if mixed.dtype.element_ty == tl.float32 else "tf32"
+    kind: tl.constexpr = mixed.dtype.element_ty
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    begin = tl.load(starts + sequence)
+    new = tl.load(starts + sequence + 1) - begin
+    if new <= 1:
+        return
+    row, dim, other = tl.arange(0, CHUNK), tl.arange(0, WIDE_KEY), tl.arange(0, CHUNK)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    beside = (column < VALUE)[None, :]
+    slot = tl.load(slots + sequence).to(tl.int64)
+    place = states + (slot * HEADS + head) * (KEY * VALUE) + dim[:, None] * VALUE + column[None, :]
+    known = dim < tl.where(tl.load(lengths + sequence) > new, KEY, 0)
+    s = tl.load(place, mask=known[:, None] & beside, other=0)
+    key_head = head // (HEADS // KEY_HEADS)
+    for first in range(0, new, CHUNK):
+        token = first + row
+        live = token < new
+        at = (begin + token).to(tl.int64)[:, None]
+        line = mixed + at * CHANNELS + key_head * KEY + dim[None, :]
+        inside = live[:, None] & (dim < KEY)[None, :]
+        q = tl.load(line, mask=inside, other=0)
+        k = tl.load(line + KEY_HEADS * KEY, mask=inside, other=0)
+        values = mixed + at * CHANNELS + 2 * KEY_HEADS * KEY + head * VALUE + column[None, :]
+        v = tl.load(values, mask=live[:, None] & beside, other=0).to(tl.float32)
+        square = (at * HEADS + head) * CHUNK + other[None, :]
+        solved = tl.load(inverse + square, mask=live[:, None], other=0)
+        inner = tl.load(found + square, mask=live[:, None], other=0)
+        beta, kept = rates(rates_of, a_log, dt_bias, begin + token, live, head, HEADS)
+        since, whole = tl.cumsum(kept, 0), tl.sum(kept, 0)
+        before = s.to(kind)
+        answer = tl.dot(k, before, input_precision=precision) * tl.exp(since)[:, None]
+        wanted = (v - answer) * beta[:, None]
+        change = tl.dot(solved, wanted.to(kind), input_precision=precision)
+        output = tl.dot(q, before, input_precision=precision) * (tl.exp(since) * scale)[:, None]
+        output = tl.dot(inner, change.to(kind), output, input_precision=precision)
+        tl.store(
+            out + (at * HEADS + head) * VALUE + column[None, :], output.to(kind), mask=live[:, None] & beside
+        )
+        lasting = (change * tl.exp(whole - since)[:, None]).to(kind)
+        s = tl.dot(tl.trans(k), lasting, s * tl.exp(whole), input_precision=precision)
+    tl.store(place, s, mask=(dim < KEY)[:, None] & beside)
+
+
+@launched
+@triton.jit(do_not_specialize=["starts", "sequences"])
+def gate(
+    projected, norm, starts, out, sequences, norm_eps, CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr,
+    HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, WIDE: tl.constexpr, EACH: tl.constexpr,
+    MAX: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One (block of tokens of a sequence with more than one, value head): `out` is normed and gated."""
+    wait_for_others(PDL)
+    _sequence, begin, new, nth = owner(starts, tl.program_id(0), sequences, EACH, MAX)
+    if new <= 1 or nth * EACH >= new:
+        return
+    head, column = tl.program_id(1), tl.arange(0, WIDE)
+    token = nth * EACH + tl.arange(0, EACH)
+    inside = (token < new)[:, None] & (column < VALUE)[None, :]
+    at = (begin + token).to(tl.int64)[:, None]
+    place = out + (at * HEADS + head) * VALUE + column[None, :]
+    beside = projected + at * (CHANNELS + HEADS * VALUE) + CHANNELS + head * VALUE + column[None, :]
+    answer = tl.load(place, mask=inside, other=0).to(tl.float32)
+    opened = tl.load(beside, mask=inside, other=0).to(tl.float32)
+    w = tl.load(norm + column, mask=column < VALUE, other=0).to(tl.float32)
+    kind: tl.constexpr = out.dtype.element_ty
+    rstd = tl.rsqrt(tl.sum(answer * answer, 1) / VALUE + norm_eps)
+    y = (answer * rstd[:, None]).to(kind).to(tl.float32) * w[None, :]
+    y = y.to(kind).to(tl.float32) * opened * tl.sigmoid(opened)
+    tl.store(place, y.to(kind), mask=inside)
+
+
+def attend(
+    projected: torch.Tensor,
+    rates_of: torch.Tensor,
+    layer: DeltaNet,
+    inputs: torch.Tensor,
     states: torch.Tensor,
     slots: torch.Tensor,
-    eps: float,
+    starts: torch.Tensor | None,
+    lengths: torch.Tensor,
 ) -> torch.Tensor:
-    """The parts of a `Rule`, whose rows may be apart, on float32 `states` at `slots` `[sequences]` int64.
+    """What a batch finds, normed and gated, `[tokens, value_heads · value_dim]`; its states move on.
 
-    Returns `[sequences, value_heads, value_dim]` float32. Slots that stand twice are left in any state.
+    Args:
+        projected: `[tokens, channels + value_heads · value_dim]`: queries, keys and values, then gates.
+        rates_of: `[tokens, 2 · value_heads]`: what betas are made of, then decays.
+        inputs: `[slots, taps - 1, channels]`, what the convolution remembers.
+        states: `[slots, value_heads, key_dim, value_dim]` float32.
+        slots: `[sequences]` int64, each another.
+        starts: `[sequences + 1]` int32; None where each sequence has one token.
+        lengths: `[sequences]` int32, tokens of each once these are taken in; 0 of a row that is nobody's.
     """
-    sequences, heads, width = value.shape
-    out = torch.empty(sequences, heads, width, dtype=torch.float32, device=value.device)
-    rows = (query, key, value, decay, beta)
-    assert all(x[0].is_contiguous() for x in rows), "the heads of a token must lie side by side"
-    correct[(sequences, heads, triton.cdiv(width, BLOCK))](
-        *rows,
-        slots,
-        states,
-        out,
-        *(x.stride(0) for x in rows),
-        key.shape[2] ** -0.5,
-        eps,
-        HEADS=heads,
-        SHARED=heads // key.shape[1],
-        KEY=key.shape[2],
-        VALUE=width,
-        WIDE=triton.next_power_of_2(key.shape[2]),
-        BLOCK=BLOCK,
-        num_warps=4,
+    heads, key, value, scale = layer.value_heads, layer.key_dim, layer.value_dim, layer.key_dim**-0.5
+    tokens, sequences = len(projected), len(lengths)
+    mixed = convolved(projected, layer, inputs, slots, starts, lengths)
+    out = torch.empty(tokens, heads * value, dtype=projected.dtype, device=projected.device)
+    sizes = {**layer.constants, "WIDE_KEY": wide(key), **pdl(projected.device)}
+    decay = (rates_of, layer.a_log, layer.dt_bias)
+    where = (slots, lengths if starts is None else starts, lengths)
+    correct[(sequences, heads)](
+        mixed, projected, *decay, layer.norm, states, *where, out, scale, layer.norm_eps, **sizes,
+        WIDE=wide(value), SINGLE=starts is None, num_warps=CORRECT_WARPS,
+    )  # fmt: skip
+    if starts is None:
+        return out
+    inverse = torch.empty(tokens, heads, CHUNK, dtype=projected.dtype, device=projected.device)
+    found = torch.empty_like(inverse)
+    most, columns = most_sequences(sequences), min(COLUMNS, wide(value))
+    solve[(tokens // CHUNK + sequences, heads)](
+        mixed,
+        *decay,
+        starts,
+        inverse,
+        found,
+        sequences,
+        scale,
+        **sizes,
+        CHUNK=CHUNK,
+        MAX=most,
+        num_warps=SOLVE_WARPS,
     )
+    scan[(triton.cdiv(value, columns), heads, sequences)](
+        mixed, *decay, inverse, found, states, *where, out, scale, **sizes, COLUMNS=columns, CHUNK=CHUNK,
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    del sizes["WIDE_KEY"]
+    gate[(tokens // GATED + sequences, heads)](
+        projected, layer.norm, starts, out, sequences, layer.norm_eps, **sizes, WIDE=wide(value), EACH=GATED,
+        MAX=most, num_warps=4,
+    )  # fmt: skip
     return out

@@ -113,7 +113,8 @@ def _native(model: Inventory, settings: Settings) -> list[Component]:
     itemsize = settings.itemsize
     chunk = min(settings.chunk, settings.kv_tokens)
     wide = widened(model, settings)
-    layer = max(native_prefill(model, chunk, itemsize), hybrid.attention_bytes(model, itemsize, chunk))
+    attention = hybrid.attention_bytes(model, itemsize, chunk, kernels=False)
+    layer = max(native_prefill(model, chunk, itemsize), attention)
     prefill, why = layer + wide, f"{chunk:,} tokens of a chunk"
     if model.facts.vision is not None and settings.images:
         prefill += chunk * (1 + model.facts.vision.deepstack_levels) * widths(model).h * itemsize

@@ -114,7 +114,7 @@ def prefill_bytes(model: Inventory, settings: Settings) -> int:
     """Workspace of the largest chunk."""
     tokens = min(settings.chunk, settings.context * settings.sequences)
     per_token = tokens * prefill_per_token(model, settings)
-    attention = hybrid.attention_bytes(model, settings.itemsize, tokens)
+    attention = hybrid.attention_bytes(model, settings.itemsize, tokens, kernels=True)
     layer = max(per_token, attention) + slice_bytes(model, settings)
     logits = tokens * settings.itemsize * widths(model).h + logits_bytes(model, settings, settings.sequences)
     return max(layer, logits) + tokens * _image_bytes(model, settings)
@@ -189,8 +189,7 @@ def graph_bytes(model: Inventory, settings: Settings, multiprocessors: int) -> i
     largest, vocab = sizes[-1], model.facts.text.vocab_size
     logits = [(size * vocab * 4, 1) for size in sizes]
     layer = [(attention_bytes(widths(model), largest), 1)]
-    attention = hybrid.attention_bytes(model, settings.itemsize, largest)
-    attention += hybrid.window_bytes(model, settings.itemsize, largest)
+    attention = hybrid.attention_bytes(model, settings.itemsize, largest, kernels=True)
     layer.append((max(largest * prefill_per_token(model, settings), attention), 1))
     if largest > 1:
         layer.append((split_workspace(model, settings, largest, multiprocessors), 1))

@@ -42,7 +42,6 @@ MOST: Final = 24  # recordings at a time
 # The driver's part of each kernel of a recording. On an H200: 1.7 MiB for about 500 (prompts on 2B-FP8), 3.1
 # for 830 (4B-FP8), 1.0 to 1.3 for 290 (pictures).
 NODE_BYTES: Final = 4 << 10
-LAYER_KERNELS: Final = 6  # beside products: two norms, rotation and cache, attention, two residuals
 TOWER_LAYER_KERNELS: Final = 12
 POOL: Final = "CUDA graphs of prompts and pictures"
 LIBRARY: Final = "cuBLAS workspace of graphs of prompts"
@@ -96,9 +95,9 @@ def step_graph_components(
 def recorded(model: Inventory, settings: Settings, cublas_bytes: int, multiprocessors: int) -> Recorded:
     """For `settings` as they run: `chunk` and `sequences` are the most of a step.
 
-    Nothing where such steps are not recorded: a model with recurrent states, or a tower that streams.
+    Nothing where such steps are not recorded: with a tower that streams.
     """
-    if hybrid.has_states(model) or settings.vision != "gpu":
+    if settings.vision != "gpu":
         return NOTHING
     library = cublas_bytes - library_bytes(model, settings, cublas_bytes)
     pool = _pool_bytes(model, settings, multiprocessors)
@@ -112,7 +111,7 @@ def _step_kernels(model: Inventory, settings: Settings) -> int:
         qkv, output, down = (w.q + 2 * w.k, w.h), (w.h, w.q), (w.h, w.i)
         products = 2 * sum(slices(*shape, settings.itemsize) for shape in (qkv, output, down))
         products += 3 * slices(w.i, 2 * w.h, settings.itemsize)
-    return model.facts.text.num_layers * (LAYER_KERNELS + products)
+    return model.facts.text.num_layers * (hybrid.layer_kernels(model) + products)
 
 
 def _tower_kernels(model: Inventory) -> int:

@@ -1,0 +1,182 @@
+"""The convolution before the delta rule: a few taps of each channel, over the tokens of a flat batch.
+
+    inputs of a sequence     those of the step before, from its slot │ this step's
+                                                                     └► silu(taps · inputs), for each token
+
+Queries and keys then get length 1, as all that follows needs them so. The last inputs go back to the slot: in
+a decode step at once, as nobody else reads them; of a longer chunk afterwards, by `slide`.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
+
+TOKENS = 32  # of a program
+CHANNELS = 1024  # whose last inputs a program replaces
+MAX_SEQUENCES = 256  # that kernels are compiled for; more are another variant
+
+
+class DeltaNet(NamedTuple):
+    """A layer's weights and sizes.
+
+    Attributes:
+        conv: `[channels, 1, taps]`, the oldest first.
+        a_log, dt_bias: `[value_heads]`, how fast a head forgets.
+        norm, norm_eps: `[value_dim]`, of the outputs.
+        key_heads, value_heads, key_dim, value_dim: sizes.
+        eps: under the root of a key's length.
+    """
+
+    conv: torch.Tensor
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+    norm: torch.Tensor
+    norm_eps: float
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    eps: float
+
+    @property
+    def channels(self) -> int:
+        """Queries, keys and values side by side."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Sizes that kernels are compiled for."""
+        sizes = (self.channels, self.key_heads, self.value_heads, self.key_dim, self.value_dim)
+        return dict(zip(("CHANNELS", "KEY_HEADS", "HEADS", "KEY", "VALUE"), sizes, strict=True))
+
+
+def wide(size: int) -> int:
+    """A power of two that holds a head, and that matrix units take."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def most_sequences(sequences: int) -> int:
+    """A power of two that holds so many."""
+    return max(MAX_SEQUENCES, triton.next_power_of_2(sequences))
+
+
+@triton.jit
+def owner(starts, place, sequences, EACH: tl.constexpr, MAX: tl.constexpr):
+    """Whose block of EACH tokens a place is: sequence, its first token, its tokens, number of the block."""
+    line = tl.arange(0, MAX)
+    there = line < sequences
+    before = tl.load(starts + line, mask=there, other=0) // EACH + line
+    sequence = tl.sum((there & (before <= place)).to(tl.int32), 0) - 1
+    begin = tl.load(starts + sequence)
+    return sequence, begin, tl.load(starts + sequence + 1) - begin, place - (begin // EACH + sequence)
+
+
+@launched
+@triton.jit(do_not_specialize=["slots", "starts", "lengths", "sequences"])
+def convolve(
+    projected, conv, inputs, slots, starts, lengths, out, sequences, eps, CHANNELS: tl.constexpr,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    TAPS: tl.constexpr, WIDE: tl.constexpr,
+    EACH: tl.constexpr, MAX: tl.constexpr, SINGLE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One (block of tokens of a sequence, head): `out` `[tokens, channels]`.
+
+    Args:
+        projected: `[tokens, channels + HEADS · VALUE]`.
+        inputs: `[slots, TAPS - 1, channels]`; with SINGLE, where each sequence has one token, replaced.
+        WIDE: a power of two that holds a head.
+    """
+    wait_for_others(PDL)
+    if SINGLE:
+        sequence = tl.program_id(0)
+        begin, new, nth = sequence, 1, 0
+    else:
+        sequence, begin, new, nth = owner(starts, tl.program_id(0), sequences, EACH, MAX)
+    context = tl.load(lengths + sequence)
+    if nth * EACH >= new or context == 0:
+        return
+    head = tl.program_id(1)
+    is_key = head < 2 * KEY_HEADS
+    width = tl.where(is_key, KEY, VALUE)
+    first = tl.where(is_key, head * KEY, 2 * KEY_HEADS * KEY + (head - 2 * KEY_HEADS) * VALUE)
+    inside = tl.arange(0, WIDE) < width
+    channel = first + tl.arange(0, WIDE)
+    token = nth * EACH + tl.arange(0, EACH)
+    live = (token < new)[:, None] & inside[None, :]
+    remembered = inputs + tl.load(slots + sequence).to(tl.int64) * ((TAPS - 1) * CHANNELS)
+    known = (token < tl.where(context > new, new, 0))[:, None] & inside[None, :]
+    total = tl.zeros([EACH, WIDE], tl.float32)
+    for tap in tl.static_range(TAPS):
+        at = token + (tap - (TAPS - 1))
+        fresh = (at >= 0)[:, None]
+        here = projected + (begin + at).to(tl.int64)[:, None] * (CHANNELS + HEADS * VALUE) + channel[None, :]
+        there = remembered + (at + (TAPS - 1))[:, None] * CHANNELS + channel[None, :]
+        x = tl.load(here, mask=live & fresh, other=0) + tl.load(
+            there, mask=known & (at < 0)[:, None], other=0
+        )
+        w = tl.load(conv + channel * TAPS + tap, mask=inside, other=0).to(tl.float32)
+        total += x.to(tl.float32) * w[None, :]
+        if SINGLE and tap > 0:
+            tl.store(remembered + (tap - 1) * CHANNELS + channel[None, :] + token[:, None], x, mask=live)
+    kind: tl.constexpr = out.dtype.element_ty
+    y = total.to(kind).to(tl.float32)
+    y = (y * tl.sigmoid(y)).to(kind).to(tl.float32)
+    if is_key:
+        y *= tl.rsqrt(tl.sum(y * y, 1) + eps)[:, None]
+    tl.store(out + (begin + token).to(tl.int64)[:, None] * CHANNELS + channel[None, :], y.to(kind), mask=live)
+
+
+@launched
+@triton.jit(do_not_specialize=["slots", "starts", "lengths"])
+def slide(
+    projected, inputs, slots, starts, lengths, CHANNELS: tl.constexpr, STRIDE: tl.constexpr,
+    TAPS: tl.constexpr, EACH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One (sequence, EACH channels): its last inputs, for the next step."""
+    wait_for_others(PDL)
+    sequence = tl.program_id(0)
+    begin = tl.load(starts + sequence)
+    new = tl.load(starts + sequence + 1) - begin
+    if new == 0:
+        return
+    known = tl.load(lengths + sequence) > new
+    channel = tl.program_id(1) * EACH + tl.arange(0, EACH)
+    remembered = inputs + tl.load(slots + sequence).to(tl.int64) * ((TAPS - 1) * CHANNELS) + channel
+    for row in tl.static_range(TAPS - 1):  # what a row is replaced by stood in a later one, or is new
+        at = new - (TAPS - 1) + row
+        here = projected + (begin + at).to(tl.int64) * STRIDE + channel
+        x = tl.load(here, mask=channel < tl.where(at >= 0, CHANNELS, 0), other=0)
+        old = channel < tl.where((at < 0) & known, CHANNELS, 0)
+        x += tl.load(remembered + (new + row) * CHANNELS, mask=old, other=0)
+        tl.store(remembered + row * CHANNELS, x, mask=channel < CHANNELS)
+
+
+def convolved(
+    projected: torch.Tensor,
+    layer: DeltaNet,
+    inputs: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor | None,
+    lengths: torch.Tensor,
+) -> torch.Tensor:
+    """Queries, keys and values, `[tokens, channels]`; for the arguments see `delta_rule.attend`."""
+    channels, tokens, sequences = layer.channels, len(projected), len(lengths)
+    single, taps, early = starts is None, layer.conv.shape[-1], pdl(projected.device)
+    places = sequences if starts is None else tokens // TOKENS + sequences
+    where = (slots, lengths if starts is None else starts, lengths)
+    out = torch.empty(tokens, channels, dtype=projected.dtype, device=projected.device)
+    convolve[(places, 2 * layer.key_heads + layer.value_heads)](
+        projected, layer.conv, inputs, *where, out, sequences, layer.eps, **layer.constants, TAPS=taps,
+        WIDE=wide(max(layer.key_dim, layer.value_dim)), EACH=1 if single else TOKENS,
+        MAX=most_sequences(sequences), SINGLE=single, num_warps=4, **early,
+    )  # fmt: skip
+    if not single:
+        slide[(sequences, triton.cdiv(channels, CHANNELS))](
+            projected, inputs, *where, CHANNELS=channels, STRIDE=projected.shape[1], TAPS=taps, EACH=CHANNELS,
+            num_warps=4, **early,
+        )  # fmt: skip
+    return out
