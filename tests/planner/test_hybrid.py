@@ -1,5 +1,6 @@
 """The workspace of Qwen3.5's attention, traced on our network, and its place in the plan."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -11,7 +12,9 @@ from snugvl.checkpoint.families import parse_config
 from snugvl.core.config import EngineConfig
 from snugvl.engine.memory import allocate
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.kernels import convolution, delta_rule
 from snugvl.models import linear_attention, loader
+from snugvl.models.linear_attention import GatedDeltaNet
 from snugvl.models.networks import Qwen35
 from snugvl.planner.footprint import allocator, hybrid, native, vision
 from snugvl.planner.footprint.images import ImageSize
@@ -44,6 +47,25 @@ def network(size: str) -> Qwen35:
         return Qwen35(parse_config(values, size)).to(torch.bfloat16)
 
 
+class Nothing:
+    """A kernel that isn't launched."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linear layers by kernels, of which only the tensors around them are made."""
+    monkeypatch.setattr(GatedDeltaNet, "_plain", GatedDeltaNet._by_kernels)
+    for module, names in (
+        (convolution, ("convolve", "slide")),
+        (delta_rule, ("correct", "solve", "scan", "gate")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, Nothing())
+
+
 def linear_layer(model: Qwen35, tokens: int, trace: Trace) -> int:
     """The peak of what a linear layer takes for so many tokens."""
     cache = allocate(model, EngineConfig(num_blocks=1, max_num_seqs=1))
@@ -64,8 +86,19 @@ def linear_layer(model: Qwen35, tokens: int, trace: Trace) -> int:
 @pytest.mark.parametrize("tokens", [512, 2048])
 def test_a_linear_layers_workspace(size: str, tokens: int) -> None:
     peak = linear_layer(network(size), tokens, Trace()) + tokens * model_of(size).facts.text.hidden_size * 2
-    assert peak <= hybrid.attention_bytes(model_of(size), 2, tokens) <= peak * 1.2
+    assert peak <= hybrid.attention_bytes(model_of(size), 2, tokens, kernels=False) <= peak * 1.2
     assert hybrid.PIECE == linear_attention.PIECE
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("tokens", [1, 32, 512, 2048])
+def test_a_linear_layers_workspace_with_kernels(size: str, tokens: int) -> None:
+    peak = linear_layer(network(size), tokens, Trace()) + tokens * model_of(size).facts.text.hidden_size * 2
+    planned = hybrid.attention_bytes(model_of(size), 2, tokens, kernels=True)
+    assert peak <= planned
+    assert planned <= peak * 1.05 or tokens == 1, "a decode step has no squares"
+    assert hybrid.SQUARES == 2 * delta_rule.CHUNK
 
 
 class Small(Trace):
@@ -99,7 +132,7 @@ def test_plain_attention_needs_none_of_it() -> None:
     facts = catalogue_facts("Qwen/Qwen3-VL-2B-Instruct")
     assert facts is not None
     plain, settings = inventory(facts), Settings("native", "int4", head="int8", sequences=1)
-    assert (hybrid.attention_bytes(plain, 2, 2048), hybrid.window_bytes(plain, 2, 32)) == (0, 0)
+    assert [hybrid.attention_bytes(plain, 2, 2048, kernels=each) for each in (False, True)] == [0, 0]
     assert hybrid.products(plain) == []
     assert native.library_bytes(plain, settings, 8) == 0
     assert native.library_bytes(model_of("0.8B"), settings, 8) == 8

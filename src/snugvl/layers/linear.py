@@ -21,9 +21,10 @@ _WIDE_ROWS = 4096  # widened at a time by the plain path
 class Linear(nn.Module):
     """`[columns] → [rows]`, by default with the weights as a parameter of the network's dtype."""
 
-    def __init__(self, columns: int, rows: int, *, bias: bool = False) -> None:
+    def __init__(self, columns: int, rows: int, *, bias: bool = False, quantises: bool = True) -> None:
+        """`quantises`: whether its weights may take another format than the network's."""
         super().__init__()
-        self.rows, self.columns = rows, columns
+        self.rows, self.columns, self.quantises = rows, columns, quantises
         self.format: Format = "bf16"
         self.group = GROUP
         self.weight = nn.Parameter(torch.empty(rows, columns), requires_grad=False)
@@ -106,24 +107,29 @@ class Linear(nn.Module):
         swiglu: bool = False,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """`x` `[tokens, columns]` → `[tokens, rows]`, or half of the rows with `swiglu`."""
+        """`x` `[tokens, columns]` → `[tokens, rows]`, or half of the rows with `swiglu`.
+
+        `residual` `[tokens, rows]` is added, and may be written over.
+        """
         # The library is quicker for bf16 rows, and takes columns that don't divide into groups.
         if x.is_cuda and (self.format != "bf16" or (x.shape[0] == 1 and self.columns % GROUP == 0)):
             from snugvl.layers.kernels.products.linear import product  # needs triton, which only GPUs bring
 
-            if norm is not None and norm.offset:  # the products know a norm without one
-                x, norm = norm(x), None
             return product(
                 x,
                 self.weights,
                 bias=self.bias,
                 norm=None if norm is None else norm.weight,
                 eps=0.0 if norm is None else norm.eps,
+                offset=0.0 if norm is None else norm.offset,
                 residual=residual,
                 swiglu=swiglu,
                 dtype=dtype,
             )
-        y = self._plain(x if norm is None else norm(x))
+        x = x if norm is None else norm(x)
+        if residual is not None and x.is_cuda and self.bias is None and not swiglu and dtype is None:
+            return torch.addmm(residual, x, self.weight.T, out=residual)  # a launch less
+        y = self._plain(x)
         if swiglu:
             y = _swiglu(y)
         y = y if residual is None else residual + y

@@ -77,8 +77,8 @@ class GatedDeltaNet(nn.Module):
         assert sizes is not None
         self.layer, self.sizes = config.place_of(layer), sizes
         self.in_proj_qkvz = Linear(config.hidden_size, sizes.channels + sizes.values)
-        # A plain one, which is never quantised: a few rows that decide how much is forgotten.
-        self.in_proj_ba = nn.Linear(config.hidden_size, 2 * sizes.value_heads, bias=False)
+        # A few rows that decide how much is forgotten.
+        self.in_proj_ba = Linear(config.hidden_size, 2 * sizes.value_heads, quantises=False)
         self.packed = {
             "in_proj_qkvz": (("in_proj_qkv", sizes.channels), ("in_proj_z", sizes.values)),
             "in_proj_ba": (("in_proj_b", sizes.value_heads), ("in_proj_a", sizes.value_heads)),
@@ -96,8 +96,9 @@ class GatedDeltaNet(nn.Module):
     ) -> torch.Tensor:
         """`x` `[tokens, hidden]` plus attention over its `norm`; the states take the new tokens in."""
         assert cache.states is not None, "the cache has no states for linear layers"
-        normed = norm(x)
-        projected, rates = self.in_proj_qkvz(normed), self.in_proj_ba(normed)
+        alone = norm if len(x) == 1 else None  # a product of one row makes its norm itself
+        normed = x if alone is not None else norm(x)
+        projected, rates = self.in_proj_qkvz(normed, norm=alone), self.in_proj_ba(normed, norm=alone)
         del normed  # before what is as wide as all channels
         attend = self._by_kernels if x.is_cuda else self._plain
         result: torch.Tensor = self.out_proj(attend(projected, rates, cache.states, metadata), residual=x)

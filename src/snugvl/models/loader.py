@@ -134,7 +134,7 @@ def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | P
     if isinstance(form, PackedInt4) and storage.layers != "int4":
         raise UnsupportedModel(f"4-bit weights stay 4-bit, not {storage.layers}; use int4 or auto")
     for module in () if isinstance(form, PackedInt4) else model.decoder.layers.modules():
-        if isinstance(module, Linear) and _fits(module, storage, blocks):
+        if isinstance(module, Linear) and module.quantises and _fits(module, storage, blocks):
             module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
     for module in () if model.tower is None else model.tower.modules():
         if isinstance(module, Linear):  # towers have odd widths: a scale for a whole row then

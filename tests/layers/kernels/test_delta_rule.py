@@ -108,12 +108,12 @@ def test_rows_of_nobody_change_nothing(lengths: list[int], device: torch.device)
     assert torch.equal(found.recurrent, before), "a decode step's padding changed a state"
 
 
-def test_sixteen_bits_come_in_and_states_stay_wide(device: torch.device) -> None:
+@pytest.mark.parametrize("sizes", [SIZES[0], LinearAttention(1, 2, 128, 128, 4)])
+def test_sixteen_bits_come_in_and_states_stay_wide(sizes: LinearAttention, device: torch.device) -> None:
     kind = torch.bfloat16 if device.type == "cuda" else torch.float16  # which the interpreter can multiply
-    sizes = SIZES[0]
-    ours, metadata = layer(sizes, device, kind), batch([70, 1], [0, 8], device)
-    projected = torch.randn(71, sizes.channels + sizes.values, device=device).to(kind)
-    rates = torch.randn(71, 2 * sizes.value_heads, device=device).to(kind)
+    ours, metadata = layer(sizes, device, kind), batch([150, 1], [0, 8], device)
+    projected = torch.randn(151, sizes.channels + sizes.values, device=device).to(kind)
+    rates = torch.randn(151, 2 * sizes.value_heads, device=device).to(kind)
     right, found = states(sizes, device, kind), states(sizes, device, kind)
     wanted = ours._plain(projected, rates, right, metadata)
     outputs = ours._by_kernels(projected, rates, found, metadata)

@@ -56,12 +56,12 @@ class DeltaNet(NamedTuple):
 
 def wide(size: int) -> int:
     """A power of two that holds a head, and that matrix units take."""
-    return max(16, triton.next_power_of_2(size))
+    return max(16, int(triton.next_power_of_2(size)))
 
 
 def most_sequences(sequences: int) -> int:
     """A power of two that holds so many."""
-    return max(MAX_SEQUENCES, triton.next_power_of_2(sequences))
+    return max(MAX_SEQUENCES, int(triton.next_power_of_2(sequences)))
 
 
 @triton.jit

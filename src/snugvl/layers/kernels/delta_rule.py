@@ -28,12 +28,11 @@ import triton.language as tl
 
 from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
 from snugvl.layers.kernels.convolution import DeltaNet, convolved, most_sequences, owner, wide
+from snugvl.layers.kernels.device import capability
 
+HOPPER = (9, 0)
 CHUNK = 64  # tokens of a chunk
-GATED = 16  # tokens of a program of the gate
-COLUMNS = 32  # of S that a program scans
-WARPS, STAGES = 4, 1  # of a scan
-SOLVE_WARPS, CORRECT_WARPS = 4, 8
+GATED = 16  # rows of a program of the gate
 
 
 @triton.jit
@@ -93,27 +92,59 @@ def correct(
     s += k[:, None] * change[None, :]
     tl.store(place, s, mask=inside)
     kind: tl.constexpr = out.dtype.element_ty
-    answer = tl.sum(s * q[:, None], 0).to(kind).to(tl.float32)
-    gate = projected + begin.to(tl.int64) * (CHANNELS + HEADS * VALUE) + CHANNELS + head * VALUE + column
-    opened = tl.load(gate, mask=column < VALUE, other=0).to(tl.float32)
-    w = tl.load(norm + column, mask=column < VALUE, other=0).to(tl.float32)
-    y = (answer * tl.rsqrt(tl.sum(answer * answer, 0) / VALUE + norm_eps)).to(kind).to(tl.float32) * w
-    y = y.to(kind).to(tl.float32) * opened * tl.sigmoid(opened)
+    y = tl.sum(s * q[:, None], 0).to(kind).to(tl.float32)
+    if SINGLE:
+        beside = projected + begin.to(tl.int64) * (CHANNELS + HEADS * VALUE) + CHANNELS + head * VALUE
+        opened = tl.load(beside + column, mask=column < VALUE, other=0).to(tl.float32)
+        w = tl.load(norm + column, mask=column < VALUE, other=0).to(tl.float32)
+        y = (y * tl.rsqrt(tl.sum(y * y, 0) / VALUE + norm_eps)).to(kind).to(tl.float32) * w
+        y = y.to(kind).to(tl.float32) * opened * tl.sigmoid(opened)
     tl.store(out + (begin.to(tl.int64) * HEADS + head) * VALUE + column, y.to(kind), mask=column < VALUE)
+
+
+@triton.jit
+def unit_inverse(system, SIZE: tl.constexpr, precision: tl.constexpr):
+    """The inverse of 1 + `system` `[SIZE, SIZE]`, which is strictly lower triangular.
+
+    Blocks D of 16 on the diagonal by elimination, all at once; with N for what stands below them, the inverse
+    is (1 + D⁻¹ N)⁻¹ D⁻¹, and of a matrix X with four blocks all below the diagonal X⁴ = 0, so that
+    (1 + X)⁻¹ = (1 − X) (1 + X²).
+    """
+    size: tl.constexpr = 16
+    parts: tl.constexpr = SIZE // size
+    tl.static_assert(parts == 4)
+    part = tl.arange(0, parts)
+    blocks = tl.reshape(system, [parts, size, parts, size])
+    own = part[:, None, None, None] == part[None, None, :, None]
+    low = tl.sum(tl.where(own, blocks, 0.0), 2)  # [parts, size, size]
+    line = tl.arange(0, size)
+    diagonal = tl.where(line[None, :, None] == line[None, None, :], 1.0, 0.0) + low * 0
+    for i in range(size - 1):  # row i is final: take it out of those below
+        undone = tl.sum(tl.where(line[None, None, :] == i, low, 0.0), 2)
+        final = tl.sum(tl.where(line[None, :, None] == i, diagonal, 0.0), 1)
+        diagonal -= undone[:, :, None] * final[:, None, :]
+    spread = tl.where(own, diagonal[:, :, None, :], 0.0)
+    inverse = tl.reshape(spread, [SIZE, SIZE])
+    below = tl.reshape(tl.where(own, 0.0, blocks), [SIZE, SIZE])
+    x = tl.dot(inverse, below, input_precision=precision)
+    square = tl.dot(x, x, input_precision=precision)
+    solved = inverse + tl.dot(square, inverse, input_precision=precision)
+    return solved - tl.dot(x, solved, input_precision=precision)
 
 
 @launched
 @triton.jit(do_not_specialize=["starts", "sequences"])
 def solve(
-    mixed, rates_of, a_log, dt_bias, starts, inverse, found, sequences, scale, CHANNELS: tl.constexpr,
+    mixed, rates_of, a_log, dt_bias, starts, inverse, found, paces, sequences, scale, CHANNELS: tl.constexpr,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    WIDE_KEY: tl.constexpr, CHUNK: tl.constexpr,
-    MAX: tl.constexpr, PDL: tl.constexpr,
+    WIDE_KEY: tl.constexpr, CHUNK: tl.constexpr, MAX: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One (chunk of a sequence, value head): `inverse` and `found`, both `[tokens, HEADS, CHUNK]`.
+    """One (chunk of a sequence, value head): `inverse` and `found`, both `[tokens, HEADS, CHUNK]`, and
+    `paces` `[2, HEADS, tokens]` float32: how much is corrected, the logarithm of what is left of S before the
+    chunk.
 
     Correction i undoes what the earlier ones have added along its key, so that the corrections solve a
-    triangular system; its inverse is found column by column.
+    triangular system.
     """
     wait_for_others(PDL)
     precision: tl.constexpr = "ieee" if mixed.dtype.element_ty == tl.float32 else "tf32"
@@ -136,21 +167,20 @@ def solve(
     inner = tl.dot(q, tl.trans(k), input_precision=precision) * left * scale
     system = tl.dot(k, tl.trans(k), input_precision=precision) * left * beta[:, None]
     system = tl.where(row[:, None] > column[None, :], system, 0.0)
-    solved = tl.where(row[:, None] == column[None, :], 1.0, 0.0)
-    for i in range(CHUNK - 1):  # row i is final: take it out of those below
-        undone = tl.sum(tl.where(column[None, :] == i, system, 0.0), 1)
-        final = tl.sum(tl.where(row[:, None] == i, solved, 0.0), 0)
-        solved -= undone[:, None] * final[None, :]
+    solved = unit_inverse(system, CHUNK, precision)
     at = ((begin + token).to(tl.int64)[:, None] * HEADS + head) * CHUNK + column[None, :]
     kind: tl.constexpr = inverse.dtype.element_ty
     tl.store(inverse + at, solved.to(kind), mask=live[:, None])
     tl.store(found + at, inner.to(kind), mask=live[:, None])
+    tokens = tl.load(starts + sequences)
+    tl.store(paces + head * tokens + begin + token, beta, mask=live)
+    tl.store(paces + (HEADS + head) * tokens + begin + token, since, mask=live)
 
 
 @launched
-@triton.jit(do_not_specialize=["slots", "starts", "lengths"])
+@triton.jit(do_not_specialize=["slots", "starts", "lengths", "sequences"])
 def scan(
-    mixed, rates_of, a_log, dt_bias, inverse, found, states, slots, starts, lengths, out, scale,
+    mixed, inverse, found, paces, states, slots, starts, lengths, out, sequences, scale,
     CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr,
     VALUE: tl.constexpr, WIDE_KEY: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
     PDL: tl.constexpr,
@@ -174,7 +204,7 @@ def scan(
     place = states + (slot * HEADS + head) * (KEY * VALUE) + dim[:, None] * VALUE + column[None, :]
     known = dim < tl.where(tl.load(lengths + sequence) > new, KEY, 0)
     s = tl.load(place, mask=known[:, None] & beside, other=0)
-    key_head = head // (HEADS // KEY_HEADS)
+    key_head, tokens = head // (HEADS // KEY_HEADS), tl.load(starts + sequences)
     for first in range(0, new, CHUNK):
         token = first + row
         live = token < new
@@ -188,8 +218,9 @@ def scan(
         square = (at * HEADS + head) * CHUNK + other[None, :]
         solved = tl.load(inverse + square, mask=live[:, None], other=0)
         inner = tl.load(found + square, mask=live[:, None], other=0)
-        beta, kept = rates(rates_of, a_log, dt_bias, begin + token, live, head, HEADS)
-        since, whole = tl.cumsum(kept, 0), tl.sum(kept, 0)
+        beta = tl.load(paces + head * tokens + begin + token, mask=live, other=0)
+        since = tl.load(paces + (HEADS + head) * tokens + begin + token, mask=live, other=0)
+        whole = tl.load(paces + (HEADS + head) * tokens + begin + tl.minimum(first + CHUNK, new) - 1)
         before = s.to(kind)
         answer = tl.dot(k, before, input_precision=precision) * tl.exp(since)[:, None]
         wanted = (v - answer) * beta[:, None]
@@ -199,37 +230,40 @@ def scan(
         tl.store(
             out + (at * HEADS + head) * VALUE + column[None, :], output.to(kind), mask=live[:, None] & beside
         )
-        lasting = (change * tl.exp(whole - since)[:, None]).to(kind)
-        s = tl.dot(tl.trans(k), lasting, s * tl.exp(whole), input_precision=precision)
+        lasting = (change * tl.exp(tl.minimum(whole - since, 0.0))[:, None]).to(kind)
+        s = s * tl.exp(whole) + tl.dot(tl.trans(k), lasting, input_precision=precision)
     tl.store(place, s, mask=(dim < KEY)[:, None] & beside)
 
 
 @launched
 @triton.jit(do_not_specialize=["starts", "sequences"])
 def gate(
-    projected, norm, starts, out, sequences, norm_eps, CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr,
-    HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, WIDE: tl.constexpr, EACH: tl.constexpr,
-    MAX: tl.constexpr, PDL: tl.constexpr,
+    projected, norm, starts, out, sequences, norm_eps, CHANNELS: tl.constexpr, HEADS: tl.constexpr,
+    VALUE: tl.constexpr, WIDE: tl.constexpr, EACH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One (block of tokens of a sequence with more than one, value head): `out` is normed and gated."""
+    """EACH of the rows `[tokens · HEADS, VALUE]` of `out`: normed, times silu of their gates."""
     wait_for_others(PDL)
-    _sequence, begin, new, nth = owner(starts, tl.program_id(0), sequences, EACH, MAX)
-    if new <= 1 or nth * EACH >= new:
-        return
-    head, column = tl.program_id(1), tl.arange(0, WIDE)
-    token = nth * EACH + tl.arange(0, EACH)
-    inside = (token < new)[:, None] & (column < VALUE)[None, :]
-    at = (begin + token).to(tl.int64)[:, None]
-    place = out + (at * HEADS + head) * VALUE + column[None, :]
-    beside = projected + at * (CHANNELS + HEADS * VALUE) + CHANNELS + head * VALUE + column[None, :]
-    answer = tl.load(place, mask=inside, other=0).to(tl.float32)
-    opened = tl.load(beside, mask=inside, other=0).to(tl.float32)
+    row, column = tl.program_id(0) * EACH + tl.arange(0, EACH), tl.arange(0, WIDE)
+    inside = (row < tl.load(starts + sequences) * HEADS)[:, None] & (column < VALUE)[None, :]
+    place = out + row.to(tl.int64)[:, None] * VALUE + column[None, :]
+    line = (row // HEADS).to(tl.int64) * (CHANNELS + HEADS * VALUE) + CHANNELS + row % HEADS * VALUE
+    y = tl.load(place, mask=inside, other=0).to(tl.float32)
+    opened = tl.load(projected + line[:, None] + column[None, :], mask=inside, other=0).to(tl.float32)
     w = tl.load(norm + column, mask=column < VALUE, other=0).to(tl.float32)
     kind: tl.constexpr = out.dtype.element_ty
-    rstd = tl.rsqrt(tl.sum(answer * answer, 1) / VALUE + norm_eps)
-    y = (answer * rstd[:, None]).to(kind).to(tl.float32) * w[None, :]
+    rstd = tl.rsqrt(tl.sum(y * y, 1) / VALUE + norm_eps)
+    y = (y * rstd[:, None]).to(kind).to(tl.float32) * w[None, :]
     y = y.to(kind).to(tl.float32) * opened * tl.sigmoid(opened)
     tl.store(place, y.to(kind), mask=inside)
+
+
+def scan_tile(card: tuple[int, int], dtype: torch.dtype) -> tuple[int, int, int]:
+    """Columns of S that a program scans, warps, stages (`benchmarks/delta_rule.py`, on an H200).
+
+    On Hopper four warps multiply together. With one stage Triton 3.6 makes of that what gives wrong numbers,
+    or reads where nothing is; two warps, which multiply apart, are right everywhere, and slower.
+    """
+    return (64, 4, 2) if card == HOPPER and dtype.itemsize == 2 else (16, 2, 1)
 
 
 def attend(
@@ -257,38 +291,31 @@ def attend(
     tokens, sequences = len(projected), len(lengths)
     mixed = convolved(projected, layer, inputs, slots, starts, lengths)
     out = torch.empty(tokens, heads * value, dtype=projected.dtype, device=projected.device)
-    sizes = {**layer.constants, "WIDE_KEY": wide(key), **pdl(projected.device)}
+    early = pdl(projected.device)
+    sizes = {**layer.constants, "WIDE_KEY": wide(key), **early}
     decay = (rates_of, layer.a_log, layer.dt_bias)
     where = (slots, lengths if starts is None else starts, lengths)
     correct[(sequences, heads)](
         mixed, projected, *decay, layer.norm, states, *where, out, scale, layer.norm_eps, **sizes,
-        WIDE=wide(value), SINGLE=starts is None, num_warps=CORRECT_WARPS,
+        WIDE=wide(value), SINGLE=starts is None, num_warps=4,
     )  # fmt: skip
     if starts is None:
         return out
     inverse = torch.empty(tokens, heads, CHUNK, dtype=projected.dtype, device=projected.device)
     found = torch.empty_like(inverse)
-    most, columns = most_sequences(sequences), min(COLUMNS, wide(value))
+    paces = torch.empty(2, heads, tokens, dtype=torch.float32, device=projected.device)
+    columns, warps, stages = scan_tile(capability(out.device), projected.dtype)
+    columns = min(columns, wide(value))
     solve[(tokens // CHUNK + sequences, heads)](
-        mixed,
-        *decay,
-        starts,
-        inverse,
-        found,
-        sequences,
-        scale,
-        **sizes,
-        CHUNK=CHUNK,
-        MAX=most,
-        num_warps=SOLVE_WARPS,
-    )
-    scan[(triton.cdiv(value, columns), heads, sequences)](
-        mixed, *decay, inverse, found, states, *where, out, scale, **sizes, COLUMNS=columns, CHUNK=CHUNK,
-        num_warps=WARPS, num_stages=STAGES,
+        mixed, *decay, starts, inverse, found, paces, sequences, scale, **sizes, CHUNK=CHUNK,
+        MAX=most_sequences(sequences), num_warps=4,
     )  # fmt: skip
-    del sizes["WIDE_KEY"]
-    gate[(tokens // GATED + sequences, heads)](
-        projected, layer.norm, starts, out, sequences, layer.norm_eps, **sizes, WIDE=wide(value), EACH=GATED,
-        MAX=most, num_warps=4,
+    scan[(triton.cdiv(value, columns), heads, sequences)](
+        mixed, inverse, found, paces, states, *where, out, sequences, scale, **sizes, COLUMNS=columns,
+        CHUNK=CHUNK, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    gate[(triton.cdiv(tokens * heads, GATED),)](
+        projected, layer.norm, starts, out, sequences, layer.norm_eps, CHANNELS=layer.channels, HEADS=heads,
+        VALUE=value, WIDE=wide(value), EACH=GATED, num_warps=4, **early,
     )  # fmt: skip
     return out

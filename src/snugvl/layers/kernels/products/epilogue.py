@@ -18,7 +18,7 @@ class Epilogue(NamedTuple):
 
     Attributes:
         bias: `[rows]`, added in float32, before anything is rounded.
-        norm: RMSNorm weight `[columns]` applied to `x` first, with `eps`.
+        norm: RMSNorm weight `[columns]` applied to `x` first, with `eps`, after `offset` was added to it.
         residual: added to the result, in its shape.
         swiglu: the first half of the rows is the gate, the second what it multiplies.
     """
@@ -26,6 +26,7 @@ class Epilogue(NamedTuple):
     bias: torch.Tensor | None = None
     norm: torch.Tensor | None = None
     eps: float = 0.0
+    offset: float = 0.0
     residual: torch.Tensor | None = None
     swiglu: bool = False
 
@@ -48,6 +49,15 @@ def rms_factor(x, eps, K: tl.constexpr, WIDE: tl.constexpr):
     everything = tl.arange(0, WIDE)
     whole = tl.load(x + everything, mask=everything < K, other=0).to(tl.float32)
     return tl.rsqrt(tl.sum(whole * whole, 0) / K + eps)
+
+
+@triton.jit
+def normalised(v, gain, rstd, OFFSET: tl.constexpr):
+    """`v` over its rms, rounded before it is multiplied by `gain`; or with an offset of that, after it."""
+    wide = v.to(tl.float32) * rstd
+    if OFFSET != 0:
+        return (wide * (OFFSET + gain.to(tl.float32))).to(v.dtype)
+    return wide.to(v.dtype) * gain
 
 
 @triton.jit

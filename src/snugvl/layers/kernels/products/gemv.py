@@ -6,8 +6,8 @@ One program computes a few outputs over the whole input, and what stands before 
 import triton
 import triton.language as tl
 
-from snugvl.layers.kernels.compiler.launch import launched
-from snugvl.layers.kernels.products.epilogue import add_residual, rms_factor, swiglu
+from snugvl.layers.kernels.compiler.launch import launched, wait_for_others
+from snugvl.layers.kernels.products.epilogue import add_residual, normalised, rms_factor, swiglu
 from snugvl.layers.kernels.products.weights import (
     BF16,
     FP8,
@@ -21,34 +21,49 @@ from snugvl.layers.kernels.products.weights import (
 
 
 @triton.jit
-def _vector(x, norm, at, rstd, mask, HAS_NORM: tl.constexpr):
+def _vector(x, norm, at, rstd, mask, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr):
     """Elements of the input in float32, normalised, rounded where transformers rounds."""
     v = tl.load(x + at, mask=mask, other=0)
     if HAS_NORM:
-        v = (v.to(tl.float32) * rstd).to(x.dtype.element_ty) * tl.load(norm + at, mask=mask, other=0)
+        v = normalised(v, tl.load(norm + at, mask=mask, other=0), rstd, OFFSET)
     return v.to(tl.float32)
 
 
 @triton.jit
-def _dot_rows(
-    x, norm, w, scale, zero, rows, live, rstd, K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-    BN: tl.constexpr, BG: tl.constexpr, HAS_NORM: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
-    """`x · W[rows]ᵀ`, `[BN]` float32; `BG` groups of columns at a time, so that many loads are under way."""
+def _stored(
+    w, rows, live, start, K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, BG: tl.constexpr
+):
+    """`BG` groups of columns as they are stored, `[BN, BG, elements or words of a group]`."""
     groups: tl.constexpr = K // GROUP
-    inner: tl.constexpr = GROUP // 8 if FORMAT == INT4 else GROUP  # elements or words of a group
+    inner: tl.constexpr = GROUP // 8 if FORMAT == INT4 else GROUP
+    group = start + tl.arange(0, BG)
+    mask = live[:, None, None] & (group < groups)[None, :, None]
+    columns = group[:, None] * inner + tl.arange(0, inner)[None, :]
+    at = rows.to(tl.int64)[:, None, None] * (groups * inner) + columns[None, :, :]
+    return tl.load(w + at, mask=mask, other=0)
+
+
+@triton.jit
+def _dot_rows(
+    x, norm, w, scale, zero, raw, rows, live, rstd, K: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr, HAS_NORM: tl.constexpr, OFFSET: tl.constexpr,
+    NATIVE: tl.constexpr,
+):  # fmt: skip
+    """`x · W[rows]ᵀ`, `[BN]` float32; `BG` groups of columns at a time, so that many loads are under way.
+
+    `raw`: the first of them, loaded already.
+    """
+    groups: tl.constexpr = K // GROUP
     rows = rows.to(tl.int64)
     total = tl.zeros([BN, BG], tl.float32)
     for start in tl.static_range(0, groups, BG):
         group = start + tl.arange(0, BG)
-        within = tl.arange(0, inner)
         here = group < groups
-        mask = live[:, None, None] & here[None, :, None]
-        columns = group[:, None] * inner + within[None, :]  # [BG, inner]
-        raw = tl.load(w + rows[:, None, None] * (groups * inner) + columns[None, :, :], mask=mask, other=0)
+        if start > 0:
+            raw = _stored(w, rows, live, start, K, FORMAT, GROUP, BG)
         element = tl.arange(0, GROUP)
         at = group[:, None] * GROUP + element[None, :]
-        v = _vector(x, norm, at, rstd, here[:, None], HAS_NORM)
+        v = _vector(x, norm, at, rstd, here[:, None], HAS_NORM, OFFSET)
         if FORMAT == BF16:
             total += tl.sum(raw.to(tl.float32) * v[None, :, :], 2)
         else:
@@ -75,22 +90,31 @@ def _dot_rows(
 def gemv(
     x, norm, w, scale, zero, bias, residual, out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
     FORMAT: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BG: tl.constexpr, HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr, NATIVE: tl.constexpr,
+    OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    NATIVE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one of them."""
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     live = rows < N
     kind: tl.constexpr = x.dtype.element_ty
+    raw = _stored(w, rows, live, 0, K, FORMAT, GROUP, BG)  # weights are nobody's to write: they come early
+    raw_up = raw
+    if SWIGLU:
+        raw_up = _stored(w, rows + N, live, 0, K, FORMAT, GROUP, BG)
+    wait_for_others(PDL)
     rstd = 1.0
     if HAS_NORM:
         rstd = rms_factor(x, eps, K, WIDE)
-    y = _dot_rows(x, norm, w, scale, zero, rows, live, rstd, K, FORMAT, GROUP, BN, BG, HAS_NORM, NATIVE)
+    y = _dot_rows(
+        x, norm, w, scale, zero, raw, rows, live, rstd, K, FORMAT, GROUP, BN, BG, HAS_NORM, OFFSET, NATIVE
+    )
     if HAS_BIAS:
         y += tl.load(bias + rows, mask=live, other=0).to(tl.float32)
     if SWIGLU:
         up = _dot_rows(
-            x, norm, w, scale, zero, rows + N, live, rstd, K, FORMAT, GROUP, BN, BG, HAS_NORM, NATIVE
-        )
+            x, norm, w, scale, zero, raw_up, rows + N, live, rstd, K, FORMAT, GROUP, BN, BG, HAS_NORM, OFFSET,
+            NATIVE,
+        )  # fmt: skip
         if HAS_BIAS:
             up += tl.load(bias + rows + N, mask=live, other=0).to(tl.float32)
         y = swiglu(y, up, kind)

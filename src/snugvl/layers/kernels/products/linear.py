@@ -65,6 +65,7 @@ def product(
     bias: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
+    offset: float = 0.0,
     residual: torch.Tensor | None = None,
     swiglu: bool = False,
     dtype: torch.dtype | None = None,
@@ -73,12 +74,12 @@ def product(
 
     Args:
         bias: added in float32, before anything is rounded.
-        norm: RMSNorm weight applied to `x` first; of one row by the kernel that multiplies.
+        norm: RMSNorm weight applied to `x` first, with `offset`; of one row by the kernel that multiplies.
         residual: added to the result, in its shape.
         swiglu: the first half of the rows is the gate, the second what it multiplies.
         dtype: of the result; that of `x` by default.
     """
-    beside = Epilogue(bias, norm, eps, residual, swiglu)
+    beside = Epilogue(bias, norm, eps, offset, residual, swiglu)
     outputs = beside.outputs(weights.rows)
     out = torch.empty(x.shape[0], outputs, dtype=dtype or x.dtype, device=x.device)
     if not x.shape[0]:  # a step in which no sequence samples: there is nothing to read
@@ -88,14 +89,14 @@ def product(
         return out
     if x.shape[0] <= SKINNY_ROWS and weights.format in _NEIGHBOURS and _fits_skinny(x, weights):
         if norm is not None and (NORM_APART or x.shape[0] > 1):
-            x, beside = normed(x, norm, eps), beside._replace(norm=None)
+            x, beside = normed(x, norm, eps, offset), beside._replace(norm=None)
         _skinny(x, weights, beside, out)
         return out
     if x.shape[0] <= VECTOR_ROWS:
         _vector(x, weights, beside, out)
         return out
     if norm is not None:
-        x, beside = normed(x, norm, eps), beside._replace(norm=None)
+        x, beside = normed(x, norm, eps, offset), beside._replace(norm=None)
     most = WIDE_TOKENS if tensor_cores(x.device) else WIDE_TOKENS_LOOPS
     if x.shape[0] >= most and weights.format != "bf16" and outputs % WIDE_TILE == 0:
         _wide(x, weights, beside, out)
@@ -153,6 +154,7 @@ def _vector(x: torch.Tensor, weights: Weights, beside: Epilogue, out: torch.Tens
     gemv[(-(-out.shape[1] // rows),)](
         x, norm, *_operands(weights), bias, residual, out, out.shape[1], beside.eps,
         **_constants(x, weights, beside), BN=rows, BG=groups, num_warps=warps,
+        **pdl(x.device),
     )  # fmt: skip
 
 
@@ -227,8 +229,8 @@ def _words(weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def _constants(x: torch.Tensor, weights: Weights, beside: Epilogue, *, words: bool = False) -> dict[str, Any]:
     """What a kernel for few rows is compiled for, but for its tiles. `words`: it loads weights as words."""
-    bias, norm, _, residual, swiglu = beside
-    has = (norm is not None, bias is not None, residual is not None, swiglu)
+    bias, norm, _, offset, residual, swiglu = beside
+    has = (norm is not None, offset, bias is not None, residual is not None, swiglu)
     stored = (weights.format, weights.columns, weights.group)
     return _constants_of(stored, has, capability(x.device), x.dtype if words else None)
 
@@ -236,13 +238,19 @@ def _constants(x: torch.Tensor, weights: Weights, beside: Epilogue, *, words: bo
 @cache  # for each product anew they would take a tenth of a launch
 def _constants_of(
     stored: tuple[Format, int, int],
-    has: tuple[bool, bool, bool, bool],
+    has: tuple[bool, float, bool, bool, bool],
     card: tuple[int, int],
     operands: torch.dtype | None,
 ) -> dict[str, Any]:
-    (form, columns, group), (norm, bias, residual, swiglu) = stored, has
+    (form, columns, group), (norm, offset, bias, residual, swiglu) = stored, has
     constants = {"K": columns, "WIDE": triton.next_power_of_2(columns), "FORMAT": _FORMATS[form]}
-    constants |= {"GROUP": group, "HAS_NORM": norm, "HAS_BIAS": bias, "HAS_RESIDUAL": residual}
+    constants |= {
+        "GROUP": group,
+        "HAS_NORM": norm,
+        "OFFSET": offset,
+        "HAS_BIAS": bias,
+        "HAS_RESIDUAL": residual,
+    }
     constants |= {"SWIGLU": swiglu, "NATIVE": card >= NATIVE_FP8}
     if operands is not None:
         assembly = operands == torch.bfloat16 and card >= TENSOR_CORES

@@ -23,7 +23,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from snugvl.layers.kernels.compiler.launch import launched
-from snugvl.layers.kernels.products.epilogue import add_residual, rms_factor, swiglu
+from snugvl.layers.kernels.products.epilogue import add_residual, normalised, rms_factor, swiglu
 from snugvl.layers.kernels.products.skinny import _loaded, _operand
 from snugvl.layers.kernels.products.unpack import swapped_codes, unpacked, unpacked_factor
 from snugvl.layers.kernels.products.weights import FP8, INT4
@@ -92,11 +92,11 @@ def _numbers(start, first, K: tl.constexpr, BATCH: tl.constexpr, FLIP: tl.conste
 @triton.jit
 def _input(
     v, gain, rstd, BATCH: tl.constexpr, PAIR: tl.constexpr, PER: tl.constexpr, HAS_NORM: tl.constexpr,
-    FORMAT: tl.constexpr,
+    OFFSET: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """`_numbers` as an operand, normalised: `[BATCH, UNIT, 8]`."""
-    if HAS_NORM:  # rounded where transformers rounds
-        v = (v.to(tl.float32) * rstd).to(v.dtype) * gain
+    if HAS_NORM:
+        v = normalised(v, gain, rstd, OFFSET)
     v = tl.reshape(v, [8, BATCH, 1, 1, EACH // 8, 4, 8])
     v = tl.reshape(tl.permute(v, [0, 1, 2, 3, 5, 4, 6]), [8, BATCH, 1, 1, 4, EACH])
     if FORMAT == INT4:  # as `swapped_codes` has them
@@ -172,7 +172,8 @@ def _store(
 def lone(
     x, norm, w, scale, zero, bias, residual, out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
     FORMAT: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr, WARPS: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
     ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr, PAIR: tl.constexpr, FLIP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`out[n] = x · W[n]`; with SWIGLU, `W` has the rows of gate, then of up, and `N` counts one of them.
@@ -210,12 +211,12 @@ def lone(
         next_words, next_s, next_z = _stored(w, scale, zero, rows, at, K, GROUP, BATCH, BN, FORMAT, per, FLIP)
         next_v = _numbers(x, at, K, BATCH, FLIP)
         next_gain = _numbers(norm, at, K, BATCH, FLIP) if HAS_NORM else gain
-        v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
+        v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, OFFSET, FORMAT)
         acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
         words, s, z, v, gain = next_words, next_s, next_z, next_v, next_gain
     if PDL:
         gdc_launch_dependents()
-    v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
+    v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, OFFSET, FORMAT)
     acc = _multiplied(acc, words, s, z, v, kind, FORMAT, BATCH, BN, WARPS, PAIR, per, ASSEMBLY, NATIVE)
     _store(acc, shift, added, out, first, kind, BN, HAS_BIAS, HAS_RESIDUAL, SWIGLU)
 
@@ -225,7 +226,8 @@ def lone(
 def lone_rounds(
     x, norm, w, scale, zero, bias, residual, out, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
     FORMAT: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr, WARPS: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
     ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr, PAIR: tl.constexpr, FLIP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The same by fewer programs, each of which computes several tiles: it prepares the input once.
@@ -250,7 +252,7 @@ def lone_rounds(
     rstd = 1.0
     if HAS_NORM:
         rstd = rms_factor(x, eps, K, WIDE)
-    v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, FORMAT)
+    v = _input(v, gain, rstd, BATCH, PAIR, per, HAS_NORM, OFFSET, FORMAT)
     if PDL:
         gdc_launch_dependents()
     for at in tl.range(begin, N, step, num_stages=1):

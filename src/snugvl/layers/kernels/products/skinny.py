@@ -23,7 +23,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from snugvl.layers.kernels.compiler.launch import launched
-from snugvl.layers.kernels.products.epilogue import add_residual, rms_factor, swiglu
+from snugvl.layers.kernels.products.epilogue import add_residual, normalised, rms_factor, swiglu
 from snugvl.layers.kernels.products.unpack import unpacked, unpacked_factor
 from snugvl.layers.kernels.products.weights import INT4, scale_offsets
 
@@ -93,6 +93,7 @@ def _stored(
 def _inputs(
     x, norm, first, rstd, M, K: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BATCH: tl.constexpr,
     EACH: tl.constexpr, PAIR: tl.constexpr, PER: tl.constexpr, FLIP: tl.constexpr, HAS_NORM: tl.constexpr,
+    OFFSET: tl.constexpr,
 ):  # fmt: skip
     """`[BATCH, GROUP, BM]`: the same groups of the input, transposed; rows beyond `M` repeat the last."""
     chunks: tl.constexpr = GROUP // (4 * EACH)
@@ -106,10 +107,10 @@ def _inputs(
     here = group * GROUP < K
     masked: tl.constexpr = K // GROUP % BATCH != 0
     v = _loaded(x, token * K + column, here, masked, "", FLIP)
-    if HAS_NORM:  # rounded where transformers rounds
+    if HAS_NORM:
         # Loaded for each token as the input is, by the threads that need it.
         g = _loaded(norm, token * 0 + column, here, masked, "", FLIP)
-        v = (v.to(tl.float32) * rstd).to(x.dtype.element_ty) * g
+        v = normalised(v, g, rstd, OFFSET)
     v = tl.reshape(v, [8, BATCH, BM // 8, chunks, EACH // 8, 4, 8])
     v = tl.reshape(tl.permute(v, [0, 1, 2, 3, 5, 4, 6]), [8, BATCH, BM // 8, chunks, 4, EACH])
     return tl.permute(_operand(v, BATCH, BM, GROUP, EACH, PAIR, PER), [0, 2, 1])
@@ -175,7 +176,8 @@ def _store(
 def skinny(
     x, norm, w, scale, zero, bias, residual, out, M, N, eps, K: tl.constexpr, WIDE: tl.constexpr,
     FORMAT: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BATCH: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SWIGLU: tl.constexpr,
+    HAS_NORM: tl.constexpr, OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
     ASSEMBLY: tl.constexpr, NATIVE: tl.constexpr, EACH: tl.constexpr, PAIR: tl.constexpr, FLIP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -213,14 +215,14 @@ def skinny(
         rstd = rms_factor(x, eps, K, WIDE)
     acc = tl.zeros([BATCH, BN, BM], tl.float32)
     for at in tl.range(0, last, BATCH, num_stages=1):
-        v = _inputs(x, norm, at, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM)
+        v = _inputs(x, norm, at, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM, OFFSET)
         following = _stored(w, rows, at + BATCH, groups, GROUP, BATCH, EACH, per, FLIP)
         acc = _multiplied(
             acc, words, v, scale, zero, flat, at, groups, kind, FORMAT, GROUP, BM, BN, BATCH, EACH, PAIR, per,
             ASSEMBLY, NATIVE,
         )  # fmt: skip
         words = following
-    v = _inputs(x, norm, last, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM)
+    v = _inputs(x, norm, last, rstd, M, K, GROUP, BM, BATCH, EACH, PAIR, per, FLIP, HAS_NORM, OFFSET)
     if PDL:
         gdc_launch_dependents()
     acc = _multiplied(

@@ -50,6 +50,12 @@ def _busy(outputs: int, rows: int, places: int) -> float:
 def vector_tile(weights: Weights, outputs: int) -> tuple[int, int, int]:
     """Rows and groups of a tile, and warps."""
     groups = min(triton.next_power_of_2(weights.columns // weights.group), 16)
+    if weights.format == "bf16" and outputs < 4096:
+        return 2, groups, 2
+    if weights.format == "bf16" and weights.rows > outputs:  # two rows of weights for an output
+        return 4, groups, 4
+    if weights.format == "bf16" and weights.columns // weights.group % 16:
+        return 8, 4, 2
     wide = outputs >= 4096 or weights.columns >= 6144
     return (8 if wide else 4), groups, (4 if outputs >= 6144 else 8)
 
