@@ -120,6 +120,15 @@ def test_choices_start_from_and_leave_checkpoints() -> None:
         assert ask(here, *LONG, *tokens(first, choice), 9)[0] == 28
 
 
+def test_choices_leave_checkpoints_as_far_apart_as_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "SPACING", 4)
+    here = make()
+    run(here, request("r", *LONG, n=2, temperature=1.5, seed=5, max_tokens=8))
+    assert found(here) == 1
+    run(here, request("r", *LONG, n=2, temperature=1.5, seed=5, max_tokens=16))
+    assert found(here) == 3
+
+
 # Pictures and turns
 
 

@@ -1,8 +1,8 @@
 """Invariant 3 with the prefix cache: who shares what with whom, and when, changes no token.
 
 Prompts are beginnings of a few texts, so that they meet all the time; the pool is small, so that blocks are
-taken from the cache all the time. With `ahead`, steps run ahead of the host as they do on a GPU. The same of a
-model with recurrent states: a few checkpoints, of which each prompt and answer wants some.
+taken from the cache all the time. With `ahead`, steps run ahead of the host as they do on a GPU.
+Beside it the same with recurrent states and a few checkpoints, of which each prompt and answer wants some.
 """
 
 from contextlib import suppress
