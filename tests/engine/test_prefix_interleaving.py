@@ -2,6 +2,7 @@
 
 Prompts are beginnings of a few texts, so that they meet all the time; the pool is small, so that blocks are
 taken from the cache all the time. With `ahead`, steps run ahead of the host as they do on a GPU.
+Beside it the same with recurrent states and a few checkpoints, of which each prompt and answer wants some.
 """
 
 from contextlib import suppress
@@ -11,13 +12,14 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from snugvl.engine import checkpoints
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.errors import RequestTooLarge
 from tests.engine.test_overlap import EagerGraphs, engine_with, finish
-from tests.engine.toy import POISON, Toy, engine, oracle, picture, request, run, tokens
+from tests.engine.toy import POISON, HybridToy, Toy, engine, oracle, picture, request, run, tokens
 
-MODEL = Toy()
+MODEL, HYBRID = Toy(), HybridToy()
 TEXTS: tuple[tuple[int | VisionItem, ...], ...] = (
     (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9),
     (3, 1, 4, 1, 5, 9, 2, 6, 2, 7, 1, 8),
@@ -44,16 +46,21 @@ ACTIONS = st.one_of(
 
 @cache
 def alone(
-    parts: tuple[int | VisionItem, ...], count: int, sampling: tuple[tuple[str, object], ...]
+    model: Toy, parts: tuple[int | VisionItem, ...], count: int, sampling: tuple[tuple[str, object], ...]
 ) -> dict[int, list[int]]:
-    here = engine(MODEL, prefix_cache=False, max_model_len=512, num_blocks=512)
+    here = engine(model, prefix_cache=False, max_model_len=512, num_blocks=512)
     outputs = run(here, request("a", *parts, max_tokens=count, **dict(sampling)))["a"]
     return {choice: tokens(outputs, choice) for choice in range(dict(sampling).get("n", 1))}
 
 
-def make(blocks: int, slots: int, chunk: int, ahead: bool) -> Engine:
+def make(blocks: int, slots: int, chunk: int, ahead: bool, states: int = 0) -> Engine:
     here = engine(
-        MODEL, num_blocks=blocks, max_model_len=4 * blocks, max_num_seqs=slots, max_batched_tokens=chunk
+        HYBRID if states else MODEL,
+        num_blocks=blocks,
+        max_model_len=4 * blocks,
+        max_num_seqs=slots,
+        max_batched_tokens=chunk,
+        state_checkpoints=states,
     )
     if ahead:
         here._runner.graphs = EagerGraphs(here)
@@ -61,26 +68,56 @@ def make(blocks: int, slots: int, chunk: int, ahead: bool) -> Engine:
     return here
 
 
+WORLDS = {
+    "actions": st.lists(ACTIONS, min_size=8, max_size=25),
+    "blocks": st.integers(7, 16),
+    "slots": st.integers(1, 5),
+    "more": st.integers(0, 12),
+    "ahead": st.booleans(),
+}
+
+
 @settings(max_examples=50, deadline=None)
-@given(
-    actions=st.lists(ACTIONS, min_size=8, max_size=25),
-    blocks=st.integers(7, 16),
-    slots=st.integers(1, 5),
-    more=st.integers(0, 12),
-    ahead=st.booleans(),
-)
+@given(**WORLDS)
 def test_any_interleaving_gives_the_same_tokens(
     actions: list[tuple[str, object]], blocks: int, slots: int, more: int, ahead: bool
 ) -> None:
-    here = make(blocks, slots, slots + more, ahead)
+    interleave(make(blocks, slots, slots + more, ahead), actions, blocks)
+
+
+@settings(max_examples=100, deadline=None)
+@given(**WORLDS, states=st.integers(1, 6), spacing=st.integers(1, 2), stops=st.booleans())
+def test_any_interleaving_gives_the_same_tokens_with_states(
+    actions: list[tuple[str, object]],
+    blocks: int,
+    slots: int,
+    more: int,
+    ahead: bool,
+    states: int,
+    spacing: int,
+    stops: bool,
+) -> None:
+    """`stops`: 9 ends turns, of prompts as well as of answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "SPACING", spacing)
+        here = make(blocks, slots, slots + more, ahead, states)
+        interleave(here, actions, blocks, {"stops": (9,)} if stops else {})
+
+
+def interleave(
+    here: Engine, actions: list[tuple[str, object]], blocks: int, always: dict[str, object] | None = None
+) -> None:
+    """Do all that, and check that every request got the tokens it gets alone, as far as it came."""
+    model = here.model
+    assert isinstance(model, Toy)
     outputs: list[TokenOutput] = []
     wanted: dict[str, tuple[tuple[int | VisionItem, ...], int, dict[str, object]]] = {}
 
     def add(parts: tuple[int | VisionItem, ...], count: int, sampling: dict[str, object]) -> None:
         name = str(len(wanted))
         with suppress(RequestTooLarge):
-            here.add(request(name, *parts, max_tokens=count, **sampling))
-            wanted[name] = (parts, count, sampling)
+            here.add(request(name, *parts, max_tokens=count, **sampling, **(always or {})))
+            wanted[name] = (parts, count, {**sampling, **(always or {})})
 
     for kind, value in actions:
         if kind == "add":
@@ -107,7 +144,7 @@ def test_any_interleaving_gives_the_same_tokens(
     assert here.stats.free_blocks == blocks
     for name, (parts, count, sampling) in wanted.items():
         mine = [output for output in outputs if output.request_id == name]
-        for choice, right in alone(parts, count, tuple(sampling.items())).items():
+        for choice, right in alone(model, parts, count, tuple(sampling.items())).items():
             ends = [output.finish for output in mine if output.choice == choice and output.finish]
             got = tokens(mine, choice)
             assert len(ends) == 1, "each choice ends exactly once"

@@ -22,7 +22,8 @@ class EngineConfig:
         max_batched_tokens: tokens of one step; longer prompts are prefilled in chunks of this.
         max_waiting: requests that may queue before `QueueFull`.
         prefix_cache: whether a prompt starts from blocks that earlier requests left (see
-            `engine.prefix`); a model with recurrent states goes without.
+            `engine.prefix`); a model with recurrent states needs checkpoints for it.
+        state_checkpoints: copies of recurrent states that prompts may start from (`engine.checkpoints`).
         kv_cache: format of keys and values; "bf16" stands for that of the activations, "fp8" takes a byte
             a value (see `layers.kv_cache`).
         encoder_cache_bytes: encodings of images that are kept beyond their request, for the next question.
@@ -38,6 +39,7 @@ class EngineConfig:
     max_batched_tokens: int = 2048
     max_waiting: int = 256
     prefix_cache: bool = True
+    state_checkpoints: int = 0
     encoder_cache_bytes: int = 0
     step_graph_bytes: int = 0
     kv_cache: KVFormat = "bf16"
@@ -45,7 +47,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            least = 0 if name in ("encoder_cache_bytes", "step_graph_bytes") else 1
+            least = 0 if name in ("state_checkpoints", "encoder_cache_bytes", "step_graph_bytes") else 1
             if name not in ("prefix_cache", "kv_cache") and value < least:
                 raise RequestError(f"{name} must be at least {least}, not {value}", field=name)
         if self.kv_cache not in get_args(KVFormat):
@@ -59,6 +61,10 @@ class EngineConfig:
                 f"({self.max_num_seqs}): every running sequence needs one token a step",
                 field="max_batched_tokens",
             )
+
+    def checkpoints_beside(self, slots: int) -> int:
+        """Checkpoints beside the states of so many sequences: fewer where other programs hold memory."""
+        return self.state_checkpoints * min(slots, self.max_num_seqs) // self.max_num_seqs
 
     @property
     def cache_tokens(self) -> int:

@@ -22,7 +22,7 @@ Source: PagedAttention, Kwon et al. 2023 (https://arxiv.org/abs/2309.06180), sec
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 Key = bytes
@@ -39,7 +39,11 @@ class BlockCopy(NamedTuple):
 class BlockPool:
     """All blocks of the KV cache: free, owned by one table, or shared by several."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, forgotten: Callable[[list[Key]], None] = lambda _: None
+    ) -> None:
+        """`forgotten` is told which keys find nothing any more, because their blocks were taken."""
+        self._forgotten = forgotten
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._blank = list(reversed(range(num_blocks)))
@@ -168,15 +172,16 @@ class BlockPool:
             block = self._blank.pop()
         else:
             block, _ = self._cached.popitem(last=False)
-            self._forget(block)
+            self._forgotten([self._forget(block)])
         self._owners[block] = 1
         return block
 
-    def _forget(self, block: int) -> None:
+    def _forget(self, block: int) -> Key:
         key = self._keys[block]
         assert key is not None, f"block {block} has no key to forget"
         del self._found[key]
         self._keys[block] = None
+        return key
 
     def _drop(self, block: int) -> None:
         assert self._owners[block] > 0, f"block {block} is freed twice"

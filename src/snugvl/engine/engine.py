@@ -12,7 +12,6 @@ Not thread-safe by design: one thread drives it (`backends/native/worker.py`), a
 
 import logging
 import time
-from dataclasses import replace
 from itertools import count
 from traceback import clear_frames
 
@@ -21,7 +20,7 @@ import torch
 from snugvl.core.config import EngineConfig
 from snugvl.engine.admission import check_prompt, max_tokens_now
 from snugvl.engine.encoder import Encoder
-from snugvl.engine.memory import MemoryReclaimer, allocate, state_bytes
+from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, state_bytes
 from snugvl.engine.oom import no_room, out_of_memory, refusal, release
 from snugvl.engine.overlap import PendingStep, choice_of, launch_next
 from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
@@ -43,10 +42,8 @@ class Engine:
 
     def __init__(self, model: Network, config: EngineConfig, monitor: PressureMonitor | None = None) -> None:
         """`monitor`: on the device's memory, which other programs use, too."""
-        if model.config.text.linear is not None:
-            config = replace(config, prefix_cache=False)  # a state can't be taken up in its middle
         self.model = model
-        self.config = config
+        self.config = config = config_for(model, config)
         self._cache = allocate(model, config)
         self._scheduler = Scheduler(config, prefill_beside_decodes(model.device))
         self._encoder = Encoder(model, config.encoder_cache_bytes)
@@ -297,6 +294,7 @@ class Engine:
 
     def _overlap(self, pending: PendingStep, outputs: list[TokenOutput]) -> None:
         """Start the step after `pending` if its tokens aren't needed for that, then read and say them."""
+        self._runner.save_states(self._scheduler.checkpoints.take(pending.sequences))
         self._in_flight = launch_next(pending, self._runner.graphs, self._scheduler)
         if self._in_flight is not None:
             self._steps += 1
@@ -322,6 +320,7 @@ class Engine:
         self._count(step)
         for chunk in step.chunks:
             self._scheduler.publish(chunk.sequence)
+        self._runner.save_states(self._scheduler.checkpoints.take(chunk.sequence for chunk in step.chunks))
         rows = [(row, s) for row, head in enumerate(ready) for s in (head, *self._fork(head))]
         begun = begin(logits, [choice_of(row, sequence) for row, sequence in rows])
         self._encode_upcoming(step, outputs)

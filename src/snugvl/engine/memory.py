@@ -1,7 +1,7 @@
 """The memory of sequences: allocated, given back when other programs need it, and taken again.
 
-Keys and values are allocated by blocks, recurrent states by slots. `pressure.py` says how much there should
-be; here it is done:
+Keys and values are allocated by blocks, recurrent states by slots, with a share of their checkpoints each.
+`pressure.py` says how much there should be; here it is done:
 
     drop the CUDA graphs of prompts; if that is not enough:
     preempt all ─► drop graphs and encodings ─► free the KV cache ─► make it anew ─► claim the workspace again
@@ -12,6 +12,7 @@ having it again in another size somebody else may be faster; so there are smalle
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -31,6 +32,13 @@ logger = logging.getLogger(__name__)
 STATES_SMALL_BYTES = 16 << 20
 
 
+def config_for(model: Network, config: EngineConfig) -> EngineConfig:
+    """The configuration as a model can use it: with recurrent states, no prefix cache without checkpoints."""
+    checkpoints = config.state_checkpoints if config.prefix_cache and model.config.text.linear else 0
+    cached = config.prefix_cache and (model.config.text.linear is None or checkpoints > 0)
+    return replace(config, prefix_cache=cached, state_checkpoints=checkpoints)
+
+
 def allocate(model: Network, config: EngineConfig) -> KVCache:
     """The cache of a model. Layers of linear attention have no keys and values, and others no state."""
     text = model.config.text
@@ -42,17 +50,18 @@ def allocate(model: Network, config: EngineConfig) -> KVCache:
         head_dim=text.head_dim,
         dtype=E4M3 if config.kv_cache == "fp8" else model.dtype,
         device=model.device,
-        states=_states(model, config.max_num_seqs),
+        states=_states(model, config),
     )
 
 
-def _states(model: Network, slots: int) -> StateCache | None:
+def _states(model: Network, config: EngineConfig) -> StateCache | None:
     text, linear = model.config.text, model.config.text.linear
     if linear is None:
         return None
     return StateCache(
         num_layers=text.num_layers - text.kv_layers,
-        slots=slots,
+        slots=config.max_num_seqs,
+        checkpoints=config.checkpoints_beside(config.max_num_seqs),
         heads=(linear.value_heads, linear.key_dim, linear.value_dim),
         inputs=(linear.kernel - 1, linear.channels),
         dtype=model.dtype,
@@ -62,7 +71,7 @@ def _states(model: Network, slots: int) -> StateCache | None:
 
 def state_bytes(cache: KVCache) -> int:
     """Of one sequence's recurrent state."""
-    return 0 if cache.states is None else cache.states.nbytes // (cache.states.slots + 1)
+    return 0 if cache.states is None else cache.states.nbytes // cache.states.rows
 
 
 class MemoryReclaimer:
@@ -130,7 +139,7 @@ class MemoryReclaimer:
         self._encoder.cache_bytes = 0 if blocks < self._monitor.most else self._config.encoder_cache_bytes
         self._encoder.clear()
         self._runner.clear()
-        reallocate(cache, sizes(blocks), self._slots)
+        reallocate(cache, sizes(blocks), self._config, self._slots)
         slots = self._config.max_num_seqs if cache.states is None else cache.states.slots
         self._monitor.slots = slots
         self._scheduler.resize(cache.num_blocks, slots)
@@ -179,10 +188,11 @@ class MemoryReclaimer:
             return  # what is needed of it is asked for when it is needed
 
 
-def reallocate(cache: KVCache, sizes: Iterable[int], slots: int) -> None:
+def reallocate(cache: KVCache, sizes: Iterable[int], config: EngineConfig, slots: int) -> None:
     """Give a cache the first number of blocks that there is memory for, or none; all of them empty.
 
-    States of so many `slots` come before them, or of one, or of none where not even that is to be had.
+    States of so many `slots`, with their checkpoints, come before them, or of one, or of none where not even
+    that is to be had.
 
     What it had goes back to the driver before, so nothing may hold views of it, a CUDA graph neither.
     """
@@ -191,7 +201,8 @@ def reallocate(cache: KVCache, sizes: Iterable[int], slots: int) -> None:
     if cache.states is not None and slots != cache.states.slots:
         cache.states.resize(0)
     release(device)
-    if cache.states is not None and not cache.states.slots and not _allocate_states(cache.states, slots):
+    states = cache.states
+    if states is not None and not states.slots and not _allocate_states(states, config, slots):
         return
     for size in sizes:
         try:
@@ -201,11 +212,11 @@ def reallocate(cache: KVCache, sizes: Iterable[int], slots: int) -> None:
         return
 
 
-def _allocate_states(states: StateCache, slots: int) -> bool:
+def _allocate_states(states: StateCache, config: EngineConfig, slots: int) -> bool:
     """Whether there is memory for some of the slots."""
     for count in (slots, 1):
         try:
-            states.resize(count)
+            states.resize(count, config.checkpoints_beside(count))
         except torch.OutOfMemoryError:
             continue
         return True

@@ -17,7 +17,7 @@ A block can be found once a finished step has written all of it, which is when `
 the next one. A hit may end inside a picture; the vision tower then runs again for the rest of its rows.
 
 Linear attention keeps no keys and values that a block could hold, only a state that has moved on; a model
-with such layers goes without this cache (`engine.py`).
+with such layers starts where a copy of it was kept, from the blocks up to there (`checkpoints.py`).
 
 Timing tells whether somebody asked with the same beginning before: the first token comes sooner. One team
 behind one server can live with that; where users must not learn of each other's prompts, turn it off
@@ -39,7 +39,7 @@ ROOT = bytes(32)  # where a key of its own length would stand, so that all hashe
 
 def find(sequence: Sequence, pool: BlockPool) -> list[int]:
     """Blocks that hold the longest cached beginning of a sequence, its last token excepted."""
-    _extend_keys(sequence, pool.block_size)
+    extend_keys(sequence, pool.block_size)
     blocks: list[int] = []
     for key in sequence.keys[: (sequence.length - 1) // pool.block_size]:
         block = pool.find(key)
@@ -57,7 +57,7 @@ def publish(sequence: Sequence, pool: BlockPool) -> None:
     full = min(sequence.computed, sequence.length) // pool.block_size
     if full <= sequence.published:
         return
-    _extend_keys(sequence, pool.block_size)
+    extend_keys(sequence, pool.block_size)
     for index in range(sequence.published, full):
         pool.publish(sequence.table[index], sequence.keys[index])
     sequence.published = full
@@ -89,7 +89,7 @@ def block_key(parent: Key, ids: Items[int], vision: Items[VisionSlice]) -> Key:
     return state.digest()
 
 
-def _extend_keys(sequence: Sequence, block_size: int) -> None:
+def extend_keys(sequence: Sequence, block_size: int) -> None:
     """Compute the keys of full blocks of known tokens that have none yet."""
     keys = sequence.keys
     for end in range((len(keys) + 1) * block_size, sequence.length + 1, block_size):

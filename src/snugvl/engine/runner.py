@@ -9,6 +9,7 @@ vision_embeds       rows 10 … 13 of the image's encoding              its rows
 import torch
 
 from snugvl.core.config import EngineConfig
+from snugvl.engine.checkpoints import StateCopy
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.capture import CudaCapturer, GraphPool
 from snugvl.engine.graphs.decode import DecodeGraphs
@@ -111,10 +112,19 @@ class Runner:
             assert states is not None
             states.copy(slot_of(sequence), slot_of(sibling))
 
+    def save_states(self, copies: list[StateCopy]) -> None:
+        """Copy states to checkpoints as the steps leave them that were started until now."""
+        for slot, checkpoint in copies:
+            assert self.cache.states is not None
+            self.cache.states.save(slot, checkpoint)
+
     def _prepare(self, step: Schedule) -> None:
-        """Copy the blocks that the step writes to."""
+        """Copy the blocks that the step writes to, and the states that sequences start from."""
         for copy in step.copies:
             self.cache.copy_block(copy.source, copy.target)
+        for slot, checkpoint in step.restores:
+            assert self.cache.states is not None
+            self.cache.states.restore(slot, checkpoint)
 
     def _ensure_graph(self, step: Schedule) -> bool:
         return (

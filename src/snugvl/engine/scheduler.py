@@ -15,13 +15,16 @@ are not encoded yet (`encoder.py`) waits, running with its blocks, and all that 
 One whose grammar has no mask yet (`sampling/grammar.py`) is left out, too, and alone.
 
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
-sequence is in the middle of its prompt. An admitted sequence gets the blocks of all its known tokens at
-once; only decoding asks for more later. When none is free the youngest running sequence loses all of its
-blocks and goes back to waiting; its tokens are computed again later. Each that runs has a slot, a number
-below `max_num_seqs`: there its recurrent state is, if the model has one (`layers/kv_cache.py`).
+sequence is in the middle of its prompt, others than those that paused for a checkpoint. An admitted sequence
+gets the blocks of all its known tokens at once; only decoding asks for more later. When none is free the
+youngest running sequence loses all of its blocks and goes back to waiting; its tokens are computed again
+later. Each that runs has a slot, a number below `max_num_seqs`: there its recurrent state is, if the model
+has one (`layers/kv_cache.py`).
 
 A sequence is admitted with the blocks of its beginning that the prefix cache has (`prefix.py`), and computes
 the rest. Those that others hold already are nothing that it takes; those that are free it takes like any.
+With recurrent states it starts behind the last of them that has a checkpoint, and its chunks end where
+checkpoints are to be (`checkpoints.py`); what is left of the step is others', unless a picture comes later.
 
 Nothing starves: the queue is never overtaken, and the oldest running sequence is never preempted (alone,
 it fits: `admission.py` saw to that), so it finishes, and so does everyone after it.
@@ -38,6 +41,7 @@ import torch
 from snugvl.core.config import EngineConfig
 from snugvl.engine import prefix
 from snugvl.engine.blocks import BlockCopy, BlockPool
+from snugvl.engine.checkpoints import Checkpoints, StateCopy
 from snugvl.engine.sequence import Sequence, State, slot_of
 
 ALONE_PARTS = 4  # a step that must take little memory has a quarter of the tokens
@@ -64,12 +68,14 @@ class Schedule:
 
     Attributes:
         copies: come first, in their order.
+        restores: slots that become copies of checkpoints, before anything is computed.
         later: the chunk that was left out, if there is one, because its images aren't encoded.
         alone: whether it must run with as little memory as can be (see `oom.py`).
     """
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    restores: list[StateCopy] = field(default_factory=list)
     later: list[Chunk] = field(default_factory=list)
     alone: bool = False
 
@@ -77,6 +83,13 @@ class Schedule:
     def tokens(self) -> int:
         """Tokens in the step."""
         return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+    @property
+    def sees_on(self) -> bool:
+        """Whether a prompt goes on with a picture after the step: its encoding is held until then."""
+        return any(
+            chunk.sequence.prompt.placeholders_in(chunk.end, chunk.sequence.length) for chunk in self.chunks
+        )
 
 
 Ready = Callable[[Chunk], bool]
@@ -107,11 +120,10 @@ class Scheduler:
     def __init__(self, config: EngineConfig, prefill_beside_decodes: int = PREFILL_BESIDE_DECODES) -> None:
         """`prefill_beside_decodes`: tokens of prompts in a step in which others decode, at most."""
         self.config = config
-        self.pool = BlockPool(config.num_blocks, config.block_size)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.slots = config.max_num_seqs  # fewer while other programs have the memory of states
-        self._free_slots = _all_slots(self.slots)  # those nobody has; a stack
+        self._empty(config.num_blocks)
         self.preemptions = 0
         self.prefill_beside_decodes = prefill_beside_decodes
         self.prefix_query_tokens = 0  # of prompts when first admitted
@@ -155,9 +167,9 @@ class Scheduler:
             ready: whether the images of a chunk are encoded. One that isn't ready is left out while others
                 decode, and nobody is admitted after it.
         """
-        alone = self._admit_alone()
+        step = Schedule(alone=True)
+        alone = self._admit_alone(step)
         if alone is not None:
-            step = Schedule(alone=True)
             self._take(step, alone, max(self.config.max_batched_tokens // ALONE_PARTS, 1))
             return step
         step = Schedule()
@@ -171,7 +183,11 @@ class Scheduler:
             ready = _always
         for sequence in [s for s in self.running if s.pending > 1]:
             self._take(step, sequence, most - step.tokens, ready)
-        while step.tokens < most and not step.later and not self._next_alone and (admitted := self._admit()):
+        while (
+            step.tokens < most
+            and not (step.later or self._next_alone or step.sees_on)
+            and (admitted := self._admit(step))
+        ):
             self._take(step, admitted, most - step.tokens, ready)
         return step
 
@@ -191,8 +207,8 @@ class Scheduler:
         """Have so many blocks and slots, all of them empty; what runs waits, to be computed again."""
         for sequence in self.running[::-1]:
             self._preempt(sequence)
-        self.slots, self._free_slots = slots, _all_slots(slots)
-        self.pool = BlockPool(num_blocks, self.config.block_size)
+        self.slots = slots
+        self._empty(num_blocks)
 
     def preempt_all(self) -> None:
         """Let all that run wait, and come back one by one: a step ran out of memory."""
@@ -214,6 +230,7 @@ class Scheduler:
                 sibling.computed = sequence.computed
                 sibling.keys = list(sequence.keys)
                 sibling.published = sequence.published
+                sibling.kept = sequence.kept
                 self._run(sibling)
             else:
                 self.add(sibling)
@@ -230,8 +247,7 @@ class Scheduler:
 
     def reset(self) -> None:
         """Forget the contents of the cache; what was running waits, from its first token on."""
-        self.pool = BlockPool(self.pool.num_blocks, self.config.block_size)
-        self._free_slots = _all_slots(self.slots)
+        self._empty(self.pool.num_blocks)
         for sequence in self.running:
             sequence.table, sequence.slot = [], None
             sequence.computed = sequence.published = 0
@@ -246,10 +262,12 @@ class Scheduler:
     def withdraw(self, sequence: Sequence) -> None:
         """Let nobody start from what a sequence has computed, because something is wrong with it."""
         self.pool.withdraw(sequence.table)
+        self.checkpoints.forget(sequence.keys)
 
     def check_integrity(self, *, in_flight: bool = False) -> None:
         """Assert what must hold between two steps; `in_flight`: while the tokens of one are not read yet."""
         self.pool.check(sequence.table for sequence in self.running)
+        self.checkpoints.check()
         for queue, state in ((self.running, State.RUNNING), (self.waiting, State.WAITING)):
             assert queue == sorted(queue, key=_age), f"the {state.name} queue is not sorted by age"
             assert all(sequence.state is state for sequence in queue), f"a stranger is {state.name}"
@@ -262,19 +280,30 @@ class Scheduler:
             prefix.check(sequence, self.pool)
         assert not any(s.table or s.computed or s.published for s in self.waiting), "waiting with blocks"
         assert all(s.slot is None for s in self.waiting), "waiting on a slot"
-        assert sum(s.pending > 1 for s in self.running) <= 1, "two prefills are under way"
+        under_way = [s for s in self.running if s.pending > 1]
+        if not self.checkpoints.count:
+            assert len(under_way) <= 1, "two prefills are under way"
+        unseen = [s for s in under_way if s.prompt.placeholders_in(s.computed, s.length)]
+        assert len(unseen) <= 1, "two prefills with pictures are under way"
+
+    def _empty(self, num_blocks: int) -> None:
+        """Have so many blocks, the present slots and what belongs to them, nobody's all of them."""
+        block_size = self.config.block_size
+        self._free_slots = _all_slots(self.slots)  # those nobody has; a stack
+        self.checkpoints = Checkpoints(self.config.checkpoints_beside(self.slots), block_size)
+        self.pool = BlockPool(num_blocks, block_size, self.checkpoints.forget)
 
     @property
     def _next_alone(self) -> bool:
         return bool(self.waiting) and self.waiting[0].alone
 
-    def _admit_alone(self) -> Sequence | None:
+    def _admit_alone(self, step: Schedule) -> Sequence | None:
         """Who must have the next step for itself: others that run pause, until it has a token."""
         if self._next_alone and all(sequence.pending == 1 for sequence in self.running):
-            self._admit()
+            self._admit(step)
         return next((sequence for sequence in self.running if sequence.alone), None)
 
-    def _admit(self) -> Sequence | None:
+    def _admit(self, step: Schedule) -> Sequence | None:
         """Move the head of the queue to the running ones if there are slots and blocks for it."""
         if not self.could_admit:
             return None
@@ -289,13 +318,16 @@ class Scheduler:
             sequence.cached_tokens = sequence.computed
         sequence.started = True
         self._run(sequence)
+        if (restore := self.checkpoints.begin(sequence)) is not None:
+            step.restores.append(restore)
         return sequence
 
     def _cached(self, sequence: Sequence) -> list[int]:
         """Blocks that a waiting sequence can start from: none whose tokens' log-probabilities are wanted."""
         if not self.config.prefix_cache or sequence.prompt.unscored:
             return []
-        return prefix.find(sequence, self.pool)
+        blocks = prefix.find(sequence, self.pool)
+        return self.checkpoints.usable(blocks, sequence.keys) if self.checkpoints.count else blocks
 
     def _run(self, sequence: Sequence) -> None:
         sequence.state = State.RUNNING
@@ -311,7 +343,8 @@ class Scheduler:
     def _take(self, step: Schedule, sequence: Sequence, most: int, ready: Ready = _always) -> None:
         """Put the next tokens of a sequence into the step, `most` at most, if they are ready."""
         start = sequence.computed
-        end = min(sequence.length, start + most)
+        mark = next((mark for mark in sequence.marks if mark > start), sequence.length)
+        end = min(mark, start + most)
         if end <= start:
             return
         chunk = Chunk(sequence, start, end)

@@ -107,6 +107,9 @@ class Sequence:
         counts: how often each id was generated.
         keys: of its first full blocks, for the prefix cache; they follow from the tokens alone.
         published: how many blocks of `table` the prefix cache was told of.
+        marks: counts of the prompt's tokens behind which a checkpoint of its state is wanted, ascending.
+        kept: tokens at its last checkpoint, or at the one that it started from.
+        trail: key of the checkpoint that moves along with its answer.
         grammar: masks of the choice's own state, which has seen exactly `generated`.
         siblings: parked choices that start from this one's prompt once it is computed.
         started: whether it has ever run.
@@ -127,6 +130,9 @@ class Sequence:
     slot: int | None = None
     keys: list[Key] = field(default_factory=list)
     published: int = 0
+    marks: list[int] = field(default_factory=list)
+    kept: int = 0
+    trail: Key | None = None
     state: State = State.PARKED
     siblings: list["Sequence"] = field(default_factory=list)
     started: bool = False

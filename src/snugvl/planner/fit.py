@@ -7,9 +7,10 @@ from functools import cached_property
 from snugvl.core.sizes import format_size
 from snugvl.planner.budget import Budget
 from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
+from snugvl.planner.checkpoints import CHECKPOINTS, EACH, keeping, steps
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
-from snugvl.planner.footprint.kv import block_bytes
+from snugvl.planner.footprint.kv import block_bytes, state_bytes
 from snugvl.planner.footprint.offload import host_bytes
 from snugvl.planner.footprint.step_graphs import recorded
 from snugvl.planner.footprint.total import footprint
@@ -226,7 +227,7 @@ class Fitter:
         elif self.cpu:
             yield replace(base, sequences=max(DEFAULT_SEQUENCES, base.sequences))
         elif self.option.engine == "native":
-            for chunk, sequences in NATIVE_STEPS:
+            for chunk, sequences in steps(self.option.model, base):
                 if sequences >= base.sequences or (chunk, sequences) == NATIVE_STEPS[0]:
                     yield replace(base, eager=False, chunk=chunk, sequences=max(sequences, base.sequences))
         else:
@@ -242,10 +243,20 @@ class Fitter:
         return next((settings for settings in self.variants(base) if self.fits(settings)), None)
 
     def _needed(self, base: Settings, goal: Goal) -> Settings:
-        """Up to comfort the slowest variant will do; what is beyond comfort isn't worth speed."""
-        most = comfort(goal, self.wishes.good_for, fixed_tokens=False)
+        """Up to comfort the slowest variant will do; what is beyond comfort isn't worth speed, or that every
+        turn of a conversation is computed from its beginning."""
+        before = self.goals[max(self.goals.index(goal) - 1, 0)]
+        most, lower, full = (
+            comfort(each, self.wishes.good_for, fixed_tokens=False) for each in (goal, before, self.goals[-1])
+        )
         beyond = goal.step[:3] > most[:3] and goal is not self.goals[0]
-        return next(self.variants(base)) if beyond else self._leanest(base)
+        kept = CHECKPOINTS if lower == full and goal is not self.goals[0] else 0
+        if not beyond:
+            return self._keeping(self._leanest(base), kept)
+        fast = next(self.variants(base))
+        if state_bytes(self.option.model, base) and self.option.engine == "native":
+            fast = replace(fast, sequences=base.sequences)
+        return self._keeping(fast, kept)
 
     def _leanest(self, base: Settings) -> Settings:
         """The variant that needs the least: the slowest."""
@@ -287,13 +298,19 @@ class Fitter:
         return self.spare_bytes(settings) >= 0
 
     def _refined(self, base: Settings, goal: Goal) -> Fitted:
-        """What is left makes our engine's pool larger, up to the next goal's, and then saves time."""
+        """What is left keeps states for the next turn, makes our engine's pool larger, up to the next goal's,
+        and then saves time."""
+        base = self._keeping(base, CHECKPOINTS, self.spare_bytes(self._leanest(base)))
         settings = self.fastest(base)
         assert settings is not None, "what was tried before fits"
         if self.option.engine == "native":
+            settings = self._keeping(settings, EACH * settings.sequences, self.spare_bytes(settings))
             following = self.goals[min(self.goals.index(goal) + 1, len(self.goals) - 1)]
             settings = self._quicker(self._filled(settings, following.pool))
         return self.fitted(settings, goal.tokens)
+
+    def _keeping(self, settings: Settings, most: int, spare_bytes: int | None = None) -> Settings:
+        return keeping(self.option.model, self.wishes, settings, most, spare_bytes)
 
     def _filled(self, settings: Settings, most: int) -> Settings:
         """With as large a KV pool as fits, up to `most` tokens."""
@@ -316,7 +333,9 @@ class Fitter:
         encodings, CUDA graphs of prompts."""
         if self.cpu:
             return settings
-        more = replace(settings, sequences=2 * settings.sequences)
+        more = replace(
+            settings, sequences=2 * settings.sequences, state_checkpoints=2 * settings.state_checkpoints
+        )
         if settings.sequences == NATIVE_STEPS[0][1] and self.spare_bytes(more) >= ROOMY_BYTES:
             settings = more
         kept = replace(settings, encoder_cache_bytes=ENCODER_CACHE_BYTES)

@@ -46,6 +46,8 @@ class Settings:
         eager: no CUDA graphs (vLLM's `--enforce-eager`).
         step_graphs: CUDA graphs of steps with prompts and of small pictures, too (our engine alone).
         encoder_cache_bytes: of encodings that our engine keeps for the next question about a picture.
+        state_checkpoints: recurrent states that our engine keeps for the next turn; a model that has such
+            states, and keeps none, goes without the prefix cache.
     """
 
     engine: Engine
@@ -71,6 +73,7 @@ class Settings:
     pool_tokens: int = 0
     step_graphs: bool = False
     encoder_cache_bytes: int = 0
+    state_checkpoints: int = 0
 
     @property
     def kv_tokens(self) -> int:

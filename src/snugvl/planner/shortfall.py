@@ -15,7 +15,7 @@ from snugvl.planner.wishes import LEAST_ROOM_TOKENS
 def why_not_more(fitter: Fitter, choice: Choice) -> list[Rejection]:
     """Why not the model's largest images, and why not twice the context."""
     rejections = []
-    base = choice.settings
+    base = replace(choice.settings, state_checkpoints=0)  # they give way
     if base.images and scales(fitter.option.model) and fitter.wishes.max_pixels is None:
         most = largest_image(fitter.option.model, None).tokens
         context = max(

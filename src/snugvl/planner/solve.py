@@ -6,7 +6,8 @@ Every option (model × format × engine) is brought to its best (`fit.py`), then
     > no FP8 KV cache for models that don't normalise keys > images, context and KV pool up to comfort
     (`goals.py`) > formats whose cost isn't noticed (`fit.tier`) > engine (native first)
     > images > context > KV pool > sequences beyond comfort
-    > the smaller download > what the formats cost exactly > fewer GPUs > CUDA graphs > chunk
+    > the smaller download > what the formats cost exactly > fewer GPUs > CUDA graphs
+    > a few recurrent states kept for the next turn > chunk > more of them > the rest of the pool
 
 So a format is never made finer at the price of comfort, and a noticeably coarser one comes only for comfort.
 Where a named model fits nowhere, transformers may keep layers in main memory: up to comfort, as few layers as
@@ -25,6 +26,7 @@ from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine
 from snugvl.planner.budget import Budget, budgets, host_budget
 from snugvl.planner.capabilities import Option, Refusal, offloading, options
+from snugvl.planner.checkpoints import CHECKPOINTS
 from snugvl.planner.fit import Fitted, Fitter, cost
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.goals import COMFORT
@@ -309,8 +311,10 @@ def _choice(fitter: Fitter, fitted: Fitted, quality: int, *, led: bool = False) 
         -settings.gpus,
         -settings.offloaded,
         0 if settings.eager else 1,
+        min(settings.state_checkpoints, CHECKPOINTS),
         settings.chunk,
         settings.sequences,
+        settings.state_checkpoints,
         settings.kv_tokens,  # what the fastest steps leave (see `Fitter._refined`)
     )
     return Choice(option, settings, fitted.tokens, fitted.footprint, fitted.budget, speed, score, gpus)

@@ -38,6 +38,7 @@ class Wishes:
         purpose: what the plan is good at, see `goals`.
         float32: activations, and weights that aren't quantised; None: where a CPU has plenty of room.
         step_graphs: CUDA graphs of prompts where plenty of GPU memory is left.
+        prefix_cache: prompts start from what earlier ones left, which takes memory with recurrent states.
     """
 
     context: int | None = None
@@ -57,6 +58,7 @@ class Wishes:
     purpose: PurposeName = "chat"
     float32: bool | None = None
     step_graphs: bool = True
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -135,4 +137,5 @@ def wishes_of(options: LoadOptions, *, sees: bool, backend: Engine | Literal["au
         purpose=options.purpose,
         float32=None if options.dtype == "auto" else options.dtype == "float32",
         step_graphs=options.step_graphs is not False,
+        prefix_cache=options.prefix_cache,
     )

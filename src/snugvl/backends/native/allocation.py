@@ -80,6 +80,7 @@ def engine_config(allocation: Allocation, options: LoadOptions) -> EngineConfig:
         max_batched_tokens=settings.chunk,
         kv_cache=settings.kv,
         prefix_cache=options.prefix_cache,
+        state_checkpoints=settings.state_checkpoints,
         encoder_cache_bytes=settings.encoder_cache_bytes,
         step_graph_bytes=allocation.footprint.named(POOL),
     )

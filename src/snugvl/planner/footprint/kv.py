@@ -5,7 +5,8 @@
     recurrent state    matrices in float32 and a few inputs of a convolution, per sequence
 
 Summed over layers, times concurrency. Image tokens are tokens like any other. Our own engine allocates states
-for all sequences that may run, and one more for rows that only fill up a CUDA graph: a row of their own.
+for all sequences that may run, and one more for rows that only fill up a CUDA graph: a row of their own. Its
+prefix cache needs copies of states besides, checkpoints: as many as the solver finds room for.
 Source: the attention layers themselves; PagedAttention (https://arxiv.org/abs/2309.06180) for the blocks.
 
 Windows are honoured by vLLM, whose blocks are a chapter of their own (`vllm_pages.py`), and by transformers:
@@ -57,6 +58,13 @@ def state_component(model: Inventory, settings: Settings) -> Component:
     slots = settings.sequences + 1
     why = f"{slots} × {each / 2**20:,.1f} MiB, whatever their context"
     return Component("recurrent state", each * slots, why=why)
+
+
+def checkpoint_component(model: Inventory, settings: Settings) -> Component:
+    """States that our own engine keeps where the next turn, or another question, may start."""
+    each, count = state_bytes(model, settings), settings.state_checkpoints
+    why = f"{count} × {each / 2**20:,.1f} MiB, where the next turn can start"
+    return Component("recurrent state, kept", each * count, why=why)
 
 
 def kv_component(model: Inventory, settings: Settings) -> Component:

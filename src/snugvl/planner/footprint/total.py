@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.footprint.decoder import decoder_components
-from snugvl.planner.footprint.kv import kv_component, state_component
+from snugvl.planner.footprint.kv import checkpoint_component, kv_component, state_component
 from snugvl.planner.footprint.native import native_components
 from snugvl.planner.footprint.offload import offload_components
 from snugvl.planner.footprint.step_graphs import step_graph_components
@@ -72,7 +72,7 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
         )
     parts += weight_components(model, settings)
     cache = kv_component(model, settings)
-    parts += [cache, state_component(model, settings)]
+    parts += [cache, state_component(model, settings), checkpoint_component(model, settings)]
     if settings.engine == "vllm":
         return footprint_of(parts + vllm_components(model, settings, device.compute_capability))
     parts += vision_components(model, settings)

@@ -233,6 +233,7 @@ def _kind(name: str) -> Kind:
     if name in (
         "KV cache",
         "recurrent state",
+        "recurrent state, kept",
         "encoder cache",
         "encoder outputs",
         "encoder outputs of other images",

@@ -1,0 +1,115 @@
+"""Checkpoints of recurrent states in plans: to the byte, as many as are of use, and never for comfort."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snugvl.backends.native.allocation import engine_config
+from snugvl.backends.native.planned import planned_rows
+from snugvl.checkpoint.catalogue import catalogue_facts
+from snugvl.checkpoint.facts import ModelFacts
+from snugvl.core.options import LoadOptions
+from snugvl.engine.memory import allocate
+from snugvl.planner.checkpoints import CHECKPOINTS, EACH, TOKENS
+from snugvl.planner.footprint.kv import checkpoint_component, state_bytes, state_component
+from snugvl.planner.plan import Choice, allocation_of
+from snugvl.planner.settings import Settings
+from snugvl.planner.solve import Candidate, require, solve
+from snugvl.planner.wishes import Wishes, wishes_of
+from tests.planner.machines import GIB, MIB, machine, rtx_5060
+from tests.planner.models import qwen3_vl
+from tests.planner.test_hybrid import SIZES, model_of, network
+
+
+def facts_of(size: str) -> ModelFacts:
+    facts = catalogue_facts(f"Qwen/Qwen3.5-{size}")
+    assert facts is not None
+    return facts
+
+
+FACTS = {size: facts_of(size) for size in ("0.8B", "2B", "4B", "9B")}
+
+
+def plan(size: str, total: int, **wishes: Any) -> Choice | None:
+    return solve([Candidate(FACTS[size])], machine(total * MIB), Wishes(backend="native", **wishes)).choice
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_they_are_planned_to_the_byte(size: str, dtype: torch.dtype) -> None:
+    model, planned = network(size).to(dtype), model_of(size)
+    chosen = Settings("native", sequences=3, state_checkpoints=5, float32=dtype == torch.float32)
+    found = solve([Candidate(FACTS[size])], machine(24 * GIB), Wishes(backend="native")).choice
+    assert found is not None
+    config = engine_config(replace(allocation_of(found), settings=chosen), LoadOptions("x"))
+    cache = allocate(model, replace(config, num_blocks=1))
+    layers = sum(count for layer, count in planned.kv_layers if layer.state_bytes)
+    parts = state_component(planned, chosen).nbytes, checkpoint_component(planned, chosen).nbytes
+    assert cache.states is not None
+    assert cache.states.nbytes * layers == sum(parts)
+    assert parts[1] == 5 * state_bytes(planned, chosen)
+
+
+def test_the_ledger_and_the_engine_have_what_is_printed() -> None:
+    found = solve([Candidate(FACTS["4B"])], rtx_5060(), Wishes(backend="native"))
+    choice, options = require(found), LoadOptions("x")
+    allocation, count = allocation_of(choice), choice.settings.state_checkpoints
+    each = state_bytes(choice.option.model, choice.settings)
+    rows = planned_rows(allocation, choice.option.model)
+    assert count >= CHECKPOINTS
+    assert rows["recurrent state"] == (choice.settings.sequences + 1 + count) * each
+    assert sum(rows.values()) == choice.footprint.total_bytes
+    assert engine_config(allocation, options).state_checkpoints == count
+    kept = next(part for part in choice.footprint.components if part.name == "recurrent state, kept")
+    assert kept.why == f"{count} × {each / 2**20:,.1f} MiB, where the next turn can start"
+
+
+def test_without_a_prefix_cache_or_states_there_are_none() -> None:
+    for total in (6 << 10, 8 << 10, 48 << 10):
+        for wishes in (
+            Wishes(prefix_cache=False),
+            wishes_of(LoadOptions("x", prefix_cache=False), sees=True),
+        ):
+            choice = solve([Candidate(FACTS["4B"])], machine(total * MIB), wishes).choice
+            assert choice is not None
+            assert choice.settings.state_checkpoints == choice.footprint.named("recurrent state, kept") == 0
+        plain = solve([Candidate(qwen3_vl("2B", fp8=True))], machine(total * MIB), Wishes()).choice
+        assert plain is not None
+        assert plain.settings.state_checkpoints == 0
+
+
+@given(
+    size=st.sampled_from(sorted(FACTS)),
+    total=st.integers(2 << 10, 32 << 10),
+    more=st.integers(0, 4 << 10),
+    purpose=st.sampled_from(["chat", "documents", "detect", "batch"]),
+    concurrency=st.sampled_from([1, 1, 3, 6]),
+)
+@settings(max_examples=25, deadline=None)
+def test_they_cost_no_comfort_and_more_memory_never_gives_less(
+    size: str, total: int, more: int, purpose: Any, concurrency: int
+) -> None:
+    wished: dict[str, Any] = {"purpose": purpose, "concurrency": concurrency}
+    small, large = plan(size, total, **wished), plan(size, total + more, **wished)
+    without = plan(size, total, prefix_cache=False, **wished)
+    if small is None or without is None:
+        assert small is without
+        return
+    assert large is not None
+    assert large.score >= small.score
+    assert small.score[:8] == without.score[:8], "quality, the tower's place, and all up to comfort"
+    chosen = small.settings
+    assert small.footprint.total_bytes <= small.budget.usable_bytes
+    assert chosen.state_checkpoints <= max(CHECKPOINTS, EACH * chosen.sequences)
+    assert chosen.state_checkpoints * TOKENS <= chosen.kv_tokens
+
+
+@pytest.mark.parametrize(("size", "total"), [("4B", 6400), ("4B", 8 << 10), ("9B", 8 << 10), ("2B", 6 << 10)])
+def test_small_cards_have_some(size: str, total: int) -> None:
+    choice = plan(size, total)
+    assert choice is not None
+    assert choice.settings.state_checkpoints >= CHECKPOINTS
