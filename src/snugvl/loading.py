@@ -13,6 +13,7 @@ from snugvl.core.options import (
     LoadOptions,
     Progress,
     PurposeName,
+    ThinkingName,
     TowerName,
     WeightsName,
     flag,
@@ -36,6 +37,7 @@ def load(
     prefix_cache: bool = True,
     tower: TowerName = "auto",
     embedding: EmbeddingName = "auto",
+    thinking: ThinkingName = "auto",
     step_graphs: bool | None = None,
     trust_remote_code: bool = False,
     purpose: PurposeName = "chat",
@@ -72,6 +74,8 @@ def load(
         embedding: where the embedding is: on the "gpu", or "cpu" (our own engine alone): in page-locked main
             memory, where the GPU reads a row for each token. Auto has it there where that makes room, for
             models whose embedding isn't lm_head as well; under WSL2 never.
+        thinking: whether the model thinks before it answers, where a request doesn't say ("on", "off"); auto
+            leaves it to the chat template, but for pictures where the vendor's scores speak against it.
         step_graphs: on a GPU with plenty of free memory, replay steps with prompts, and small pictures, from
             CUDA graphs (our own engine alone): the first token comes sooner on a fast GPU.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
@@ -89,8 +93,8 @@ def load(
     options = LoadOptions(
         str(model), device=device, dtype=dtype, weights=weights, kv_cache=kv_cache, context=context,
         max_pixels=max_pixels, memory=memory, backend=backend, language_only=language_only,
-        prefix_cache=prefix_cache, tower=tower, embedding=embedding, step_graphs=step_graphs,
-        trust_remote_code=trust_remote_code, purpose=purpose, images=images,
+        prefix_cache=prefix_cache, tower=tower, embedding=embedding, thinking=thinking,
+        step_graphs=step_graphs, trust_remote_code=trust_remote_code, purpose=purpose, images=images,
         concurrency=concurrency,
     )  # fmt: skip
     return load_with(options, progress)

@@ -5,7 +5,7 @@ Its states pass from chunk to chunk, from slot to slot, and to the choices of a 
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ import snugvl
 from snugvl.backends.measure import Meter
 from snugvl.backends.native.loading import load_engine
 from snugvl.checkpoint.families import read_config
-from snugvl.core.messages import Grammar, user
+from snugvl.core.messages import Grammar, Message, Picture, Text, user
 from snugvl.core.options import LoadOptions
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import checkpoints
@@ -257,6 +257,42 @@ def test_what_a_thinking_template_opens_the_answer_closes(folder: Path, tmp_path
     assert set("".join(delta.text for delta in held)) <= {"a", "b"}  # a grammar leaves no room to think
     assert not any(delta.reasoning for delta in held)
     assert answer_text("It is round and red.\n</think>\n\nA red circle.") == "A red circle."
+
+
+@pytest.mark.parametrize("backend", ["native", "transformers"])
+def test_it_thinks_about_text_and_not_about_pictures_unless_it_is_asked_to(
+    folder: Path, tmp_path: Path, backend: Literal["native", "transformers"]
+) -> None:
+    """With a template that is told as Qwen3.5's is: the prompt's last tokens say which."""
+    for path in folder.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    template = tmp_path / "chat_template.jinja"
+    text, begins = template.read_text(), "{{- '<|im_start|>assistant\\n' -}}"
+    assert begins in text
+    template.unlink()
+    told = "{{- '<think>\\n\\n</think>\\n\\n' if enable_thinking is false else '<think>\\n' -}}"
+    template.write_text(text.replace(begins, begins + told))
+    seen = (Message("user", (Picture(picture(64, 64, 1)), Text("What is it?"))),)
+    requests = {"text": snugvl.Request((user("What?"),)), "picture": snugvl.Request(seen)}
+    asked = {name: replace(each, template={"enable_thinking": True}) for name, each in requests.items()}
+    expected = {"auto": {"text": True, "picture": False}, "on": {}, "off": {}}
+    expected["on"], expected["off"] = dict.fromkeys(requests, True), dict.fromkeys(requests, False)
+    for said in ("auto", "on", "off"):
+        with snugvl.load(
+            tmp_path, device="cpu", dtype="float32", context=256, backend=backend, thinking=said
+        ) as model:
+            for name, request in requests.items():
+                assert thinks(model, request) is expected[said][name], (said, name)
+                assert thinks(model, asked[name])
+            counted = model.backend.tokenize(seen).ids
+            assert (model.backend.detokenize(counted).endswith("<think>\n")) is expected[said]["picture"]
+
+
+def thinks(model: Any, request: snugvl.Request) -> bool:
+    """Whether what random weights write is reasoning, which they never end."""
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+    deltas = list(model.backend.submit(replace(request, sampling=sampling)))
+    return any(delta.reasoning for delta in deltas) and not any(delta.text for delta in deltas)
 
 
 def test_transformers_prepares_prompts_for_it_as_for_qwen3_vl() -> None:

@@ -2,13 +2,14 @@
 
 import json
 from collections import Counter
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from snugvl.checkpoint.catalogue import catalogue_facts, entries, find
+from snugvl.checkpoint.catalogue import RANKED_BY, catalogue_facts, entries, find, thinks_about_pictures
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.read import facts_of
 
@@ -81,6 +82,44 @@ def test_the_order_is_whole_and_says_where_it_comes_from() -> None:
         assert len(entry.quality_source) > 20
         assert entry.sees or entry.quality_rank is None
     assert ranks[0] == 1
+
+
+def test_the_order_is_that_of_the_published_scores() -> None:
+    """Each score names a document; who has no figure of the common benchmark beats whom it stands above."""
+    ranked = [entry for entry in entries() if entry.quality_rank is not None and entry.name != "pocket"]
+    figures = {
+        entry.name: score.value for entry in ranked for score in entry.scores if score.benchmark == RANKED_BY
+    }
+    assert list(figures.values()) == sorted(figures.values(), reverse=True)
+    for entry, below in pairwise(ranked):
+        assert all(len(score.source) > 20 and 0 < score.value < 100 for score in entry.scores)
+        if entry.name not in figures:
+            mine, theirs = ({each.benchmark: each.value for each in one.scores} for one in (entry, below))
+            assert mine.keys() & theirs.keys()
+            assert all(mine[name] > theirs[name] for name in mine.keys() & theirs.keys())
+    assert [entry for entry in entries() if entry.sees and entry.quality_rank is None] == []
+
+
+def test_a_figure_with_thinking_alone_says_so() -> None:
+    sources = {entry.name: entry.quality_source for entry in entries()}
+    assert sources["Qwen/Qwen3.5-4B"].startswith("77.6 % on MMMU, with thinking: model card of Qwen3.5-4B")
+    assert sources["Qwen/Qwen3.5-2B"].startswith("64.2 % on MMMU: ")
+    assert sources["Qwen/Qwen3.8-27B"].startswith("no MMMU; above those that it beats on CharXiv (RQ), Math")
+
+
+def test_thinking_is_off_where_the_vendors_figures_say_so() -> None:
+    """Text, documents and objects are read better without, by every pair that was published."""
+    pairs = [
+        score
+        for entry in entries()
+        for score in entry.scores
+        if score.plain is not None and score.thinking is not None
+    ]
+    read = [each for each in pairs if each.benchmark in ("OCRBench", "CC-OCR", "OmniDocBench1.5", "ODInW13")]
+    assert len(read) == 8
+    assert all((each.plain or 0) > (each.thinking or 0) for each in read)
+    assert thinks_about_pictures("qwen3_5") is False
+    assert thinks_about_pictures("qwen3_vl") is None, "its editions think or don't: there is nothing to say"
 
 
 def test_names_are_found_in_any_case_and_unknown_ones_are_not() -> None:

@@ -13,6 +13,7 @@ from snugvl.cli.app import run
 
 CARD = ["--gpu", "rtx-5060", "--os", "wsl2", "--held", "951MiB", "--offline"]
 MODEL = "Qwen/Qwen3-VL-4B-Instruct-FP8"
+BEST = "Qwen/Qwen3.5-4B"
 
 
 def test_the_first_thing_a_user_types(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,7 +27,7 @@ def test_the_first_thing_a_user_types(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_best_of_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", *CARD, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["choice"]["model"] == MODEL
+    assert plan["choice"]["model"] == BEST
     assert len({entry["what"].split(" ")[0] for entry in plan["rejections"]}) > 3
     assert run(["plan", "--gpu", "rtx-5060", "--offline", "--images", "0", "--json"]) == 0
 
@@ -117,7 +118,7 @@ def test_layers_in_main_memory_have_a_price_and_an_alternative(capsys: pytest.Ca
     assert run(words) == 0
     out = capsys.readouterr().out
     assert "tokens/s, because" in out
-    assert f"{MODEL} in fp8, int8 head, int8 tower fits whole and runs at up to" in out
+    assert f"{BEST} in int8, int8 head, int8 tower fits whole and runs at up to" in out
     assert run([*words[:-4], "--ram", "6GiB", *words[-2:]]) == 5
     assert "may be used" in capsys.readouterr().out
 

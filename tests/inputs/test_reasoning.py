@@ -1,8 +1,13 @@
 """Reasoning is told from the answer, however the text is cut into pieces."""
 
-import pytest
+from dataclasses import replace
+from typing import Any
 
-from snugvl.inputs.reasoning import ReasoningSplitter, opened, thinks
+import pytest
+from PIL import Image
+
+from snugvl.core.messages import Grammar, Message, Picture, Request, Text, Tool, ToolUse, user
+from snugvl.inputs.reasoning import ReasoningSplitter, Thinking, opened, thinks
 
 # Text, whether the template opened the reasoning, whether tools may be called → reasoning, answer.
 CASES = {
@@ -42,3 +47,36 @@ def test_templates_that_think() -> None:
     assert not thinks("{{ messages }}")
     assert opened("<|im_start|>assistant\n<think>\n")
     assert not opened("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+TEXT = Request((user("hi"),))
+SEES = Request((Message("user", (Picture(Image.new("RGB", (8, 8))), Text("What is it?"))), user("And?")))
+FORMED = Request((user("hi"),), grammar=Grammar("regex", "a"))
+
+
+@pytest.mark.parametrize(
+    ("said", "pictures", "text", "seen", "formed"),
+    [
+        ("auto", None, None, None, False),
+        ("auto", False, None, False, False),
+        ("on", False, True, True, False),
+        ("off", None, False, False, False),
+    ],
+)
+def test_who_decides_whether_it_thinks(
+    said: Any, pictures: bool | None, text: bool | None, seen: bool | None, formed: bool | None
+) -> None:
+    """The request itself; else its form, what the model was loaded with, and what its family is known for."""
+    thinking = Thinking(said, pictures)
+    for request, expected in ((TEXT, text), (SEES, seen), (FORMED, formed)):
+        assert thinking.template(request) == ({} if expected is None else {"enable_thinking": expected})
+        for own in (True, False):
+            told = {"enable_thinking": own, "other": 1}
+            assert thinking.template(replace(request, template=told)) == told
+    assert thinking.template(replace(FORMED, template={"other": 1})) == {"other": 1, "enable_thinking": False}
+
+
+def test_a_tool_that_must_be_called_leaves_no_room_to_think() -> None:
+    use = ToolUse((Tool("f", ""),))
+    for choice, expected in (("auto", {}), ("required", {"enable_thinking": False})):
+        assert Thinking().template(replace(TEXT, tools=replace(use, choice=choice))) == expected

@@ -1,16 +1,16 @@
 """Models known without a network: their exact configuration, the forms they are published in, their order.
 
-The data is `catalogue.json`; its tensors follow from the configuration. The order by quality is
-that of the vendors' own published scores; `quality_source` says which. Revisions are unknown.
+The data is `catalogue.json`; its tensors follow from the configuration, and the order by quality from the
+published scores, each with its source. Revisions are unknown.
 """
 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from snugvl.checkpoint.assemble import (
     CONFIG,
@@ -26,6 +26,7 @@ from snugvl.checkpoint.families.network import Network
 from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.checkpoint.section import read_json
 
+RANKED_BY: Final = "MMMU"  # of the validation set: the one benchmark that every vendor publishes
 _DTYPES = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}
 
 
@@ -42,6 +43,27 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """What somebody published of a model, in per cent. None: not published, or not found.
+
+    `plain`: without thinking before the answer. `thinking`: with it. `source`: the document, and how it was
+    read.
+    """
+
+    benchmark: str
+    source: str
+    plain: float | None = None
+    thinking: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The one that counts: without thinking, where that is known."""
+        known = self.plain if self.plain is not None else self.thinking
+        assert known is not None, "the catalogue has no empty score"
+        return known
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One model.
 
@@ -51,30 +73,81 @@ class Entry:
         sees: takes images.
         grounds: finds boxes, by its vendor's word.
         gated: the Hub asks to accept a licence first.
+        scores: published for pictures.
         quality_rank: 1 is the best of the catalogue among those that see; None: not ranked against them.
-        quality_source: where the order comes from.
         small_files_bytes: tokenizer, templates and configuration, about.
     """
 
     name: str
     forms: tuple[Form, ...]
     sees: bool
-    quality_source: str
     small_files_bytes: int
     config: Mapping[str, Any]
     images: Mapping[str, Any] | None
     grounds: bool = False
     gated: bool = False
+    scores: tuple[Score, ...] = ()
     quality_rank: int | None = None
+
+    @property
+    def quality_source(self) -> str:
+        """Where its place in the order comes from."""
+        if self.name == POCKET:
+            return (
+                "last: a demonstration model of this project for drawn shapes and words, not for photographs"
+            )
+        if not self.scores:
+            return "not ranked: text only"
+        ranked = next((each for each in self.scores if each.benchmark == RANKED_BY), None)
+        if ranked is None:
+            names = ", ".join(each.benchmark for each in self.scores)
+            return f"no {RANKED_BY}; above those that it beats on {names}: {self.scores[0].source}"
+        how = ", with thinking" if ranked.plain is None and ranked.thinking is not None else ""
+        return f"{ranked.value} % on {RANKED_BY}{how}: {ranked.source}"
 
 
 @cache
 def entries() -> tuple[Entry, ...]:
     """The whole catalogue, best first, then the models without a rank."""
-    data = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
+    data = _data()
     found = [_entry(values, data) for values in data["models"]]
-    found.append(_pocket(found, data["quality_sources"]["pocket"]))
-    return tuple(sorted(found, key=lambda entry: entry.quality_rank or 1_000_000))
+    order = [*_ordered(found), _pocket()]
+    ranked = (replace(entry, quality_rank=place) for place, entry in enumerate(order, 1))
+    return (*ranked, *(entry for entry in found if not entry.scores))
+
+
+def thinks_about_pictures(model_type: str) -> bool | None:
+    """Whether models of a family are to think before they answer about pictures; None: as their own chat
+    template has it. `catalogue.json` says why, with sources."""
+    known = _data()["thinking"].get(model_type)
+    return None if known is None else known["pictures"]
+
+
+@cache
+def _data() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _ordered(found: list[Entry]) -> list[Entry]:
+    """Those with scores, best first. One without the benchmark that ranks stands right above the best that it
+    beats on all that both have; of equals the file's first is first."""
+    scores = {entry.name: {each.benchmark: each.value for each in entry.scores} for entry in found}
+    order = [entry for entry in found if RANKED_BY in scores[entry.name]]
+    order.sort(key=lambda entry: -scores[entry.name][RANKED_BY])
+    for entry in found:
+        mine = scores[entry.name]
+        if not mine or RANKED_BY in mine:
+            continue
+        for place, other in enumerate(order):
+            theirs = scores[other.name]
+            both = mine.keys() & theirs.keys()
+            if both and all(mine[name] > theirs[name] for name in both):
+                order.insert(place, entry)
+                break
+        else:
+            raise AssertionError(f"the catalogue has nothing to rank {entry.name} by")
+    return order
 
 
 def find(model: str) -> tuple[Entry, Form] | None:
@@ -130,7 +203,7 @@ def _stored(network: Network, form: Form, letters: str, itemsize: int) -> Iterat
         yield Stored("lm_head.weight", letters, head, math.prod(head) * itemsize)
 
 
-def _pocket(others: list[Entry], source: str) -> Entry:
+def _pocket() -> Entry:
     """The built-in model, ranked last; its configuration is its own folder's."""
     folder = locate(POCKET)
     return Entry(
@@ -138,8 +211,6 @@ def _pocket(others: list[Entry], source: str) -> Entry:
         forms=(Form(POCKET),),
         sees=True,
         grounds=True,
-        quality_rank=1 + max(entry.quality_rank or 0 for entry in others),
-        quality_source=source,
         small_files_bytes=0,
         config=read_json(folder / CONFIG),
         images=read_json(folder / IMAGES),
@@ -151,7 +222,10 @@ def _entry(values: Mapping[str, Any], data: Mapping[str, Any]) -> Entry:
     looked_up = {
         "forms": tuple(Form(**form) for form in values["forms"]),
         "sees": images is not None,
-        "quality_source": data["quality_sources"][values["quality_source"]],
+        "scores": tuple(
+            Score(**{**score, "source": data["sources"][score["source"]]})
+            for score in values.get("scores", ())
+        ),
         "images": data["image_processors"][images] if images is not None else None,
     }
     return Entry(**{**values, **looked_up})

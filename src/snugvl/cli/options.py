@@ -21,6 +21,7 @@ from snugvl.core.options import (
     KVCacheName,
     LoadOptions,
     PurposeName,
+    ThinkingName,
     TowerName,
     WeightsName,
     flag,
@@ -117,6 +118,14 @@ Embedding = Annotated[
         "auto: there where that makes room (not under WSL2).",
     ),
 ]
+Thinking = Annotated[
+    ThinkingName,
+    typer.Option(
+        "--thinking",
+        help="Think before an answer, where a request doesn't say; auto: as the model does, but not about "
+        "pictures where its vendor's scores say so.",
+    ),
+]
 Backend = Annotated[
     Literal["auto", "native", "transformers"],
     typer.Option("--backend", help="Which engine; auto: ours where it runs the model, else transformers."),
@@ -205,6 +214,7 @@ LOAD: dict[str, Any] = {
     "backend": Backend,
     "tower": Tower,
     "embedding": Embedding,
+    "thinking": Thinking,
     "trust_remote_code": TrustRemoteCode,
 }
 Engine = Annotated[

@@ -106,7 +106,7 @@ def vllm_choice(planned: Planned, load: LoadOptions, vllm: VllmOptions) -> VllmC
         arguments_of(planned.choice, load),
         command=vllm.command or None,
         environment=visible(planned.choice),
-        facts=_facts(planned),
+        facts=_facts(planned, load),
         planned=planned_rows(planned.choice),
         sleep_after_s=vllm.sleep_after_s,
         retry=vllm.retry,
@@ -137,14 +137,16 @@ def planned_rows(choice: Choice) -> tuple[LedgerRow, ...]:
     )
 
 
-def _facts(planned: Planned) -> Facts:
-    """What the files tell, with what the plan knows of the device."""
+def _facts(planned: Planned, load: LoadOptions) -> Facts:
+    """What the files tell, with what the plan knows of the device, and how it was asked to think."""
     from snugvl.backends.vllm.facts import read_facts
     from snugvl.diagnose.facts import Card
 
     choice, model = planned.choice, planned.choice.option.model
+    facts = read_facts(planned.name)
     return replace(
-        read_facts(planned.name),
+        facts,
+        thinking=replace(facts.thinking, said=load.thinking),
         device=choice.budget.name
         if choice.settings.gpus == 1
         else f"{choice.settings.gpus} × {choice.budget.name}",

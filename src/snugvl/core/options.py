@@ -18,6 +18,7 @@ TowerName = Literal["auto", "resident", "streamed"]
 EmbeddingName = Literal["auto", "gpu", "cpu"]
 BackendName = Literal["auto", "native", "transformers", "vllm"]
 PurposeName = Literal["chat", "documents", "detect", "batch"]
+ThinkingName = Literal["auto", "on", "off"]
 
 Progress = Callable[[str, float], None]
 """Told what loading is doing, and how much of it is done, from 0 to 1."""
@@ -45,6 +46,8 @@ class LoadOptions:
         prefix_cache: start a prompt from what earlier ones with the same beginning have left.
         tower: where our engine has the vision tower's weights: on the GPU, or streamed from main memory.
         embedding: where our engine has the embedding.
+        thinking: whether the model thinks before it answers, where a request doesn't say; auto: as its chat
+            template has it, but about pictures as its vendor's scores are (`checkpoint/catalogue.json`).
         step_graphs: CUDA graphs of prompts and small pictures, where GPU memory is plenty; None: yes.
         trust_remote_code: run Python files that the checkpoint brings (transformers and vLLM).
         max_waiting: requests that may queue before `QueueFull`; None for the engine's own limit.
@@ -69,6 +72,7 @@ class LoadOptions:
     prefix_cache: bool = True
     tower: TowerName = "auto"
     embedding: EmbeddingName = "auto"
+    thinking: ThinkingName = "auto"
     step_graphs: bool | None = None
     trust_remote_code: bool = False
     max_waiting: int | None = None

@@ -250,18 +250,20 @@ class Processor:
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
+        template: Mapping[str, Any] | None = None,
         most: int | None = None,
         go_on: GoOn = going_on,
     ) -> PreparedPrompt:
         """The prompt of a conversation without its patches; it may be longer than the context.
 
         Args:
+            template: variables of the chat template.
             most: refuse text of more characters than so many tokens can stand for.
 
         Raises:
             RequestError, RequestTooLarge, CheckpointError: as `prepare`.
         """
-        return self._read(messages, tools, most, go_on, exactly=False)
+        return self._read(messages, tools, most, go_on, exactly=False, template=template)
 
     def count_prompt(self, prompt: str, *, most: int | None = None) -> tuple[int, ...]:
         """Token ids of a bare text; it may be longer than the context. `most`: as in `count`.

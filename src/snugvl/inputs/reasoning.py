@@ -7,10 +7,16 @@ The forms are those of Qwen's chat templates, which vLLM's parser `qwen3` reads 
 while the model thinks is all reasoning: its text is empty.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from snugvl.core.messages import Request, Text
+from snugvl.core.options import ThinkingName
 
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
+VARIABLE: Final = "enable_thinking"  # of chat templates that can be told
 
 
 def thinks(template: str) -> bool:
@@ -21,6 +27,32 @@ def thinks(template: str) -> bool:
 def opened(prompt: str) -> bool:
     """Whether the model's answer begins inside the reasoning."""
     return prompt.rstrip().endswith(OPEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Whether a loaded model thinks where a request doesn't say.
+
+    `pictures`: about pictures, by the catalogue; None: as its template has it.
+    """
+
+    said: ThinkingName = "auto"
+    pictures: bool | None = None
+
+    def template(self, request: Request) -> Mapping[str, Any]:
+        """The request's variables of the chat template, and whether to think where that is decided here."""
+        if VARIABLE in request.template:
+            return request.template
+        wanted = None if self.said == "auto" else self.said == "on"
+        parts = (part for message in request.messages for part in message.content)
+        if request.formed or (request.tools is not None and request.tools.choice != "auto"):
+            wanted = False  # a grammar begins with the answer, or with the call
+        elif wanted is None and any(not isinstance(part, Text) for part in parts):
+            wanted = self.pictures
+        return request.template if wanted is None else {**request.template, VARIABLE: wanted}
+
+
+PLAIN: Final = Thinking()
 
 
 class ReasoningSplitter:

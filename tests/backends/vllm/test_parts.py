@@ -37,6 +37,7 @@ from snugvl.core.messages import (
 from snugvl.core.sampling import SamplingParams
 from snugvl.diagnose.result import Change
 from snugvl.errors import EngineError, ImageError, RequestError, RequestTooLarge
+from snugvl.inputs.reasoning import Thinking
 from snugvl.inputs.trials import Trials, Verdict
 from tests.test_layering import modules_after
 
@@ -210,6 +211,28 @@ def test_the_template_says_whether_answers_begin_with_reasoning(tmp_path: Path) 
     for end, expected in (("<think>\n", True), ("<think>\n\n</think>\n\n", False)):
         (tmp_path / "chat_template.jinja").write_text(f"</think>{{{{ messages[0].role }}}}{end}")
         assert read_facts(str(tmp_path)).reasoning is expected
+
+
+def test_the_model_is_told_whether_to_think_and_its_answer_is_read_so(tmp_path: Path) -> None:
+    """As Qwen3.5's template has it: it opens the reasoning unless it is told not to."""
+    (tmp_path / "config.json").write_text('{"architectures": ["X"], "model_type": "qwen3_5"}')
+    told = "{{ '<think>\\n\\n</think>\\n\\n' if enable_thinking is false else '<think>\\n' }}"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].role }}" + told)
+    facts = read_facts(str(tmp_path))
+    assert facts.thinking == Thinking(pictures=False)
+    seen = Request((Message("user", (Picture(Image.new("RGB", (64, 64))), Text("What is it?"))),))
+    asked = replace(seen, template={"enable_thinking": True})
+    for request, kwargs, begun in (
+        (Request((user("hi"),)), None, True),
+        (seen, {"enable_thinking": False}, False),
+        (asked, {"enable_thinking": True}, True),
+    ):
+        body = body_of(request, ServedModel("m", 4096, replace(facts, images=True)), Trials())
+        assert body.fields.get("chat_template_kwargs") == kwargs
+        reasoning = reasoning_of(request, facts)
+        assert reasoning is not None
+        assert reasoning.opened is begun
+    assert not reasoning_of(asked, replace(facts, reasoning_asked=False)).opened  # type: ignore[union-attr]
 
 
 def test_what_stopped_it() -> None:

@@ -26,6 +26,7 @@ from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import EngineError
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.prompt import PreparedPrompt, Processor
+from snugvl.inputs.reasoning import PLAIN, Thinking
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,15 @@ logger = logging.getLogger(__name__)
 class NativeBackend:
     """A loaded model on our engine. Safe to use from several threads and event loops."""
 
-    def __init__(self, engine: Engine, processor: Processor, capabilities: Capabilities) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        processor: Processor,
+        capabilities: Capabilities,
+        thinking: Thinking = PLAIN,
+    ) -> None:
         self._engine = engine
+        self._thinking = thinking
         self._processor = processor
         self._capabilities = capabilities
         self._grammars = GrammarCompiler(
@@ -135,7 +143,8 @@ class NativeBackend:
         if isinstance(prompt, str):
             return Tokens(self._processor.count_prompt(prompt, most=most))
         tools_of = () if tools is None else tools.tools
-        counted = self._processor.count(prompt, tools=tools_of, most=most, go_on=go_on)
+        template = self._thinking.template(Request(prompt, tools=tools))
+        counted = self._processor.count(prompt, tools=tools_of, template=template, most=most, go_on=go_on)
         return Tokens(counted.prompt_ids, counted.image_tokens)
 
     def detokenize(self, ids: tuple[int, ...]) -> str:
@@ -180,7 +189,11 @@ class NativeBackend:
             return self._processor.prepare_prompt(request.prompt, max_tokens=room)
         tools = () if request.tools is None else request.tools.tools
         return self._processor.prepare(
-            request.messages, tools=tools, template=request.template, max_tokens=room, go_on=go_on
+            request.messages,
+            tools=tools,
+            template=self._thinking.template(request),
+            max_tokens=room,
+            go_on=go_on,
         )
 
     def _grammar(self, request: Request, go_on: GoOn) -> TokenGrammar | None:

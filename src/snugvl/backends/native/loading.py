@@ -17,6 +17,7 @@ from snugvl.backends.native.backend import NativeBackend
 from snugvl.backends.native.planned import planned_rows, watch_on
 from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on
 from snugvl.checkpoint.architecture import ModelConfig
+from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
@@ -28,6 +29,7 @@ from snugvl.engine.engine import Engine
 from snugvl.errors import DoesNotFit
 from snugvl.hardware.machine import Machine, OperatingSystem
 from snugvl.inputs.prompt import Processor
+from snugvl.inputs.reasoning import Thinking
 from snugvl.models.loader import Storage, load_model, tensor_bytes
 from snugvl.models.main_memory import NoPageLockedMemory
 from snugvl.models.networks import LoadableNetwork
@@ -126,7 +128,8 @@ def load_engine(
         most_images=options.images,
         plan=allocation,
     )
-    backend = NativeBackend(engine, processor, capabilities)
+    thinking = Thinking(options.thinking, thinks_about_pictures(facts.family))
+    backend = NativeBackend(engine, processor, capabilities, thinking)
     held = _held(network, settings)
     return Loaded(backend, place, planned_bytes, held, allocation, cap_bytes, left_out)
 

@@ -30,6 +30,7 @@ from snugvl.engine.sampling.grammar import TokenGrammar
 from snugvl.errors import RequestError
 from snugvl.hardware import host
 from snugvl.inputs.grammar import GrammarCompiler
+from snugvl.inputs.reasoning import PLAIN, Thinking
 
 
 class TransformersBackend:
@@ -41,9 +42,11 @@ class TransformersBackend:
         preparer: Preparer,
         capabilities: Capabilities,
         weights: Mapping[str, int],
+        thinking: Thinking = PLAIN,
     ) -> None:
         """`weights`: bytes of the weights, by row of the ledger."""
         self._engine = engine
+        self._thinking = thinking
         self._preparer = preparer
         self._capabilities = capabilities
         self._weights = dict(weights)
@@ -110,7 +113,10 @@ class TransformersBackend:
             self._preparer.tokenizer.refuse_oversized(len(prompt), most, field="prompt")
             return Tokens(self._preparer.ids_of(prompt, special=True))
         tools_of = () if tools is None else tools.tools
-        made = self._preparer.prepare(prompt, tools=tools_of, most=most, go_on=go_on).prompt
+        template = self._thinking.template(Request(prompt, tools=tools))
+        made = self._preparer.prepare(
+            prompt, tools=tools_of, template=template, most=most, go_on=go_on
+        ).prompt
         return Tokens(made.prompt_ids, made.image_tokens)
 
     def detokenize(self, ids: tuple[int, ...]) -> str:
@@ -145,7 +151,7 @@ class TransformersBackend:
         return self._preparer.prepare(
             request.messages,
             tools=tools,
-            template=request.template,
+            template=self._thinking.template(request),
             max_tokens=room,
             most=room,
             go_on=go_on,
@@ -177,6 +183,7 @@ class Parts:
     language_only: bool
     parameters: int
     most_images: int | None = None
+    thinking: Thinking = PLAIN
 
     @property
     def device(self) -> torch.device:
@@ -220,7 +227,7 @@ def assemble(
     preparer = Preparer(parts.checkpoint, parts.inputs, tokenizer, resolution, engine.vocab_size)
     held = split_bytes(parts.network, parts.placed, parts.device)
     capabilities = _capabilities(parts, preparer, resolution, decided.context, weights)
-    backend = TransformersBackend(engine, preparer, capabilities, held)
+    backend = TransformersBackend(engine, preparer, capabilities, held, parts.thinking)
     planned = {"KV cache": decided.cache_bytes, "workspace": decided.workspace_bytes}
     return Made(backend, held, planned)
 

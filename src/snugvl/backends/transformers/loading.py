@@ -14,12 +14,14 @@ from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on
 from snugvl.backends.process.hosted import HostedModel
 from snugvl.backends.process.wire import EngineChoice
 from snugvl.backends.transformers.requirements import check_installed, check_weights
+from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.options import LoadOptions, Progress
 from snugvl.core.sizes import format_size
 from snugvl.errors import DoesNotFit, UnsupportedModel
 from snugvl.hardware.machine import Machine
+from snugvl.inputs.reasoning import Thinking
 from snugvl.planner.placement import placement
 
 WEIGHTS_FROM, WEIGHTS_TO = 0.05, 0.9  # of all progress: nearly all the time goes into reading weights
@@ -128,7 +130,10 @@ def load_engine(
     with told(lambda done: report(text, WEIGHTS_FROM + (WEIGHTS_TO - WEIGHTS_FROM) * done)):
         network = open_model(checkpoint, dtype=kind, device_map=placed, weights=options.weights)
     report("making room for the KV cache", WEIGHTS_TO)
-    parts = Parts(checkpoint, inputs, network, place, kind, placed, blind, parameters, options.images)
+    thinking = Thinking(options.thinking, thinks_about_pictures(checkpoint.config.model_type))
+    parts = Parts(
+        checkpoint, inputs, network, place, kind, placed, blind, parameters, options.images, thinking
+    )
     made = assemble(
         parts,
         context=options.context,

@@ -26,7 +26,7 @@ from snugvl.backends.vllm.watch import Watchdog
 from snugvl.core.messages import Delta, Logprob, Request, TokenLogprob, Usage
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import DeadlineExceeded, EngineError, RequestError, SnugvlError
-from snugvl.inputs.reasoning import ReasoningSplitter
+from snugvl.inputs.reasoning import VARIABLE, ReasoningSplitter
 from snugvl.inputs.tools.forms import opening
 
 _FINISH: Mapping[str, Any] = {"stop": "stop", "length": "length", "abort": "abort", "tool_calls": "stop"}
@@ -44,7 +44,9 @@ def reasoning_of(request: Request, facts: Facts) -> Reasoning | None:
     """How the answer to a request thinks: not at all where a grammar makes it, or to a bare prompt."""
     if facts.reasoning is None or request.grammar is not None or request.prompt is not None:
         return None
-    return Reasoning(facts.reasoning, None if request.tools is None else opening(facts.tool_form))
+    told = facts.thinking.template(request).get(VARIABLE)
+    begun = facts.reasoning if told is None else bool(told and facts.reasoning_asked)
+    return Reasoning(begun, None if request.tools is None else opening(facts.tool_form))
 
 
 class Chunks:

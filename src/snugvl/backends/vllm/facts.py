@@ -10,12 +10,13 @@ from typing import Any
 from snugvl.backends.vllm import flags
 from snugvl.backends.vllm.api import Served
 from snugvl.backends.vllm.settings import Facts, VllmChoice
+from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.locate import near
 from snugvl.checkpoint.section import read_json
 from snugvl.core.messages import Capabilities, ToolForm, user
 from snugvl.errors import SnugvlError
 from snugvl.inputs.chat import ChatTemplate
-from snugvl.inputs.reasoning import opened
+from snugvl.inputs.reasoning import VARIABLE, Thinking, opened
 from snugvl.inputs.settings import read_pixel_settings
 
 TOKEN_CHARACTERS = 256  # of the longest token there is in a vocabulary that people use: 128
@@ -44,7 +45,9 @@ def read_facts(model: str) -> Facts:
         tool_form=ToolForm() if template is None else template.tool_form,
         image_token=_token(config.get("image_token_id", config.get("image_token_index"))),
         control_tokens=(*_control_tokens(folder), *(() if template is None else template.answer_marks)),
-        reasoning=None if template is None else _reasoning(template),
+        reasoning=None if template is None else _reasoning(template, {}),
+        reasoning_asked=None if template is None else _reasoning(template, {VARIABLE: True}),
+        thinking=Thinking(pictures=thinks_about_pictures(str(config.get("model_type")))),
     )
     if not facts.images:
         return facts
@@ -99,10 +102,10 @@ def _template(folder: Path) -> ChatTemplate | None:
         return None
 
 
-def _reasoning(template: ChatTemplate) -> bool | None:
+def _reasoning(template: ChatTemplate, told: dict[str, bool]) -> bool | None:
     """Whether answers begin inside the model's reasoning, by its template on a simple question."""
     try:
-        return opened(template.render([user("?")])) if template.thinks else None
+        return opened(template.render([user("?")], extra=told)) if template.thinks else None
     except SnugvlError:
         return None
 

@@ -100,8 +100,8 @@ def body_of(request: Request, model: ServedModel, trials: Trials, go_on: GoOn = 
         return VllmBody(COMPLETIONS, fields)
     for where, text in template_texts(request.template):
         refuse_control_tokens(text, model.facts, where)
-    if request.template:
-        fields["chat_template_kwargs"] = dict(request.template)
+    if template := model.facts.thinking.template(request):
+        fields["chat_template_kwargs"] = dict(template)
     tools = () if request.tools is None else request.tools.tools
     fields["messages"] = messages_json(request.messages, model, tools, go_on)
     if request.sampling.logprobs is not None:
@@ -179,6 +179,8 @@ def tokenize_body(
         return fields | {"prompt": prompt}
     shown = () if tools is None else tools.tools
     fields["messages"] = messages_json(prompt, model, shown, go_on)
+    if template := model.facts.thinking.template(Request(prompt, tools=tools)):
+        fields["chat_template_kwargs"] = dict(template)
     return fields if tools is None else fields | tools_json(tools, model)
 
 

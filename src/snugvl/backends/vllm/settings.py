@@ -10,6 +10,7 @@ from snugvl.core.messages import ToolForm
 from snugvl.diagnose.facts import Card
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import RequestError
+from snugvl.inputs.reasoning import PLAIN, Thinking
 
 STARTUP_S = 1800.0  # a first start may compile kernels for minutes
 IDLE_S = 30.0  # a start of vLLM 0.32 on a CPU never went a second without work
@@ -31,6 +32,8 @@ class Facts:
         image_token: id of the placeholder of pictures in a prompt; -1 for unknown.
         control_tokens: strings that no text of a request may contain; longest first.
         reasoning: whether answers begin inside the reasoning; None where no template says that it thinks.
+        reasoning_asked: the same of a request that asks the template to think.
+        thinking: whether it thinks where a request doesn't say.
         gpu_uuids: NVML's names of the GPUs it runs on, for what is free there now.
         card: memory of the first of them as the plan saw it, for the diagnosis of a start that fails.
     """
@@ -50,6 +53,8 @@ class Facts:
     image_token: int = -1
     control_tokens: tuple[str, ...] = ()
     reasoning: bool | None = None
+    reasoning_asked: bool | None = None
+    thinking: Thinking = PLAIN
     gpu_uuids: tuple[str, ...] = ()
     card: Card | None = None
 
