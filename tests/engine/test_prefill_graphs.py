@@ -21,7 +21,7 @@ from snugvl.errors import EngineError
 from snugvl.layers import attention
 from snugvl.models.loader import load_model
 from tests.engine.test_network import requests as network_requests
-from tests.engine.test_overlap import EagerGraphs
+from tests.engine.eager import EagerGraphs
 from tests.engine.toy import (
     BOMB,
     POISON,

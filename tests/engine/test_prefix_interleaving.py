@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.errors import RequestTooLarge
-from tests.engine.test_overlap import EagerGraphs, engine_with, finish
+from tests.engine.eager import EagerGraphs, engine_with, finish
 from tests.engine.toy import POISON, Toy, engine, oracle, picture, request, run, tokens
 
 MODEL = Toy()
