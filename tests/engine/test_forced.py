@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from snugvl.core.messages import Grammar
+from snugvl.engine import runner
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.sampling.grammar import MOST_FORCED, QUICK_S, WAIT_S, TokenGrammar
@@ -22,26 +23,18 @@ from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch
 from tests.engine.eager import EagerGraphs, engine_with, finish, request
-from tests.engine.test_grammar import END, Rule
+from tests.engine.test_grammar import END, Rule, phrases
+from tests.engine.test_prefill_graphs import recorded
 from tests.engine.toy import HIDDEN, HybridToy, Toy
 from tests.masks import mask_of
 
 POCKET = Path(__file__).parents[2] / "src/snugvl/pocket"
-FREE = set(range(1, 42))
 Model = Callable[[], Toy]
 
 
-def phrases(seen: tuple[int, ...]) -> set[int]:
-    """Two free tokens, then as many forced ones as their sum says, ten times; then the end."""
-    at = rest = 0
-    for turn in range(10):
-        if at + 2 > len(seen):
-            return FREE
-        rest = sum(seen[at : at + 2]) % 7
-        if at + 2 + rest > len(seen):
-            return {1 + (5 * len(seen) + turn) % 40}
-        at += 2 + rest
-    return {END}
+@pytest.fixture(autouse=True)
+def _short_runs_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "LEAST_LONG_RUN", 2)
 
 
 def typed(name: str, prompt: list[int], **sampling: object) -> EngineRequest:
@@ -105,10 +98,12 @@ def test_few_blocks_and_a_small_budget_change_no_token(graphs: bool, model: type
     assert engine.stats.free_blocks == 28
 
 
-def test_a_run_is_computed_while_others_run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step of its chunk starts before the tokens of the others are read."""
-    engine, eager = engine_with(True, max_num_seqs=4)
+@pytest.mark.parametrize("recording", [False, True])
+def test_a_run_is_computed_while_others_run_ahead(recording: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step of its chunk starts before the others' tokens are read, launch by launch or by a graph."""
+    engine, eager = engine_with(True, max_num_seqs=4, max_batched_tokens=64)
     assert eager is not None
+    pool = recorded(engine) if recording else None
     started: list[tuple[int, ...]] = []
     original = engine._runner.start_chunks
 
@@ -124,6 +119,7 @@ def test_a_run_is_computed_while_others_run_ahead(monkeypatch: pytest.MonkeyPatc
     assert {name: found[name, 0] for name in "ab"} == alone
     assert any(max(sizes) > 2 and min(sizes) == 1 for sizes in started)
     assert eager.started > 1, "and goes on in a graph"
+    assert pool is None or pool.replays > 3
 
 
 def finish_alone(each: EngineRequest) -> list[object]:

@@ -23,7 +23,7 @@ from snugvl.engine.admission import check_prompt, max_tokens_now
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.memory import MemoryReclaimer, allocate, state_bytes
 from snugvl.engine.oom import no_room, out_of_memory, refusal, release
-from snugvl.engine.overlap import LEAST_RUN, PendingStep, choice_of, choose, launch_next
+from snugvl.engine.overlap import PendingStep, choice_of, choose, launch_next
 from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
 from snugvl.engine.request import EngineRequest, EngineStats, TokenOutput
 from snugvl.engine.runner import Runner
@@ -303,7 +303,7 @@ class Engine:
         if pending.masked:
             settle((s.grammar for s in pending.sequences if s.state is State.RUNNING), self._masks)
             for row, sequence in enumerate(pending.sequences):
-                if forced := self._skip_forced(sequence, LEAST_RUN):
+                if forced := self._skip_forced(sequence):
                     outputs += forced
                     pending.void.add(row)
             choose(pending, self._runner)
@@ -346,15 +346,15 @@ class Engine:
         self._runner.share_state(head, [s for s in siblings if s.state is State.RUNNING])
         return siblings
 
-    def _skip_forced(self, sequence: Sequence, least: int = 1) -> list[TokenOutput]:
-        """Give a sequence that decodes the tokens that its grammar forces, if they are so many.
+    def _skip_forced(self, sequence: Sequence) -> list[TokenOutput]:
+        """Give a sequence that decodes the tokens that its grammar forces, if they are enough.
 
         Nobody computes logits for them; where log-probabilities are wanted, somebody has to.
         """
         mask, outputs = sequence.grammar, list[TokenOutput]()
         if mask is None or sequence.request.sampling.logprobs is not None or not self.config.skip_forced:
             return outputs
-        if mask.ready and sequence.decodes and len(mask.forced) >= least:
+        if mask.ready and sequence.decodes and (mask.ends or len(mask.forced) >= self._runner.least_run):
             while sequence.state is State.RUNNING and mask.forced:
                 self._forced += 1
                 outputs += self._emit(sequence, Sampled(mask.forced[0]))

@@ -35,7 +35,9 @@ from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampl
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, slot_of
 
-LEAST_RUN = 3  # forced tokens, for which a step of chunks is worth more than a graph of single tokens
+# Forced tokens for which a step of chunks is worth more than one of single tokens in a graph: where it is a
+# graph, too, and where it is started launch by launch.
+LEAST_RUN, LEAST_LONG_RUN = 3, 8
 
 
 class StepStarter(Protocol):
@@ -69,7 +71,7 @@ class PendingStep:
         run: its graph's, if it was one of single tokens.
         masked: whether somebody has a grammar, so that it is for `choose` to begin with choosing.
         tokens: that it computes.
-        sampler: how they choose; None where all take the likeliest.
+        sampler: how they choose; None where all take the likeliest, or it is to be made.
         sampling: what has begun; None where the graph itself has found the likeliest.
         void: rows whose tokens nobody wants.
     """
@@ -176,7 +178,9 @@ def choose(step: PendingStep, starter: StepStarter) -> None:
         step.sampling = begin_likeliest(step.logits, [choice.grammar for choice in choices])
         starter.graphs.feed(step.sampling.tokens)
     else:  # what it counts and draws follows from tokens that are read
-        _choose(step, Sampler(choices, step.logits.shape[1], step.logits.device), starter.graphs)
+        known = None if step.void else step.sampler
+        sampler = known or Sampler(choices, step.logits.shape[1], step.logits.device)
+        _choose(step, sampler, starter.graphs)
 
 
 def _choose(step: PendingStep, sampler: Sampler, graphs: DecodeGraphs, *, ahead: int = 0) -> None:
@@ -219,9 +223,13 @@ def launch_next(pending: PendingStep, starter: StepStarter, scheduler: Scheduler
             grown[row] = chunk.sequence.table
         chunk.sequence.computed = chunk.end
     step = _started(pending, chunks, grown, starter)
-    if not pending.masked and pending.sampler is not None and pending.sampling is not None:
+    if pending.sampler is None or pending.sampling is None:
+        return step
+    if not pending.masked:
         pending.sampler.note(pending.sampling.tokens)
         _choose(step, pending.sampler, starter.graphs, ahead=1)
+    elif not pending.void and not any(penalizes(sequence.request.sampling) for sequence in sequences):
+        step.sampler = pending.sampler  # it has nothing to count
     return step
 
 

@@ -14,7 +14,15 @@ from snugvl.engine.graphs.capture import CudaCapturer, GraphPool
 from snugvl.engine.graphs.decode import DecodeGraphs
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.oom import release
-from snugvl.engine.overlap import PendingStep, decodes, launch_decode, may_run_ahead, rows_of
+from snugvl.engine.overlap import (
+    LEAST_LONG_RUN,
+    LEAST_RUN,
+    PendingStep,
+    decodes,
+    launch_decode,
+    may_run_ahead,
+    rows_of,
+)
 from snugvl.engine.packing import Unread, numbers_of, pack, shape_of
 from snugvl.engine.sampling.sampler import scores_of
 from snugvl.engine.scheduler import Chunk, Schedule
@@ -111,6 +119,11 @@ class Runner:
         if logits is not None:
             return logits
         return self.model.forward(self._batch(chunks, [], unread=unread), self.cache)
+
+    @property
+    def least_run(self) -> int:
+        """Forced tokens that are worth a step of chunks: without graphs all steps are alike."""
+        return (LEAST_LONG_RUN if self._steps is None else LEAST_RUN) if self.has_graphs else 1
 
     @property
     def can_recompute(self) -> bool:

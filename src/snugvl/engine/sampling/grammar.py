@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import Protocol
 
 import numpy as np
@@ -97,7 +97,9 @@ class MaskThreads:
     def __init__(self, threads: int, vocab: int) -> None:
         self.vocab = vocab
         self.left_s = AT_ONCE_S  # for masks that are made at once, in this step
-        self.changed = Condition()  # notified whenever a job is done
+        lock = Lock()
+        self.changed = Condition(lock)  # notified whenever a job is done
+        self._submitted = Condition(lock)
         self._threads = threads
         self._started = 0
         self._jobs: dict[Hashable, deque[Callable[[], object]]] = {}  # by owner; whose turn is next, first
@@ -108,12 +110,12 @@ class MaskThreads:
 
     def submit(self, owner: Hashable, job: Callable[[], object]) -> None:
         """Run `job`, which must not raise, when it is its owner's turn."""
-        with self.changed:
+        with self._submitted:
             self._jobs.setdefault(owner, deque()).append(job)
             if self._started < self._threads:
                 self._started += 1
                 Thread(target=self._run, name="snugvl-masks", daemon=True).start()
-            self.changed.notify_all()
+            self._submitted.notify()
 
     def wait(self, most_s: float) -> None:
         """Let a job be done, or time pass."""
@@ -122,17 +124,16 @@ class MaskThreads:
 
     def _run(self) -> None:
         while True:
-            with self.changed:
+            with self._submitted:
+                self.changed.notify_all()
                 while not self._jobs:
-                    self.changed.wait()
+                    self._submitted.wait()
                 owner = next(iter(self._jobs))
                 jobs = self._jobs.pop(owner)
                 job = jobs.popleft()
                 if jobs:
                     self._jobs[owner] = jobs  # behind all others
             job()
-            with self.changed:
-                self.changed.notify_all()
 
 
 class Mask:
@@ -172,6 +173,11 @@ class Mask:
     def error(self) -> str | None:
         """Why the grammar can't go on, or None; ask when `ready`."""
         return None if self.forced else self._state.error
+
+    @property
+    def ends(self) -> bool:
+        """Whether the choice ends with what is forced."""
+        return bool(self.forced) and self.forced[-1] in self._ends
 
     @property
     def quick(self) -> bool:
