@@ -17,7 +17,8 @@ from snugvl.core.messages import Grammar
 from snugvl.engine import runner
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.sampling.grammar import MOST_FORCED, QUICK_S, WAIT_S, TokenGrammar
+from snugvl.engine.sampling.grammar import MOST_FORCED, QUICK_S, WAIT_S, MaskPace, TokenGrammar
+from snugvl.engine.scheduler import Schedule
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.layers.kv_cache import KVCache
@@ -128,6 +129,36 @@ def finish_alone(each: EngineRequest) -> list[object]:
     return finish(engine)[each.request_id, 0]
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_every_token_has_its_log_probability_where_they_are_asked_for(graphs: bool) -> None:
+    engine, _ = engine_with(graphs)
+    engine.add(typed("a", [5, 5, 6], logprobs=1, max_tokens=30))
+    outputs: list[TokenOutput] = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert len(outputs) == 30
+    assert all(output.logprob is not None and len(output.top_logprobs) == 1 for output in outputs)
+    assert engine.stats.forced_tokens == 0
+
+
+def test_a_step_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many forced tokens are known."""
+    engine, _ = engine_with(False, max_num_seqs=3, max_batched_tokens=6)
+    sizes: list[int] = []
+    original = engine._runner.run
+
+    def run(step: Schedule) -> torch.Tensor:
+        sizes.append(step.tokens)
+        return original(step)
+
+    monkeypatch.setattr(engine._runner, "run", run)
+    for name in "abc":
+        engine.add(typed(name, [ord(name) % 7], max_tokens=40))
+    found = finish(engine)
+    assert max(sizes) == 6
+    assert found["a", 0] == finish_alone(typed("a", [ord("a") % 7], max_tokens=40))
+
+
 def test_an_answer_that_is_all_forced() -> None:
     engine, _ = engine_with(False)
     words = [5, 7, 9, 11, 13, 15, END]
@@ -164,6 +195,9 @@ def test_a_mask_looks_no_further_than_so_many_tokens() -> None:
 def test_a_grammar_that_breaks_after_forced_tokens_gives_them_first() -> None:
     engine, _ = engine_with(False)
     rule = Rule(lambda seen: {10 + len(seen) % 30}, breaks_after=3)
+    mask = mask_of(rule.start(), 48)
+    mask.wait()
+    assert (len(mask.forced), mask.error) == (3, None)
     engine.add(replace(request("a", [1, 2], max_tokens=20), grammar=rule))
     assert finish(engine)["a", 0] == [10, 11, 12, "error"]
 
@@ -198,15 +232,39 @@ def test_whose_mask_is_late_waits_alone_though_its_step_has_begun() -> None:
     assert eager is not None
     grammar = Late(5)
     engine.add(replace(request("slow", [3, 1, 4], max_tokens=12), grammar=grammar))
-    engine.add(request("other", [9, 2], max_tokens=40))
+    engine.add(request("other", [9, 2], max_tokens=60))
     outputs: list[TokenOutput] = []
-    while sum(output.request_id == "other" for output in outputs) < 40:
+    while sum(output.request_id == "other" for output in outputs) < 20:
         outputs += engine.step()
         engine.check_integrity()
     assert grammar.reached.is_set()
     assert sum(output.request_id == "slow" for output in outputs) == 5
     grammar.go.set()
+    mask = engine._requests["slow"][0].grammar
+    assert mask is not None
+    mask.wait()
+    for _ in range(3):
+        outputs += engine.step()
+    assert sum(output.request_id == "slow" for output in outputs) > 5, "and goes on as soon as it can"
     assert finish(engine, outputs)["slow", 0] == right
+
+
+def test_masks_that_always_take_long_keep_nobody_from_running_ahead() -> None:
+    """Their own steps wait for the host, which has them before it starts one."""
+
+    class Long(MaskPace):
+        def note(self, seconds: float) -> None:
+            pass
+
+    for pace, runs in ((Long(2 * WAIT_S), False), (Long(0.0), True)):
+        engine, eager = engine_with(True)
+        assert eager is not None
+        engine.add(typed("a", [3, 1, 4]))
+        mask = engine._requests["a"][0].grammar
+        assert mask is not None
+        mask._pace = pace
+        finish(engine)
+        assert (eager.followed > 0) == runs
 
 
 def test_a_recurrent_state_takes_no_token_twice() -> None:
@@ -216,7 +274,9 @@ def test_a_recurrent_state_takes_no_token_twice() -> None:
         engine, _ = engine_with(graphs, HybridToy())
         grammar = Late(5)
         threading.Timer(0.05, grammar.go.set).start()
-        engine.add(replace(request("slow", [3, 1, 4], max_tokens=12), grammar=grammar))
+        engine.add(
+            replace(request("slow", [3, 1, 4], max_tokens=20, temperature=1.5, seed=1), grammar=grammar)
+        )
         engine.add(request("other", [9, 2], max_tokens=20))
         right[graphs] = finish(engine)
     assert right[True] == right[False]

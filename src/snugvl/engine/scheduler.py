@@ -219,7 +219,7 @@ class Scheduler:
             sibling.started = True
             if len(self.running) < self.slots:
                 sibling.table = self.pool.fork(sequence.table)
-                sibling.computed = sibling.goal = sequence.computed
+                sibling.computed = sequence.computed
                 sibling.keys = list(sequence.keys)
                 sibling.published = sequence.published
                 self._run(sibling)

@@ -74,6 +74,7 @@ def test_the_likeliest_allowed_tokens(vocabulary: int, device: torch.device) -> 
     )
     bits = bits.to(torch.int32)
     bits[2] = 0
+    bits[4, -1] = 0  # where it is infinite
     bits[6] = 0
     bits[6, -1] = 1 << (vocabulary - 1) % 32 if vocabulary % 32 else -(2**31)
     bits[8] = -1
