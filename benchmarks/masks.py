@@ -1,23 +1,38 @@
-"""Typed answers beside free ones: the same tokens alone and in company, and how fast.
+"""Typed answers against free ones: how fast, alone and in company, and whether they are the same.
 
     python benchmarks/masks.py [MODEL] [--device cuda] [--out FILE]
+    python benchmarks/masks.py CHECKPOINT --concurrency 32 --least-run 2
 
-Answers that follow a JSON schema are asked for one at a time, then all at once, beside free ones; greedy
-answers must be equal. Prints tokens a second of both kinds, alone and together.
+Answers that follow a JSON schema are given three times: with the tokens that the schema forces computed one
+by one, with those appended at once (`EngineConfig.skip_forced`), and as many free tokens to each request. All
+three in turn, `--rounds` times, after a round that isn't counted; medians of tokens a second, and of the
+ratios within a round. Greedy answers must be equal: one by one and at once, alone and in company.
+
+Then tasks: objects and boxes of the pictures in `examples/images`, tokens a second and seconds an answer,
+with forced tokens one by one and at once. `--least-run` is how many forced tokens are worth a step of chunks
+on a GPU (`engine/overlap.py`); `--step-graphs` captures CUDA graphs of such steps wherever they fit.
 """
 
 import argparse
 import json
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import machine
 import snugvl
 from snugvl.core.messages import Grammar, Request, user
 from snugvl.core.sampling import SamplingParams
+from snugvl.engine import runner
+from snugvl.errors import SnugvlError
+from snugvl.model import Model
 
+PICTURES = Path(__file__).parent.parent / "examples" / "images"
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -27,12 +42,27 @@ SCHEMA = {
     },
     "required": ["title", "year", "tags"],
 }
+KINDS = ("one by one", "at once", "free")
+Answers = list[tuple[str, int]]
+"""Texts, and their tokens."""
 
 
-def request(index: int, *, typed: bool) -> Request:
-    """One of many questions."""
+@contextmanager
+def forced(model: Any, *, at_once: bool) -> Iterator[None]:
+    """Whether forced tokens are appended at once, meanwhile."""
+    engine = model.backend._engine
+    kept = engine.config
+    engine.config = replace(kept, skip_forced=at_once)
+    try:
+        yield
+    finally:
+        engine.config = kept
+
+
+def question(index: int, *, tokens: int, typed: bool) -> Request:
+    """One of many."""
     grammar = Grammar("json_schema", json.dumps(SCHEMA)) if typed else None
-    sampling = SamplingParams(max_tokens=96, ignore_eos=not typed)
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=not typed)
     return Request((user(f"Describe thing number {index}."),), sampling, grammar=grammar)
 
 
@@ -45,41 +75,120 @@ def answered(model: Any, asked: Request) -> tuple[str, int]:
     return text, tokens
 
 
-def measured(model: Any, requests: list[Request], threads: int) -> tuple[list[str], float]:
-    """The answers, and tokens a second of all of them."""
+def timed(model: Any, requests: list[Request], clients: int) -> tuple[Answers, float]:
+    """The answers, and tokens a second of all clients."""
     start = time.perf_counter()
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(clients) as pool:
         answers = list(pool.map(lambda each: answered(model, each), requests))
-    seconds = time.perf_counter() - start
-    return [text for text, _ in answers], sum(tokens for _, tokens in answers) / seconds
+    return answers, sum(tokens for _, tokens in answers) / (time.perf_counter() - start)
+
+
+def level(model: Any, clients: int, count: int, tokens: int, rounds: int) -> tuple[dict[str, Any], Answers]:
+    """Tokens a second of so many clients, and the typed answers, which must always be the same."""
+    typed = [question(index, tokens=tokens, typed=True) for index in range(count)]
+    speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    found: list[Answers] = []
+    for round_ in range(1 + rounds):
+        measured = {}
+        for kind in KINDS[:2]:
+            with forced(model, at_once=kind == "at once"):
+                answers, measured[kind] = timed(model, typed, clients)
+            found.append(answers)
+        lengths = [tokens for _, tokens in found[-1]]
+        free = [question(i, tokens=length, typed=False) for i, length in enumerate(lengths)]
+        _, measured["free"] = timed(model, free, clients)
+        for kind in KINDS if round_ else ():
+            speeds[kind].append(measured[kind])
+    row: dict[str, Any] = {"clients": clients, "requests": count}
+    row |= {f"{kind}, tokens/s": median(speeds[kind]) for kind in KINDS}
+    for kind in KINDS[:2]:
+        ratios = [mine / free for mine, free in zip(speeds[kind], speeds["free"], strict=True)]
+        row[f"{kind} / free"] = median(ratios)
+    row["answers that differ"] = sum(
+        a != b for other in found[1:] for a, b in zip(found[0], other, strict=True)
+    )
+    return row, found[0]
+
+
+def task(model: Any, name: str, ask: Callable[[Path], object], rounds: int) -> dict[str, Any]:
+    """A task on all pictures, with forced tokens one by one and at once."""
+    engine, pictures = model.backend._engine, sorted(PICTURES.glob("*.png"))
+    row: dict[str, Any] = {"task": name, "answers": len(pictures)}
+    results = []
+    for kind in KINDS[:2]:
+        seconds, rates = [], []
+        with forced(model, at_once=kind == "at once"):
+            for round_ in range(1 + rounds):
+                before, skipped, start = (
+                    engine.stats.generated_tokens,
+                    engine.stats.forced_tokens,
+                    time.perf_counter(),
+                )
+                said = [ask(picture) for picture in pictures]
+                took, tokens = time.perf_counter() - start, engine.stats.generated_tokens - before
+                skipped = engine.stats.forced_tokens - skipped
+                if round_:
+                    seconds.append(took / len(pictures))
+                    rates.append(tokens / took)
+        results.append(said)
+        row |= {f"{kind}, tokens/s": median(rates), f"{kind}, seconds an answer": median(seconds)}
+        row |= {"tokens": tokens, "of them at once": skipped}
+    row["the same answers"] = results[0] == results[1]
+    return row
+
+
+def show(row: dict[str, Any]) -> None:
+    """A line a figure."""
+    for name, figure in row.items():
+        print(f"  {name:32} {figure if not isinstance(figure, float) else round(figure, 3)}")
+    print(flush=True)
 
 
 def main() -> None:
     """Measure, print, save."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="pocket")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--levels", default="1:12,8:48,32:96", help="clients and their requests")
+    parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, help="sequences to plan for")
+    parser.add_argument("--least-run", type=int, help="forced tokens that are worth a step of chunks")
+    parser.add_argument("--step-graphs", action="store_true", default=None)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    model = snugvl.load(options.model, device=options.device)
-    kinds = {
-        "typed": [request(index, typed=True) for index in range(16)],
-        "free": [request(index, typed=False) for index in range(16)],
+    runner.LEAST_RUN = options.least_run or runner.LEAST_RUN  # type: ignore[attr-defined]
+    model: Model = snugvl.load(
+        options.model,
+        device=options.device,
+        concurrency=options.concurrency,
+        step_graphs=options.step_graphs,
+    )
+    figures: dict[str, Any] = {
+        "model": options.model,
+        "least_run": runner.LEAST_RUN,  # type: ignore[attr-defined]
+        "levels": [],
+        "tasks": [],
     }
-    figures: dict[str, Any] = {"model": options.model}
-    alone = {}
-    for kind, requests in kinds.items():
-        for threads in (1, 16):  # whatever the first ones wait for: kernels and graphs of every size
-            measured(model, requests, threads)
-        alone[kind], figures[f"{kind}, one at a time"] = measured(model, requests, 1)
-        _, figures[f"{kind}, sixteen at once"] = measured(model, requests, 16)
-    measured(model, [*kinds["typed"], *kinds["free"]], 32)
-    together, figures["both, 32 at once"] = measured(model, [*kinds["typed"], *kinds["free"]], 32)
-    equal = sum(a == b for a, b in zip([*alone["typed"], *alone["free"]], together, strict=True))
-    valid = sum(_is_json(text) for text in alone["typed"])
-    figures |= {"equal answers alone and together, of 32": equal, "complete JSON, of 16": valid}
-    for name, figure in figures.items():
-        print(f"{name:42} {figure if not isinstance(figure, float) else round(figure, 1)}")
+    alone: Answers = []
+    for pair in options.levels.split(","):
+        clients, count = map(int, pair.split(":"))
+        row, answers = level(model, clients, count, options.tokens, options.rounds)
+        alone = alone or answers
+        pairs = list(zip(alone, answers, strict=False))
+        row |= {"the same as in the first level": f"{sum(a == b for a, b in pairs)} of {len(pairs)}"}
+        row |= {"complete JSON": f"{sum(_is_json(text) for text, _ in answers)} of {count}"}
+        figures["levels"].append(row)
+        show(row)
+    for name, ask in (("detect", model.detect), ("scene", model.scene)):
+        try:
+            row = task(model, name, ask, options.rounds)
+        except SnugvlError as error:  # random weights say nothing that can be read as boxes
+            row = {"task": name, "error": str(error)[:200]}
+        figures["tasks"].append(row)
+        show(row)
     machine.save("masks", figures, options.out)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskPace, MaskThreads, fill_allowed
+from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskPace, MaskThreads, unpacked
 
 
 def mask_of(state: GrammarState, vocab: int) -> Mask:
@@ -12,4 +12,6 @@ def mask_of(state: GrammarState, vocab: int) -> Mask:
 
 def allowed_by(state: GrammarState, vocab: int) -> torch.Tensor:
     """Which tokens may come next, `[vocab]` bool."""
-    return fill_allowed([mask_of(state, vocab)], vocab, torch.device("cpu"))[0]
+    bits = torch.zeros((vocab + 31) // 32, dtype=torch.int32)
+    state.fill(bits)
+    return unpacked(bits[None], vocab)[0]

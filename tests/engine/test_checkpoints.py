@@ -13,7 +13,7 @@ from snugvl.engine import checkpoints
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.layers.kv_cache import StateCache
-from tests.engine.test_overlap import EagerGraphs
+from tests.engine.eager import EagerGraphs
 from tests.engine.test_pressure import BLOCK, MIB, Card, steps
 from tests.engine.toy import BOMB, HybridToy, Toy, engine, oracle, picture, request, run, tokens
 

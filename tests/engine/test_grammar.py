@@ -13,6 +13,7 @@ from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import GrammarState, fill_allowed
 from snugvl.engine.sampling.sampler import Choice, sample
 from snugvl.errors import RequestError
+from tests.engine.eager import engine_with
 from tests.engine.toy import VOCAB, Toy, engine, picture, prompt_of, run, tokens
 from tests.masks import mask_of
 
@@ -62,6 +63,20 @@ def turns(seen: tuple[int, ...]) -> set[int]:
     return {i for i in range(1, 42) if i % 2 != len(seen) % 2} - {*seen[-1:]}
 
 
+def phrases(seen: tuple[int, ...]) -> set[int]:
+    """Two free tokens, then as many forced ones as their sum says, ten times; then the end."""
+    at = 0
+    for turn in range(10):
+        if at + 2 > len(seen):
+            return set(range(1, 42))
+        rest = sum(seen[at : at + 2]) % 7
+        if at + 2 + rest > len(seen):
+            return {1 + (5 * len(seen) + turn) % 40}
+        at += 2 + rest
+    return {END}
+
+
+RULES = (None, turns, phrases)
 PROMPTS = ((3, 1, 4, 1, 5), (9,), (5, picture(1), 6, 7), tuple(range(1, 18)))
 
 
@@ -172,16 +187,17 @@ SAMPLINGS = ({}, {"n": 2, "temperature": 1.0, "seed": 4}, {"temperature": 1.4, "
 
 
 @cache
-def alone(which: int, constrained: bool, sampling: int) -> list[list[int]]:
-    params = SAMPLINGS[sampling]
-    outputs = run(engine(MODEL), request("a", which, Rule(turns) if constrained else None, **params))["a"]
+def alone(which: int, rule: int, sampling: int) -> list[list[int]]:
+    params, chosen = SAMPLINGS[sampling], RULES[rule]
+    grammar = Rule(chosen) if chosen else None
+    outputs = run(engine(MODEL, skip_forced=False), request("a", which, grammar, **params))["a"]
     return [tokens(outputs, choice) for choice in range(params.get("n", 1))]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     wanted=st.lists(
-        st.tuples(st.integers(0, len(PROMPTS) - 1), st.booleans(), st.integers(0, len(SAMPLINGS) - 1)),
+        st.tuples(*(st.integers(0, len(kinds) - 1) for kinds in (PROMPTS, RULES, SAMPLINGS))),
         min_size=2,
         max_size=6,
     ),
@@ -189,16 +205,19 @@ def alone(which: int, constrained: bool, sampling: int) -> list[list[int]]:
     slots=st.integers(2, 5),
     budget=st.integers(0, 9),
     aborts=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=3),
+    ahead=st.booleans(),
 )
 def test_strangers_chunks_preemption_and_aborts_change_no_token(
-    wanted: list[tuple[int, bool, int]],
+    wanted: list[tuple[int, int, int]],
     blocks: int,
     slots: int,
     budget: int,
     aborts: list[tuple[int, int]],
+    ahead: bool,
 ) -> None:
-    here = engine(MODEL, num_blocks=blocks, max_num_seqs=slots, max_batched_tokens=slots + budget)
-    rules = [Rule(turns) if constrained else None for _, constrained, _ in wanted]
+    sizes = {"num_blocks": blocks, "max_num_seqs": slots, "max_batched_tokens": slots + budget}
+    here, _ = engine_with(ahead, MODEL, max_model_len=128, **sizes)
+    rules = [Rule(chosen) if (chosen := RULES[rule]) else None for _, rule, _ in wanted]
     for number, (which, _, sampling) in enumerate(wanted):
         here.add(request(str(number), which, rules[number], **SAMPLINGS[sampling]))
     outputs, step = [], 0

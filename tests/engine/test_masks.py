@@ -113,7 +113,9 @@ def test_a_mask_waits_for_its_share_and_no_longer() -> None:
     slow.go.set()
     mask.wait()
     assert mask.ready
-    assert mask.bits.eq(-1).all()
+    bits = torch.zeros(2, dtype=torch.int32)
+    mask.write(bits)
+    assert bits.eq(-1).all()
 
 
 def test_a_mask_that_nobody_needs_is_not_made() -> None:
@@ -130,7 +132,7 @@ def test_a_mask_that_nobody_needs_is_not_made() -> None:
 
 
 def test_threads_by_processors() -> None:
-    assert [mask_threads(cores) for cores in (1, 2, 4, 16, 128)] == [1, 1, 2, 4, 4]
+    assert [mask_threads(cores) for cores in (1, 2, 4, 16, 128)] == [1, 1, 2, 8, 8]
     assert mask_threads() >= 1
 
 
@@ -154,12 +156,13 @@ class QuickState(SlowState):
 
 
 def test_quick_masks_are_made_at_once_within_a_steps_share() -> None:
-    quick, threads = Quick(), MaskThreads(1, 48)
-    mask = Mask(quick.start(), threads, MaskPace())
+    quick, threads, pace = Quick(), MaskThreads(1, 48), MaskPace()
+    mask = Mask(quick.start(), threads, pace)
     here = threading.current_thread().name
     for token in range(6):
         mask.accept(token)
         mask.wait()
+        pace.seconds, threads.left_s = 0.0, AT_ONCE_S  # whatever this machine took
     assert quick.makers[1] == "snugvl-masks", "nobody knows yet how long it takes"
     assert set(quick.makers[2:]) == {here}
     threads.left_s = 0.0

@@ -16,7 +16,7 @@ from snugvl.engine.scheduler import Ready, Schedule
 from snugvl.errors import OutOfMemory
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
-from tests.engine.test_overlap import engine_with
+from tests.engine.eager import engine_with
 from tests.engine.toy import BOMB, HybridToy, Toy, engine, oracle, picture, request, run, tokens
 
 FULL = "CUDA out of memory. Tried to allocate 26.00 MiB. GPU 0 has a total capacity of 7.00 GiB of which …"

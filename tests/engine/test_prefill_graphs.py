@@ -20,8 +20,8 @@ from snugvl.engine.request import EngineRequest
 from snugvl.errors import EngineError
 from snugvl.layers import attention
 from snugvl.models.loader import load_model
+from tests.engine.eager import EagerGraphs
 from tests.engine.test_network import requests as network_requests
-from tests.engine.test_overlap import EagerGraphs
 from tests.engine.toy import (
     BOMB,
     POISON,

@@ -16,7 +16,7 @@ from snugvl.engine import checkpoints
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput, VisionItem
 from snugvl.errors import RequestTooLarge
-from tests.engine.test_overlap import EagerGraphs, engine_with, finish
+from tests.engine.eager import EagerGraphs, engine_with, finish
 from tests.engine.toy import POISON, HybridToy, Toy, engine, oracle, picture, request, run, tokens
 
 MODEL, HYBRID = Toy(), HybridToy()

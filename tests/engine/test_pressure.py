@@ -11,7 +11,7 @@ from snugvl.engine.request import TokenOutput
 from snugvl.errors import OutOfMemory, RequestTooLarge
 from snugvl.layers.kv_cache import KVCache, StateCache
 from snugvl.planner.footprint.native import LATE_BYTES
-from tests.engine.test_overlap import EagerGraphs
+from tests.engine.eager import EagerGraphs
 from tests.engine.toy import HybridToy, Toy, oracle, picture, request, tokens
 
 MIB = 1 << 20

@@ -5,12 +5,14 @@ import re
 from typing import Any, cast
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar, Tool, ToolUse
 from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
 from snugvl.errors import RequestError
-from snugvl.inputs.grammar import KEPT, GrammarCompiler, _State
+from snugvl.inputs.constraints import grammar_text
+from snugvl.inputs.grammar import KEPT, SLICES, GrammarCompiler, _State
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallArguments, CallStarted
@@ -356,3 +358,17 @@ def test_a_compiled_grammar_is_kept(compiler: GrammarCompiler) -> None:
     for length in range(KEPT):
         compiler.compile(Grammar("regex", f"a{{{length}}}"))
     assert len(compiler._kept) == KEPT
+
+
+@pytest.mark.parametrize("longest", [0, 2, 5, 12, 40])
+def test_classes_of_tokens_change_no_mask(backend: Backend, longest: int) -> None:
+    """They only save time: what a string may hold, at each of its lengths."""
+    source = json.dumps({"type": "string", "maxLength": longest, "minLength": min(longest, 1)})
+    text = grammar_text(Grammar("json_schema", source), "response_format")
+    tokenizers = [LLTokenizer(backend.to_str(), n_vocab=VOCAB, slices=slices) for slices in (SLICES, [])]
+    ours, plain = (LLMatcher(tokenizer, text) for tokenizer in tokenizers)
+    for token in backend.encode(json.dumps("ab cd" * 8)[: longest + 1]).ids:
+        assert ours.compute_bitmask() == plain.compute_bitmask()
+        assert ours.consume_token(token)
+        assert plain.consume_token(token)
+    assert ours.compute_bitmask() == plain.compute_bitmask()

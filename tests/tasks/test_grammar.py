@@ -68,7 +68,9 @@ GOOD_SCENES = [
     SCENE,
     "{" + ", ".join(PARTS) + "}",
     "```json\n{\n  " + ",\n  ".join(PARTS) + "\n}\n```",
-    "{" + ",".join(PARTS) + "}",
+    "{" + ",".join(PARTS).replace(": ", ":") + "}",
+    "{\n\t" + ",\n\t".join(PARTS) + "\n}",
+    "{\n    " + ",\n    ".join(PARTS).replace('["SALE"]', '[\n        "SALE"\n    ]') + "\n}",
 ]
 BAD_SCENES = [
     "{}",
@@ -78,6 +80,9 @@ BAD_SCENES = [
     SCENE.replace('"count": 2', '"count": 0'),
     SCENE.replace('"count": 2', '"count": "two"'),
     SCENE + " ",
+    "{" + ",".join(PARTS) + "}",  # two styles
+    "{\n  " + ", ".join(PARTS) + "\n}",
+    "{\n  " + ",\n  ".join(PARTS) + "}",
 ]
 
 

@@ -30,6 +30,8 @@ class EngineConfig:
         step_graph_bytes: memory of the CUDA graphs of steps with prompts and of small pictures
             (`engine.graphs.prefill`); 0 for none. They only save time: a plan has them where plenty
             stays free, and `benchmarks/engine_speed.py --step-graphs` says what they bring.
+        skip_forced: whether tokens that a grammar forces are appended at once, without a step for each. The
+            answers are the same; `benchmarks/masks.py` says what it brings.
     """
 
     num_blocks: int
@@ -43,12 +45,13 @@ class EngineConfig:
     encoder_cache_bytes: int = 0
     step_graph_bytes: int = 0
     kv_cache: KVFormat = "bf16"
+    skip_forced: bool = True
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
             least = 0 if name in ("state_checkpoints", "encoder_cache_bytes", "step_graph_bytes") else 1
-            if name not in ("prefix_cache", "kv_cache") and value < least:
+            if name not in ("prefix_cache", "kv_cache", "skip_forced") and value < least:
                 raise RequestError(f"{name} must be at least {least}, not {value}", field=name)
         if self.kv_cache not in get_args(KVFormat):
             raise RequestError(

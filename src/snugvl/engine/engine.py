@@ -22,15 +22,15 @@ from snugvl.engine.admission import check_prompt, max_tokens_now
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, state_bytes
 from snugvl.engine.oom import no_room, out_of_memory, refusal, release
-from snugvl.engine.overlap import PendingStep, choice_of, launch_next
+from snugvl.engine.overlap import PendingStep, choice_of, choose, launch_next
 from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
 from snugvl.engine.request import EngineRequest, EngineStats, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads, mask_threads, settle
 from snugvl.engine.sampling.sampler import Sampled, begin, results_of
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler, prefill_beside_decodes
-from snugvl.engine.sequence import Sequence, State, no_token, random_stream
-from snugvl.errors import DeadlineExceeded, EngineError, QueueFull, RequestError, SnugvlError, engine_failed
+from snugvl.engine.sequence import Sequence, State, heir_of, no_token, past_deadline, random_stream
+from snugvl.errors import EngineError, QueueFull, RequestError, SnugvlError, engine_failed
 from snugvl.models.batch import Network
 from snugvl.models.loader import tensor_bytes
 
@@ -59,7 +59,7 @@ class Engine:
         self._requests: dict[str, list[Sequence]] = {}  # the choices of each that are not finished
         self._arrivals = count()
         self._masks = MaskThreads(mask_threads(), model.config.text.vocab_size)
-        self._steps = self._computed = self._generated = self._faults = self._shortages = 0
+        self._steps = self._computed = self._generated = self._forced = self._faults = self._shortages = 0
 
     @property
     def has_work(self) -> bool:
@@ -83,6 +83,7 @@ class Engine:
             steps=self._steps,
             computed_tokens=self._computed,
             generated_tokens=self._generated,
+            forced_tokens=self._forced,
             items_encoded=self._encoder.items_encoded,
             encoder_queries=self._encoder.queries,
             encoder_hits=self._encoder.hits,
@@ -115,8 +116,8 @@ class Engine:
         ]
         if request.grammar is not None:
             pace = MaskPace()
-            for sequence in choices:
-                sequence.grammar = Mask(request.grammar.start(), self._masks, pace)
+            for each in choices:
+                each.grammar = Mask(request.grammar.start(), self._masks, pace, each.ends)
         choices[0].siblings = choices[1:]
         self._requests[request.request_id] = choices
         self._scheduler.add(choices[0])
@@ -199,7 +200,9 @@ class Engine:
 
     def _schedule(self, outputs: list[TokenOutput]) -> None:
         """Choose a step and run it, or only start it if it can run ahead of the host."""
-        late = settle((s.grammar for s in self._scheduler.running if s.pending == 1), self._masks)
+        running = self._scheduler.running
+        late = settle((s.grammar for s in running if not s.prefills), self._masks)
+        outputs += [output for s in list(running) for output in self._skip_forced(s)]
         step = self._scheduler.schedule(self._encoder.ready)
         if not step.chunks:
             if late:
@@ -295,11 +298,18 @@ class Engine:
     def _overlap(self, pending: PendingStep, outputs: list[TokenOutput]) -> None:
         """Start the step after `pending` if its tokens aren't needed for that, then read and say them."""
         self._runner.save_states(self._scheduler.checkpoints.take(pending.sequences))
-        self._in_flight = launch_next(pending, self._runner.graphs, self._scheduler)
+        if pending.masked:
+            settle((s.grammar for s in pending.sequences if s.state is State.RUNNING), self._masks)
+            for row, sequence in enumerate(pending.sequences):
+                if forced := self._skip_forced(sequence):
+                    outputs += forced
+                    pending.void.add(row)
+            choose(pending, self._runner)
+        self._in_flight = launch_next(pending, self._runner, self._scheduler)
         if self._in_flight is not None:
             self._steps += 1
-            self._computed += len(pending.sequences)
-        for sequence, result in zip(pending.sequences, pending.results(), strict=True):
+            self._computed += self._in_flight.tokens
+        for sequence, result in pending.results():
             if sequence.state is State.RUNNING:  # it may have been aborted, or a sibling broken
                 self._scheduler.publish(sequence)  # before the token, whose own slot may be in the air
                 outputs += self._emit(sequence, result)
@@ -335,30 +345,34 @@ class Engine:
         self._runner.share_state(head, [s for s in siblings if s.state is State.RUNNING])
         return siblings
 
+    def _skip_forced(self, sequence: Sequence) -> list[TokenOutput]:
+        """Give a sequence that decodes the tokens that its grammar forces, if they are enough.
+
+        Nobody computes logits for them; where log-probabilities are wanted, somebody has to.
+        """
+        mask, outputs = sequence.grammar, list[TokenOutput]()
+        if mask is None or sequence.request.sampling.logprobs is not None or not self.config.skip_forced:
+            return outputs
+        if mask.ready and sequence.decodes and (mask.ends or len(mask.forced) >= self._runner.least_run):
+            while sequence.state is State.RUNNING and mask.forced:
+                self._forced += 1
+                outputs += self._emit(sequence, Sampled(mask.forced[0]))
+        return outputs
+
     def _emit(self, sequence: Sequence, result: Sampled) -> list[TokenOutput]:
         request = sequence.request
         if result.token_id is None:
             self._scheduler.withdraw(sequence)
             return self._fail(request.request_id, no_token(sequence))
         self._generated += 1
-        finish = sequence.append(result.token_id)
-        named = (request.request_id, sequence.choice, result.token_id)
-        told = (result.logprob, result.top_logprobs, finish)
-        scores = (sequence.prompt.scores or ()) if len(sequence.generated) == 1 else ()
-        output = TokenOutput(*named, *told, cached_tokens=sequence.cached_tokens, prompt=tuple(scores))
-        return [self._end(sequence, output) if finish else output]
+        output = sequence.take(result)
+        return [self._end(sequence, output) if output.finish else output]
 
     def _expire(self) -> list[TokenOutput]:
         """End the requests whose deadline has passed."""
         now = time.monotonic()
-        outputs = []
-        for request_id, live in list(self._requests.items()):
-            deadline = live[0].request.deadline
-            if deadline is not None and now >= deadline:
-                done = sum(len(sequence.generated) for sequence in live)
-                text = f"the deadline passed {now - deadline:.3f} s ago, with {done} tokens generated"
-                outputs += self._fail(request_id, DeadlineExceeded(text))
-        return outputs
+        late = [(request_id, past_deadline(live, now)) for request_id, live in self._requests.items()]
+        return [output for request_id, error in late if error for output in self._fail(request_id, error)]
 
     def _fail(self, request_id: str, error: SnugvlError) -> list[TokenOutput]:
         return [
@@ -376,20 +390,10 @@ class Engine:
             sequence.grammar.drop()
         live = self._requests[output.request_id]
         live.remove(sequence)
-        self._promote(sequence, live)
+        if (heir := heir_of(sequence, live)) is not None:
+            self._scheduler.add(heir)
         if not live:
             del self._requests[output.request_id]
         if output.token_id is None:
             self._keep_encodings()
         return output
-
-    def _promote(self, ended: Sequence, live: list[Sequence]) -> None:
-        """When the choice that was to prefill the prompt ends, the next one does; a parked one just goes."""
-        if ended.siblings:
-            heir, *rest = ended.siblings
-            heir.siblings, ended.siblings = rest, []
-            self._scheduler.add(heir)
-        else:
-            for sequence in live:
-                if ended in sequence.siblings:
-                    sequence.siblings.remove(ended)

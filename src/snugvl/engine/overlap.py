@@ -3,55 +3,103 @@
     GPU    │ step n          │ step n + 1      │ step n + 2
     host   │ … start n + 1 ──┤ read n, deliver │ start n + 2, read n + 1, deliver
 
-What step n + 1 needs of step n is on the GPU already: the tokens. Greedy ones are made by the graph itself;
-others by the sampler, from numbers that the host draws beforehand (`Sequence.random`), and from counts of
-tokens that it keeps on the GPU. Only a grammar must see a token before it can allow the next one. A
-sequence that ends with a token of step n has its token of step n + 1 thrown away; what that wrote stands in
-blocks that are rewritten, in the order of the stream, before anybody reads them.
+What the network of step n + 1 needs of step n is on the GPU already: the tokens. Greedy ones are made by the
+graph itself; others by the sampler, from numbers that the host draws beforehand (`Sequence.random`), and from
+counts of tokens that it keeps on the GPU. A sequence that ends with a token of step n has its token of step
+n + 1 thrown away; what that wrote stands in blocks that are rewritten, in the order of the stream, before
+anybody reads them.
+
+Where somebody has a grammar the network still starts ahead, and only choosing waits: for the masks, which
+threads make from the tokens of step n while the network of step n + 1 runs:
+
+    GPU      │ network n       │ choose n │ network n + 1         │ choose n + 1 │ network n + 2
+    host     │ … masks n ready ┤ start network n + 1 │ read n │ … masks n + 1 ready ┤ start network n + 2
+    threads                                          └ masks n + 1 ┘
+
+A grammar that forces several tokens makes the row that is under way void: whatever its logits are, the next
+tokens are known. They are all computed in the step after it, beside the others' single ones
+(`Runner.start_chunks`), so a run of k forced tokens takes one step for k.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Protocol
+
+import torch
 
 from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
-from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampler
-from snugvl.engine.scheduler import Schedule, Scheduler
+from snugvl.engine.packing import Unread
+from snugvl.engine.sampling.penalties import penalizes
+from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampler, begin_likeliest
+from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, slot_of
 
+# Forced tokens for which a step of chunks is worth more than one of single tokens in a graph: where it is a
+# graph, too, and where it is started launch by launch.
+LEAST_RUN, LEAST_LONG_RUN = 3, 8
 
-@dataclass(frozen=True, slots=True)
+
+class StepStarter(Protocol):
+    """What starts steps: `Runner`."""
+
+    @property
+    def graphs(self) -> DecodeGraphs:
+        """Those of steps of single tokens."""
+        ...
+
+    @property
+    def can_recompute(self) -> bool:
+        """Whether a token may be computed twice: not if a recurrent state has taken it in."""
+        ...
+
+    def start_chunks(self, chunks: list[Chunk], unread: Unread) -> torch.Tensor:
+        """Start a step that isn't one of single tokens, some of which the host has not read yet.
+
+        Logits `[chunks, vocab]`, valid until the next step starts.
+        """
+        ...
+
+
+@dataclass(slots=True)
 class PendingStep:
     """A started step.
 
     Attributes:
         sequences: whose tokens it makes, in the order of its rows.
-        sampler: how they choose; None where all take the likeliest, which the graph has found.
-        sampling: what the sampler has begun.
+        logits: `[sequences, vocab]`.
+        run: its graph's, if it was one of single tokens.
+        masked: whether somebody has a grammar, so that it is for `choose` to begin with choosing.
+        tokens: that it computes.
+        sampler: how they choose; None where all take the likeliest, or it is to be made.
+        sampling: what has begun; None where the graph itself has found the likeliest.
+        void: rows whose tokens nobody wants.
     """
 
     sequences: list[Sequence]
-    run: Replay
+    logits: torch.Tensor
+    run: Replay | None
+    masked: bool
+    tokens: int
     sampler: Sampler | None = None
     sampling: PendingSample | None = None
+    void: set[int] = field(default_factory=set)
 
-    def results(self) -> list[Sampled]:
-        """A token for each sequence, waiting for them."""
+    def results(self) -> list[tuple[Sequence, Sampled]]:
+        """A token for each sequence that waits for one, waiting for them."""
         if self.sampling is not None:
-            return self.sampling.results()
-        return [Sampled(token if token >= 0 else None) for token in self.run.tokens()]
+            results = self.sampling.results()
+        else:
+            assert self.run is not None, "a step that was not chosen from"
+            results = [Sampled(token if token >= 0 else None) for token in self.run.tokens()]
+        pairs = zip(self.sequences, results, strict=True)
+        return [pair for row, pair in enumerate(pairs) if row not in self.void]
 
 
-def plain(sequence: Sequence) -> bool:
-    """Whether its next token is the most likely one, and nothing else of the logits is wanted."""
+def greedy(sequence: Sequence) -> bool:
+    """Whether its next token is the most likely one that is allowed, and no more of the logits is wanted."""
     params = sequence.request.sampling
-    return (
-        params.greedy
-        and params.logprobs is None
-        and sequence.grammar is None
-        and not params.logit_bias
-        and not params.presence_penalty
-        and not params.frequency_penalty
-        and params.repetition_penalty == 1.0
-    )
+    return params.greedy and params.logprobs is None and not params.logit_bias and not penalizes(params)
 
 
 def decodes(step: Schedule) -> bool:
@@ -77,64 +125,127 @@ def _uniform(sequence: Sequence, ahead: int = 0) -> float:
 
 
 def rows_of(sequences: list[Sequence]) -> list[DecodeRow]:
-    """What a graph must know of sequences whose newest token is to be computed."""
+    """What a graph must know of sequences whose newest token is to be computed.
+
+    The token is 0 where the host has not read it.
+    """
     return [
         DecodeRow(
-            token=sequence.ids(sequence.length - 1, sequence.length)[0],
-            length=sequence.length,
+            token=next(iter(sequence.ids(length - 1, length)), 0),
+            length=length,
             delta=sequence.prompt.delta,
             table=sequence.table,
             slot=slot_of(sequence),
         )
         for sequence in sequences
+        for length in (max(sequence.length, sequence.computed),)
     ]
 
 
 def launch_decode(sequences: list[Sequence], graphs: DecodeGraphs) -> PendingStep:
-    """Start a step of sequences that decode, none of them with a grammar."""
+    """Start a step of sequences that decode."""
     run = graphs.start(rows_of(sequences))
-    if all(map(plain, sequences)):
-        return PendingStep(sequences, run)
-    choices = [choice_of(row, sequence) for row, sequence in enumerate(sequences)]
-    sampler = Sampler(choices, run.logits.shape[1], run.logits.device)
-    return _chosen(sequences, run, sampler, [choice.uniform for choice in choices], graphs)
+    masked = any(sequence.grammar is not None for sequence in sequences)
+    step = PendingStep(sequences, run.logits, run, masked, len(sequences))
+    if not masked and not all(map(greedy, sequences)):
+        choices = [choice_of(row, sequence) for row, sequence in enumerate(sequences)]
+        _choose(step, Sampler(choices, run.logits.shape[1], run.logits.device), graphs)
+    return step
 
 
-def _chosen(
-    sequences: list[Sequence], run: Replay, sampler: Sampler, uniforms: list[float], graphs: DecodeGraphs
-) -> PendingStep:
-    """Choose from a run's logits, for the host and for the next run."""
-    sampling = sampler.begin(run.logits, uniforms)
-    graphs.feed(sampling.tokens)
-    return PendingStep(sequences, run, sampler, sampling)
+def may_run_ahead(sequences: Iterable[Sequence]) -> bool:
+    """Whether nobody's masks take so long that others would wait for them."""
+    return all(sequence.grammar is None or sequence.grammar.quick for sequence in sequences)
 
 
-def launch_next(pending: PendingStep, graphs: DecodeGraphs, scheduler: Scheduler) -> PendingStep | None:
+def choose(step: PendingStep, starter: StepStarter) -> None:
+    """Begin with choosing in a masked step. The host has read all earlier tokens, and waited for masks.
+
+    Who has none in time is void, and computes its newest token again when it has its mask. Where that can't
+    be it is waited for: `may_run_ahead` has seen that this is seldom long.
+    """
+    for row, sequence in enumerate(step.sequences):
+        if sequence.state is not State.RUNNING:
+            step.void.add(row)
+        elif row not in step.void and starter.can_recompute and not sequence.can_sample:
+            sequence.computed -= 1
+            step.void.add(row)
+    choices = [
+        replace(choice, grammar=None) if row in step.void else choice
+        for row, choice in enumerate(map(choice_of, count(), step.sequences))
+    ]
+    if all(map(greedy, step.sequences)):
+        step.sampling = begin_likeliest(step.logits, [choice.grammar for choice in choices])
+        starter.graphs.feed(step.sampling.tokens)
+    else:  # what it counts and draws follows from tokens that are read
+        known = None if step.void else step.sampler
+        sampler = known or Sampler(choices, step.logits.shape[1], step.logits.device)
+        _choose(step, sampler, starter.graphs)
+
+
+def _choose(step: PendingStep, sampler: Sampler, graphs: DecodeGraphs, *, ahead: int = 0) -> None:
+    """Choose from a step's logits, for the host and for the next step.
+
+    `ahead`: tokens of each sequence that are chosen and not read.
+    """
+    step.sampler = sampler
+    step.sampling = sampler.begin(step.logits, [_uniform(sequence, ahead) for sequence in step.sequences])
+    graphs.feed(step.sampling.tokens)
+
+
+def launch_next(pending: PendingStep, starter: StepStarter, scheduler: Scheduler) -> PendingStep | None:
     """Start the step after `pending` before its tokens are known; None where the host must decide first.
 
-    That is: somebody waits who could be admitted, somebody ended, a sequence reaches its last token, or no
-    block is free for the next one.
+    That is: somebody waits who could be admitted or go on, somebody ended, a sequence reaches its last token,
+    or there is no room for the next ones.
     """
     sequences = pending.sequences
-    if scheduler.could_admit or len(scheduler.running) != len(sequences):
+    if scheduler.could_admit or any(s.can_sample and s not in sequences for s in scheduler.running):
         return None
-    for sequence in sequences:
-        last = len(sequence.generated) + 1 >= sequence.max_tokens
-        if sequence.state is not State.RUNNING or last:
+    chunks = []
+    for row, sequence in enumerate(sequences):
+        unread = row not in pending.void
+        last = len(sequence.generated) + unread >= sequence.max_tokens
+        if sequence.state is not State.RUNNING or last or not (unread or sequence.can_sample):
             return None
-    missing = [scheduler.pool.missing(s.table, s.computed, s.computed + 1) for s in sequences]
-    if sum(missing) > scheduler.pool.num_free:
+        chunks.append(
+            Chunk(sequence, sequence.computed, sequence.computed + 1 if unread else sequence.length)
+        )
+    tokens = sum(chunk.end - chunk.start for chunk in chunks)
+    missing = [scheduler.pool.missing(chunk.sequence.table, chunk.start, chunk.end) for chunk in chunks]
+    if tokens > scheduler.config.max_batched_tokens or sum(missing) > scheduler.pool.num_free:
         return None
     grown = {}
-    for index, (sequence, blocks) in enumerate(zip(sequences, missing, strict=True)):
+    for row, (chunk, blocks) in enumerate(zip(chunks, missing, strict=True)):
         if blocks:
-            copies = scheduler.pool.extend(sequence.table, sequence.computed, sequence.computed + 1)
+            copies = scheduler.pool.extend(chunk.sequence.table, chunk.start, chunk.end)
             assert not copies, "a decoding sequence shares no block that it writes to"
-            grown[index] = sequence.table
-        sequence.computed += 1
-    run = graphs.advance(len(sequences), grown)
+            grown[row] = chunk.sequence.table
+        chunk.sequence.computed = chunk.end
+    step = _started(pending, chunks, grown, starter)
     if pending.sampler is None or pending.sampling is None:
-        return PendingStep(sequences, run)
-    pending.sampler.note(pending.sampling.tokens)
-    uniforms = [_uniform(sequence, ahead=1) for sequence in sequences]
-    return _chosen(sequences, run, pending.sampler, uniforms, graphs)
+        return step
+    if not pending.masked:
+        pending.sampler.note(pending.sampling.tokens)
+        _choose(step, pending.sampler, starter.graphs, ahead=1)
+    elif not pending.void and not any(penalizes(sequence.request.sampling) for sequence in sequences):
+        step.sampler = pending.sampler  # it has nothing to count
+    return step
+
+
+def _started(
+    pending: PendingStep, chunks: list[Chunk], grown: dict[int, list[int]], starter: StepStarter
+) -> PendingStep:
+    """The step after `pending`; `grown`: the tables that are longer now, by row."""
+    sequences, graphs = pending.sequences, starter.graphs
+    if pending.run is not None and not pending.void:
+        run = graphs.advance(len(sequences), grown)
+        return PendingStep(sequences, run.logits, run, pending.masked, len(sequences))
+    assert pending.sampling is not None, "only a masked step is void for some, or one of chunks"
+    if not pending.void:
+        run = graphs.start(rows_of(sequences), pending.sampling.tokens)
+        return PendingStep(sequences, run.logits, run, pending.masked, len(sequences))
+    rows = [row for row in range(len(sequences)) if row not in pending.void]
+    logits = starter.start_chunks(chunks, Unread(rows, pending.sampling.tokens))
+    tokens = sum(chunk.end - chunk.start for chunk in chunks)
+    return PendingStep(sequences, logits, None, pending.masked, tokens)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from snugvl.engine.scheduler import Chunk
 from snugvl.engine.sequence import slot_of
+from snugvl.layers.upload import upload
 
 T = TypeVar("T")
 Array = NDArray[Any]
@@ -97,6 +98,25 @@ class Numbers(NamedTuple, Generic[T]):
     lengths: T
 
 
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Tokens that are on the device, and that the host has not read, in a step whose chunks all sample.
+
+    Attributes:
+        rows: the chunks whose last token it is.
+        tokens: `[chunks]` int64; below 0 in one that is broken, whose next token nobody will read.
+    """
+
+    rows: list[int]
+    tokens: torch.Tensor
+
+    def put(self, numbers: Numbers[torch.Tensor]) -> None:
+        """Write them to the ids of a step on the device."""
+        rows = upload(self.rows, torch.int64, self.tokens.device)
+        ids = self.tokens.index_select(0, rows).clamp(min=0)
+        numbers.ids.index_copy_(0, numbers.logit_rows.index_select(0, rows), ids)
+
+
 def shape_of(chunks: Sequence[Chunk]) -> Shape:
     """Exactly what chunks need."""
     return Shape(
@@ -139,7 +159,8 @@ def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor
     for row, chunk in enumerate(chunks):
         sequence, start = chunk.sequence, end
         end += chunk.end - chunk.start
-        lines.ids[start:end] = sequence.ids(chunk.start, chunk.end)
+        ids = sequence.ids(chunk.start, chunk.end)
+        lines.ids[start : start + len(ids)] = ids  # the host may not have read the last one: `Unread`
         _positions(chunk, lines.positions[:, start:end])
         table = np.asarray(sequence.table)
         places = np.arange(chunk.start, chunk.end)

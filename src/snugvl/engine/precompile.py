@@ -23,6 +23,7 @@ from snugvl.engine.engine import Engine
 from snugvl.engine.graphs.decode import choose, places
 from snugvl.engine.memory import allocate
 from snugvl.engine.sampling.filters import support
+from snugvl.engine.sampling.sampler import likeliest
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
@@ -171,8 +172,10 @@ def _around(network: LoadableNetwork, cache: KVCache) -> None:
 
     lengths, tables = numbers(torch.int32, count), numbers(torch.int32, count, 1)
     places(lengths, numbers(torch.int64, count), tables, cache.block_size)
-    logits = numbers(torch.float32, count, network.config.text.vocab_size)
+    vocab = network.config.text.vocab_size
+    logits = numbers(torch.float32, count, vocab)
     choose(logits, numbers(torch.int64, count), numbers(torch.int64, count), lengths)
+    likeliest(logits, numbers(torch.int32, count, (vocab + 31) // 32))
 
 
 def edges(most: int) -> list[int]:

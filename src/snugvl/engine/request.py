@@ -113,6 +113,7 @@ class EngineStats:
     Attributes:
         num_blocks: of the KV cache now; `planned_blocks`: where no other program is short of memory.
         encoder_queries: images and videos that a prompt needed; `encoder_hits`: found encoded.
+        forced_tokens: generated ones that a grammar forced, so that no step chose them.
         shortages: steps that ran out of memory.
         kernel_compilations: kernels that were compiled; `graph_captures`: CUDA graphs that were captured.
         recorded: CUDA graphs of steps with prompts and of pictures that there are now.
@@ -130,6 +131,7 @@ class EngineStats:
     steps: int
     computed_tokens: int
     generated_tokens: int
+    forced_tokens: int
     items_encoded: int
     encoder_queries: int
     encoder_hits: int

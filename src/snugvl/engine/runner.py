@@ -15,8 +15,16 @@ from snugvl.engine.graphs.capture import CudaCapturer, GraphPool
 from snugvl.engine.graphs.decode import DecodeGraphs
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.oom import release
-from snugvl.engine.overlap import PendingStep, decodes, launch_decode, rows_of
-from snugvl.engine.packing import numbers_of, pack, shape_of
+from snugvl.engine.overlap import (
+    LEAST_LONG_RUN,
+    LEAST_RUN,
+    PendingStep,
+    decodes,
+    launch_decode,
+    may_run_ahead,
+    rows_of,
+)
+from snugvl.engine.packing import Unread, numbers_of, pack, shape_of
 from snugvl.engine.sampling.sampler import scores_of
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import CheckedPrompt, Sequence, slot_of
@@ -100,10 +108,27 @@ class Runner:
     def launch_ahead(self, step: Schedule) -> PendingStep | None:
         """Start a step whose tokens are read later, if it is one that can run ahead of the host."""
         sequences = [chunk.sequence for chunk in step.chunks]
-        if not self._ensure_graph(step) or any(sequence.grammar is not None for sequence in sequences):
+        if not self._ensure_graph(step) or not may_run_ahead(sequences):
             return None
         self._prepare(step)
         return launch_decode(sequences, self.graphs)
+
+    def start_chunks(self, chunks: list[Chunk], unread: Unread) -> torch.Tensor:
+        """See `overlap.StepStarter`."""
+        logits = None if self._steps is None else self._steps.run(chunks, [], unread)
+        if logits is not None:
+            return logits
+        return self.model.forward(self._batch(chunks, [], unread=unread), self.cache)
+
+    @property
+    def least_run(self) -> int:
+        """Forced tokens that are worth a step of chunks: without graphs all steps are alike."""
+        return (LEAST_LONG_RUN if self._steps is None else LEAST_RUN) if self.has_graphs else 1
+
+    @property
+    def can_recompute(self) -> bool:
+        """See `overlap.StepStarter`."""
+        return self.cache.states is None
 
     def share_state(self, sequence: Sequence, siblings: list[Sequence]) -> None:
         """Let running siblings go on from a sequence's recurrent state, which is theirs to change at once."""
@@ -164,10 +189,16 @@ class Runner:
         return Scoring(to_device(torch.tensor(rows), device), self._config.max_num_seqs, look)
 
     def _batch(
-        self, chunks: list[Chunk], embeds: list[torch.Tensor], scoring: Scoring | None = None
+        self,
+        chunks: list[Chunk],
+        embeds: list[torch.Tensor],
+        scoring: Scoring | None = None,
+        unread: Unread | None = None,
     ) -> ForwardBatch:
         model, shape = self.model, shape_of(chunks)
         numbers = numbers_of(to_device(pack(chunks, shape, self.cache.block_size), model.device), shape)
+        if unread is not None:
+            unread.put(numbers)
         kernels = model.device.type == "cuda"
         return ForwardBatch(
             input_ids=numbers.ids,

@@ -6,13 +6,14 @@
 
 A step holds at most `max_batched_tokens` tokens, filled in this order:
 
-    | one token for each that decodes | the rest of a prefill begun earlier | newly admitted prompts |
+    | tokens of those that decode | the rest of a prefill begun earlier | newly admitted prompts |
 
 Beside sequences that decode, prompts get `prefill_beside_decodes` tokens at most: their streams wait for the
 whole step, so a long prompt, or many with pictures at once, must not come in one piece. A chunk whose images
 are not encoded yet (`encoder.py`) waits, running with its blocks, and all that would come after it.
 
-One whose grammar has no mask yet (`sampling/grammar.py`) is left out, too, and alone.
+One whose grammar has no mask yet (`sampling/grammar.py`) is left out, too, and alone. One whose grammar
+forced tokens has several that are known and not computed: all at once, as far as the budget goes.
 
 The last prompt takes what is left of the budget and goes on in the next step, so at most one running
 sequence is in the middle of its prompt, others than those that paused for a checkpoint. An admitted sequence
@@ -58,8 +59,11 @@ class Chunk:
 
     @property
     def samples(self) -> bool:
-        """Whether its last logits choose the next token: all known tokens are computed then."""
-        return self.end == self.sequence.length
+        """Whether its last logits choose the next token: all known tokens are computed then.
+
+        It ends beyond them where the host has not read its last one.
+        """
+        return self.end >= self.sequence.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +177,19 @@ class Scheduler:
             self._take(step, alone, max(self.config.max_batched_tokens // ALONE_PARTS, 1))
             return step
         step = Schedule()
-        for sequence in [s for s in self.running if s.pending == 1 and s.can_sample]:
-            if sequence.state is State.RUNNING and self._make_room(sequence):
-                self._take(step, sequence, 1)
         most = self.config.max_batched_tokens
+        decoding = [s for s in self.running if s.can_sample and not s.prefills]
+        spare = most - len(decoding)  # for more than a token of each
+        for sequence in decoding:
+            count = min(sequence.pending, 1 + spare)
+            if sequence.state is State.RUNNING and self._make_room(sequence, count):
+                self._take(step, sequence, count)
+                spare -= count - 1
         if step.chunks:
             most = min(most, step.tokens + self.prefill_beside_decodes)
         else:
             ready = _always
-        for sequence in [s for s in self.running if s.pending > 1]:
+        for sequence in [s for s in self.running if s.prefills]:
             self._take(step, sequence, most - step.tokens, ready)
         while (
             step.tokens < most
@@ -195,7 +203,7 @@ class Scheduler:
         """The part of a prompt that the next step will want, if nothing happens until then."""
         most = min(self.config.max_batched_tokens, self.prefill_beside_decodes)
         for sequence in self.running:
-            if sequence.pending > 1:
+            if sequence.prefills:
                 return Chunk(sequence, sequence.computed, min(sequence.length, sequence.computed + most))
         if not self.could_admit or self._next_alone:
             return None
@@ -280,7 +288,7 @@ class Scheduler:
             prefix.check(sequence, self.pool)
         assert not any(s.table or s.computed or s.published for s in self.waiting), "waiting with blocks"
         assert all(s.slot is None for s in self.waiting), "waiting on a slot"
-        under_way = [s for s in self.running if s.pending > 1]
+        under_way = [s for s in self.running if s.prefills]
         if not self.checkpoints.count:
             assert len(under_way) <= 1, "two prefills are under way"
         unseen = [s for s in under_way if s.prompt.placeholders_in(s.computed, s.length)]
@@ -299,7 +307,7 @@ class Scheduler:
 
     def _admit_alone(self, step: Schedule) -> Sequence | None:
         """Who must have the next step for itself: others that run pause, until it has a token."""
-        if self._next_alone and all(sequence.pending == 1 for sequence in self.running):
+        if self._next_alone and not any(sequence.prefills for sequence in self.running):
             self._admit(step)
         return next((sequence for sequence in self.running if sequence.alone), None)
 
@@ -311,6 +319,7 @@ class Scheduler:
         sequence.table = self.pool.share(self._cached(sequence))
         sequence.published = len(sequence.table)
         sequence.computed = sequence.published * self.config.block_size
+        sequence.goal = sequence.length
         self.pool.extend(sequence.table, sequence.computed, sequence.length)
         if self.config.prefix_cache and not sequence.started:
             self.prefix_query_tokens += len(sequence.prompt)
@@ -354,14 +363,14 @@ class Scheduler:
         else:
             step.later.append(chunk)
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Preempt the youngest until a sequence can write its next token; False if that was itself.
+    def _make_room(self, sequence: Sequence, count: int) -> bool:
+        """Preempt the youngest until a sequence can write its next tokens; False if that was itself.
 
         Only younger ones can be hit: the caller goes from the oldest to the youngest, so that nobody
         loses the blocks of tokens already in the step.
         """
         start = sequence.computed
-        while self.pool.missing(sequence.table, start, start + 1) > self.pool.num_free:
+        while self.pool.missing(sequence.table, start, start + count) > self.pool.num_free:
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:

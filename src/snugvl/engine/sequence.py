@@ -20,10 +20,10 @@ from enum import Enum, auto
 import torch
 
 from snugvl.engine.blocks import Key
-from snugvl.engine.request import EngineRequest, FinishReason, VisionItem
+from snugvl.engine.request import EngineRequest, FinishReason, TokenOutput, VisionItem
 from snugvl.engine.sampling.grammar import Mask, gave_up
 from snugvl.engine.sampling.sampler import Sampled
-from snugvl.errors import EngineError, SnugvlError
+from snugvl.errors import DeadlineExceeded, EngineError, SnugvlError
 
 
 class State(Enum):
@@ -101,6 +101,7 @@ class Sequence:
         order: arrival of the request and number of the choice; a higher one is younger.
         max_tokens: new tokens at most, resolved.
         computed: tokens whose keys and values are in the cache, and that its recurrent state has taken in.
+        goal: tokens that were known when it was admitted; until they are computed it prefills.
         slot: a number below `max_num_seqs` that is its own while it runs: where its recurrent state is.
         random: the choice's own stream, one number per sampled token: never shared, never rewound, so
             neither strangers in the batch nor a preemption change what is drawn.
@@ -110,7 +111,7 @@ class Sequence:
         marks: counts of the prompt's tokens behind which a checkpoint of its state is wanted, ascending.
         kept: tokens at its last checkpoint, or at the one that it started from.
         trail: key of the checkpoint that moves along with its answer.
-        grammar: masks of the choice's own state, which has seen exactly `generated`.
+        grammar: masks of the choice's own state, which has seen `generated` and what it forces next.
         siblings: parked choices that start from this one's prompt once it is computed.
         started: whether it has ever run.
         cached_tokens: that the prefix cache had when it first ran.
@@ -127,6 +128,7 @@ class Sequence:
     counts: Counter[int] = field(default_factory=Counter)
     table: list[int] = field(default_factory=list)
     computed: int = 0
+    goal: int = 0
     slot: int | None = None
     keys: list[Key] = field(default_factory=list)
     published: int = 0
@@ -153,8 +155,18 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens known but not computed; 1 while it decodes."""
+        """Tokens known but not computed; while it decodes 1, and those that its grammar forced."""
         return self.length - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """Whether everything that was known when it was admitted is computed."""
+        return self.computed >= self.goal
+
+    @property
+    def prefills(self) -> bool:
+        """Whether more than a token of that is left; its blocks are its own already."""
+        return self.pending > 1 and not self.decodes
 
     @property
     def can_sample(self) -> bool:
@@ -177,16 +189,30 @@ class Sequence:
         prompt = len(self.prompt)
         return [*self.prompt.ids[start:end], *self.generated[max(0, start - prompt) : max(0, end - prompt)]]
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end the choice."""
+        own = frozenset(self.request.sampling.stop_token_ids)
+        return own if self.request.sampling.ignore_eos else own | self.request.stop_ids
+
+    def take(self, result: Sampled) -> TokenOutput:
+        """Add a token that was chosen, and say so."""
+        assert result.token_id is not None, "nothing was chosen"
+        named = (self.request.request_id, self.choice, result.token_id)
+        told = (result.logprob, result.top_logprobs, self.append(result.token_id))
+        scores = (self.prompt.scores or ()) if len(self.generated) == 1 else ()
+        return TokenOutput(*named, *told, cached_tokens=self.cached_tokens, prompt=tuple(scores))
+
     def append(self, token: int) -> FinishReason | None:
         """Add a generated token; says whether the choice ends with it."""
         self.generated.append(token)
+        if not self.request.sampling.greedy:
+            self.draw()  # also for a forced token, or later ones would depend on whether it was skipped
         self.drawn, self.alone = self.drawn[1:], False
         self.counts[token] += 1
         if self.grammar is not None:
             self.grammar.accept(token)
-        if token in self.request.sampling.stop_token_ids:
-            return "stop"
-        if token in self.request.stop_ids and not self.request.sampling.ignore_eos:
+        if token in self.ends:
             return "stop"
         return "length" if len(self.generated) >= self.max_tokens else None
 
@@ -212,3 +238,24 @@ def no_token(sequence: Sequence) -> SnugvlError:
     if sequence.grammar is not None and sequence.grammar.error is not None:
         return gave_up(sequence.grammar, where)
     return EngineError(f"the model's logits are not finite {where}")
+
+
+def past_deadline(live: list[Sequence], now: float) -> DeadlineExceeded | None:
+    """What ends a request, by its choices that are not finished, whose deadline has passed."""
+    deadline = live[0].request.deadline
+    if deadline is None or now < deadline:
+        return None
+    done = sum(len(sequence.generated) for sequence in live)
+    return DeadlineExceeded(f"the deadline passed {now - deadline:.3f} s ago, with {done} tokens generated")
+
+
+def heir_of(ended: Sequence, live: list[Sequence]) -> Sequence | None:
+    """Who prefills the prompt when the choice that was to do it ends; a parked one just goes."""
+    if ended.siblings:
+        heir, *rest = ended.siblings
+        heir.siblings, ended.siblings = rest, []
+        return heir
+    for sequence in live:
+        if ended in sequence.siblings:
+            sequence.siblings.remove(ended)
+    return None

@@ -27,6 +27,12 @@ from snugvl.inputs.trials import Trials
 
 KEPT: Final = 16  # compiled grammars
 KEPT_BYTES: Final = 8 << 20  # of each that is kept, at most
+# Classes of tokens that a mask allows as a whole, where the grammar allows all of a class: white space, and
+# what a JSON string holds, up to so many characters. In strings with a `maxLength` masks of 151,936 tokens
+# take 0.29 ms so, and 0.43 with llguidance's own lengths (10, 30).
+_STRING: Final = r'[^"\\\x00-\x1F\x7F]'
+_LENGTHS: Final = (3, 6, 10, 15, 20, 30)
+SLICES: Final = [r"[\x20\x0A\x0D\x09]+", *(_STRING + f"{{1,{n}}}" for n in _LENGTHS), _STRING + "+"]
 Kept = tuple[str, str]  # kind and source
 
 
@@ -97,6 +103,7 @@ class GrammarCompiler:
                     self._source.serialized(),
                     n_vocab=self._vocab_size,
                     eos_token=sorted(self._source.eos_ids),
+                    slices=SLICES,
                 )
             return self._made
 

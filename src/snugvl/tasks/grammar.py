@@ -1,16 +1,49 @@
 """What answers of scene and detect look like: the JSON that a family is asked for, in a fence or not.
 
-The white space is what models write on their own (a space, or a new line with its indentation), once between
-two tokens, so that nobody can go on with it for ever.
+Models write JSON in one of a few styles, and keep to it: on one line, each value on a line, or each outermost
+one. An answer may be in any of them, and is in one: what its first white space has decided is forced from
+then on, and costs no step of the network (`engine/sampling/grammar.py`).
+
+    [{"bbox_2d": [1, 2, 3, 4], "label": "cat"}, …     [\n\t{"bbox_2d": [1, 2, 3, 4], "label": "cat"},\n\t…
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from snugvl.core.messages import Grammar
 
-_SPACE: Final = r"(\n[ \t]{0,16}| )?"
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """How JSON is written.
+
+    Attributes:
+        lines: levels, from the outermost, whose values are on a line each.
+        indent: of such a line, for each level.
+        space: behind commas and colons on a line.
+    """
+
+    lines: int
+    indent: str = ""
+    space: str = " "
+
+    def before(self, level: int) -> str:
+        """What stands before the first value of a level, and before its end, with a level less."""
+        return "\n" + self.indent * level if level <= self.lines else ""
+
+    def between(self, level: int) -> str:
+        """What stands between two values of a level."""
+        return "," + (self.before(level) or self.space)
+
+
+_DEEP: Final = 9  # more levels than there are
+_STYLES: Final = (
+    _Style(0),
+    _Style(0, space=""),
+    *(_Style(lines, indent) for lines in (1, _DEEP) for indent in ("\t", "  ", "    ")),
+)
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -27,10 +60,43 @@ def _list(items: Mapping[str, Any], **limits: int) -> dict[str, Any]:
 
 
 def _fenced(schema: dict[str, Any]) -> Grammar:
-    """JSON of `schema`, alone or in a ```json fence."""
-    value = json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACE}})
-    opening, closing = json.dumps("```json\n"), json.dumps("\n```")
-    return Grammar("lark", f"start: value | {opening} value {closing}\nvalue: %json {value}")
+    """JSON of `schema` in any of the styles, alone or in a ```json fence."""
+    leaves: dict[str, str] = {}  # rules, by their bodies
+    values = [_written(schema, style, 1, leaves) for style in _STYLES]
+    rules = [f"start: value | {_literal('```json' + chr(10))} value {_literal(chr(10) + '```')}"]
+    rules.append("value: " + " | ".join(f"style_{index}" for index in range(len(values))))
+    rules += [f"style_{index}: {value}" for index, value in enumerate(values)]
+    rules += [f"{name}: {body}" for body, name in leaves.items()]
+    return Grammar("lark", "\n".join(rules))
+
+
+def _written(schema: Mapping[str, Any], style: _Style, level: int, leaves: dict[str, str]) -> str:
+    """A value whose parts are at `level`, as an expression of Lark."""
+    first, between, last = style.before(level), style.between(level), style.before(level - 1)
+    if level > style.lines:
+        last = ""
+    if schema["type"] == "object":
+        expression: list[str] = []
+        for name, value in schema["properties"].items():
+            opening = between if expression else "{" + first
+            expression.append(_literal(f"{opening}{json.dumps(name)}:{style.space}"))
+            expression.append(_written(value, style, level + 1, leaves))
+        return " ".join([*expression, _literal(last + "}")])
+    if schema["type"] != "array":
+        return leaves.setdefault(f"%json {json.dumps(schema)}", f"leaf_{len(leaves)}")
+    item = _written(schema["items"], style, level + 1, leaves)
+    fewest, most = schema.get("minItems", 0), schema.get("maxItems")
+    assert fewest == (most or 0), "any number of items, or exactly so many"
+    more = f"({_literal(between)} {item})" + (f"{{{most - 1}}}" if most else "*")
+    filled = f"{_literal('[' + first)} {item} {more} {_literal(last + ']')}"
+    ways = [filled] if fewest else [filled, _literal("[]")]
+    if first and schema["items"]["type"] not in ("object", "array"):  # which many leave on one line
+        ways.append(_written(schema, _Style(0), 1, leaves))
+    return f"({' | '.join(ways)})"
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text)
 
 
 _TEXT: Final = {"type": "string"}

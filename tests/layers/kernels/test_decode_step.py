@@ -5,6 +5,7 @@ import torch
 
 from snugvl.checkpoint.architecture import LongRope, Rope, YarnScaling
 from snugvl.engine.graphs import decode as graphs
+from snugvl.engine.sampling.sampler import likeliest
 from snugvl.layers.kernels import decode_step
 from snugvl.layers.kernels.rows import lookup, rotation
 from snugvl.layers.linear import Linear
@@ -62,6 +63,29 @@ def test_the_likeliest_tokens(vocabulary: int, device: torch.device) -> None:
     assert ((following >= 0) & (following < vocabulary)).all(), "the next step reads an embedding of it"
     assert torch.equal(ours, grown)
     assert tokens[[1, 8]].tolist() == [2, 0], "the first of equals"
+
+
+@pytest.mark.parametrize("vocabulary", [7, decode_step.PART, 2 * decode_step.PART + 3])
+def test_the_likeliest_allowed_tokens(vocabulary: int, device: torch.device) -> None:
+    """Whatever is best may be forbidden; a row that is broken stays so, though what broke it is forbidden."""
+    scores = rows(vocabulary)
+    bits = torch.randint(
+        -(2**31), 2**31, (9, (vocabulary + 31) // 32), generator=torch.Generator().manual_seed(1)
+    )
+    bits = bits.to(torch.int32)
+    bits[2] = 0
+    bits[4, -1] = 0  # where it is infinite
+    bits[6] = 0
+    bits[6, -1] = 1 << (vocabulary - 1) % 32 if vocabulary % 32 else -(2**31)
+    bits[8] = -1
+    bits[8, 0] = ~0b111
+    right = likeliest(scores, bits)
+    ours = decode_step.choose_allowed(scores.to(device), bits.to(device)).cpu()
+    assert torch.equal(ours, right)
+    assert right[2] == -1, "nothing is allowed"
+    assert right[[3, 4, 5, 7]].tolist() == [-1] * 4
+    assert right[8] == 3, "the first of equals that is allowed"
+    assert right[6] == vocabulary - 1
 
 
 ROPES = {

@@ -140,9 +140,12 @@ class DecodeGraphs:
         """Sequences of the largest graph."""
         return max(self._sizes)
 
-    def start(self, rows: Rows[DecodeRow]) -> Replay:
-        """Give a graph its batch, and run it."""
-        return self._graph(len(rows)).start(rows)
+    def start(self, rows: Rows[DecodeRow], tokens: torch.Tensor | None = None) -> Replay:
+        """Give a graph its batch, and run it.
+
+        `tokens`: `[rows]` int64 on the device, in place of those of the rows; below 0 as for `feed`.
+        """
+        return self._graph(len(rows)).start(rows, tokens)
 
     def advance(self, rows: int, tables: Mapping[int, Rows[int]]) -> Replay:
         """Replay the last batch one token further; `tables` are those that have grown, by row."""
@@ -209,7 +212,7 @@ class _DecodeGraph:
         self._graph, self._logits = capture(self._step, pool, stream)
         return pool or self._graph.pool()
 
-    def start(self, rows: Rows[DecodeRow]) -> Replay:
+    def start(self, rows: Rows[DecodeRow], tokens: torch.Tensor | None = None) -> Replay:
         staging = self._next_staging()
         lines = staging.numpy()
         lines[:, :_FIELDS] = 0
@@ -222,6 +225,8 @@ class _DecodeGraph:
         self._deltas.copy_(self._arrived[:, 2])
         self._state_slots.copy_(self._arrived[:, 3])
         self._tables.copy_(self._arrived[:, _FIELDS:])
+        if tokens is not None:
+            self.feed(tokens)
         return self._replay(len(rows))
 
     def advance(self, rows: int, tables: Mapping[int, Rows[int]]) -> Replay:

@@ -26,7 +26,7 @@ import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.graphs.capture import GraphPool
-from snugvl.engine.packing import Numbers, Shape, numbers_of, pack, shape_of, table_width
+from snugvl.engine.packing import Numbers, Shape, Unread, numbers_of, pack, shape_of, table_width
 from snugvl.engine.request import VisionItem
 from snugvl.engine.scheduler import Chunk
 from snugvl.layers.attention import AttentionMetadata
@@ -69,10 +69,14 @@ class StepGraphs:
         self._blocks = table_width(-(-config.max_model_len // cache.block_size))
         self._seen = False  # whether the last step had placeholders, whose rows are still there
 
-    def run(self, chunks: Sequence[Chunk], embeds: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    def run(
+        self, chunks: Sequence[Chunk], embeds: Sequence[torch.Tensor], unread: Unread | None = None
+    ) -> torch.Tensor | None:
         """Logits `[n, vocab]` of the `n` chunks that sample, valid until the next run; None without a graph.
 
-        `embeds`: the encoder rows of all placeholders, in their order, in pieces.
+        Args:
+            embeds: the encoder rows of all placeholders, in their order, in pieces.
+            unread: tokens that only the device knows.
         """
         exact = shape_of(chunks)
         if exact.tokens > self._most or exact.sequences > self._max_sequences:
@@ -86,6 +90,8 @@ class StepGraphs:
         # Placeholders are not part of a graph: as many of them as there are, behind its own numbers.
         copy_to(flat, pack(chunks, shape, self._cache.block_size))
         numbers = numbers_of(flat, shape)
+        if unread is not None:
+            unread.put(numbers)
         self._see(buffers, numbers.pictured[: exact.pictured], embeds)
         self._graph_pool.run(key, lambda: self._step(buffers, numbers, shape))
         return buffers.logits[: exact.logits]

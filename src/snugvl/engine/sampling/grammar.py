@@ -2,34 +2,44 @@
 
     TokenGrammar ──start()──→ GrammarState: fill ─ sample ─ accept ─ fill ─ sample ─ accept …
 
-One state belongs to one choice. It sees exactly the tokens that were sampled for it, once each and in
-order, so chunked prefill, preemption and strangers in the batch can't touch it.
+One state belongs to one choice. It sees exactly the tokens of its answer, once each and in order, so chunked
+prefill, preemption and strangers in the batch can't touch it.
 
-A mask may take microseconds or a tenth of a second. Those of a request whose last ones were quick are made at
-once. Others are made by threads (`MaskThreads`), as soon as the token before them is known, requests taking
-turns; and each choice has a share of time for which a step waits:
+A mask may take microseconds or a tenth of a second. Those of a request whose last ones were very quick are
+made at once. Others are made by threads (`MaskThreads`), as soon as the token before them is known, requests
+taking turns; and each choice has a share of time for which a step waits:
 
     engine    sample ─ accept │ … next step │ wait 5 ms at most ─ whoever has its mask goes on ─ sample …
     threads                   └ token, mask ┘ one that is not ready is left out of this step
+
+Where a mask allows a single token, that one is forced, whatever the network thinks: the state takes it and
+makes the mask after it, and so on. So a `Mask` may know several tokens ahead of those that were taken, and
+the engine need not compute one to get the next (`Engine._skip_forced`):
+
+    taken   {"              a mask of one token      forced: title   ":      bits: what may follow   ":
 """
 
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from snugvl.errors import RequestError
 
-MOST_THREADS = 4
+MOST_THREADS = 8
 WAIT_S = 0.005  # that a step waits for masks, in all
-QUICK_S = 0.002  # that a mask may take to be made at once: handing it to a thread costs some tenths of that
-AT_ONCE_S = 0.012  # of masks that are made at once, in a step
+QUICK_S = 0.0003  # that a mask may take to be made at once: handing it to a thread costs a third of that
+AT_ONCE_S = 0.002  # of masks that are made at once, in a step
 SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks are slow soon waits alone
+MOST_FORCED = 64  # tokens that a mask knows ahead; with masks of long literals, fewer:
+FORCING_S = 0.005  # after so long it looks no further
 
 
 class GrammarState(Protocol):
@@ -87,7 +97,9 @@ class MaskThreads:
     def __init__(self, threads: int, vocab: int) -> None:
         self.vocab = vocab
         self.left_s = AT_ONCE_S  # for masks that are made at once, in this step
-        self.changed = Condition()  # notified whenever a job is done
+        lock = Lock()
+        self.changed = Condition(lock)  # notified whenever a job is done
+        self._submitted = Condition(lock)
         self._threads = threads
         self._started = 0
         self._jobs: dict[Hashable, deque[Callable[[], object]]] = {}  # by owner; whose turn is next, first
@@ -98,12 +110,12 @@ class MaskThreads:
 
     def submit(self, owner: Hashable, job: Callable[[], object]) -> None:
         """Run `job`, which must not raise, when it is its owner's turn."""
-        with self.changed:
+        with self._submitted:
             self._jobs.setdefault(owner, deque()).append(job)
             if self._started < self._threads:
                 self._started += 1
                 Thread(target=self._run, name="snugvl-masks", daemon=True).start()
-            self.changed.notify_all()
+            self._submitted.notify()
 
     def wait(self, most_s: float) -> None:
         """Let a job be done, or time pass."""
@@ -112,45 +124,87 @@ class MaskThreads:
 
     def _run(self) -> None:
         while True:
-            with self.changed:
+            with self._submitted:
+                self.changed.notify_all()
                 while not self._jobs:
-                    self.changed.wait()
+                    self._submitted.wait()
                 owner = next(iter(self._jobs))
                 jobs = self._jobs.pop(owner)
                 job = jobs.popleft()
                 if jobs:
                     self._jobs[owner] = jobs  # behind all others
             job()
-            with self.changed:
-                self.changed.notify_all()
 
 
 class Mask:
     """Which tokens one choice may take next, made ahead of the step that needs it.
 
     Attributes:
-        bits: `[ceil(vocab / 32)]` int32 on the CPU, as `GrammarState.fill` writes it; whole once `ready`.
+        forced: the next tokens, where there is no choice; `accept` takes them one by one. Whole once `ready`.
     """
 
-    def __init__(self, state: GrammarState, threads: MaskThreads, pace: MaskPace) -> None:
-        """`pace`: one for all choices of a request."""
-        self.bits = torch.empty((threads.vocab + 31) // 32, dtype=torch.int32)
+    def __init__(
+        self,
+        state: GrammarState,
+        threads: MaskThreads,
+        pace: MaskPace,
+        ends: Collection[int] = (),
+    ) -> None:
+        """
+        Args:
+            pace: one for all choices of a request.
+            ends: tokens that end the choice: nobody asks for a mask after one.
+        """
         self.ready = True
+        self.forced: deque[int] = deque()
+        self._bits = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # of the token after `forced`
         self._state = state
         self._threads = threads
         self._pace = pace
+        self._ends = ends
         self._share_s = WAIT_S
         self._dropped = False
-        state.fill(self.bits)
+        state.fill(torch.from_numpy(self._bits))
+        if _only(self._bits) is not None:  # the masks after it cost something
+            self.ready = False
+            threads.submit(pace, lambda: self._make(None))
 
     @property
     def error(self) -> str | None:
         """Why the grammar can't go on, or None; ask when `ready`."""
-        return self._state.error
+        return None if self.forced else self._state.error
+
+    @property
+    def ends(self) -> bool:
+        """Whether the choice ends with what is forced."""
+        return bool(self.forced) and self.forced[-1] in self._ends
+
+    @property
+    def quick(self) -> bool:
+        """Whether those of its request were made, lately, in a time for which a step may wait."""
+        return self._pace.seconds < WAIT_S
+
+    def write(self, bits: torch.Tensor) -> None:
+        """Which tokens may come next to `bits` `[ceil(vocab / 32)]` int32, as `GrammarState.fill` does.
+
+        None, if the grammar can't go on.
+        """
+        assert self.ready, "a mask is read before it is made"
+        words = bits.numpy()
+        if not self.forced and self._state.error is None:
+            words[:] = self._bits
+            return
+        words[:] = 0
+        if self.forced:
+            words.view(np.uint32)[self.forced[0] // 32] = 1 << self.forced[0] % 32
 
     def accept(self, token: int) -> None:
         """Take the token that was sampled, and begin with the mask after it."""
         assert self.ready, "a token was sampled without a mask"
+        if self.forced:
+            known = self.forced.popleft()
+            assert token == known, "another token than the one that is forced"
+            return
         self.ready = False
         self._share_s = min(self._share_s + SHARE_S, WAIT_S)
         if self._pace.seconds < min(QUICK_S, self._threads.left_s):
@@ -176,16 +230,41 @@ class Mask:
         self._share_s = max(self._share_s - took_s, 0.0)
         return took_s
 
-    def _make(self, token: int) -> float:
+    def _make(self, token: int | None) -> float:
+        """Make the mask after a token, or look further than the first one."""
         begun = time.monotonic()
         if not self._dropped:
-            self._state.accept(token)
-            if self._state.error is None:
-                self._state.fill(self.bits)
+            if token is not None:
+                self._take(token)
+            self._look_ahead(begun + FORCING_S)
         seconds = time.monotonic() - begun
-        self._pace.note(seconds)
+        self._pace.note(seconds / (1 + len(self.forced)))
         self.ready = True
         return seconds
+
+    def _take(self, token: int) -> None:
+        self._state.accept(token)
+        if self._state.error is None:
+            self._state.fill(torch.from_numpy(self._bits))
+
+    def _look_ahead(self, until: float) -> None:
+        """Take the tokens that masks prove to be forced, until it is late."""
+        while self._state.error is None and (token := _only(self._bits)) is not None:
+            if len(self.forced) == MOST_FORCED or time.monotonic() > until:
+                return
+            self.forced.append(token)
+            if token in self._ends:
+                return
+            self._take(token)
+
+
+def _only(bits: NDArray[np.int32]) -> int | None:
+    """The token that is allowed, if it is the only one."""
+    (words,) = bits.nonzero()
+    if len(words) != 1:
+        return None
+    word = int(bits.view(np.uint32)[words[0]])
+    return None if word & (word - 1) else 32 * int(words[0]) + word.bit_length() - 1
 
 
 def gave_up(mask: Mask, where: str) -> RequestError:
@@ -208,11 +287,28 @@ def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:
     return late
 
 
-def fill_allowed(masks: list[Mask], vocab: int, device: torch.device) -> torch.Tensor:
-    """Which tokens may come next, `[masks, vocab]` bool on `device`: one copy for all of them."""
-    for mask in masks:
-        mask.wait()
-    bits = torch.stack([mask.bits for mask in masks])
-    shifts = torch.arange(32, dtype=torch.int32, device=device)
-    unpacked = (bits.to(device)[:, :, None] >> shifts) & 1  # [masks, words, 32]
-    return unpacked.flatten(1)[:, :vocab].bool()
+def allowed_bits(masks: Sequence[Mask | None], vocab: int, device: torch.device) -> torch.Tensor:
+    """What each row may take next, `[rows, ceil(vocab / 32)]` int32 on `device`; everything without a mask.
+
+    Waits for masks that are not ready; not for the device.
+    """
+    shape = len(masks), (vocab + 31) // 32
+    bits = torch.empty(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+    for row, mask in zip(bits, masks, strict=True):
+        if mask is None:
+            row.fill_(-1)
+        else:
+            mask.wait()
+            mask.write(row)
+    return bits.to(device, non_blocking=True)
+
+
+def fill_allowed(masks: Sequence[Mask | None], vocab: int, device: torch.device) -> torch.Tensor:
+    """Which tokens each row may take next, `[rows, vocab]` bool on `device`; one copy for all of them."""
+    return unpacked(allowed_bits(masks, vocab, device), vocab)
+
+
+def unpacked(bits: torch.Tensor, vocab: int) -> torch.Tensor:
+    """`bits` `[rows, ceil(vocab / 32)]` int32 as `[rows, vocab]` bool."""
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    return ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab].bool()

@@ -10,8 +10,8 @@ filters only zero probabilities, so the order, and with it the token, depends ne
 the batch nor on which filters they use. Log-probabilities are those of the network itself: before bias,
 penalties, grammar and temperature.
 
-On a GPU nothing here waits for it, but for a grammar: tokens stay there for the next step, and a copy of all
-results is on its way to the host (`PendingSample`).
+On a GPU nothing here waits for it: tokens stay there for the next step, and a copy of all results is on its
+way to the host (`PendingSample`). Only masks are waited for, which are made on the host.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.filters import Filters
-from snugvl.engine.sampling.grammar import Mask, fill_allowed
+from snugvl.engine.sampling.grammar import Mask, allowed_bits, fill_allowed, unpacked
 from snugvl.engine.sampling.penalties import Penalties
 from snugvl.layers.upload import upload
 
@@ -77,9 +77,10 @@ class PendingSample:
         """
         self.tokens = tokens
         self._asked = asked
-        parts = [tokens, own, *(() if top is None else (part.flatten() for part in top))]
-        # One copy for all; ids are exact in float64.
-        packed = torch.cat([part.double() for part in parts])
+        packed = tokens
+        if asked:  # one copy for all; ids are exact in float64
+            parts = [tokens, own, *(() if top is None else (part.flatten() for part in top))]
+            packed = torch.cat([part.double() for part in parts])
         self._event = None
         if packed.is_cuda:
             self._packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
@@ -154,14 +155,12 @@ class Sampler:
             uniforms: a number from [0, 1) for each row; unused where it is greedy.
         """
         total = logits.logsumexp(-1)  # [n]; not finite if a logit is NaN or inf, or all are -inf
-        scores, broken = constrained(self._penalties.apply(logits), self._choices)
+        scores = constrained(self._penalties.apply(logits), self._choices)
         tokens = scores.argmax(-1)  # the first of equals
         if self._drawn:
             tokens.index_copy_(0, self._drawn_rows, self._draw(scores, uniforms))
         # -inf is only chosen where nothing else is left: grammar and network exclude everything together.
         healthy = total.isfinite() & (scores.gather(-1, tokens[:, None])[:, 0] > -torch.inf)
-        if broken:
-            healthy.index_fill_(0, upload(broken, torch.int64, self._device), value=False)
         own, top = self._logprobs(logits, total, tokens)
         return PendingSample(torch.where(healthy, tokens, -1), own, top, self._asked)
 
@@ -234,17 +233,39 @@ def scores_of(logits: torch.Tensor, targets: Sequence[int], most: Sequence[int])
     return [Sampled(token, value, _ranked(others, known, k)) for token, value, others, known, k in rows]
 
 
-def constrained(scores: torch.Tensor, choices: Sequence[Choice]) -> tuple[torch.Tensor, list[int]]:
-    """`scores` `[n, vocab]` with -inf where a grammar forbids the token, and the rows whose grammar broke.
+def constrained(scores: torch.Tensor, choices: Sequence[Choice]) -> torch.Tensor:
+    """`scores` `[n, vocab]` with -inf where a grammar forbids the token: everywhere, if it broke.
 
     The same tensor when nobody has a grammar. Last of all that moves scores, so that no bias lets a
     forbidden token win.
     """
-    masks = {i: choice.grammar for i, choice in enumerate(choices) if choice.grammar is not None}
-    if not masks:
-        return scores, []
-    allowed = fill_allowed(list(masks.values()), scores.shape[-1], scores.device)
-    forbidden = torch.zeros_like(scores, dtype=torch.bool)
-    forbidden[list(masks)] = ~allowed
-    broken = [i for i, mask in masks.items() if mask.error is not None]
-    return scores.masked_fill(forbidden, -torch.inf), broken
+    masks = [choice.grammar for choice in choices]
+    if not any(masks):
+        return scores
+    return scores.masked_fill(~fill_allowed(masks, scores.shape[-1], scores.device), -torch.inf)
+
+
+def begin_likeliest(logits: torch.Tensor, masks: Sequence[Mask | None]) -> PendingSample:
+    """Start choosing the likeliest token that its mask allows for each row of `logits` `[n, vocab]` float32.
+
+    What a `Sampler` gives where everybody is greedy and moves no score, in two launches.
+    """
+    bits = allowed_bits(masks, logits.shape[1], logits.device)
+    return PendingSample(likeliest(logits, bits), logits[:0, 0], None, {})
+
+
+def likeliest(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """The likeliest token of each row, `[n]` int64; −1 where there is none, or the logits are not finite.
+
+    Args:
+        logits: `[n, vocab]` float32.
+        bits: `[n, ceil(vocab / 32)]` int32, the tokens that are allowed.
+    """
+    if logits.is_cuda:
+        from snugvl.layers.kernels import decode_step  # needs triton, which only GPUs bring
+
+        return decode_step.choose_allowed(logits, bits)
+    allowed = unpacked(bits, logits.shape[1])
+    highest, tokens = logits.masked_fill(~allowed, -torch.inf).max(-1)
+    sound = (logits < torch.inf).all(-1)  # NaN is not lower, either
+    return torch.where(sound & (highest > -torch.inf), tokens, -1)

@@ -43,19 +43,28 @@ def place_tokens(
 
 
 @launched
-@triton.jit(do_not_specialize=["vocabulary", "parts"])
-def highest_parts(logits, values, ids, vocabulary, parts, PART: tl.constexpr, PDL: tl.constexpr):
+@triton.jit(do_not_specialize=["vocabulary", "parts", "words"])
+def highest_parts(
+    logits, bits, values, ids, vocabulary, parts, words, PART: tl.constexpr, MASKED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """One (row, part) of `logits` `[rows, vocabulary]`: its highest score, NaN if one is, and whose it is.
 
-    `values` float32 and `ids` int32, the first of equals, are `[rows, parts]`.
+    `values` float32 and `ids` int32, the first of equals, are `[rows, parts]`. MASKED: of the tokens that are
+    allowed, bit `t % 32` of word `t // 32` of `bits` `[rows, words]` int32; infinite scores are NaN then.
     """
     wait_for_others(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * PART + tl.arange(0, PART)
     inside = at < vocabulary
     score = tl.load(logits + row * vocabulary + at, mask=inside, other=float("-inf"))
+    if MASKED:
+        score = tl.where(score == float("inf"), float("nan"), score)
     broken = tl.max((score != score).to(tl.int32), 0) > 0
     score = tl.where(score != score, float("-inf"), score)
+    if MASKED:
+        word = tl.load(bits + row * words + at // 32, mask=inside, other=0)
+        score = tl.where(((word >> (at % 32)) & 1) != 0, score, float("-inf"))
     best = tl.max(score, 0)
     first = tl.min(tl.where((score == best) & inside, at, 0x7FFFFFFF), 0)
     tl.store(values + row * parts + part, tl.where(broken, float("nan"), best))
@@ -64,7 +73,10 @@ def highest_parts(logits, values, ids, vocabulary, parts, PART: tl.constexpr, PD
 
 @launched
 @triton.jit(do_not_specialize=["parts"])
-def take_highest(values, ids, tokens, following, lengths, parts, PARTS: tl.constexpr, PDL: tl.constexpr):
+def take_highest(
+    values, ids, tokens, following, lengths, parts, PARTS: tl.constexpr, GOES_ON: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """One row: the first of its highest scores.
 
     Args:
@@ -73,6 +85,7 @@ def take_highest(values, ids, tokens, following, lengths, parts, PARTS: tl.const
         following: `[rows]` int64, the id whatever its score.
         lengths: `[rows]` int32; a row that is somebody's grows by one.
         PARTS: a power of two that holds `parts`.
+        GOES_ON: whether `following` and `lengths` are there.
     """
     wait_for_others(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -86,9 +99,10 @@ def take_highest(values, ids, tokens, following, lengths, parts, PARTS: tl.const
     first = tl.min(tl.where((value == best) & inside, id_, 0x7FFFFFFF), 0).to(tl.int64)
     finite = (best < float("inf")) & (best > float("-inf"))
     tl.store(tokens + row, tl.where(broken | (finite == 0), -1, first))
-    tl.store(following + row, first)
-    length = tl.load(lengths + row)
-    tl.store(lengths + row, tl.where(length > 0, length + 1, length))
+    if GOES_ON:
+        tl.store(following + row, first)
+        length = tl.load(lengths + row)
+        tl.store(lengths + row, tl.where(length > 0, length + 1, length))
 
 
 def places(
@@ -117,11 +131,53 @@ def choose(
     logits: torch.Tensor, tokens: torch.Tensor, following: torch.Tensor, lengths: torch.Tensor
 ) -> None:
     """The likeliest tokens of `logits` `[rows, vocabulary]` float32, as `take_highest` writes them."""
+    _choose(logits, None, tokens, following, lengths)
+
+
+def choose_allowed(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """The likeliest tokens, `[rows]` int64, of those that `bits` `[rows, ceil(vocabulary / 32)]` int32 allow.
+
+    −1 where none is, or one of the row's `logits`, forbidden or not, is NaN or infinite.
+    """
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    _choose(logits, bits, tokens)
+    return tokens
+
+
+def _choose(
+    logits: torch.Tensor,
+    bits: torch.Tensor | None,
+    tokens: torch.Tensor,
+    following: torch.Tensor | None = None,
+    lengths: torch.Tensor | None = None,
+) -> None:
     rows, vocabulary = logits.shape
     parts = triton.cdiv(vocabulary, PART)
     values = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
     ids = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     turn = pdl(logits.device)
-    highest_parts[(rows, parts)](logits, values, ids, vocabulary, parts, PART=PART, num_warps=8, **turn)
-    wide = triton.next_power_of_2(parts)
-    take_highest[(rows,)](values, ids, tokens, following, lengths, parts, PARTS=wide, num_warps=1, **turn)
+    highest_parts[(rows, parts)](
+        logits,
+        ids if bits is None else bits,  # a kernel takes a tensor for what it doesn't read
+        values,
+        ids,
+        vocabulary,
+        parts,
+        0 if bits is None else bits.shape[1],
+        PART=PART,
+        MASKED=bits is not None,
+        num_warps=8,
+        **turn,
+    )
+    take_highest[(rows,)](
+        values,
+        ids,
+        tokens,
+        tokens if following is None else following,
+        ids if lengths is None else lengths,
+        parts,
+        PARTS=triton.next_power_of_2(parts),
+        GOES_ON=following is not None,
+        num_warps=1,
+        **turn,
+    )
