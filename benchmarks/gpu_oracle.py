@@ -186,7 +186,7 @@ def our_tokens(model: LoadableNetwork, prompt: PreparedPrompt) -> tuple[list[int
 def recorded_tokens(model: LoadableNetwork, prompt: PreparedPrompt) -> list[int] | None:
     """The same once more, by recordings: of the third time, since those are made of what comes again.
 
-    None where nothing is recorded: steps of a model with recurrent states never are, only its small pictures.
+    None where nothing is recorded.
     """
     config = EngineConfig(num_blocks=512, max_model_len=8192, max_batched_tokens=512, prefix_cache=False)
     engine = Engine(model, replace(config, step_graph_bytes=RECORDINGS_BYTES))
@@ -341,7 +341,7 @@ def compare(
 def recordings_said(tokens: list[int], again: list[int] | None) -> str:
     """What to print of the answer by recordings."""
     if again is None:
-        return "  recordings: none, it has recurrent states"
+        return "  recordings: none"
     return "" if again == tokens else "  by recordings OTHERS"
 
 

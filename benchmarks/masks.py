@@ -28,7 +28,7 @@ import machine
 import snugvl
 from snugvl.core.messages import Grammar, Request, user
 from snugvl.core.sampling import SamplingParams
-from snugvl.engine import runner
+from snugvl.engine import overlap
 from snugvl.errors import SnugvlError
 from snugvl.model import Model
 
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--step-graphs", action="store_true", default=None)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    runner.LEAST_RUN = options.least_run or runner.LEAST_RUN  # type: ignore[attr-defined]
+    overlap.LEAST_RUN = options.least_run or overlap.LEAST_RUN
     model: Model = snugvl.load(
         options.model,
         device=options.device,
@@ -168,7 +168,7 @@ def main() -> None:
     )
     figures: dict[str, Any] = {
         "model": options.model,
-        "least_run": runner.LEAST_RUN,  # type: ignore[attr-defined]
+        "least_run": overlap.LEAST_RUN,
         "levels": [],
         "tasks": [],
     }

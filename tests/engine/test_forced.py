@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from snugvl.core.messages import Grammar
-from snugvl.engine import runner
+from snugvl.engine import checkpoints, overlap
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput
+from snugvl.engine.sampling import grammar
 from snugvl.engine.sampling.grammar import MOST_FORCED, QUICK_S, WAIT_S, MaskPace, TokenGrammar
 from snugvl.engine.scheduler import Schedule
 from snugvl.inputs.grammar import GrammarCompiler
@@ -28,6 +29,7 @@ from tests.engine.test_grammar import END, Rule, phrases
 from tests.engine.test_prefill_graphs import recorded
 from tests.engine.toy import HIDDEN, HybridToy, Toy
 from tests.masks import mask_of
+from tests.patience import PATIENCE_S
 
 POCKET = Path(__file__).parents[2] / "src/snugvl/pocket"
 Model = Callable[[], Toy]
@@ -35,7 +37,14 @@ Model = Callable[[], Toy]
 
 @pytest.fixture(autouse=True)
 def _short_runs_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "LEAST_LONG_RUN", 2)
+    monkeypatch.setattr(overlap, "LEAST_LONG_RUN", 2)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is, no mask is late."""
+    monkeypatch.setattr(grammar, "WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(grammar, "FORCING_S", PATIENCE_S)
 
 
 def typed(name: str, prompt: list[int], **sampling: object) -> EngineRequest:
@@ -72,6 +81,7 @@ def answers(
     return finish(engine, outputs), engine, eager
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("late", [0, 2, 5])
 @pytest.mark.parametrize("model", [Toy, HybridToy])
 @pytest.mark.parametrize("graphs", [False, True])
@@ -91,14 +101,20 @@ def test_the_same_tokens_with_fewer_steps(graphs: bool, model: type[Toy], late: 
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("model", [Toy, HybridToy])
-def test_few_blocks_and_a_small_budget_change_no_token(graphs: bool, model: type[Toy]) -> None:
+def test_few_blocks_and_a_small_budget_change_no_token(
+    graphs: bool, model: type[Toy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With checkpoints of states in answers, which come back from them."""
+    monkeypatch.setattr(checkpoints, "SPACING", 1)
     right, _, _ = answers(graphs=False, skip=False, model=model())
-    found, engine, _ = answers(graphs, True, 1, model(), num_blocks=28, max_num_seqs=4, max_batched_tokens=7)
+    sizes = {"num_blocks": 28, "max_num_seqs": 4, "max_batched_tokens": 7, "state_checkpoints": 3}
+    found, engine, _ = answers(graphs, True, 1, model(), **sizes)
     assert found == right
     assert engine.stats.preemptions > 0
     assert engine.stats.free_blocks == 28
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("recording", [False, True])
 def test_a_run_is_computed_while_others_run_ahead(recording: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step of its chunk starts before the others' tokens are read, launch by launch or by a graph."""
@@ -141,6 +157,7 @@ def test_every_token_has_its_log_probability_where_they_are_asked_for(graphs: bo
     assert engine.stats.forced_tokens == 0
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_step_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many forced tokens are known."""
     engine, _ = engine_with(False, max_num_seqs=3, max_batched_tokens=6)
@@ -159,6 +176,7 @@ def test_a_step_keeps_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["a", 0] == finish_alone(typed("a", [ord("a") % 7], max_tokens=40))
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_answer_that_is_all_forced() -> None:
     engine, _ = engine_with(False)
     words = [5, 7, 9, 11, 13, 15, END]
@@ -180,6 +198,7 @@ def test_the_limit_and_a_stop_token_end_it_in_the_middle_of_a_run() -> None:
             assert finish(engine)["a", 0] == wanted
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_mask_looks_no_further_than_so_many_tokens() -> None:
     rule = Rule(lambda seen: {1 + len(seen) % 40})
     mask = mask_of(rule.start(), 48)
@@ -192,6 +211,7 @@ def test_a_mask_looks_no_further_than_so_many_tokens() -> None:
     assert bits.tolist() == [1 << 4, 0]
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_grammar_that_breaks_after_forced_tokens_gives_them_first() -> None:
     engine, _ = engine_with(False)
     rule = Rule(lambda seen: {10 + len(seen) % 30}, breaks_after=3)
@@ -230,16 +250,16 @@ def test_whose_mask_is_late_waits_alone_though_its_step_has_begun() -> None:
     right = finish_alone(request("slow", [3, 1, 4], max_tokens=12))
     engine, eager = engine_with(True)
     assert eager is not None
-    grammar = Late(5)
-    engine.add(replace(request("slow", [3, 1, 4], max_tokens=12), grammar=grammar))
+    late = Late(5)
+    engine.add(replace(request("slow", [3, 1, 4], max_tokens=12), grammar=late))
     engine.add(request("other", [9, 2], max_tokens=60))
     outputs: list[TokenOutput] = []
     while sum(output.request_id == "other" for output in outputs) < 20:
         outputs += engine.step()
         engine.check_integrity()
-    assert grammar.reached.is_set()
+    assert late.reached.is_set()
     assert sum(output.request_id == "slow" for output in outputs) == 5
-    grammar.go.set()
+    late.go.set()
     mask = engine._requests["slow"][0].grammar
     assert mask is not None
     mask.wait()
@@ -249,6 +269,7 @@ def test_whose_mask_is_late_waits_alone_though_its_step_has_begun() -> None:
     assert finish(engine, outputs)["slow", 0] == right
 
 
+@pytest.mark.usefixtures("patient")
 def test_masks_that_always_take_long_keep_nobody_from_running_ahead() -> None:
     """Their own steps wait for the host, which has them before it starts one."""
 
@@ -256,7 +277,7 @@ def test_masks_that_always_take_long_keep_nobody_from_running_ahead() -> None:
         def note(self, seconds: float) -> None:
             pass
 
-    for pace, runs in ((Long(2 * WAIT_S), False), (Long(0.0), True)):
+    for pace, runs in ((Long(2 * PATIENCE_S), False), (Long(0.0), True)):
         engine, eager = engine_with(True)
         assert eager is not None
         engine.add(typed("a", [3, 1, 4]))
@@ -272,11 +293,9 @@ def test_a_recurrent_state_takes_no_token_twice() -> None:
     right = {}
     for graphs in (False, True):
         engine, _ = engine_with(graphs, HybridToy())
-        grammar = Late(5)
-        threading.Timer(0.05, grammar.go.set).start()
-        engine.add(
-            replace(request("slow", [3, 1, 4], max_tokens=20, temperature=1.5, seed=1), grammar=grammar)
-        )
+        late = Late(5)
+        threading.Timer(0.05, late.go.set).start()
+        engine.add(replace(request("slow", [3, 1, 4], max_tokens=20, temperature=1.5, seed=1), grammar=late))
         engine.add(request("other", [9, 2], max_tokens=20))
         right[graphs] = finish(engine)
     assert right[True] == right[False]
@@ -345,19 +364,20 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(tokenizer, WORDS)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("part", range(4))
 def test_200_schemas_give_the_tokens_of_one_by_one(part: int) -> None:
     """With pocket's real tokenizer: greedy and drawn, in steps that wait and in steps that run ahead."""
     draw = random.Random(part)
     sources = [json.dumps(schema(draw)) for _ in range(50)]
-    grammars = [compiler().compile(Grammar("json_schema", source)) for source in sources]
+    rules = [compiler().compile(Grammar("json_schema", source)) for source in sources]
     found = []
     forced = 0
     for graphs, skip in ((False, False), (False, True), (True, True)):
         sizes = {"num_blocks": 2000, "max_num_seqs": 25, "max_model_len": 256, "max_batched_tokens": 64}
         engine, _ = engine_with(graphs, Wide(), skip_forced=skip, **sizes)
-        for index, grammar in enumerate(grammars):
-            engine.add(ask(str(index), grammar, temperature=float(index % 2)))
+        for index, rule in enumerate(rules):
+            engine.add(ask(str(index), rule, temperature=float(index % 2)))
         found.append(finish(engine))
         forced = engine.stats.forced_tokens
     assert found[0] == found[1] == found[2]
@@ -369,10 +389,10 @@ def test_200_schemas_give_the_tokens_of_one_by_one(part: int) -> None:
             assert isinstance(json.loads(text), dict)
 
 
-def ask(name: str, grammar: TokenGrammar, temperature: float) -> EngineRequest:
+def ask(name: str, rule: TokenGrammar, temperature: float) -> EngineRequest:
     """An answer that follows a grammar."""
     sampling = {"max_tokens": 48, "temperature": temperature, "seed": int(name)}
     return replace(
         request(name, [1, 2, int(name) % 40], stop_ids=compiler()._source.eos_ids, **sampling),
-        grammar=grammar,
+        grammar=rule,
     )

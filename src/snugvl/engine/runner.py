@@ -9,6 +9,7 @@ vision_embeds       rows 10 … 13 of the image's encoding              its rows
 import torch
 
 from snugvl.core.config import EngineConfig
+from snugvl.engine import overlap
 from snugvl.engine.checkpoints import StateCopy
 from snugvl.engine.encoder import Encoder
 from snugvl.engine.graphs.capture import CudaCapturer, GraphPool
@@ -16,8 +17,6 @@ from snugvl.engine.graphs.decode import DecodeGraphs
 from snugvl.engine.graphs.prefill import PictureGraphs, StepGraphs
 from snugvl.engine.oom import release
 from snugvl.engine.overlap import (
-    LEAST_LONG_RUN,
-    LEAST_RUN,
     PendingStep,
     decodes,
     launch_decode,
@@ -123,7 +122,9 @@ class Runner:
     @property
     def least_run(self) -> int:
         """Forced tokens that are worth a step of chunks: without graphs all steps are alike."""
-        return (LEAST_LONG_RUN if self._steps is None else LEAST_RUN) if self.has_graphs else 1
+        return (
+            (overlap.LEAST_LONG_RUN if self._steps is None else overlap.LEAST_RUN) if self.has_graphs else 1
+        )
 
     @property
     def can_recompute(self) -> bool:
