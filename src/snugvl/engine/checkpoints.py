@@ -11,31 +11,42 @@ A checkpoint has the key of the last block before it: it is the state after exac
 stands for, whoever has computed them. It is of use with all blocks up to it, goes with the last of them, and
 gives way to a new one when it is the one that was unused for longest.
 
-A step leaves the state behind its last token, so a prompt's chunks end where a checkpoint is wanted: at the
-last block boundary of each turn and of each picture, where other prompts part from this one. Each costs a
-copy and, mostly, a step, and takes the memory of a thousand tokens and more; what computes in no time needs
-none. In an answer there is one that moves along: no chat template has to render the answer again as it was,
-but where it does (a tool's result follows, say), the next turn starts there.
+They are wanted at the last block boundary of each turn and of each picture, where other prompts part from
+this one. A step leaves the state behind its last token, and in the scratch slot one behind a *landing*: so
+many times `LANDING` tokens after the beginning of one of its chunks. There the delta rule's kernels pass with
+the state at hand; so most prompts take no more steps than without. Where that doesn't fit a chunk ends at the
+checkpoint. Each costs a copy, and takes the memory of a thousand tokens and more; what computes in no time
+needs none. In an answer there is one that moves along: no chat template has to render the answer again as it
+was, but where it does (a tool's result follows, say), the next turn starts there.
 
 Only numbers live here; the bytes are in `layers/kv_cache.py`.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from snugvl.engine.blocks import Key
 from snugvl.engine.prefix import extend_keys
 from snugvl.engine.sequence import Sequence, State, slot_of
+from snugvl.layers.delta_rule import CHUNK
+
+if TYPE_CHECKING:
+    from snugvl.engine.scheduler import Chunk
 
 SPACING: Final = 16  # blocks from one checkpoint of a sequence to the next, and to the first
 MOST: Final = 4  # of one prompt
+LANDING: Final = CHUNK  # tokens
 
 
 class StateCopy(NamedTuple):
-    """A running sequence's slot and a checkpoint, one of which becomes a copy of the other."""
+    """A running sequence's slot and a checkpoint, one of which becomes a copy of the other.
 
-    slot: int
+    `slot`: None for the state that a step left behind a landing.
+    """
+
+    slot: int | None
     checkpoint: int
 
 
@@ -72,13 +83,23 @@ class Checkpoints:
 
         Each is that behind the `computed` tokens of its sequence, all of them known.
         """
-        copies = []
+        copies: list[StateCopy] = []
         for sequence in sequences:
             if sequence.state is State.RUNNING and self._due(sequence):
-                extend_keys(sequence, self._block_size)
-                checkpoint = self._place(sequence, sequence.keys[sequence.computed // self._block_size - 1])
-                copies += [] if checkpoint is None else [StateCopy(slot_of(sequence), checkpoint)]
+                copies += self._place(sequence, sequence.computed, slot_of(sequence))
         return copies
+
+    def leave(self, chunks: list["Chunk"]) -> list[StateCopy]:
+        """The same after a step with parts of prompts, one of which may have landed."""
+        landed = (self._place(chunk.sequence, chunk.landing, None) for chunk in chunks if chunk.landing)
+        return [*chain.from_iterable(landed), *self.take(chunk.sequence for chunk in chunks)]
+
+    def landing(self, sequence: Sequence, end: int) -> int:
+        """Where a chunk that ends there can leave its first checkpoint on the way; 0 for nowhere."""
+        start = sequence.computed
+        mark = next((mark for mark in sequence.marks if mark > start), end)
+        place = start + (mark - start) // LANDING * LANDING
+        return place if start < place and mark < end and place % self._block_size == 0 else 0
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Let go of checkpoints whose blocks can't be found any more, or are wrong."""
@@ -101,17 +122,18 @@ class Checkpoints:
             return place in sequence.marks
         return self.count > 1 and place - sequence.kept >= SPACING * self._block_size
 
-    def _place(self, sequence: Sequence, key: Key) -> int | None:
-        """Which checkpoint becomes that of `key`; None where it has one."""
-        answering = sequence.computed > len(sequence.prompt)
+    def _place(self, sequence: Sequence, place: int, slot: int | None) -> list[StateCopy]:
+        """What to copy for a checkpoint behind so many tokens; nothing where there is one."""
+        extend_keys(sequence, self._block_size)
+        key, answering = sequence.keys[place // self._block_size - 1], place > len(sequence.prompt)
         if answering and sequence.trail is not None:
             self.forget([sequence.trail])
-        sequence.kept, sequence.trail = sequence.computed, key if answering else None
+        sequence.kept, sequence.trail = place, key if answering else None
         if key in self._found:
             self._found.move_to_end(key)
-            return None
+            return []
         self._found[key] = self._free.pop() if self._free else self._found.popitem(last=False)[1]
-        return self._found[key]
+        return [StateCopy(slot, self._found[key])]
 
 
 def _ends(sequence: Sequence, block_size: int) -> list[int]:

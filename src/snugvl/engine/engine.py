@@ -330,7 +330,7 @@ class Engine:
         self._count(step)
         for chunk in step.chunks:
             self._scheduler.publish(chunk.sequence)
-        self._runner.save_states(self._scheduler.checkpoints.take(chunk.sequence for chunk in step.chunks))
+        self._runner.save_states(self._scheduler.checkpoints.leave(step.chunks))
         rows = [(row, s) for row, head in enumerate(ready) for s in (head, *self._fork(head))]
         begun = begin(logits, [choice_of(row, sequence) for row, sequence in rows])
         self._encode_upcoming(step, outputs)

@@ -1,6 +1,7 @@
 """The numbers of a step in one tensor: what the host writes with numpy, and one copy brings to the device.
 
-    ids │ positions × 3 │ slots │ logit rows │ placeholders │ tables │ state_slots │ starts │ lengths
+    ids │ positions × 3 │ slots │ logit rows │ placeholders │ tables
+        │ state_slots │ landings │ starts │ lengths
 
 One copy, because each takes the host as long as a kernel of the step does. Every part begins at a multiple of
 16 bytes and tables are as wide as a multiple of 16: Triton compiles another kernel for those that are not.
@@ -67,6 +68,7 @@ class Shape:
             self.pictured,
             _halves(lines * self.blocks),
             lines,
+            lines,
             *ends,
         )
 
@@ -83,6 +85,7 @@ class Numbers(NamedTuple, Generic[T]):
         tables: `[sequences, blocks]` int32, as in the graphs of decode steps: for another type kernels would
             be compiled again.
         state_slots: `[sequences]`.
+        landings: `[sequences]`, tokens of the step behind which a recurrent state is left; 0 for nowhere.
         starts: `[sequences + 1]`, int32, where each begins among the tokens.
         lengths: `[sequences]` int32, tokens in the cache once these are written.
     """
@@ -94,6 +97,7 @@ class Numbers(NamedTuple, Generic[T]):
     pictured: T
     tables: T
     state_slots: T
+    landings: T
     starts: T
     lengths: T
 
@@ -135,7 +139,8 @@ def table_width(blocks: int) -> int:
 
 def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
     """The parts of `flat` `[shape.size]` int64."""
-    ids, positions, slots, logit_rows, pictured, tables, state_slots, starts, lengths = shape.split(flat)
+    ids, positions, slots, logit_rows, pictured, tables, *rest = shape.split(flat)
+    state_slots, landings, starts, lengths = rest
     lines = shape.sequences
     return Numbers(
         ids,
@@ -145,6 +150,7 @@ def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
         pictured,
         tables.view(torch.int32).view(lines, shape.blocks),
         state_slots,
+        landings,
         starts.view(torch.int32)[: lines + 1],
         lengths.view(torch.int32)[:lines],
     )
@@ -171,6 +177,7 @@ def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor
         pictured += len(found)
         lines.tables[row, : len(table)] = table
         lines.state_slots[row] = slot_of(sequence)
+        lines.landings[row] = max(chunk.landing - chunk.start, 0)
         lines.starts[row] = start
         lines.lengths[row] = chunk.end
         if chunk.samples:

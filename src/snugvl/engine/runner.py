@@ -142,7 +142,7 @@ class Runner:
         """Copy states to checkpoints as the steps leave them that were started until now."""
         for slot, checkpoint in copies:
             assert self.cache.states is not None
-            self.cache.states.save(slot, checkpoint)
+            self.cache.states.save(self.cache.states.scratch if slot is None else slot, checkpoint)
 
     def _prepare(self, step: Schedule) -> None:
         """Copy the blocks that the step writes to, and the states that sequences start from."""
@@ -150,6 +150,7 @@ class Runner:
             self.cache.copy_block(copy.source, copy.target)
         for slot, checkpoint in step.restores:
             assert self.cache.states is not None
+            assert slot is not None, "a sequence starts in its own slot"
             self.cache.states.restore(slot, checkpoint)
 
     def _ensure_graph(self, step: Schedule) -> bool:
@@ -213,6 +214,7 @@ class Runner:
                 starts=numbers.starts if kernels else None,
                 lengths=numbers.lengths if kernels else None,
                 state_slots=None if self.cache.states is None else numbers.state_slots,
+                landings=None if self.cache.states is None else numbers.landings,
             ),
             logit_rows=numbers.logit_rows,
             vision_rows=numbers.pictured if embeds else None,

@@ -24,8 +24,9 @@ has one (`layers/kv_cache.py`).
 
 A sequence is admitted with the blocks of its beginning that the prefix cache has (`prefix.py`), and computes
 the rest. Those that others hold already are nothing that it takes; those that are free it takes like any.
-With recurrent states it starts behind the last of them that has a checkpoint, and its chunks end where
-checkpoints are to be (`checkpoints.py`); what is left of the step is others', unless a picture comes later.
+With recurrent states it starts behind the last of them that has a checkpoint. Where checkpoints are to be its
+chunks end, but for one on the way of one chunk of a step (`checkpoints.py`); what is left of the step is
+others', unless a picture comes later.
 
 Nothing starves: the queue is never overtaken, and the oldest running sequence is never preempted (alone,
 it fits: `admission.py` saw to that), so it finishes, and so does everyone after it.
@@ -51,11 +52,15 @@ PREFILL_BESIDE_DECODES = 512  # enough to keep a GPU busy, a fraction of the tim
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `start … end - 1` of a sequence, to be computed in this step."""
+    """Tokens `start … end - 1` of a sequence, to be computed in this step.
+
+    `landing`: tokens of the sequence behind which its recurrent state is left on the way; 0 for nowhere.
+    """
 
     sequence: Sequence
     start: int
     end: int
+    landing: int = 0
 
     @property
     def samples(self) -> bool:
@@ -351,12 +356,13 @@ class Scheduler:
 
     def _take(self, step: Schedule, sequence: Sequence, most: int, ready: Ready = _always) -> None:
         """Put the next tokens of a sequence into the step, `most` at most, if they are ready."""
-        start = sequence.computed
-        mark = next((mark for mark in sequence.marks if mark > start), sequence.length)
-        end = min(mark, start + most)
+        start, end = sequence.computed, min(sequence.length, sequence.computed + most)
+        landing = 0 if any(c.landing for c in step.chunks) else self.checkpoints.landing(sequence, end)
+        marks = [mark for mark in sequence.marks if mark > start]
+        end = min([end, *marks[bool(landing) :]])
         if end <= start:
             return
-        chunk = Chunk(sequence, start, end)
+        chunk = Chunk(sequence, start, end, landing)
         if ready(chunk):
             step.copies.extend(self.pool.extend(sequence.table, start, end))
             step.chunks.append(chunk)

@@ -37,6 +37,8 @@ class AttentionMetadata:
             count. In a CUDA graph the tuples only say how many sequences there are at most, and the most
             tokens that one has: the last sequences may have none, and the last tokens none to belong to.
         state_slots: `[sequences]` int64, where the recurrent states are (`kv_cache.py`); None without any.
+        landings: `[sequences]` int64, new tokens behind which the state is copied to the scratch slot, 0 for
+            nowhere: of one sequence at most, and a multiple of the delta rule's chunk. None: of none.
     """
 
     query_lens: tuple[int, ...]
@@ -47,6 +49,7 @@ class AttentionMetadata:
     starts: torch.Tensor | None = None
     lengths: torch.Tensor | None = None
     state_slots: torch.Tensor | None = None
+    landings: torch.Tensor | None = None
 
     @property
     def decodes(self) -> bool:

@@ -17,6 +17,7 @@ https://arxiv.org/abs/2412.06464.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import torch
@@ -39,10 +40,11 @@ class TokenRun(NamedTuple):
     rows: slice
     sequences: slice
     single: bool  # one token of each sequence; else tokens of one sequence
+    lands: bool = False  # its sequence's state is kept then
 
 
-def runs(query_lens: Sequence[int]) -> Iterator[TokenRun]:
-    """Cut a batch of sequences with so many new tokens each."""
+def runs(query_lens: Sequence[int], landings: Sequence[int] = ()) -> Iterator[TokenRun]:
+    """Cut a batch of sequences with so many new tokens each, and behind `landings` of those that have one."""
     row = first = 0
     for index, count in enumerate(query_lens):
         if count == 1 and index + 1 < len(query_lens) and query_lens[index + 1] == 1:
@@ -52,9 +54,10 @@ def runs(query_lens: Sequence[int]) -> Iterator[TokenRun]:
             yield TokenRun(slice(row, end), slice(first, index + 1), single=True)
             row = end
         else:
-            end = row + count
-            for start in range(row, end, PIECE):
-                yield TokenRun(slice(start, min(start + PIECE, end)), slice(index, index + 1), single=False)
+            end, landing = row + count, row + (landings[index] if landings else 0)
+            for start, stop in pairwise(sorted({*range(row, end, PIECE), landing, end})):
+                lands = row < stop == landing
+                yield TokenRun(slice(start, stop), slice(index, index + 1), single=False, lands=lands)
             row = end
         first = index + 1
 
@@ -66,6 +69,17 @@ def empty_beginners(states: StateCache, layer: int, metadata: AttentionMetadata)
     fresh = [row for row, (new, length) in enumerate(lengths) if new == length > 0]
     for values in (states.inputs[layer], states.recurrent[layer]):
         values.index_fill_(0, metadata.state_slots[fresh], 0)
+
+
+def landings_of(metadata: AttentionMetadata) -> list[int]:
+    """New tokens behind which each sequence's state is kept, 0 for nowhere; empty where none is."""
+    return [] if metadata.landings is None else list(map(int, metadata.landings.tolist()))
+
+
+def keep(states: StateCache, layer: int, state_slots: torch.Tensor) -> None:
+    """Copy the state at the one of `state_slots` to the scratch slot."""
+    for values in (states.inputs[layer], states.recurrent[layer]):
+        values[states.scratch] = values[state_slots[0]]
 
 
 class GatedDeltaNet(nn.Module):
@@ -119,8 +133,9 @@ class GatedDeltaNet(nn.Module):
             *(sizes.key_heads, sizes.value_heads, sizes.key_dim, sizes.value_dim, EPS),
         )
         where = (states.inputs[self.layer], states.recurrent[self.layer], metadata.state_slots)
-        starts = None if metadata.decodes else metadata.starts
-        return delta_rule.attend(projected, rates, layer, *where, starts, metadata.lengths)
+        ends = (None if metadata.decodes else metadata.starts, metadata.lengths)
+        landing = None if metadata.landings is None else (metadata.landings, states.scratch)
+        return delta_rule.attend(projected, rates, layer, *where, *ends, landing)
 
     def _plain(
         self, projected: torch.Tensor, rates: torch.Tensor, states: StateCache, metadata: AttentionMetadata
@@ -133,13 +148,15 @@ class GatedDeltaNet(nn.Module):
         beta = b.sigmoid()
         decay = -self.A_log.float().exp() * softplus(a.float() + self.dt_bias)
         output = torch.empty_like(gate, memory_format=torch.contiguous_format)
-        for run in runs(metadata.query_lens):
+        for run in runs(metadata.query_lens, landings_of(metadata)):
             rows, mine = run.rows, metadata.state_slots[run.sequences]
             convolve, remember = (self._step, recur_at) if run.single else (self._slide, scan_at)
             rule = self._rule(convolve(mixed[rows], states, mine), decay[rows], beta[rows])
             answer = remember(rule, states.recurrent[self.layer], mine).to(projected.dtype)
             opened = silu(gate[rows].float()).view(answer.shape)
             output[rows] = (self.norm(answer).float() * opened).to(projected.dtype).flatten(1)
+            if run.lands:
+                keep(states, self.layer, mine)
         return output
 
     def _rule(self, mixed: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor) -> Rule:

@@ -9,6 +9,7 @@ import torch
 
 from snugvl.checkpoint.architecture import LinearAttention
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.delta_rule import CHUNK
 from snugvl.layers.kv_cache import StateCache
 from snugvl.models.linear_attention import GatedDeltaNet
 from tests.engine.toy import HybridToy
@@ -50,7 +51,11 @@ def batch(new: Sequence[int], before: Sequence[int], device: torch.device) -> At
     tokens = torch.zeros(sum(new), dtype=torch.int64, device=device)
     context = tuple(map(sum, zip(new, before, strict=True)))
     slots = torch.tensor([5, 0, 3, 6][: len(new)], device=device)
-    made = AttentionMetadata(tuple(new), context, tokens, tokens[None], 16, state_slots=slots)
+    landing = [(n - 1) // CHUNK * CHUNK if n == max(new) else 0 for n in new]
+    landings = torch.tensor(landing, device=device)
+    made = AttentionMetadata(
+        tuple(new), context, tokens, tokens[None], 16, state_slots=slots, landings=landings
+    )
     return made.on_device()
 
 
@@ -73,7 +78,8 @@ def test_a_batch_equals_plain_torch(name: str, sizes: LinearAttention, device: t
     torch.testing.assert_close(outputs, wanted, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(found.recurrent, right.recurrent, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(found.inputs, right.inputs, atol=0, rtol=0)
-    strangers = [slot for slot in range(SLOTS + 1) if slot not in metadata.state_slots.tolist()]
+    mine = [*metadata.state_slots.tolist(), *[SLOTS] * bool(metadata.landings.any())]
+    strangers = [slot for slot in range(SLOTS + 1) if slot not in mine]
     assert torch.equal(found.recurrent[:, strangers], untouched[:, strangers]), (
         "a stranger's state was touched"
     )
@@ -96,6 +102,7 @@ def test_rows_of_nobody_change_nothing(lengths: list[int], device: torch.device)
         starts=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device),
         lengths=torch.tensor([n + 5 if n else 0 for n in lengths], dtype=torch.int32, device=device),
         state_slots=torch.tensor([5, 0, 0][: len(lengths)], device=device),
+        landings=torch.tensor([*metadata.landings.tolist(), 0, 0][: len(lengths)], device=device),
     )
     outputs = ours._by_kernels(projected, rates, found, padded)
     torch.testing.assert_close(outputs[: sum(real)], wanted, atol=2e-5, rtol=1e-4)

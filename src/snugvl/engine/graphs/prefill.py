@@ -152,6 +152,7 @@ class StepGraphs:
                 starts=numbers.starts,
                 lengths=numbers.lengths,
                 state_slots=None if self._cache.states is None else numbers.state_slots,
+                landings=None if self._cache.states is None else numbers.landings,
             ),
             logit_rows=numbers.logit_rows,
             vision_rows=None if buffers.pictured is None else buffers.pictured[:tokens],

@@ -178,16 +178,17 @@ def solve(
 
 
 @launched
-@triton.jit(do_not_specialize=["slots", "starts", "lengths", "sequences"])
+@triton.jit(do_not_specialize=["slots", "starts", "lengths", "landings", "scratch", "sequences"])
 def scan(
-    mixed, inverse, found, paces, states, slots, starts, lengths, out, sequences, scale,
-    CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr,
-    VALUE: tl.constexpr, WIDE_KEY: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
+    mixed, inverse, found, paces, states, slots, starts, lengths, landings, scratch, out, sequences, scale,
+    LANDS: tl.constexpr, CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr,
+    KEY: tl.constexpr, VALUE: tl.constexpr, WIDE_KEY: tl.constexpr, COLUMNS: tl.constexpr,
+    CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (COLUMNS of S, value head, sequence) of those with more than one new token.
 
-    `out` `[tokens, HEADS · VALUE]`: what the queries find, before norm and gate.
+    `out` `[tokens, HEADS · VALUE]`: what the queries find, before norm and gate. With LANDS, S behind
+    `landings`, a multiple of CHUNK or 0 for nowhere, goes to slot `scratch`.
     """
     wait_for_others(PDL)
     precision: tl.constexpr = "ieee" if mixed.dtype.element_ty == tl.float32 else "tf32"
@@ -205,7 +206,14 @@ def scan(
     known = dim < tl.where(tl.load(lengths + sequence) > new, KEY, 0)
     s = tl.load(place, mask=known[:, None] & beside, other=0)
     key_head, tokens = head // (HEADS // KEY_HEADS), tl.load(starts + sequences)
+    landing, kept = 0, place
+    if LANDS:
+        landing = tl.load(landings + sequence).to(tl.int32)
+        kept += (scratch.to(tl.int64) - slot) * (HEADS * KEY * VALUE)
     for first in range(0, new, CHUNK):
+        if LANDS:
+            here = dim < tl.where((first == landing) & (first > 0), KEY, 0)
+            tl.store(kept, s, mask=here[:, None] & beside)
         token = first + row
         live = token < new
         at = (begin + token).to(tl.int64)[:, None]
@@ -275,6 +283,7 @@ def attend(
     slots: torch.Tensor,
     starts: torch.Tensor | None,
     lengths: torch.Tensor,
+    landing: tuple[torch.Tensor, int] | None = None,
 ) -> torch.Tensor:
     """What a batch finds, normed and gated, `[tokens, value_heads · value_dim]`; its states move on.
 
@@ -286,10 +295,12 @@ def attend(
         slots: `[sequences]` int64, each another.
         starts: `[sequences + 1]` int32; None where each sequence has one token.
         lengths: `[sequences]` int32, tokens of each once these are taken in; 0 of a row that is nobody's.
+        landing: `[sequences]` int64, new tokens of one behind which its state is copied: a multiple of
+            `CHUNK` below their number, 0 of all others. And the slot it is copied to.
     """
     heads, key, value, scale = layer.value_heads, layer.key_dim, layer.value_dim, layer.key_dim**-0.5
     tokens, sequences = len(projected), len(lengths)
-    mixed = convolved(projected, layer, inputs, slots, starts, lengths)
+    mixed = convolved(projected, layer, inputs, slots, starts, lengths, landing)
     out = torch.empty(tokens, heads * value, dtype=projected.dtype, device=projected.device)
     early = pdl(projected.device)
     sizes = {**layer.constants, "WIDE_KEY": wide(key), **early}
@@ -311,8 +322,8 @@ def attend(
         MAX=most_sequences(sequences), num_warps=4,
     )  # fmt: skip
     scan[(triton.cdiv(value, columns), heads, sequences)](
-        mixed, inverse, found, paces, states, *where, out, sequences, scale, **sizes, COLUMNS=columns,
-        CHUNK=CHUNK, num_warps=warps, num_stages=stages,
+        mixed, inverse, found, paces, states, *where, *(landing or (lengths, 0)), out, sequences, scale,
+        LANDS=landing is not None, **sizes, COLUMNS=columns, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     gate[(triton.cdiv(tokens * heads, GATED),)](
         projected, layer.norm, starts, out, sequences, layer.norm_eps, CHANNELS=layer.channels, HEADS=heads,
