@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from snugvl.checkpoint.families import read_config
+from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
 from snugvl.core.options import (
     BackendName,
@@ -141,12 +142,13 @@ def backend_for(options: LoadOptions) -> Literal["native", "transformers"]:
         RequestError: there is no such backend in this process.
         CheckpointNotFound, CheckpointError: about the checkpoint, where it decides.
     """
-    if options.backend == "vllm":
+    if options.backend in ("vllm", "llamacpp") or gguf_files(options.model) is not None:
+        engine = options.backend if options.backend == "vllm" else "llamacpp"
         raise RequestError(
-            "backend 'vllm' runs behind `snugvl serve` alone; use auto, native or transformers",
+            f"backend {engine!r} runs behind `snugvl serve` alone; use auto, native or transformers",
             field="backend",
         )
-    if options.backend != "auto":
+    if options.backend == "native" or options.backend == "transformers":
         return options.backend
     try:
         read_config(locate(options.model))

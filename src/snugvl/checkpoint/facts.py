@@ -105,13 +105,20 @@ class VisionFacts:
 
 @dataclass(frozen=True, slots=True)
 class GgufFacts:
-    """What a GGUF has beside. `file_type`: "Q4_K_M", …; `experts_used`: of a token, 0 without experts;
-    `deepstack`: layers that take more than one embedding of a picture's token.
+    """What a GGUF has beside.
+
+    Attributes:
+        file_type: "Q4_K_M", …
+        experts_used: of a token; 0 without experts.
+        deepstack: embeddings of a picture's token beyond the first, one for each of the first layers.
+        file, projector: the first part and the mmproj on this machine, or "".
     """
 
     file_type: str
     experts_used: int = 0
     deepstack: int = 0
+    file: str = ""
+    projector: str = ""
 
 
 @dataclass(frozen=True, slots=True)

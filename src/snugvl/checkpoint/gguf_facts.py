@@ -15,6 +15,7 @@ from snugvl.checkpoint.section import MAX_LAYERS, Section, plain, require
 from snugvl.errors import CheckpointError, UnsupportedModel
 
 ARCHITECTURE: Final = "general.architecture"
+FILE: Final = "snugvl.file"  # ours, beside the metadata: where it was read
 MMPROJ: Final = "clip"  # the architecture of a vision tower's own file
 FAMILIES: Final = {
     "qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5",
@@ -74,6 +75,8 @@ def gguf_facts(name: str, material: Material) -> ModelFacts:
             FILE_TYPES.get(values.get("general.file_type", -1)) or _commonest(tensors),
             section.values.get("expert_used_count") or 0,
             section.values.get("n_deepstack_layers") or 0,
+            values.get(FILE, ""),
+            (material.images or {}).get(FILE, ""),
         ),
     )
 

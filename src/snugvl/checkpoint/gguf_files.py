@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from snugvl.checkpoint.facts import FactSource
 from snugvl.checkpoint.gguf import MAGIC, GgufHeader, read_gguf
+from snugvl.checkpoint.gguf_facts import FILE
 from snugvl.checkpoint.gguf_names import SUFFIX, first_of, is_first, parts_of, projectors_of
 from snugvl.checkpoint.listing import is_repo
 from snugvl.checkpoint.material import Material, Stored
@@ -205,4 +206,7 @@ def header_material(
     if told not in (None, mine):
         raise CheckpointError(f"{where} has {mine:,} tensors in {len(headers)} parts; {told:,} belong to it")
     images = None if tower is None else dict(tower.values)
+    if source == "file":
+        values[FILE] = headers[0].where
+        images = None if tower is None else {**tower.values, FILE: tower.where}
     return Material(where, source, revision, values, images, tuple(tensors), nbytes)

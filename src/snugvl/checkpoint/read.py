@@ -132,8 +132,7 @@ def facts_of(
         return assemble(model, folder_material(folder, source="hub cache", revision=folder.name))
     if not looks_like_hub_id(model):
         raise CheckpointNotFound(
-            f"no model {model!r}; use {POCKET!r}, a folder, or a Hub id such as "
-            "Qwen/Qwen3-VL-2B-Instruct-FP8"
+            f"no model {model!r}; use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
         )
     return _remote(model, revision, Hub(token), HeaderCache(cache), offline=offline)
 

@@ -2,6 +2,7 @@
 
 import shlex
 
+from snugvl.planner.llamacpp_flags import llamacpp_arguments
 from snugvl.planner.plan import Choice
 from snugvl.planner.vllm_flags import vllm_arguments
 from snugvl.planner.wishes import Wishes
@@ -21,6 +22,8 @@ def next_command(choice: Choice, wishes: Wishes) -> str:
 
 def plain_command(choice: Choice) -> str | None:
     """The engine's own command, without us, where it has one; for a POSIX shell."""
+    if choice.option.engine == "llamacpp":
+        return shlex.join(llamacpp_arguments(choice))
     if choice.option.engine != "vllm":
         return None
     variables = "".join(f"{name}={value} " for name, value in visible(choice))
@@ -50,7 +53,7 @@ def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
     """
     model = choice.option.model.name
     options = [*_wished(choice, wishes), *_device(choice)]
-    if wishes.task == SERVED or choice.option.engine == "vllm" or choice.option.offload:
+    if wishes.task == SERVED or choice.option.engine in ("vllm", "llamacpp") or choice.option.offload:
         return ["snugvl", "serve", model, *options, *_served(wishes)]
     if wishes.images <= 1:
         return ["snugvl", wishes.task, "--model", model, *options, *TARGETS[wishes.task]]
