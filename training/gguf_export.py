@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
 }
+AS_STORED = (gguf.MODEL_ARCH.QWEN3VL, gguf.MODEL_ARCH.QWEN3)
 FILE_TYPES = {"F16": 1, "Q8_0": 7, "Q4_K_M": 15}
 BLOCKS = {kind.name: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
 MERGERS = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
@@ -56,6 +58,8 @@ def export(source: str, out: Path, kind: str = "F16") -> Path | None:
     (name,) = config["architectures"]
     text = config.get("text_config", config)
     arch = ARCHITECTURES[name]
+    if folder is not None and arch not in AS_STORED:
+        raise SystemExit(f"{source} is a {name}, whose weights llama.cpp stores in another order")
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
     _text_keys(writer, text, config.get("vision_config", {}))
     writer.add_file_type(FILE_TYPES[kind])
@@ -75,7 +79,7 @@ def export(source: str, out: Path, kind: str = "F16") -> Path | None:
 def _read(source: str) -> tuple[dict[str, Any], list[Tensor], Path | None]:
     folder = Path(source)
     if folder.is_dir():
-        file = safe_open(folder / "model.safetensors", "pt")
+        file: Any = safe_open(folder / "model.safetensors", "pt")
 
         def held(name: str) -> Tensor:
             shape = tuple(file.get_slice(name).get_shape())
@@ -201,6 +205,7 @@ def _write(
     writer.write_header_to_file(out)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    assert writer.fout is not None
     (file,) = writer.fout
     place = gguf.GGUFWriter.ggml_pad(file.tell(), writer.data_alignment)
     for tensor, dtype, nbytes in zip(tensors, types, sizes, strict=True):
@@ -245,7 +250,7 @@ def _tower_named(tensor: Tensor, names: gguf.TensorNameMap, levels: list[int]) -
         rows, channels, frames, side, _ = tensor.shape
         for frame in range(frames):
             late = f".{frame}" if frame else ""
-            half = None if value is None else (lambda at=frame: value()[:, :, at])  # type: ignore[misc]
+            half = None if value is None else partial(_frame, value, frame)
             yield Tensor(f"v.patch_embd.weight{late}", (rows, channels, side, side), half)
     elif parts[1] == "merger":
         yield Tensor(f"{MERGERS[parts[2]]}.{parts[3]}", tensor.shape, value)
@@ -256,6 +261,10 @@ def _tower_named(tensor: Tensor, names: gguf.TensorNameMap, levels: list[int]) -
     else:
         stem, _, suffix = name.rpartition(".")
         yield Tensor(f"{names.get_name(stem)}.{suffix}", tensor.shape, value)
+
+
+def _frame(value: Callable[[], torch.Tensor], number: int) -> torch.Tensor:
+    return value()[:, :, number]
 
 
 def main() -> None:

@@ -142,13 +142,18 @@ def backend_for(options: LoadOptions) -> Literal["native", "transformers"]:
         RequestError: there is no such backend in this process.
         CheckpointNotFound, CheckpointError: about the checkpoint, where it decides.
     """
-    if options.backend in ("vllm", "llamacpp") or gguf_files(options.model) is not None:
-        engine = options.backend if options.backend == "vllm" else "llamacpp"
+    if options.backend == "llamacpp" or gguf_files(options.model) is not None:
         raise RequestError(
-            f"backend {engine!r} runs behind `snugvl serve` alone; use auto, native or transformers",
+            f"llama.cpp is planned for, and not run by snugvl yet: `snugvl plan {options.model}` prints the "
+            "command of llama-server for this machine",
             field="backend",
         )
-    if options.backend == "native" or options.backend == "transformers":
+    if options.backend == "vllm":
+        raise RequestError(
+            "backend 'vllm' runs behind `snugvl serve` alone; use auto, native or transformers",
+            field="backend",
+        )
+    if options.backend != "auto":
         return options.backend
     try:
         read_config(locate(options.model))

@@ -17,7 +17,7 @@ from typing import Any, Final
 from snugvl.checkpoint.facts import FactSource
 from snugvl.checkpoint.gguf import MAGIC, GgufHeader, read_gguf
 from snugvl.checkpoint.gguf_facts import FILE
-from snugvl.checkpoint.gguf_names import SUFFIX, first_of, is_first, parts_of, projectors_of
+from snugvl.checkpoint.gguf_names import SUFFIX, first_of, is_first, parts_of, projectors_of, quant_of
 from snugvl.checkpoint.listing import is_repo
 from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.section import MAX_JSON_BYTES
@@ -116,6 +116,14 @@ def _of_hub_cache(repo: str, quant: str) -> GgufFiles | None:
             tower = next(iter(projectors_of(names, first)), None)
             return GgufFiles(tuple(parts), None if tower is None else snapshot / tower)
     return None
+
+
+def hub_models() -> Iterator[str]:
+    """What the Hub cache has of GGUF repositories, as `owner/name:QUANT`."""
+    for folder in sorted(hub_cache().glob("models--*--*")):
+        names = {path.name for path in folder.glob(f"snapshots/**/*{SUFFIX}") if is_first(path.name)}
+        repo = folder.name.removeprefix("models--").replace("--", "/", 1)
+        yield from (f"{repo}:{quant_of(name)}" for name in sorted(names))
 
 
 def ollama_models() -> Iterator[str]:

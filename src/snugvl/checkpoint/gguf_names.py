@@ -61,7 +61,7 @@ def first_of(names: Iterable[str], quant: str, where: str) -> str:
     models = sorted(name for name in names if name.lower().endswith(SUFFIX) and is_first(name))
     mine = next((name for name in models if says(name, quant)), None)
     if mine is None:
-        there = sorted({_quant_of(name) for name in models})
+        there = sorted({quant_of(name) for name in models})
         has = f"it has {', '.join(map(plain, there))}" if there else "it has no GGUF files"
         raise CheckpointNotFound(f"{where} has no {plain(quant)}; {has}")
     return mine
@@ -80,7 +80,8 @@ def projectors_of(names: Iterable[str], model: str) -> list[str]:
     return sorted((name for name in names if name.lower().endswith(SUFFIX) and is_projector(name)), key=rank)
 
 
-def _quant_of(name: str) -> str:
+def quant_of(name: str) -> str:
+    """The quantisation that a file's name says; the whole name where it says none."""
     stem = re.sub(r"-\d{5}-of-\d{5}$", "", PurePosixPath(name).stem)
     match = _QUANT.search(stem)
     return match[0] if match else stem

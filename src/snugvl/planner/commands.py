@@ -16,14 +16,14 @@ TARGETS = {
 
 
 def next_command(choice: Choice, wishes: Wishes) -> str:
-    """One line of ours for a POSIX shell."""
+    """One line for a POSIX shell: ours, or llama.cpp's, which we don't start yet."""
+    if choice.option.engine == "llamacpp":
+        return shlex.join(llamacpp_arguments(choice))
     return shlex.join(our_arguments(choice, wishes))
 
 
 def plain_command(choice: Choice) -> str | None:
     """The engine's own command, without us, where it has one; for a POSIX shell."""
-    if choice.option.engine == "llamacpp":
-        return shlex.join(llamacpp_arguments(choice))
     if choice.option.engine != "vllm":
         return None
     variables = "".join(f"{name}={value} " for name, value in visible(choice))
@@ -53,7 +53,7 @@ def our_arguments(choice: Choice, wishes: Wishes) -> list[str]:
     """
     model = choice.option.model.name
     options = [*_wished(choice, wishes), *_device(choice)]
-    if wishes.task == SERVED or choice.option.engine in ("vllm", "llamacpp") or choice.option.offload:
+    if wishes.task == SERVED or choice.option.engine == "vllm" or choice.option.offload:
         return ["snugvl", "serve", model, *options, *_served(wishes)]
     if wishes.images <= 1:
         return ["snugvl", wishes.task, "--model", model, *options, *TARGETS[wishes.task]]
