@@ -10,6 +10,7 @@ import pytest
 from training.gguf_export import export
 
 from snugvl.checkpoint.read import facts_of
+from snugvl.hardware.context_cost import DATA_CENTRE_CONTEXT_BYTES
 from snugvl.hardware.describe import describe
 from snugvl.hardware.machine import Gpu
 from snugvl.planner.capabilities import options
@@ -23,7 +24,7 @@ from snugvl.planner.footprint.llamacpp import (
     placed,
     tower_bytes,
 )
-from snugvl.planner.footprint.total import Device
+from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.llamacpp_speed import llamacpp_rate
 from snugvl.planner.plan import Choice
@@ -227,6 +228,19 @@ def test_speed_is_what_people_publish(load: Load, card: str, name: str, kind: st
     rate = llamacpp_rate(load(name, kind), settings, gpu)
     assert rate is not None
     assert published / 1.3 <= rate <= published * 1.3
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "peak_gib"),
+    [("2B", "Q8_0", 3.84), ("2B", "Q4_K_M", 3.16), ("4B", "Q8_0", 6.23), ("4B", "Q4_K_M", 4.57)],
+)
+def test_the_whole_process_on_a_gpu(load: Load, name: str, kind: str, peak_gib: float) -> None:
+    # Measured on an H200 by NVML (anchors, "Measured side by side"): one slot, 2,048 tokens, a 1024² picture;
+    # what llama.cpp reserves for one of 2,116 tokens.
+    model = load(f"Qwen/Qwen3-VL-{name}-Instruct", kind)
+    settings = Settings("llamacpp", context=2048, chunk=512, max_pixels=2116 * SIDE**2)
+    found = footprint(model, settings, Device(DATA_CENTRE_CONTEXT_BYTES, compute_capability=(9, 0)))
+    assert found.total_bytes / (1 << 30) == pytest.approx(peak_gib, rel=0.03)
 
 
 def test_a_mixture_with_experts_in_main_memory(load: Load) -> None:
