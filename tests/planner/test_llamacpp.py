@@ -18,6 +18,7 @@ from snugvl.planner.commands import next_command
 from snugvl.planner.footprint.ggml import Graph, compute_bytes
 from snugvl.planner.footprint.llamacpp import (
     cache_bytes,
+    checkpoint_bytes,
     decoder_bytes,
     host_bytes,
     offloads,
@@ -191,6 +192,17 @@ def test_layers_leave_before_the_tower(load: Load) -> None:
     assert (ways[-1].offloaded, ways[-1].vision) == (36, "cpu")
     on_gpu = [sum(placed(load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), way, gpu=True).values()) for way in ways]
     assert on_gpu[:37] == sorted(on_gpu[:37], reverse=True)
+
+
+def test_states_are_kept_in_main_memory(load: Load) -> None:
+    plain, hybrid = load("Qwen/Qwen3-VL-4B-Instruct"), load("Qwen/Qwen3.5-4B")
+    settings = Settings("llamacpp", context=4096, chunk=512, concurrency=2)
+    states = cache_bytes(hybrid, settings, gpu=True)[1]
+    assert (checkpoint_bytes(plain, settings), checkpoint_bytes(hybrid, settings)) == (0, states // 2)
+    choice = plan(hybrid, "none")
+    assert "--ctx-checkpoints 4" in next_command(choice, Wishes())
+    assert choice.footprint.named("state checkpoints") == 4 * checkpoint_bytes(hybrid, choice.settings)
+    assert "--ctx-checkpoints" not in next_command(plan(plain, "none"), Wishes())
 
 
 def test_quantised_caches_are_smaller_and_need_room_on_a_gpu(load: Load) -> None:

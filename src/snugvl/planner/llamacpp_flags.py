@@ -7,7 +7,7 @@ that it would keep in main memory (`--cache-ram`, 8 GiB) aren't planned; a slot 
 from typing import Final
 
 from snugvl.planner.footprint.images import scales
-from snugvl.planner.footprint.llamacpp import cells
+from snugvl.planner.footprint.llamacpp import CHECKPOINTS, cells, checkpoint_bytes
 from snugvl.planner.plan import Choice
 
 BATCH: Final = 2048  # tokens handed over at once; a step computes `-ub` of them
@@ -25,6 +25,8 @@ def llamacpp_flags(choice: Choice) -> list[str]:
         words += ["-dev", "none"]
     if settings.host_experts:
         words += ["--n-cpu-moe", str(settings.host_experts)]
+    if checkpoint_bytes(model, settings):
+        words += ["--ctx-checkpoints", str(CHECKPOINTS)]
     if settings.kv == "fp8":
         words += ["-ctk", "q8_0", "-ctv", "q8_0"]
     vision = model.facts.vision

@@ -6,6 +6,7 @@
                       window keep the window and a step, in whole 256
     RS buffer         both states of layers with linear attention, float32, one of each slot
     compute buffer    `llamacpp_graphs.py`; flash attention on CUDA makes f16 of a quantised cache's layer
+    checkpoints       states and windows at earlier ends of a prompt, in main memory (`--ctx-checkpoints`)
     output buffer     logits of a token of each slot, in main memory
     mmproj            the tower as its file has it, and its own compute buffer for the largest picture
 
@@ -30,6 +31,7 @@ from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import Settings
 
 CELLS: Final = 256  # a cache is made of whole ones
+CHECKPOINTS: Final = 4  # of a slot; llama.cpp's own 32 would take gigabytes of main memory
 QUANTISED_BLOCK: Final = (32, 34)  # values and bytes of q8_0
 HALF: Final = 2
 # What ggml keeps of CUDA memory beside its buffers: scratch of products; not in its log.
@@ -102,6 +104,14 @@ def cache_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> tuple[int
     return sum(_cache_bytes(layer, settings) for layer in mine), states
 
 
+def checkpoint_bytes(model: Inventory, settings: Settings) -> int:
+    """Of one slot: states, and cells of layers with windows; what can't be cut back to an earlier token."""
+    one = replace(settings, concurrency=1)
+    layers = model.facts.text.kv_layers
+    windows = sum(_cache_bytes(layer, one) for layer in layers if layer.window is not None)
+    return windows + sum(layer.state_bytes for layer in layers)
+
+
 @lru_cache(maxsize=4096)
 def decoder_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> int:
     """The decoder's compute buffer."""
@@ -152,8 +162,11 @@ def llamacpp_components(
         pool = POOL_BYTES + cublas_bytes
         parts.append(Component("CUDA pool", pool, basis="default", why="cuBLAS and scratch of products"))
     else:
+        each = checkpoint_bytes(model, settings)
+        kept = f"{CHECKPOINTS} a slot, for the next turn"
         output = FLOAT * text.vocab_size * settings.concurrency
         parts.append(Component("output buffer", output))
+        parts.append(Component("state checkpoints", CHECKPOINTS * settings.concurrency * each, why=kept))
     return parts
 
 
@@ -163,7 +176,8 @@ def host_bytes(model: Inventory, settings: Settings) -> int:
     cache = sum(cache_bytes(model, settings, gpu=False))
     tower = tower_bytes(model, settings.max_pixels) if settings.images and settings.vision == "cpu" else 0
     buffer = decoder_bytes(model, settings, gpu=False)  # inputs alone where no layer is there
-    return weights + cache + tower + buffer + HOST_PROCESS_BYTES
+    kept = CHECKPOINTS * settings.concurrency * checkpoint_bytes(model, settings)
+    return weights + cache + tower + buffer + kept + HOST_PROCESS_BYTES
 
 
 def offloads(model: Inventory, base: Settings) -> Iterator[Settings]:
