@@ -19,10 +19,11 @@ def model(path: Path, *, tensors: dict[str, tuple[int, ...]] | None = None, **mo
         "attention.head_count": 2, "attention.head_count_kv": 1,
     }  # fmt: skip
     for key, value in (values | {name.replace("__", "."): value for name, value in more.items()}).items():
+        name = key if key.startswith("split.") else f"llama.{key}"
         if isinstance(value, list):
-            writer.add_array(f"llama.{key}", value)
+            writer.add_array(name, value)
         else:
-            writer.add_uint32(f"llama.{key}", value)
+            writer.add_uint32(name, value)
     writer.add_file_type(7)
     writer.add_token_list([f"<{number}>" for number in range(64)])
     return _written(writer, path, TEXT if tensors is None else tensors)

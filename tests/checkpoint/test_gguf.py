@@ -106,6 +106,13 @@ def test_a_key_stands_once() -> None:
         parsed(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * pair)
 
 
+def test_arrays_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = model(tmp_path / "m.gguf", rope__dimension_sections=[1, 2, 3])  # beside 64 tokens
+    monkeypatch.setattr("snugvl.checkpoint.gguf.MAX_ITEMS", 66)
+    with pytest.raises(CheckpointError, match="its arrays have over 66 items"):
+        read_gguf(path)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_broken_file_is_one_line(whole: bytes, data: st.DataObject) -> None:

@@ -90,6 +90,12 @@ def test_a_tensor_is_in_one_part(tmp_path: Path) -> None:
         facts_of(str(tmp_path))
 
 
+def test_a_part_may_not_be_of_another_model(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf", split__tensors__count=5)
+    with pytest.raises(CheckpointError, match="has 3 tensors in 1 parts; 5 belong to it"):
+        facts_of(str(path))
+
+
 def test_planned_from_headers_on_the_hub(hub: FakeHub, tmp_path: Path) -> None:
     folder = tmp_path / "repo"
     split(folder)

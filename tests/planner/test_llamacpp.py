@@ -109,16 +109,15 @@ def test_a_node_takes_its_parents_place_only_where_nobody_else_looks() -> None:
     assert compute_bytes(graph) == 3 * 1024
 
 
-def test_holes_are_filled_by_what_fits_best() -> None:
+@pytest.mark.parametrize("sizes", [(1024, 4096), (4096, 1024)])
+def test_holes_are_filled_by_what_fits_best(sizes: tuple[int, int]) -> None:
     graph = Graph()
-    large, wall = graph.add(4096), graph.add(128)
-    small, end = graph.add(1024), graph.add(128)
-    graph.add(128, large)  # 4,096 bytes free, of which this has none: it was placed before
-    graph.add(128, small)
-    graph.add(1024)  # into the hole of 1,024, which holds it exactly
-    graph.add(4096 - 128)
-    graph.add(128, wall, end)
-    assert compute_bytes(graph) == 4096 + 128 + 1024 + 128 + 2 * 128 + 0
+    first, wall, second, end = (graph.add(nbytes) for nbytes in (sizes[0], 128, sizes[1], 128))
+    graph.add(0, first, second)  # both are free from here on
+    graph.add(1024)  # into the hole that holds it exactly, wherever that is
+    graph.add(4096)
+    graph.add(0, wall, end)
+    assert compute_bytes(graph) == 1024 + 4096 + 2 * 128
 
 
 def test_inputs_and_outputs_keep_their_places() -> None:
