@@ -41,6 +41,7 @@ VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights th
 VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
 # (--max-num-batched-tokens, --max-num-seqs), fastest first. It pre-empts: only `concurrency` is sure of room.
 VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
+LLAMACPP_CHUNKS: Final = (512, 256, 128)  # of `-ub`, fastest first
 # (EngineConfig.max_batched_tokens, max_num_seqs) that allocation tries, fastest first
 NATIVE_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
 

@@ -6,29 +6,19 @@ from functools import cached_property
 
 from snugvl.core.sizes import format_size
 from snugvl.planner.budget import Budget
-from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
+from snugvl.planner.capabilities import LLAMACPP_CHUNKS, NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
 from snugvl.planner.checkpoints import CHECKPOINTS, EACH, keeping, steps
+from snugvl.planner.footprint import llamacpp
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import block_bytes, state_bytes
-from snugvl.planner.footprint.llamacpp import host_bytes as llamacpp_host_bytes
-from snugvl.planner.footprint.llamacpp import offloads
 from snugvl.planner.footprint.offload import host_bytes
 from snugvl.planner.footprint.step_graphs import recorded
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, comfort, goals
-from snugvl.planner.settings import (
-    BLOCK_TOKENS,
-    DEFAULT_CHUNK,
-    DEFAULT_SEQUENCES,
-    LLAMA_CHUNK,
-    KVFormat,
-    Settings,
-    WeightFormat,
-)
+from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, KVFormat, Settings, WeightFormat
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
-LLAMA_CHUNKS = (LLAMA_CHUNK, 256, 128)  # of `-ub`, fastest first
 PARALLEL = (2, 4, 8)  # GPUs that vLLM shares a layer among
 ROOMY_BYTES = 2 << 30  # that stay free beside what only saves time
 ENCODER_CACHE_BYTES = 64 << 20  # of encodings kept for the next question about a picture
@@ -188,15 +178,14 @@ class Fitter:
         """Ways with less and less on the GPU."""
         base = self.base(goal, "bf16", Spread())
         if self.option.engine == "llamacpp":
-            yield from offloads(self.option.model, base)
+            yield from llamacpp.offloads(self.option.model, next(self.variants(base)))
             return
         for count in range(self.option.model.facts.text.num_layers + 1):
             yield replace(base, vision="cpu", offloaded=count)
 
     def _host_bytes(self, settings: Settings) -> int:
-        if settings.engine == "llamacpp":
-            return llamacpp_host_bytes(self.option.model, settings)
-        return host_bytes(self.option.model, settings)
+        of = llamacpp.host_bytes if settings.engine == "llamacpp" else host_bytes
+        return of(self.option.model, settings)
 
     def why_not_offloaded(self) -> str:
         """What is missing even with layers in main memory, with the numbers."""
@@ -239,7 +228,6 @@ class Fitter:
             pool_tokens=goal.pool if self.option.engine == "native" else 0,
             float32=self.option.float32,
             sequences=goal.sequences,
-            chunk=LLAMA_CHUNK if self.option.engine == "llamacpp" else DEFAULT_CHUNK,
             on_gpu=not self.cpu,
         )
 
@@ -248,7 +236,7 @@ class Fitter:
         if self.option.engine == "transformers":
             yield base
         elif self.option.engine == "llamacpp":
-            for chunk in LLAMA_CHUNKS:
+            for chunk in LLAMACPP_CHUNKS:
                 yield replace(base, chunk=chunk)
         elif self.cpu:
             yield replace(base, sequences=max(DEFAULT_SEQUENCES, base.sequences))

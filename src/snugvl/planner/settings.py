@@ -14,7 +14,6 @@ Placement = Literal["gpu", "streamed", "cpu"]
 ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm", "llamacpp")
 BLOCK_TOKENS: Final = 16  # tokens of a KV block, ours and vLLM's
 DEFAULT_CHUNK: Final = 2048  # tokens of one step: EngineConfig's default, and vLLM's server below 70 GB
-LLAMA_CHUNK: Final = 512  # llama.cpp's own
 DEFAULT_SEQUENCES: Final = 16  # EngineConfig's max_num_seqs
 
 

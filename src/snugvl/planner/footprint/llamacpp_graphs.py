@@ -52,7 +52,7 @@ def decoder_graph(model: Inventory, settings: Settings, cells: int, *, gpu: bool
     levels = x if gguf.deepstack else None
     layers = text.kv_layers[:LAYERS]
     for number, layer in enumerate(layers):
-        shared = _Step(model, graph, layer, tokens, positions, indices, mask)
+        shared = _Step(model, graph, layer, tokens, slots, positions, indices, mask)
         attended = shared.attention(x) if layer.kv_heads else shared.linear_attention(x)
         if number == len(layers) - 1:
             tokens = slots  # only the last tokens go on
@@ -85,11 +85,12 @@ class _Step:
         graph: Graph,
         layer: KVLayer,
         tokens: int,
+        slots: int,
         positions: Node,
         indices: Node,
         mask: Node,
     ) -> None:
-        self.model, self.graph, self.layer, self.tokens = model, graph, layer, tokens
+        self.model, self.graph, self.layer, self.tokens, self.slots = model, graph, layer, tokens, slots
         self.positions, self.indices, self.mask = positions, indices, mask
 
     def attention(self, x: Node) -> Node:
@@ -117,13 +118,14 @@ class _Step:
         normed = _normed(graph, x)
         channels, values = layer.projected - layer.values, layer.values
         projected = graph.add(FLOAT * channels * tokens, normed)
-        joined = graph.add(FLOAT * channels * (tokens + 3), graph.view(projected))
-        states = graph.add(layer.state_bytes)
+        kept = layer.state_bytes * self.slots  # both states of every slot
+        joined = graph.add(FLOAT * channels * (tokens + 3 * self.slots), graph.view(projected))
+        states = graph.add(kept)
         mixed = graph.over(graph.add(FLOAT * channels * tokens, joined))
         side = FLOAT * (channels - values) // 2 * tokens
         q, k = (graph.over(graph.add(side, _part(graph, mixed, side))) for _ in range(2))
         v = _part(graph, mixed, FLOAT * values * tokens)
-        ruled = graph.add(FLOAT * values * tokens + layer.state_bytes, q, k, v, states)
+        ruled = graph.add(FLOAT * values * tokens + kept, q, k, v, states)
         output = graph.add(FLOAT * values * tokens, _part(graph, ruled, FLOAT * values * tokens))
         gate = graph.over(graph.add(FLOAT * values * tokens, normed))
         gated = graph.over(graph.over(output), gate)
