@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from snugvl.checkpoint.families import read_config
+from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
 from snugvl.core.options import (
     BackendName,
@@ -141,6 +142,12 @@ def backend_for(options: LoadOptions) -> Literal["native", "transformers"]:
         RequestError: there is no such backend in this process.
         CheckpointNotFound, CheckpointError: about the checkpoint, where it decides.
     """
+    if options.backend == "llamacpp" or gguf_files(options.model) is not None:
+        raise RequestError(
+            f"llama.cpp is planned for, and not run by snugvl yet: `snugvl plan {options.model}` prints the "
+            "command of llama-server for this machine",
+            field="backend",
+        )
     if options.backend == "vllm":
         raise RequestError(
             "backend 'vllm' runs behind `snugvl serve` alone; use auto, native or transformers",

@@ -63,7 +63,7 @@ class FakeHub:
 
 
 def is_lfs(name: str) -> bool:
-    return name.endswith((".safetensors", ".bin"))
+    return name.endswith((".safetensors", ".bin", ".gguf"))
 
 
 class Handler(BaseHTTPRequestHandler):

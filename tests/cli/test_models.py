@@ -11,6 +11,7 @@ import pytest
 import snugvl as snugvl_package
 from snugvl.cli import running
 from snugvl.core.folders import hub_cache
+from tests.checkpoint.gguf_samples import model, tower
 from tests.cli.conftest import Ran
 
 Run = Callable[..., Ran]
@@ -21,6 +22,8 @@ NAME = "owner/eyes"
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # LM Studio's models are below it
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
 
 
 def put(name: str, revisions: dict[str, dict[str, str]], refs: dict[str, str]) -> Path:
@@ -53,6 +56,19 @@ def test_list_shows_what_is_here_and_whether_it_fits(snugvl: Run, tiny: Path) ->
     text = snugvl("list").out
     assert text.splitlines()[0].split() == ["model", "size", "format", "fits", "now"]
     assert "incomplete" in text
+
+
+def test_list_shows_ggufs_of_the_hub_and_of_other_programs(snugvl: Run, tmp_path: Path) -> None:
+    folder = hub_cache() / "models--owner--Eyes-GGUF" / "snapshots" / "c1"
+    model(folder / "eyes-Q8_0.gguf")
+    tower(folder / "mmproj-F16.gguf")
+    split = model(tmp_path / "home/.lmstudio/models/owner/repo/m-Q4_0-00001-of-00002.gguf")
+    rows = {row["model"]: row for row in json.loads(snugvl("list", "--json").out)}
+    assert list(rows) == ["owner/Eyes-GGUF:Q8_0", str(split), "pocket"]
+    mine = rows["owner/Eyes-GGUF:Q8_0"]
+    assert (mine["format"], mine["fits"], mine["folder"]) == ("Q8_0", True, str(folder / "eyes-Q8_0.gguf"))
+    assert mine["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert "lacks m-Q4_0-00002-of-00002.gguf" in rows[str(split)]["why"]
 
 
 def test_list_reads_a_model_that_is_complete(snugvl: Run) -> None:

@@ -311,6 +311,26 @@ def smollm2_cost() -> str:
     return "\n".join(lines) + "\n"
 
 
+def llamacpp_buffers() -> str:
+    """Planned beside taken of llama.cpp's buffers, as `benchmarks/llamacpp_buffers.py` wrote them down."""
+    rows = json.loads((RESULTS / "llamacpp/buffers.json").read_text())
+    lines = ["| | cells | all buffers together | compute buffer | mmproj's |", "|---|---|---|---|---|"]
+    for name in dict.fromkeys(row["model"] for row in rows):
+        mine = [row for row in rows if row["model"] == name]
+        parts = (list(mine[0]["planned"]), ["compute buffer"], ["mmproj compute buffer"])
+        kept = " | ".join(_band(mine, part) for part in parts)
+        lines.append(f"| {name}, {mine[0]['type']} | {len(mine)} | {kept} |")
+    return "\n".join(lines) + "\n"
+
+
+def _band(rows: list[dict[str, Any]], parts: list[str]) -> str:
+    """From the least to the most that was planned beyond what was taken."""
+    sums = [[sum(row[which][part] for part in parts) for which in ("planned", "taken")] for row in rows]
+    found = sorted(planned - taken for planned, taken in sums)
+    shares = sorted(planned / taken - 1 for planned, taken in sums)
+    return f"{shares[0]:+.1%} to {shares[-1]:+.1%} ({found[0]:+.0f} to {found[-1]:+.0f} MiB)"
+
+
 SECTIONS: Mapping[str, Callable[[], str]] = {
     **{f"fields-{name}": lambda request=request: fields(request) for name, request in REQUESTS.items()},
     "refusals": refusals,
@@ -321,6 +341,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "schemas": lambda: limit_table(schema_rows()),
     "format-cost-pocket": pocket_cost,
     "format-cost-smollm2": smollm2_cost,
+    "llamacpp-buffers": llamacpp_buffers,
     "clients": clients.script_table,
     "client-requests": clients.shape_table,
 }

@@ -31,12 +31,12 @@ def planned(facts: object, on: object, wishes: Wishes | None = None, **rest: obj
 def test_our_own_engine_comes_first_and_says_so() -> None:
     plan = planned(qwen3_vl("2B"), machine(16 * GIB))
     assert why_engine(plan) == "native: our own engine runs the qwen3_vl family, and is preferred"
-    assert {verdict.engine for verdict in plan.verdicts} == {"transformers", "vllm"}
+    assert {verdict.engine for verdict in plan.verdicts} == {"transformers", "vllm", "llamacpp"}
     text = plain(report(plan, machine(16 * GIB)))
     assert "not vllm: it fits as well; the chosen one is preferred" in text
     values = document(plan, machine(16 * GIB))
     assert values["why"] == why_engine(plan)
-    assert {entry["engine"] for entry in values["engines"]} == {"transformers", "vllm"}
+    assert {entry["engine"] for entry in values["engines"]} == {"transformers", "vllm", "llamacpp"}
 
 
 def test_two_gpus_that_share_are_the_reason_for_vllm() -> None:

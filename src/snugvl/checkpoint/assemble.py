@@ -3,13 +3,14 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from snugvl.checkpoint.facts import FactSource, ModelFacts, Role, TensorFact
 from snugvl.checkpoint.families import describe, parse_config
 from snugvl.checkpoint.families.network import Network
+from snugvl.checkpoint.gguf_facts import ARCHITECTURE, gguf_facts
+from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.quantized import Packing, check_whole, elements, place, read_packing
 from snugvl.checkpoint.safetensors import read_tensors
 from snugvl.checkpoint.section import Section, read_json
@@ -18,35 +19,6 @@ from snugvl.errors import CheckpointError
 CONFIG = "config.json"
 IMAGES = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"
-
-
-class Stored(NamedTuple):
-    """One tensor as a header has it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """What was read of a checkpoint.
-
-    Attributes:
-        where: the folder or the Hub id, for errors.
-        config: config.json.
-        images: the image processor's settings, or None where there are none.
-        download_bytes: weight files and the small files beside them.
-    """
-
-    where: str
-    source: FactSource
-    revision: str | None
-    config: Mapping[str, Any]
-    images: Mapping[str, Any] | None
-    tensors: tuple[Stored, ...]
-    download_bytes: int
 
 
 def network_of(config: Mapping[str, Any], images: Mapping[str, Any] | None, where: str) -> Network:
@@ -68,6 +40,8 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
         CheckpointError: a tensor is missing or of another size than the configuration says.
         UnsupportedModel: an unknown architecture or quantisation.
     """
+    if ARCHITECTURE in material.config:
+        return gguf_facts(name, material)
     network = network or network_of(material.config, material.images, material.where)
     packing = read_packing(Section(material.config, f"{material.where}: config.json"))
     positions = _native_positions(material)

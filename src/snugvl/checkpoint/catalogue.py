@@ -15,8 +15,6 @@ from typing import Any, Final, Literal
 from snugvl.checkpoint.assemble import (
     CONFIG,
     IMAGES,
-    Material,
-    Stored,
     assemble,
     folder_material,
     network_of,
@@ -24,6 +22,7 @@ from snugvl.checkpoint.assemble import (
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.checkpoint.families.network import Network
 from snugvl.checkpoint.locate import POCKET, locate
+from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.section import read_json
 
 RANKED_BY: Final = "MMMU"  # of the validation set: the one benchmark that every vendor publishes

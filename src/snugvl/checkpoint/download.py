@@ -22,8 +22,10 @@ from typing import BinaryIO, Protocol
 
 from snugvl.checkpoint.assemble import assemble
 from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.gguf_files import DEFAULT_QUANT, repository
+from snugvl.checkpoint.gguf_names import SUFFIX
 from snugvl.checkpoint.hub import Hub, HubUnreachable
-from snugvl.checkpoint.listing import Listing, RemoteFile, wanted
+from snugvl.checkpoint.listing import Listing, RemoteFile, of_quant, wanted
 from snugvl.checkpoint.locate import looks_like_hub_id
 from snugvl.checkpoint.store import Store, git_blob_id, sha256_in
 from snugvl.core.folders import hub_cache
@@ -89,16 +91,21 @@ def pull(
         CheckpointNotFound, CheckpointError: no such model, no network, a refused or corrupt file.
         DoesNotFit: no room on the disk, or `fits` objects.
     """
-    if not looks_like_hub_id(model):
+    repo, quant = repository(model) or (model, None)
+    if not looks_like_hub_id(repo):
         raise CheckpointNotFound(
             f"{model!r} is not a Hub id; it has the form owner/name, as Qwen/Qwen3-VL-2B-Instruct"
         )
     hub, watch = Hub(), watch or Unwatched()
-    listing = hub.listing(model, revision)
+    listing = of_quant(hub.listing(repo, revision), quant)
     files = wanted(listing)
-    if not any(file.name.endswith(".safetensors") for file in files):
-        raise UnsupportedModel(f"{model} has no safetensors weights; other formats are not downloaded")
-    store = Store(model)
+    if quant is None and not any(file.name.endswith(".safetensors") for file in files):
+        there = any(file.name.lower().endswith(SUFFIX) for file in listing.files)
+        how = f"say which quantisation of its GGUF files: snugvl pull {model}:{DEFAULT_QUANT}"
+        raise UnsupportedModel(
+            f"{model} has no safetensors weights; {how if there else 'other formats are not downloaded'}"
+        )
+    store = Store(repo)
     missing = sum(max(0, file.size - _held(store, file)) for file in files)
     if not force:
         _check_room(model, missing)

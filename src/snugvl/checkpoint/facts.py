@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 Role = Literal[
     "vision", "connector", "embedding", "lm_head", "linear", "expert", "norm", "scale", "other"
 ]  # fmt: skip
-FactSource = Literal["folder", "hub cache", "hub", "catalogue"]
+FactSource = Literal["folder", "hub cache", "hub", "catalogue", "file"]
 
 
 class TensorFact(NamedTuple):
@@ -104,6 +104,24 @@ class VisionFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class GgufFacts:
+    """What a GGUF has beside.
+
+    Attributes:
+        file_type: "Q4_K_M", …
+        experts_used: of a token; 0 without experts.
+        deepstack: embeddings of a picture's token beyond the first, one for each of the first layers.
+        file, projector: the first part and the mmproj on this machine, or "".
+    """
+
+    file_type: str
+    experts_used: int = 0
+    deepstack: int = 0
+    file: str = ""
+    projector: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """One checkpoint.
 
@@ -115,6 +133,7 @@ class ModelFacts:
         quantization: "fp8", "int4", "int8" as stored, or None for plain weights.
         download_bytes: weight files and the small files beside them.
         native: our own engine runs it.
+        gguf: what is known of a GGUF alone; None for a safetensors checkpoint.
         native_positions: tokens of a context that our own engine runs, where they are fewer than the
             checkpoint allows (LongRoPE beyond its original context).
     """
@@ -132,6 +151,7 @@ class ModelFacts:
     download_bytes: int
     native: bool
     native_positions: int | None = None
+    gguf: GgufFacts | None = None
 
     @property
     def elements(self) -> int:

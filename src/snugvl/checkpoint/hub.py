@@ -1,4 +1,4 @@
-"""What a model is, asked of the Hub: sizes, small JSON files and safetensors headers by range requests.
+"""What a model is, asked of the Hub: sizes, small JSON files and headers of weights by range requests.
 
 Never the weights: a server that ignores ranges, and would send gigabytes, is left at once. huggingface_hub
 reads listings, headers, errors and the bodies of redirects whole, however long they are: so only the session
@@ -19,12 +19,15 @@ from threading import Lock
 from typing import Any
 from urllib.parse import quote
 
-from snugvl.checkpoint.assemble import CONFIG, IMAGES, PROCESSOR, Material, Stored, image_settings
+from snugvl.checkpoint.assemble import CONFIG, IMAGES, PROCESSOR, image_settings
+from snugvl.checkpoint.gguf import GgufHeader, parse_gguf
+from snugvl.checkpoint.gguf_files import header_material
 from snugvl.checkpoint.listing import (
     INDEX,
     SINGLE,
     Listing,
     RemoteFile,
+    gguf_parts,
     is_commit,
     is_inside,
     is_repo,
@@ -33,6 +36,7 @@ from snugvl.checkpoint.listing import (
     shards_of,
     wanted,
 )
+from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.safetensors import check_number, parse_header
 from snugvl.checkpoint.section import MAX_JSON_BYTES, plain, shown
 from snugvl.errors import CheckpointError, CheckpointNotFound, UnsupportedModel
@@ -101,6 +105,8 @@ class Hub:
             CheckpointError: a file is missing, nonsense, truncated, or would come whole.
             UnsupportedModel: weights in another format than safetensors.
         """
+        if listing.quant is not None:
+            return self._gguf_material(listing)
         names = {file.name for file in listing.files}
         if CONFIG not in names:
             raise CheckpointError(
@@ -115,6 +121,25 @@ class Hub:
         images = image_settings(documents)
         size = sum(file.size for file in wanted(listing))
         return Material(listing.repo, "hub", listing.commit, config, images, tensors, size)
+
+    def _gguf_material(self, listing: Listing) -> Material:
+        """Headers of the parts of one quantisation and of its mmproj, in pieces: none tells its length."""
+        parts, projector = gguf_parts(listing)
+        tower = None if projector is None else self._gguf_header(listing, projector)
+        return header_material(
+            listing.name,
+            [self._gguf_header(listing, part) for part in parts],
+            tower,
+            source="hub",
+            nbytes=sum(file.size for file in wanted(listing)),
+            revision=listing.commit,
+        )
+
+    def _gguf_header(self, listing: Listing, file: RemoteFile) -> GgufHeader:
+        def read(offset: int, count: int) -> bytes:
+            return self._fetch(listing, file.name, (offset, offset + count - 1))[0]
+
+        return parse_gguf(f"{listing.repo}/{file.name}", file.size, read)
 
     def _weight_files(self, listing: Listing, names: set[str]) -> list[str]:
         if INDEX in names:

@@ -6,10 +6,11 @@ another file, or write to a terminal. Every refusal is one line with the value i
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from snugvl.checkpoint.section import shown
+from snugvl.checkpoint.gguf_names import first_of, parts_of, projectors_of
+from snugvl.checkpoint.section import plain, shown
 from snugvl.errors import CheckpointError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -42,11 +43,17 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A repository at one commit."""
+    """A repository at one commit. `quant`: of its GGUF files those of one quantisation are meant."""
 
     repo: str
     commit: str
     files: tuple[RemoteFile, ...]
+    quant: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As `llama-server -hf` has it where a quantisation is meant."""
+        return self.repo if self.quant is None else f"{self.repo}:{self.quant}"
 
 
 def is_commit(value: object) -> bool:
@@ -176,6 +183,9 @@ def wanted(listing: Listing) -> tuple[RemoteFile, ...]:
     Safetensors files at the top (not the vendor's own "consolidated" copy beside the usual ones),
     and the small files: configuration, tokenizer, templates.
     """
+    if listing.quant is not None:
+        parts, projector = gguf_parts(listing)
+        return (*parts, *(() if projector is None else (projector,)))
     names = {file.name for file in listing.files}
     usual = SINGLE in names or INDEX in names
     return tuple(
@@ -185,6 +195,35 @@ def wanted(listing: Listing) -> tuple[RemoteFile, ...]:
         and file.name.endswith((".safetensors", ".json", ".jinja", ".txt", ".model", ".tiktoken"))
         and not (usual and file.name.startswith("consolidated"))
     )
+
+
+def gguf_parts(listing: Listing) -> tuple[list[RemoteFile], RemoteFile | None]:
+    """The parts of the quantisation that is meant, and the mmproj that fits.
+
+    Raises:
+        CheckpointNotFound: the repository has no such quantisation.
+        CheckpointError: a part of it is missing.
+    """
+    files = {file.name: file for file in listing.files}
+    first = first_of(files, listing.quant or "", f"{listing.repo} on the Hub")
+    parts = parts_of(first)
+    missing = [name for name in parts if name not in files]
+    if missing:
+        raise CheckpointError(f"{listing.repo} lacks {plain(missing[0])}, a part of {plain(first)}")
+    projector = next(iter(projectors_of(files, first)), None)
+    return [files[name] for name in parts], None if projector is None else files[projector]
+
+
+def of_quant(listing: Listing, quant: str | None) -> Listing:
+    """The same repository, of which one quantisation is meant; every file of it can be fetched.
+
+    Raises:
+        CheckpointNotFound, CheckpointError: as `gguf_parts`; a file whose name is a path.
+    """
+    mine = replace(listing, quant=quant)
+    for file in wanted(mine) if quant else ():
+        _plain_name_of(file.name, listing.repo)
+    return mine
 
 
 def not_the_hub(what: str) -> CheckpointError:

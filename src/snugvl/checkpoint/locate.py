@@ -1,7 +1,8 @@
-"""From what the user calls a model to the folder that holds it. Nothing is downloaded here."""
+"""From what the user calls a model to the folder, or GGUF, that holds it. Nothing is downloaded here."""
 
 from pathlib import Path
 
+from snugvl.checkpoint.gguf_files import gguf_files, repository
 from snugvl.checkpoint.safetensors import weight_files
 from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointError, CheckpointNotFound
@@ -11,11 +12,14 @@ REPO_PREFIX = "models--"  # of the cache's folders of models
 
 
 def locate(model: str) -> Path:
-    """The checkpoint folder of `model`: `pocket`, a folder, or a Hub id that is in the local cache.
+    """The checkpoint folder of `model`: `pocket`, a folder, or a Hub id that is in the local cache; of a GGUF
+    its file, or the first of its parts.
 
     Raises:
         CheckpointNotFound: says how to get it.
     """
+    if (files := gguf_files(model)) is not None:
+        return files.parts[0]
     folder = near(model)
     if folder is not None and not (is_hub_cached(model, folder) and not complete(folder)):
         return folder
@@ -25,7 +29,7 @@ def locate(model: str) -> Path:
         )
     hint = (
         f"download it with: snugvl pull {model}"
-        if looks_like_hub_id(model)
+        if looks_like_hub_id((repository(model) or (model,))[0])
         else f"use {POCKET!r}, a folder, or a Hub id such as Qwen/Qwen3-VL-2B-Instruct-FP8"
     )
     raise CheckpointNotFound(f"no model {model!r} on this machine; {hint}")

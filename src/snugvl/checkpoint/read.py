@@ -13,12 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from snugvl.checkpoint.assemble import Material, Stored, assemble, folder_material
+from snugvl.checkpoint.assemble import assemble, folder_material
 from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.gguf_files import file_material, gguf_files, repository
 from snugvl.checkpoint.hub import Hub, HubRefused, HubUnreachable
-from snugvl.checkpoint.listing import is_commit
+from snugvl.checkpoint.listing import is_commit, of_quant
 from snugvl.checkpoint.locate import POCKET, complete, is_hub_cached, looks_like_hub_id, near
+from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.store import write_whole
 from snugvl.errors import CheckpointError, CheckpointNotFound
 
@@ -70,7 +72,7 @@ class HeaderCache:
         write_whole(self._place(repo) / f"{name}.json", lambda path: path.write_text(text, "utf-8"))
 
     def _place(self, repo: str) -> Path:
-        return self.folder / repo.replace("/", "--")
+        return self.folder / repo.replace("/", "--").replace(":", "--")
 
     def _refs(self, repo: str) -> dict[str, tuple[Any, float]]:
         try:
@@ -102,7 +104,7 @@ def facts_of(
     revision: str | None = None,
     cache: Path | None = None,
 ) -> ModelFacts:
-    """Facts of `model`: "pocket", a folder, or a Hub id; never from weights.
+    """Facts of `model`: "pocket", a folder, a Hub id, or a GGUF (`gguf_files.py`); never from weights.
 
     Asked in this order: the folder; the local Hub cache; our own cache of headers; the Hub, by range
     requests; the built-in catalogue, where there is no network or `offline` forbids it.
@@ -119,6 +121,10 @@ def facts_of(
         CheckpointError: broken files, or a repository we may not read.
         UnsupportedModel: an architecture or a format that snugvl doesn't know.
     """
+    if (files := gguf_files(model)) is not None:
+        return assemble(model, file_material(model, files))
+    if repository(model) is not None:
+        return _remote(model, revision, Hub(token), HeaderCache(cache), offline=offline)
     folder = near(model, revision=revision)
     if folder is not None and not is_hub_cached(model, folder):
         return assemble(model, folder_material(folder))
@@ -139,7 +145,8 @@ def _remote(model: str, revision: str | None, hub: Hub, cache: HeaderCache, *, o
     problem: CheckpointError | None = None
     if not offline:
         try:
-            material = hub.material(hub.listing(model, revision))
+            repo, quant = repository(model) or (model, None)
+            material = hub.material(of_quant(hub.listing(repo, revision), quant))
         except (HubUnreachable, HubRefused) as error:
             problem = error
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as encoder
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,14 +28,22 @@ def list_models(
         bool, typer.Option("--json", help="Print a list of objects, with sizes in bytes.")
     ] = False,
 ) -> None:
-    """Show the models on this machine: size, format, whether each fits now, and where it is."""
+    """Show the models on this machine: size, format, whether each fits now, and where it is.
+
+    GGUF files of the Hub cache, of Ollama and of LM Studio are among them; those two are never changed.
+    """
     from snugvl.checkpoint.cached import Cached, cached
+    from snugvl.checkpoint.gguf_files import hub_models, lm_studio_models, ollama_models
     from snugvl.checkpoint.locate import POCKET, locate
     from snugvl.checkpoint.read import facts_of
     from snugvl.cli.pull import why_not
 
     pocket = Cached(POCKET, locate(POCKET), facts_of(POCKET).download_bytes)
-    rows = [_row(each, why_not) for each in (*cached(), pocket)]
+    names = list(hub_models())
+    others = {name.partition(":")[0] for name in names}
+    ggufs = [_gguf(name) for name in (*names, *ollama_models(), *lm_studio_models())]
+    models = [each for each in cached() if each.name not in others]
+    rows = [_row(each, why_not) for each in (*models, *ggufs, pocket)]
     if json:
         write(encoder.dumps(rows, ensure_ascii=False, indent=2) + "\n")
         return
@@ -48,6 +57,18 @@ def list_models(
             write(printable(f"    {row['folder']}") + "\n")
             if row["why"]:
                 write(printable(f"    {row['why']}") + "\n")
+
+
+def _gguf(name: str) -> Cached:
+    """A GGUF model, wherever it is. One that is broken has no bytes; its row says why."""
+    from snugvl.checkpoint.cached import Cached
+    from snugvl.checkpoint.gguf_files import gguf_files
+
+    try:
+        files = gguf_files(name)
+    except SnugvlError:
+        files = None
+    return Cached(name, Path(), 0) if files is None else Cached(name, files.parts[0], files.nbytes)
 
 
 def _row(model: Cached, why_not: Judge) -> dict[str, Any]:
@@ -67,6 +88,8 @@ def _row(model: Cached, why_not: Judge) -> dict[str, Any]:
 
 def _format(facts: ModelFacts) -> str:
     """How the weights are stored: the quantization, else the type of most bytes."""
+    if facts.gguf is not None:
+        return facts.gguf.file_type
     if facts.quantization is not None:
         return facts.quantization
     held: dict[str, int] = {}

@@ -50,7 +50,8 @@ Quality = Annotated[
     typer.Option("--quality", help="Coarsest weights that are acceptable."),
 ]
 Backend = Annotated[
-    Literal["auto", "native", "transformers", "vllm"], typer.Option("--backend", help="Which engine.")
+    Literal["auto", "native", "transformers", "vllm", "llamacpp"],
+    typer.Option("--backend", help="Which engine."),
 ]
 Concurrency = Annotated[
     int, typer.Option("--concurrency", help="Requests at the same time, each with its whole context.")
@@ -150,7 +151,7 @@ def _save(plan: Plan, machine: Machine, path: Path) -> None:
 
 def _here(plan: Plan, machine: Machine) -> bool:
     """Whether the model's files are on the machine that is meant; of another one nobody knows."""
-    if plan.choice is None or plan.choice.option.model.facts.source == "folder":
+    if plan.choice is None or plan.choice.option.model.facts.source in ("folder", "file"):
         return True
     if machine.source != "probed":
         return False

@@ -26,7 +26,7 @@ def pull(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Hub id, as Qwen/Qwen3-VL-2B-Instruct-FP8.",
+            help="Hub id, as Qwen/Qwen3-VL-2B-Instruct-FP8, or owner/name:Q4_K_M for GGUF files.",
             autocompletion=known_models,
         ),
     ],
@@ -71,6 +71,7 @@ def fetch(
 ) -> None:
     """The command itself. `fits`: why the model can't be used on this machine, or None if it can."""
     from snugvl.checkpoint import download
+    from snugvl.checkpoint.gguf_files import repository
     from snugvl.checkpoint.locate import POCKET, near
     from snugvl.core.sizes import GIB
 
@@ -87,7 +88,7 @@ def fetch(
     how = "downloaded and verified" if done.fetched_bytes else "already there, verified"
     say(f"{model} {how}: {gib:.2f} GiB, commit {done.commit[:12]}")
     if revision is None:
-        say(f"next: snugvl serve {model}")
+        say(f"next: snugvl {'plan' if repository(model) else 'serve'} {model}")
 
 
 @contextmanager

@@ -76,6 +76,7 @@ def engine_for(
         if launched is not None:
             launched.abandon()  # before vLLM wants the memory that it takes
         return VllmEngine(vllm_choice(planned, load, vllm))
+    assert planned.engine != "llamacpp", "refused before it was planned"
     said = {**load.said(), "model": planned.name}
     if not isinstance(planned, Planned):
         return SupervisedEngine(EngineChoice(**said, engine=planned.engine), launched=launched)

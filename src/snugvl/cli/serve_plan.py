@@ -82,6 +82,7 @@ def plan_for(
         DoesNotFit: it needs more memory than there is, with the numbers.
         RequestError: a wish that no plan can meet; a device that is not there; a file that is no plan.
     """
+    from snugvl.planner.commands import next_command
     from snugvl.planner.recommend import with_instead
     from snugvl.planner.saved import read
     from snugvl.planner.solve import held_to, require, solve
@@ -104,6 +105,11 @@ def plan_for(
     require(plan)
     plan = with_instead(plan, machine)
     choice = require(plan)
+    if choice.option.engine == "llamacpp":
+        raise UnsupportedModel(
+            "llama.cpp is planned for, and not started by snugvl serve yet; start it with this machine's "
+            f"plan: {next_command(choice, plan.wishes)}"
+        )
     name = choice.option.model.name
     reason = _reason(name) if named is None else None
     return Planned(name, choice, plan, machine, tuple(candidates), wishes, reason)

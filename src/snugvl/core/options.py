@@ -16,7 +16,7 @@ WeightsName = Literal["auto", "bf16", "fp8", "int8", "int4"]
 KVCacheName = Literal["auto", "bf16", "fp8"]
 TowerName = Literal["auto", "resident", "streamed"]
 EmbeddingName = Literal["auto", "gpu", "cpu"]
-BackendName = Literal["auto", "native", "transformers", "vllm"]
+BackendName = Literal["auto", "native", "transformers", "vllm", "llamacpp"]
 PurposeName = Literal["chat", "documents", "detect", "batch"]
 ThinkingName = Literal["auto", "on", "off"]
 

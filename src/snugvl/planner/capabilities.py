@@ -21,6 +21,7 @@ from snugvl.planner.footprint.total import Device
 from snugvl.planner.footprint.weights import embedding_bytes, keeps_fp8, tower_bytes
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import (
+    ENGINES,
     Engine,
     HeadFormat,
     KVFormat,
@@ -40,6 +41,7 @@ VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights th
 VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
 # (--max-num-batched-tokens, --max-num-seqs), fastest first. It pre-empts: only `concurrency` is sure of room.
 VLLM_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
+LLAMACPP_CHUNKS: Final = (512, 256, 128)  # of `-ub`, fastest first
 # (EngineConfig.max_batched_tokens, max_num_seqs) that allocation tries, fastest first
 NATIVE_STEPS: Final = ((2048, 16), (1024, 8), (512, 4), (512, 1))
 
@@ -131,7 +133,8 @@ class Option:
             "embedding in main memory": parts.embedding == "cpu",
         }
         low = ", ".join(what for what, so in said.items() if so)
-        return f"{self.model.name} as {self.weights}{f' ({low})' if low else ''} with {self.engine}"
+        weights = self.model.facts.gguf.file_type if self.model.facts.gguf else self.weights
+        return f"{self.model.name} as {weights}{f' ({low})' if low else ''} with {self.engine}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,9 @@ def options(
     model: Inventory, device: Device, system: OperatingSystem, wishes: Wishes
 ) -> tuple[list[Option], list[Refusal]]:
     """Everything that could be tried with one model on one kind of device."""
+    if model.facts.gguf is not None:
+        others = (engine for engine in ENGINES if engine != "llamacpp")
+        return [_of_gguf(model)], [Refusal(engine, "it reads no GGUF; llama.cpp does") for engine in others]
     found: list[Option] = []
     refused: list[Refusal] = []
     for made in (
@@ -157,7 +163,14 @@ def options(
             refused.append(made)
         else:
             found += made
+    refused.append(Refusal("llamacpp", "llama.cpp reads GGUF files; name one (owner/name:Q4_K_M, or a file)"))
     return found, refused
+
+
+def _of_gguf(model: Inventory) -> Option:
+    """A GGUF as it is: llama.cpp changes no format."""
+    stored = _stored(model)
+    return Option(model, "llamacpp", stored, stored, offload=False)
 
 
 def kv_formats_on(option: Option, device: Device, wished: KVFormat | None = None) -> tuple[KVFormat, ...]:
@@ -172,7 +185,7 @@ def kv_formats_on(option: Option, device: Device, wished: KVFormat | None = None
         able = able[:1]
     if wished is not None:
         return tuple(kind for kind in able if kind == wished)
-    if option.engine == "native" and (device.cpu or not option.model.qk_norm):
+    if option.engine in ("native", "llamacpp") and (device.cpu or not option.model.qk_norm):
         able = able[:1]
     return able
 
@@ -274,8 +287,10 @@ def _transformers(model: Inventory, device: Device, wishes: Wishes) -> list[Opti
 
 def offloading(option: Option, device: Device) -> Option | Refusal:
     """The same option with layers in main memory."""
+    if option.engine == "llamacpp" and not device.cpu:
+        return replace(option, offload=True)
     if option.engine != "transformers" or device.cpu:
-        return Refusal(option.engine, "only transformers on a GPU keeps layers in main memory")
+        return Refusal(option.engine, "only transformers and llama.cpp keep layers in main memory")
     if option.model.facts.quantization is not None or option.weights != "bf16":
         return Refusal(
             "transformers",

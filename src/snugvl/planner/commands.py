@@ -2,6 +2,7 @@
 
 import shlex
 
+from snugvl.planner.llamacpp_flags import llamacpp_arguments
 from snugvl.planner.plan import Choice
 from snugvl.planner.vllm_flags import vllm_arguments
 from snugvl.planner.wishes import Wishes
@@ -15,7 +16,9 @@ TARGETS = {
 
 
 def next_command(choice: Choice, wishes: Wishes) -> str:
-    """One line of ours for a POSIX shell."""
+    """One line for a POSIX shell: ours, or llama.cpp's, which we don't start yet."""
+    if choice.option.engine == "llamacpp":
+        return shlex.join(llamacpp_arguments(choice))
     return shlex.join(our_arguments(choice, wishes))
 
 

@@ -6,8 +6,9 @@ from functools import cached_property
 
 from snugvl.core.sizes import format_size
 from snugvl.planner.budget import Budget
-from snugvl.planner.capabilities import NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
+from snugvl.planner.capabilities import LLAMACPP_CHUNKS, NATIVE_STEPS, VLLM_STEPS, Option, kv_formats_on
 from snugvl.planner.checkpoints import CHECKPOINTS, EACH, keeping, steps
+from snugvl.planner.footprint import llamacpp
 from snugvl.planner.footprint.component import Footprint
 from snugvl.planner.footprint.images import largest_image, scales
 from snugvl.planner.footprint.kv import block_bytes, state_bytes
@@ -162,40 +163,49 @@ class Fitter:
 
         The tower crosses once a picture, a layer once a token. Beyond comfort every byte costs speed.
         """
-        layers = self.option.model.facts.text.num_layers
         for goal in reversed(self.goals):
             most = COMFORT[self.wishes.good_for]
             if goal is not self.goals[0] and (goal.tokens > most[0] or goal.context > most[1]):
                 continue
-            base = replace(self.base(goal, "bf16", Spread()), vision="cpu")
-            for count in range(layers + 1):
-                settings = replace(base, offloaded=count)
+            for settings in self._offloads(goal):
                 if self.fits(settings):
                     if self.fits_host(settings):
                         return self.fitted(settings, goal.tokens)
                     break  # a smaller goal leaves more layers on the GPU
         return None
 
+    def _offloads(self, goal: Goal) -> Iterator[Settings]:
+        """Ways with less and less on the GPU."""
+        base = self.base(goal, "bf16", Spread())
+        if self.option.engine == "llamacpp":
+            yield from llamacpp.offloads(self.option.model, next(self.variants(base)))
+            return
+        for count in range(self.option.model.facts.text.num_layers + 1):
+            yield replace(base, vision="cpu", offloaded=count)
+
+    def _host_bytes(self, settings: Settings) -> int:
+        of = llamacpp.host_bytes if settings.engine == "llamacpp" else host_bytes
+        return of(self.option.model, settings)
+
     def why_not_offloaded(self) -> str:
         """What is missing even with layers in main memory, with the numbers."""
         layers = self.option.model.facts.text.num_layers
-        base = replace(self.base(self.goals[0], "bf16", Spread()), vision="cpu")
-        every = replace(base, offloaded=layers)
+        *_, every = ways = list(self._offloads(self.goals[0]))
         if not self.fits(every):
             total = format_size(self.footprint(every).total_bytes)
             usable = format_size(self.budget(every).usable_bytes)
             return f"with every layer in main memory it still takes {total} of the GPU's {usable}"
-        least = next(n for n in range(layers + 1) if self.fits(replace(base, offloaded=n)))
-        needed = host_bytes(self.option.model, replace(base, offloaded=least))
+        least = next(settings for settings in ways if self.fits(settings))
+        needed = self._host_bytes(least)
         usable = format_size(self.host.usable_bytes if self.host else 0)
         return (
-            f"{least} of {layers} layers would have to stay in main memory: {format_size(needed)}, of which "
-            f"{usable} may be used"
+            f"{max(least.offloaded, least.host_experts)} of {layers} layers would have to stay in main "
+            f"memory: {format_size(needed)}, of which {usable} may be used"
         )
 
     def fits_host(self, settings: Settings) -> bool:
         """Whether main memory has room for what is offloaded."""
-        return self.host is not None and host_bytes(self.option.model, settings) <= self.host.usable_bytes
+        return self.host is not None and self._host_bytes(settings) <= self.host.usable_bytes
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
         """Settings that reach `goal`."""
@@ -218,12 +228,16 @@ class Fitter:
             pool_tokens=goal.pool if self.option.engine == "native" else 0,
             float32=self.option.float32,
             sequences=goal.sequences,
+            on_gpu=not self.cpu,
         )
 
     def variants(self, base: Settings) -> Iterator[Settings]:
         """What changes speed alone, fastest first: CUDA graphs, then large chunks."""
         if self.option.engine == "transformers":
             yield base
+        elif self.option.engine == "llamacpp":
+            for chunk in LLAMACPP_CHUNKS:
+                yield replace(base, chunk=chunk)
         elif self.cpu:
             yield replace(base, sequences=max(DEFAULT_SEQUENCES, base.sequences))
         elif self.option.engine == "native":

@@ -5,13 +5,13 @@ from typing import Final, Literal
 
 from snugvl.core.config import KVFormat as KVFormat
 
-Engine = Literal["native", "transformers", "vllm"]
+Engine = Literal["native", "transformers", "vllm", "llamacpp"]
 WeightFormat = Literal["fp32", "bf16", "fp8", "int8", "int4"]
 HeadFormat = Literal["bf16", "int8"]
 VisionFormat = Literal["bf16", "int8"]
 Placement = Literal["gpu", "streamed", "cpu"]
 
-ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm")
+ENGINES: Final[tuple[Engine, ...]] = ("native", "transformers", "vllm", "llamacpp")
 BLOCK_TOKENS: Final = 16  # tokens of a KV block, ours and vLLM's
 DEFAULT_CHUNK: Final = 2048  # tokens of one step: EngineConfig's default, and vLLM's server below 70 GB
 DEFAULT_SEQUENCES: Final = 16  # EngineConfig's max_num_seqs
@@ -34,11 +34,13 @@ class Settings:
         chunk: most tokens of one step (`max_num_batched_tokens` of vLLM).
         sequences: most that our engine runs at once, whatever their contexts; its workspaces are for these.
         vision: where the vision tower's weights are: on the GPU, streamed block by block (our engine alone),
-            on the CPU (transformers alone).
+            on the CPU (transformers and llama.cpp).
         embedding: where the embedding is: on the GPU, or in main memory, where the GPU reads rows of it (our
             engine alone).
         offloaded: decoder layers, the last ones, whose weights stay in main memory and cross to the GPU
-            for every forward pass (transformers alone).
+            for every forward pass (transformers), or are computed there (llama.cpp).
+        host_experts: decoder layers, the first ones, whose experts stay in main memory (llama.cpp alone).
+        on_gpu: there is a GPU (said for llama.cpp alone, whose layers follow from it).
         tensor_parallel, pipeline_parallel: GPUs that share each layer, and groups of layers.
         data_parallel: copies of the model, each with its share of the requests.
         language_only: a model that sees is loaded without its vision tower.
@@ -74,6 +76,8 @@ class Settings:
     step_graphs: bool = False
     encoder_cache_bytes: int = 0
     state_checkpoints: int = 0
+    host_experts: int = 0
+    on_gpu: bool = True
 
     @property
     def kv_tokens(self) -> int:
@@ -99,6 +103,8 @@ class Settings:
     @property
     def kv_name(self) -> str:
         """Format of the cache as it is: that of the activations, or FP8."""
+        if self.engine == "llamacpp":
+            return "q8_0" if self.kv == "fp8" else "f16"
         return "fp32" if self.itemsize == 4 and self.kv == "bf16" else self.kv
 
     @property

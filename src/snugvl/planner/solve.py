@@ -38,7 +38,7 @@ from snugvl.planner.speed import roofline
 from snugvl.planner.verdicts import verdicts
 from snugvl.planner.wishes import FORMAT_QUALITY, Wishes
 
-ENGINE_ORDER: Final[dict[Engine, int]] = {"native": 2, "vllm": 1, "transformers": 0}
+ENGINE_ORDER: Final[dict[Engine, int]] = {"native": 3, "vllm": 2, "llamacpp": 1, "transformers": 0}
 RUNNERS_UP: Final = 3
 RIVAL: Final = slice(4, 10)  # what a score says of cache, images, context and pool up to comfort, formats
 # Nobody is led to a model that can't be quicker than this, even in theory.
@@ -143,7 +143,7 @@ def _possible(
 def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> Plan:
     """The same plan with layers in main memory, or with why that is no way out either."""
     for fitter, quality in fitters:
-        if fitter.option.engine != "transformers":
+        if fitter.option.engine not in ("transformers", "llamacpp"):
             continue
         option = offloading(fitter.option, fitter.budgets[0].device)
         if isinstance(option, Refusal):
@@ -151,7 +151,7 @@ def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> P
         wider = Fitter(option, fitter.wishes, fitter.budgets, host)
         fitted = wider.best
         if fitted is None:
-            refusal = Refusal("transformers", wider.why_not_offloaded())
+            refusal = Refusal(option.engine, wider.why_not_offloaded())
             return replace(plan, refusals=(*plan.refusals, (option.model.name, refusal)))
         choice = _choice(wider, fitted, quality)
         why = verdicts(choice, (), (each for each, _ in fitters), plan.refusals)
@@ -216,6 +216,8 @@ def _no_cache(fitter: Fitter) -> str | None:
 
 def _stored_as(option: Option) -> str:
     stored = option.model.facts.quantization or "bf16"
+    if option.model.facts.gguf is not None:
+        return f"the file is {option.model.facts.gguf.file_type}; pull another quantisation"
     if option.engine == "vllm":
         return f"vLLM serves what is stored, {stored}"
     return f"the checkpoint is stored in {stored}"

@@ -31,6 +31,7 @@ from snugvl.planner.footprint.kv import kv_bytes
 from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, sizes
 from snugvl.planner.inventory import Inventory, Part, widths
+from snugvl.planner.llamacpp_speed import llamacpp_rate
 from snugvl.planner.settings import Settings
 
 PROMPT_TEXT_TOKENS = 64
@@ -45,13 +46,14 @@ class Speed:
     """For one request alone: tokens per second, seconds to the first token of one full image.
 
     Upper bounds; predictions where `crossing_bytes` cross from main memory to the GPU for every token.
-    `assumed`: by assumed rates, in main memory.
+    `assumed`: by assumed rates, in main memory. `predicted`: the decoding rate is no bound (llama.cpp's).
     """
 
     decode_tokens_per_s: float | None
     first_token_s: float | None
     crossing_bytes: int = 0
     assumed: bool = False
+    predicted: bool = False
 
 
 def copy_rate(gpu: Gpu) -> float:
@@ -69,6 +71,10 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
     gpu, cpu = budget.gpu, budget.device.cpu
     rate = HOST_BANDWIDTH if cpu else gpu.bandwidth if gpu is not None else None
     flops = HOST_FLOPS if cpu else gpu.bf16_flops if gpu is not None else None
+    if settings.engine == "llamacpp":
+        decode = llamacpp_rate(model, settings, gpu)
+        first = _first_token_s(model, settings, flops)
+        return Speed(decode, first, assumed=cpu, predicted=True)
     if rate is None:
         return Speed(None, None)
     routed = any(tensor.role == "expert" for tensor in model.facts.tensors)
@@ -91,6 +97,20 @@ def roofline(model: Inventory, settings: Settings, budget: Budget) -> Speed:
     if settings.images and gpu is not None:
         vision += vision_bytes(model, settings) / copy_rate(gpu)
     return Speed(decode, prefill + vision, crossing, cpu)
+
+
+def _first_token_s(model: Inventory, settings: Settings, flops: float | None) -> float | None:
+    """Arithmetic alone, of a GGUF: its integers are widened on the way."""
+    if flops is None or settings.offloaded or settings.host_experts or settings.vision == "cpu":
+        return None
+    image = largest_image(model, settings.max_pixels)
+    tokens = min(settings.context, settings.images * image.tokens + PROMPT_TEXT_TOKENS)
+    seconds = _prefill_flops(model, tokens) / flops
+    vision = model.facts.vision
+    if vision is None or not settings.images:
+        return seconds
+    attention = 4.0 * vision.hidden_size * float(image.patches) ** 2 * vision.depth
+    return seconds + settings.images * (2.0 * _elements(model, "vision") * image.patches + attention) / flops
 
 
 def _prefill_flops(model: Inventory, tokens: int) -> float:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from snugvl.planner.footprint import llamacpp
 from snugvl.planner.footprint.component import Component, Footprint, footprint_of
 from snugvl.planner.footprint.decoder import decoder_components
 from snugvl.planner.footprint.kv import checkpoint_component, kv_component, state_component
@@ -59,8 +60,9 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
     if settings.data_parallel > 1:  # each copy for itself, with its share of the requests
         settings = replace(settings, concurrency=settings.concurrency_of_copy, data_parallel=1)
     parts = []
+    own = llamacpp.HOST_PROCESS_BYTES if settings.engine == "llamacpp" else PROCESS_BYTES
     if device.cpu:
-        parts.append(Component(PROCESS, PROCESS_BYTES, basis="measured", why="the engine's process, idle"))
+        parts.append(Component(PROCESS, own, basis="measured", why="the engine's process, idle"))
     if device.context_bytes:
         parts.append(
             Component(
@@ -69,6 +71,11 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
                 basis="measured" if device.context_measured else "default",
                 why="measured on this GPU" if device.context_measured else "documented default, not measured",
             )
+        )
+    if settings.engine == "llamacpp":
+        gpu = not device.cpu
+        return footprint_of(
+            parts + llamacpp.llamacpp_components(model, settings, gpu=gpu, cublas_bytes=device.cublas_bytes)
         )
     parts += weight_components(model, settings)
     cache = kv_component(model, settings)

@@ -9,6 +9,7 @@ from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.machine import Machine
 from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.footprint.images import scales
+from snugvl.planner.footprint.llamacpp import host_bytes as llamacpp_host_bytes
 from snugvl.planner.footprint.offload import layer_bytes, vision_bytes
 from snugvl.planner.footprint.weights import crossing_bytes, embedding_bytes, tower_bytes
 from snugvl.planner.plan import Choice, Plan
@@ -20,11 +21,17 @@ from snugvl.planner.verdicts import why_engine, why_not_engines
 Kind = Literal["held", "context", "weights", "kv", "work", "other", "spare", "margin"]
 Measured = Callable[[Choice, str], int | None]  # (choice, component) → bytes measured on this machine
 
-ENGINES = {"native": "snugvl's own engine", "transformers": "transformers", "vllm": "vLLM"}
+ENGINES = {
+    "native": "snugvl's own engine",
+    "transformers": "transformers",
+    "vllm": "vLLM",
+    "llamacpp": "llama.cpp",
+}
 ENGINE_NAMES = {
     "native": "native: snugvl's own",
     "transformers": "Hugging Face transformers",
     "vllm": "vLLM, a server of its own (installed separately)",
+    "llamacpp": "llama.cpp, a server of its own",
 }
 SYSTEMS = {"linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "other": "another system"}
 
@@ -132,7 +139,10 @@ def settings_facts(choice: Choice) -> list[tuple[str, str]]:
         facts.append(("requests", f"{settings.concurrency} at the same time, each with its whole context"))
     if settings.gpus > 1:
         facts.append(("GPUs", _spread(settings)))
-    if choice.option.offload:
+    if settings.engine == "llamacpp":
+        if settings.on_gpu:
+            facts.append(("host", _beside(choice)))
+    elif choice.option.offload:
         facts.append(("host", _offloaded(choice)))
     if crossing := crossing_bytes(model, settings):
         facts.append(("tower", f"{format_size(crossing)} of it stay in main memory; {_crossing(choice)}"))
@@ -153,6 +163,17 @@ def _spread(settings: Settings) -> str:
         (settings.pipeline_parallel, "hold groups of layers (pipeline parallel)"),
     ]
     return f"{settings.gpus}: " + ", ".join(f"{count} {what}" for count, what in parts if count > 1)
+
+
+def _beside(choice: Choice) -> str:
+    """What llama.cpp leaves in main memory."""
+    settings, model = choice.settings, choice.option.model
+    layers = model.facts.text.num_layers
+    parts = [f"the experts of {settings.host_experts} of {layers} layers"] if settings.host_experts else []
+    parts += [f"{settings.offloaded} of {layers} layers whole"] if settings.offloaded else []
+    parts += ["the vision tower"] if settings.vision == "cpu" else []
+    held = format_size(llamacpp_host_bytes(model, settings))
+    return f"{', '.join(parts) or 'the embedding'} in main memory ({held} in all), computed by the processor"
 
 
 def _offloaded(choice: Choice) -> str:
@@ -180,6 +201,12 @@ def _speed(speed: Speed) -> str | None:
     """A bound, or a prediction where the link decides."""
     if speed.decode_tokens_per_s is None:
         return None
+    if speed.predicted:
+        first = (
+            "" if speed.first_token_s is None else f", first token after at least {speed.first_token_s:.2f} s"
+        )
+        assumed = ", by assumed rates of main memory" if speed.assumed else ""
+        return f"about {speed.decode_tokens_per_s:,.0f} tokens/s{first} (predicted{assumed})"
     if speed.crossing_bytes:
         crossing = f"because {format_size(speed.crossing_bytes)} cross PCI Express for every token"
         first = "" if speed.first_token_s is None else f"; first token after {speed.first_token_s:.1f} s"
@@ -191,6 +218,8 @@ def _speed(speed: Speed) -> str | None:
 
 
 def _weights(choice: Choice) -> str:
+    if (gguf := choice.option.model.facts.gguf) is not None:
+        return gguf.file_type
     stored, weights = choice.option.stored_quality, choice.settings.weights_name
     if choice.settings.head != "bf16":
         tower = ", and the vision tower," if choice.settings.vision_weights != "bf16" else ""

@@ -1,0 +1,215 @@
+"""A GGUF's metadata as the planner's facts: one reader for all of llama.cpp's architectures.
+
+They share their keys, so none has to be known by name: what differs in memory is in the metadata (windows,
+recurrent states, experts), or is refused. A few windows' patterns stand in llama.cpp's source alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, Final
+
+from snugvl.checkpoint.facts import GgufFacts, KVLayer, ModelFacts, Role, TensorFact, TextFacts, VisionFacts
+from snugvl.checkpoint.image_rules import FixedSquare, SmartResize
+from snugvl.checkpoint.material import Material
+from snugvl.checkpoint.section import MAX_LAYERS, Section, plain, require
+from snugvl.errors import CheckpointError, UnsupportedModel
+
+ARCHITECTURE: Final = "general.architecture"
+FILE: Final = "snugvl.file"  # ours, beside the metadata: where it was read
+MMPROJ: Final = "clip"  # the architecture of a vision tower's own file
+FAMILIES: Final = {
+    "qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5",
+    "qwen2vl": "qwen2_5_vl", "phi3": "phi3",
+}  # fmt: skip
+# Of so many layers one looks at everything, in architectures whose files don't say it.
+PATTERNS: Final = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4}
+UNPLANNED: Final = (
+    "attention.kv_lora_rank",
+    "wkv.head_size",
+    "shortconv.l_cache",
+    "attention.indexer.head_count",
+)
+# Tokens of a picture in llama.cpp: the least and most that it takes (`clip.cpp`), and a warning's threshold.
+QWEN_TOKENS: Final = (8, 4096)
+PROJECTORS: Final = ("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger")
+FILE_TYPES: Final = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
+    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K",
+    19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL",
+    26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0",
+    37: "TQ2_0", 38: "MXFP4",
+}  # fmt: skip
+
+
+def gguf_facts(name: str, material: Material) -> ModelFacts:
+    """The facts of a GGUF, with its mmproj's where there is one (`Material.images`).
+
+    Raises:
+        CheckpointError: a key is missing or nonsense.
+        UnsupportedModel: an architecture whose memory isn't known.
+    """
+    values = material.config
+    architecture = Section(values, material.where).get(ARCHITECTURE, str)
+    if architecture == MMPROJ:
+        raise UnsupportedModel(f"{material.where} is a vision tower alone (mmproj); name the model beside it")
+    section = Section(_of(values, architecture), f"{material.where}: {plain(architecture)}")
+    tensors = tuple(_tensor(*each) for each in material.tensors)
+    names = {tensor.name for tensor in tensors}
+    if "token_embd.weight" not in names:
+        raise CheckpointError(f"{material.where} has no token_embd.weight; a part of it is missing")
+    vision = None if material.images is None else _vision(material.images, material.where)
+    return ModelFacts(
+        name=name,
+        revision=material.revision,
+        source=material.source,
+        architecture=architecture,
+        family=FAMILIES.get(architecture, architecture),
+        text=_text(section, architecture, tensors),
+        vision=vision,
+        tensors=tensors,
+        tied="output.weight" not in names,
+        quantization=_coarseness(tensors),
+        download_bytes=material.download_bytes,
+        native=False,
+        gguf=GgufFacts(
+            FILE_TYPES.get(values.get("general.file_type", -1)) or _commonest(tensors),
+            section.values.get("expert_used_count") or 0,
+            section.values.get("n_deepstack_layers") or 0,
+            values.get(FILE, ""),
+            (material.images or {}).get(FILE, ""),
+        ),
+    )
+
+
+def _of(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {
+        key.removeprefix(f"{prefix}."): value for key, value in values.items() if key.startswith(f"{prefix}.")
+    }
+
+
+def _tensor(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> TensorFact:
+    return TensorFact(name, _role(name, shape), dtype, shape, nbytes, not name.startswith("mtp."))
+
+
+def _role(name: str, shape: tuple[int, ...]) -> Role:
+    if name.startswith(("v.", "mm.", "a.")):
+        return "connector" if name.startswith("mm.") else "vision"
+    if name in ("token_embd.weight", "output.weight"):
+        return "embedding" if name.startswith("token") else "lm_head"
+    if "_exps." in name:
+        return "expert"
+    return "norm" if "norm" in name else "linear" if len(shape) == 2 else "other"
+
+
+def _text(section: Section, architecture: str, tensors: tuple[TensorFact, ...]) -> TextFacts:
+    for key in UNPLANNED:
+        if section.values.get(key):
+            raise UnsupportedModel(f"{section.where} has {key}: a cache of a kind that isn't planned yet")
+    layers = section.count("block_count", most=MAX_LAYERS) - (section.values.get("nextn_predict_layers") or 0)
+    require(layers > 0, section.where, "block_count leaves no layer")
+    hidden = section.count("embedding_length")
+    heads = max(_each(section, "attention.head_count", layers))
+    vocabulary = next(tensor.shape[0] for tensor in tensors if tensor.role == "embedding")
+    return TextFacts(
+        hidden_size=hidden,
+        intermediate_size=max(_each(section, "feed_forward_length", layers, 1)),
+        num_layers=layers,
+        num_heads=heads,
+        vocab_size=vocabulary,
+        max_position_embeddings=section.count("context_length"),
+        kv_layers=tuple(_kv_layers(section, architecture, layers, hidden // max(heads, 1))),
+    )
+
+
+def _each(section: Section, key: str, layers: int, default: int | None = None) -> list[int]:
+    """A number of every layer, which files write once where it is the same."""
+    value = section.values.get(key)
+    if isinstance(value, list) and len(value) >= layers and all(isinstance(each, int) for each in value):
+        return [max(0, each) for each in value[:layers]]
+    return [section.count(key, default)] * layers
+
+
+def _kv_layers(section: Section, architecture: str, layers: int, head: int) -> Iterator[KVLayer]:
+    heads = _each(section, "attention.head_count", layers)
+    kv_heads = _each(section, "attention.head_count_kv", layers, max(heads))
+    key = section.count("attention.key_length", head)
+    value = section.count("attention.value_length", key)
+    if key != value:
+        raise UnsupportedModel(
+            f"{section.where} has keys of {key} and values of {value}; that isn't planned yet"
+        )
+    window = section.values.get("attention.sliding_window")
+    pattern = section.values.get("attention.sliding_window_pattern") or PATTERNS.get(architecture)
+    every = section.values.get("full_attention_interval", 4)
+    recurrent = section.values.get("ssm.state_size")
+    if recurrent and FAMILIES.get(architecture) != "qwen3_5" and architecture != "qwen3next":
+        raise UnsupportedModel(f"{section.where} has recurrent states of a kind that isn't planned yet")
+    for layer in range(layers):
+        if recurrent and (layer + 1) % every:
+            yield _recurrent(section, recurrent)
+            continue
+        if isinstance(pattern, list):
+            windowed = layer < len(pattern) and bool(pattern[layer])
+        else:
+            windowed = isinstance(pattern, int) and pattern > 0 and (layer + 1) % pattern > 0
+        yield KVLayer(kv_heads[layer], key, window=window if windowed and isinstance(window, int) else None)
+
+
+def _recurrent(section: Section, state: int) -> KVLayer:
+    """Gated delta-rule attention: llama.cpp keeps both of its states in float32."""
+    inner, groups = section.count("ssm.inner_size"), section.count("ssm.group_count")
+    channels = inner + 2 * groups * state
+    convolution = (section.count("ssm.conv_kernel") - 1) * channels
+    return KVLayer(
+        0, 0, state_bytes=4 * (state * inner + convolution), projected=channels + inner, values=inner
+    )
+
+
+def _vision(values: Mapping[str, Any], where: str) -> VisionFacts:
+    section = Section(_of(values, "clip.vision"), f"{where}: mmproj")
+    kind = values.get("clip.vision.projector_type") or values.get("clip.projector_type")
+    patch, merge = section.count("patch_size", most=1024), section.count("spatial_merge_size", 2, most=64)
+    side = section.count("image_size", patch, most=1 << 16)
+    if kind in PROJECTORS:
+        least, most = (tokens * (patch * merge) ** 2 for tokens in QWEN_TOKENS)
+        rule: SmartResize | FixedSquare = SmartResize(patch, merge, min_pixels=least, max_pixels=most)
+    elif kind == "gemma3":
+        merge = section.values.get("projector.scale_factor") or 4
+        rule = FixedSquare(side, patch, (side // patch // merge) ** 2)
+    else:
+        raise UnsupportedModel(
+            f"{section.where} has the projector {plain(str(kind))}; the tokens of its pictures aren't known "
+            f"(known: gemma3, {', '.join(PROJECTORS)})"
+        )
+    levels = section.values.get("is_deepstack_layers") or []
+    return VisionFacts(
+        depth=section.count("block_count", most=MAX_LAYERS),
+        hidden_size=section.count("embedding_length"),
+        intermediate_size=section.count("feed_forward_length"),
+        num_heads=section.count("attention.head_count"),
+        patch_size=patch,
+        merge_size=merge,
+        patch_dim=3 * patch * patch,
+        deepstack_levels=sum(map(bool, levels)) if isinstance(levels, list) else 0,
+        rule=rule,
+        windowed=bool(section.values.get("n_wa_pattern")),
+    )
+
+
+def _bits(tensors: tuple[TensorFact, ...]) -> float:
+    """Of a weight of the decoder, on average."""
+    held = [tensor for tensor in tensors if tensor.role in ("linear", "expert")]
+    return 8 * sum(tensor.nbytes for tensor in held) / max(sum(prod(tensor.shape) for tensor in held), 1)
+
+
+def _coarseness(tensors: tuple[TensorFact, ...]) -> Any:
+    """The format of ours that is as fine: what the planner's qualities and wishes speak of."""
+    bits = _bits(tensors)
+    return "int4" if bits < 6 else "int8" if bits < 12 else None
+
+
+def _commonest(tensors: tuple[TensorFact, ...]) -> str:
+    held: dict[str, int] = {}
+    for tensor in tensors:
+        held[tensor.dtype] = held.get(tensor.dtype, 0) + tensor.nbytes
+    return max(held, key=lambda name: held[name])

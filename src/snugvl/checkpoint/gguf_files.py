@@ -1,0 +1,220 @@
+"""GGUF models on this machine, wherever a program has put them: found, and read in place, never changed.
+
+FOLDER/model-Q4_K_M.gguf                    with its parts and the mmproj beside it (`gguf_names.py`)
+owner/name:Q4_K_M, hf:owner/name:Q4_K_M     in the Hub cache: repository and quantisation, as for
+                                            `llama-server -hf`
+ollama:name, ollama:name:tag                what Ollama has pulled: a manifest names two blobs
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from snugvl.checkpoint.facts import FactSource
+from snugvl.checkpoint.gguf import MAGIC, GgufHeader, read_gguf
+from snugvl.checkpoint.gguf_facts import FILE
+from snugvl.checkpoint.gguf_names import SUFFIX, first_of, is_first, parts_of, projectors_of, quant_of
+from snugvl.checkpoint.listing import is_repo
+from snugvl.checkpoint.material import Material, Stored
+from snugvl.checkpoint.section import MAX_JSON_BYTES
+from snugvl.core.folders import hub_cache
+from snugvl.errors import CheckpointError, CheckpointNotFound
+
+OLLAMA: Final = "ollama:"
+HUB: Final = "hf:"
+DEFAULT_QUANT: Final = "Q4_K_M"  # llama.cpp's own
+IMAGE, PROJECTOR = "application/vnd.ollama.image.model", "application/vnd.ollama.image.projector"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFiles:
+    """The files of one model, the first part first; `projector`: its mmproj, or None."""
+
+    parts: tuple[Path, ...]
+    projector: Path | None
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        return sum(path.stat().st_size for path in (*self.parts, *filter(None, [self.projector])))
+
+
+def repository(model: str) -> tuple[str, str] | None:
+    """Repository and quantisation of `owner/name:QUANT` or `hf:owner/name[:QUANT]`; None for other names."""
+    name, _, quant = model.removeprefix(HUB).partition(":")
+    named = model.startswith(HUB) or bool(quant)
+    return (name, quant or DEFAULT_QUANT) if named and is_repo(name) else None
+
+
+def gguf_files(model: str) -> GgufFiles | None:
+    """The files of `model` on this machine; None where it isn't the name of a GGUF, or isn't here.
+
+    Raises:
+        CheckpointNotFound: a folder with several models; nothing of Ollama's under that name.
+        CheckpointError: a part is missing, or a manifest is broken.
+    """
+    if model.startswith(OLLAMA):
+        return _of_ollama(model.removeprefix(OLLAMA))
+    if (found := repository(model)) is not None:
+        return _of_hub_cache(*found)
+    path = Path(model).expanduser()
+    if model and path.is_file() and is_gguf(path):
+        return _beside(path)
+    if not model or not path.is_dir() or (path / "config.json").is_file():
+        return None
+    firsts = sorted(file for file in path.glob(f"*{SUFFIX}") if is_first(file.name))
+    if len(firsts) > 1:
+        names = ", ".join(file.name for file in firsts[:5])
+        raise CheckpointNotFound(f"{model} has several models ({names}); name the file")
+    return _beside(firsts[0]) if firsts else None
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as a GGUF does."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def _beside(path: Path) -> GgufFiles:
+    """A file with its other parts, and the mmproj in the same folder."""
+    parts = [path.with_name(name) for name in parts_of(path.name)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise CheckpointError(f"{path.parent} lacks {missing[0]} ({len(missing)} of {len(parts)} parts)")
+    towers = projectors_of((file.name for file in path.parent.glob(f"*{SUFFIX}")), path.name)
+    width = _width(path, "{}.embedding_length") if towers else None
+    mine = (path.with_name(name) for name in towers)
+    fitting = (tower for tower in mine if _width(tower, "{}.vision.projection_dim") == width)
+    return GgufFiles(tuple(parts), next(fitting, None))
+
+
+def _width(path: Path, key: str) -> Any:
+    """Values of an embedding: a tower belongs to a model that takes what it gives."""
+    values = read_gguf(path).values
+    return values.get(key.format(values.get("general.architecture")))
+
+
+def _of_hub_cache(repo: str, quant: str) -> GgufFiles | None:
+    """Of the newest snapshot that has it; llama.cpp and others put theirs there, too."""
+    folder = hub_cache() / f"models--{repo.replace('/', '--')}" / "snapshots"
+    for snapshot in sorted(folder.glob("*"), key=lambda path: path.stat().st_mtime, reverse=True):
+        names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob(f"*{SUFFIX}")]
+        try:
+            first = first_of(names, quant, repo)
+        except CheckpointNotFound:
+            continue
+        parts = [snapshot / name for name in parts_of(first)]
+        if all(part.is_file() for part in parts):
+            tower = next(iter(projectors_of(names, first)), None)
+            return GgufFiles(tuple(parts), None if tower is None else snapshot / tower)
+    return None
+
+
+def hub_models() -> Iterator[str]:
+    """What the Hub cache has of GGUF repositories, as `owner/name:QUANT`."""
+    for folder in sorted(hub_cache().glob("models--*--*")):
+        names = {path.name for path in folder.glob(f"snapshots/**/*{SUFFIX}") if is_first(path.name)}
+        repo = folder.name.removeprefix("models--").replace("--", "/", 1)
+        yield from (f"{repo}:{quant_of(name)}" for name in sorted(names))
+
+
+def ollama_models() -> Iterator[str]:
+    """What Ollama has here, as `ollama:name:tag`."""
+    for path in sorted((_ollama_folder() / "manifests").glob("*/*/*/*")):
+        owner, name, tag = path.parts[-3:]
+        if path.is_file():
+            yield f"{OLLAMA}{name if owner == 'library' else f'{owner}/{name}'}:{tag}"
+
+
+def lm_studio_models() -> Iterator[str]:
+    """Model files that LM Studio has here."""
+    for folder in ("~/.lmstudio/models", "~/.cache/lm-studio/models"):
+        for path in sorted(Path(folder).expanduser().glob(f"*/*/*{SUFFIX}")):
+            if is_first(path.name):
+                yield str(path)
+
+
+def _ollama_folder() -> Path:
+    """OLLAMA_MODELS, the user's, or that of Ollama's service on Linux."""
+    if chosen := os.environ.get("OLLAMA_MODELS"):
+        return Path(chosen).expanduser()
+    mine, service = Path("~/.ollama/models").expanduser(), Path("/usr/share/ollama/.ollama/models")
+    return service if not mine.is_dir() and service.is_dir() else mine
+
+
+def _of_ollama(name: str) -> GgufFiles:
+    """The blobs that a manifest names: manifests/HOST/OWNER/NAME/TAG, blobs/sha256-…"""
+    title, _, tag = name.partition(":")
+    path, root = [*title.split("/"), tag or "latest"], _ollama_folder()
+    if not all(re.fullmatch(r"\w[\w.-]*", part) for part in path) or len(path) > 3:
+        raise CheckpointNotFound(f"{OLLAMA}{name} is no name of a model; use {OLLAMA}NAME[:TAG]")
+    wanted = "/".join(["*", *(["library"] if len(path) == 2 else []), *path])
+    manifest = next(iter(sorted((root / "manifests").glob(wanted))), None)
+    if manifest is None:
+        raise CheckpointNotFound(f"Ollama has no {name} in {root}; `snugvl list` shows what it has")
+    digests = _digests(manifest)
+    blobs = {kind: root / "blobs" / digest.replace(":", "-") for kind, digest in digests.items()}
+    missing = [blob for blob in blobs.values() if not blob.is_file()]
+    if missing:
+        raise CheckpointError(f"Ollama's {name} lacks {missing[0]}; pull it again with ollama pull {name}")
+    return GgufFiles((blobs[IMAGE],), blobs.get(PROJECTOR))
+
+
+def _digests(manifest: Path) -> dict[str, str]:
+    try:
+        with manifest.open("rb") as file:
+            layers = json.loads(file.read(MAX_JSON_BYTES))["layers"]
+        found = {str(layer["mediaType"]): str(layer["digest"]) for layer in layers}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = {}
+    digests = {kind: found[kind] for kind in (IMAGE, PROJECTOR) if kind in found}
+    if IMAGE not in digests or not all(_DIGEST.fullmatch(digest) for digest in digests.values()):
+        raise CheckpointError(f"{manifest} is no manifest of a model that is a GGUF")
+    return digests
+
+
+def file_material(where: str, files: GgufFiles) -> Material:
+    """What the headers of files on this machine say.
+
+    Raises:
+        CheckpointError, UnsupportedModel: as `read_gguf`; parts that don't belong together.
+    """
+    headers = [read_gguf(path) for path in files.parts]
+    tower = None if files.projector is None else read_gguf(files.projector)
+    return header_material(where, headers, tower, source="file", nbytes=files.nbytes)
+
+
+def header_material(
+    where: str,
+    headers: Sequence[GgufHeader],
+    tower: GgufHeader | None,
+    *,
+    source: FactSource,
+    nbytes: int,
+    revision: str | None = None,
+) -> Material:
+    """The parts together; the first one has the metadata.
+
+    Raises:
+        CheckpointError: a tensor stands twice, or there are fewer than the first part says.
+    """
+    values: dict[str, Any] = dict(headers[0].values)
+    tensors = [Stored(*each) for header in (*headers, *filter(None, [tower])) for each in header.tensors]
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise CheckpointError(f"{where}: a tensor is in two of its files")
+    told, mine = values.get("split.tensors.count"), sum(len(header.tensors) for header in headers)
+    if told not in (None, mine):
+        raise CheckpointError(f"{where} has {mine:,} tensors in {len(headers)} parts; {told:,} belong to it")
+    images = None if tower is None else dict(tower.values)
+    if source == "file":
+        values[FILE] = headers[0].where
+        images = None if tower is None else {**tower.values, FILE: tower.where}
+    return Material(where, source, revision, values, images, tuple(tensors), nbytes)

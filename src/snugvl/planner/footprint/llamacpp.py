@@ -1,0 +1,195 @@
+"""What llama.cpp holds of a GGUF, on the GPU and in main memory, as its log names it.
+
+    model buffer      tensors as the file has them; the embedding stays in main memory, and a tied head is a
+                      copy of it on the GPU
+    KV buffer         cells of every slot, in whole 256; q8_0 takes 34 bytes for 32 values; layers with a
+                      window keep the window and a step, in whole 256
+    RS buffer         both states of layers with linear attention, float32, one of each slot
+    compute buffer    `llamacpp_graphs.py`; flash attention on CUDA makes f16 of a quantised cache's layer
+    checkpoints       states and windows at earlier ends of a prompt, in main memory (`--ctx-checkpoints`)
+    output buffer     logits of a token of each slot, in main memory
+    mmproj            the tower as its file has it, and its own compute buffer for the largest picture
+
+Experts, then layers, the first ones, may stay in main memory (`--n-cpu-moe`, `-ngl`), where a processor
+computes them: nothing crosses the link but activations.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from snugvl.checkpoint.facts import KVLayer, TensorFact
+from snugvl.planner.footprint.allocator import up
+from snugvl.planner.footprint.component import Component
+from snugvl.planner.footprint.ggml import compute_bytes
+from snugvl.planner.footprint.images import largest_image
+from snugvl.planner.footprint.llamacpp_graphs import FLOAT, decoder_graph, tower_graph
+from snugvl.planner.inventory import Inventory
+from snugvl.planner.settings import Settings
+
+CELLS: Final = 256  # a cache is made of whole ones
+CHECKPOINTS: Final = 4  # of a slot; llama.cpp's own 32 would take gigabytes of main memory
+QUANTISED_BLOCK: Final = (32, 34)  # values and bytes of q8_0
+HALF: Final = 2
+# What ggml keeps of CUDA memory beside its buffers: scratch of products; not in its log.
+POOL_BYTES: Final = 64 << 20
+HOST_PROCESS_BYTES: Final = 160 << 20  # of `llama-server` or Python with the wheel, beside its buffers
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+EMBEDDING, DECODER, HEAD, TOWER = "embedding", "decoder", "lm_head", "vision tower"
+EXPERTS: Final = "experts"
+
+
+def placed(model: Inventory, settings: Settings, *, gpu: bool) -> dict[str, int]:
+    """Bytes of weights by part, on the GPU or in main memory; without a GPU all are there."""
+    facts, found = model.facts, defaultdict[str, int](int)
+    for (part, layer), nbytes in _weights(model).items():
+        if part == TOWER and (settings.language_only or not settings.images):
+            continue
+        host = part == EMBEDDING or (part == TOWER and settings.vision == "cpu") or not settings.on_gpu
+        host = host or 0 <= layer < settings.offloaded or (part == EXPERTS and layer < settings.host_experts)
+        if (not host) == gpu:
+            found[part] += nbytes
+    if gpu and facts.tied:
+        found[HEAD] += _weights(model)[EMBEDDING, -1]
+    return found
+
+
+@lru_cache(maxsize=64)
+def _weights(model: Inventory) -> dict[tuple[str, int], int]:
+    """Bytes by part and layer; -1: in none."""
+    found: dict[tuple[str, int], int] = defaultdict(int)
+    for tensor in model.facts.tensors:
+        if tensor.loaded:
+            found[_part(tensor), _layer(tensor)] += tensor.nbytes
+    return found
+
+
+def _part(tensor: TensorFact) -> str:
+    if tensor.role in ("vision", "connector"):
+        return TOWER
+    named = {"embedding": EMBEDDING, "lm_head": HEAD, "expert": EXPERTS}
+    return named.get(tensor.role, DECODER)
+
+
+def _layer(tensor: TensorFact) -> int:
+    match = _LAYER.match(tensor.name)
+    return -1 if match is None else int(match[1])
+
+
+def cells(settings: Settings) -> int:
+    """Tokens of a slot's cache."""
+    return up(settings.context, CELLS)
+
+
+def _cache_bytes(layer: KVLayer, settings: Settings) -> int:
+    """Of one layer, all slots together."""
+    kept = cells(settings)
+    if layer.window is not None:
+        kept = min(kept, up(layer.window + settings.chunk, CELLS))
+    values = 2 * layer.kv_heads * layer.head_dim * kept
+    block, nbytes = QUANTISED_BLOCK if settings.kv == "fp8" else (1, HALF)
+    return values // block * nbytes * settings.concurrency
+
+
+def cache_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> tuple[int, int]:
+    """KV and recurrent states on the GPU or in main memory, where their layers are."""
+    layers = model.facts.text.kv_layers
+    host = settings.offloaded if settings.on_gpu else len(layers)
+    mine = layers[host:] if gpu else layers[:host]
+    states = sum(layer.state_bytes for layer in mine) * settings.concurrency
+    return sum(_cache_bytes(layer, settings) for layer in mine), states
+
+
+def checkpoint_bytes(model: Inventory, settings: Settings) -> int:
+    """Of one slot: states, and cells of layers with windows; what can't be cut back to an earlier token."""
+    one = replace(settings, concurrency=1)
+    layers = model.facts.text.kv_layers
+    windows = sum(_cache_bytes(layer, one) for layer in layers if layer.window is not None)
+    return windows + sum(layer.state_bytes for layer in layers)
+
+
+@lru_cache(maxsize=4096)
+def decoder_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> int:
+    """The decoder's compute buffer."""
+    nbytes = compute_bytes(decoder_graph(model, settings, cells(settings), gpu=gpu))
+    if gpu and settings.kv == "fp8":
+        layer = max(model.facts.text.kv_layers, key=lambda layer: layer.kv_heads * layer.head_dim)
+        nbytes += 2 * HALF * layer.kv_heads * layer.head_dim * cells(settings)
+    return nbytes
+
+
+@lru_cache(maxsize=4096)
+def tower_bytes(model: Inventory, max_pixels: int | None) -> int:
+    """The tower's compute buffer for the largest picture."""
+    vision = model.facts.vision
+    assert vision is not None, "without a tower there are no pictures"
+    patches = largest_image(model, max_pixels).patches
+    return compute_bytes(tower_graph(vision, model.facts.text.hidden_size, patches))
+
+
+def llamacpp_components(
+    model: Inventory, settings: Settings, *, gpu: bool, cublas_bytes: int = 0
+) -> list[Component]:
+    """Everything on the GPU; or in main memory, where there is none (`gpu` False)."""
+    named = placed(model, settings, gpu=gpu)
+    file_type = model.facts.gguf.file_type if model.facts.gguf else ""
+    parts = [
+        Component(f"weights: {part}", named[part], why="" if part == TOWER else file_type)
+        for part in (DECODER, EXPERTS, EMBEDDING, HEAD, TOWER)
+    ]
+    cache, states = cache_bytes(model, settings, gpu=gpu)
+    slots = f"{settings.concurrency} × " if settings.concurrency > 1 else ""
+    why = f"{slots}{cells(settings):,} tokens ({settings.kv_name})"
+    parts += [Component("KV cache", cache, why=why), Component("recurrent state", states, why=f"{slots}one")]
+    text = model.facts.text
+    decoder = decoder_bytes(model, settings, gpu=gpu)
+    parts.append(
+        Component("compute buffer", decoder, basis="predicted", why=f"steps of {settings.chunk:,} tokens")
+    )
+    if settings.images and not settings.language_only and (settings.vision == "gpu" or not gpu):
+        patches = largest_image(model, settings.max_pixels).patches
+        why = f"{patches:,} patches"
+        parts.append(
+            Component(
+                "mmproj compute buffer", tower_bytes(model, settings.max_pixels), basis="predicted", why=why
+            )
+        )
+    if gpu:
+        pool = POOL_BYTES + cublas_bytes
+        parts.append(Component("CUDA pool", pool, basis="default", why="cuBLAS and scratch of products"))
+    else:
+        each = checkpoint_bytes(model, settings)
+        kept = f"{CHECKPOINTS} a slot, for the next turn"
+        output = FLOAT * text.vocab_size * settings.concurrency
+        parts.append(Component("output buffer", output))
+        parts.append(Component("state checkpoints", CHECKPOINTS * settings.concurrency * each, why=kept))
+    return parts
+
+
+def host_bytes(model: Inventory, settings: Settings) -> int:
+    """Main memory beside a GPU."""
+    weights = sum(placed(model, settings, gpu=False).values())
+    cache = sum(cache_bytes(model, settings, gpu=False))
+    tower = tower_bytes(model, settings.max_pixels) if settings.images and settings.vision == "cpu" else 0
+    buffer = decoder_bytes(model, settings, gpu=False)  # inputs alone where no layer is there
+    kept = CHECKPOINTS * settings.concurrency * checkpoint_bytes(model, settings)
+    return weights + cache + tower + buffer + kept + HOST_PROCESS_BYTES
+
+
+def offloads(model: Inventory, base: Settings) -> Iterator[Settings]:
+    """Ways with less and less on the GPU, the least costly first: experts, whole layers, at last the tower.
+
+    Of a mixture a token reads few experts, so a processor is quick at them. A tower without a GPU takes
+    minutes for a picture.
+    """
+    layers = model.facts.text.num_layers
+    experts = layers if model.facts.gguf and model.facts.gguf.experts_used else 0
+    for number in range(experts + 1):
+        yield replace(base, host_experts=number)
+    for vision in ("gpu", "cpu") if base.images else (base.vision,):
+        for number in range(1, layers + 1):
+            yield replace(base, host_experts=experts, offloaded=number, vision=vision)

@@ -1,0 +1,264 @@
+"""What llama.cpp takes of a GGUF, beside its logs; what the plan makes of that; how fast people find it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training.gguf_export import export
+
+from snugvl.checkpoint.read import facts_of
+from snugvl.hardware.context_cost import DATA_CENTRE_CONTEXT_BYTES
+from snugvl.hardware.describe import describe
+from snugvl.hardware.machine import Gpu
+from snugvl.planner.capabilities import options
+from snugvl.planner.commands import next_command
+from snugvl.planner.footprint.ggml import Graph, compute_bytes
+from snugvl.planner.footprint.llamacpp import (
+    cache_bytes,
+    checkpoint_bytes,
+    decoder_bytes,
+    host_bytes,
+    offloads,
+    placed,
+    tower_bytes,
+)
+from snugvl.planner.footprint.total import Device, footprint
+from snugvl.planner.inventory import Inventory, inventory
+from snugvl.planner.llamacpp_speed import llamacpp_rate
+from snugvl.planner.plan import Choice
+from snugvl.planner.settings import Settings
+from snugvl.planner.solve import Candidate, require, solve
+from snugvl.planner.wishes import Wishes
+
+MIB = 1 << 20
+RECORDED = json.loads(
+    (Path(__file__).parents[2] / "benchmarks/results/llamacpp/buffers.json").read_text(encoding="utf-8")
+)
+SIDE = 32  # pixels of a token
+
+Load = Callable[..., Inventory]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
+    """A model of the catalogue as a GGUF of its exact shape, without weights."""
+    folder = tmp_path_factory.mktemp("ggufs")
+    made: dict[tuple[str, str], Inventory] = {}
+
+    def get(name: str, kind: str = "Q4_K_M") -> Inventory:
+        if (name, kind) not in made:
+            path = folder / f"{name.rpartition('/')[2]}-{kind}.gguf"
+            export(name, path, kind)
+            made[name, kind] = inventory(facts_of(str(path)))
+        return made[name, kind]
+
+    return get
+
+
+def settings_of(row: dict[str, Any]) -> Settings:
+    return Settings(
+        "llamacpp", kv=row["kv"], context=row["context"], concurrency=row["slots"], chunk=row["chunk"],
+        max_pixels=row["image_tokens"] * SIDE**2, on_gpu=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("row", RECORDED, ids=lambda row: "-".join(str(row[key]) for key in list(row)[:7]))
+def test_every_buffer_is_what_llama_cpp_said(load: Load, row: dict[str, Any]) -> None:
+    model, settings, taken = load(row["model"], row["type"]), settings_of(row), row["taken"]
+    weights = placed(model, settings, gpu=False)
+    tower = weights.pop("vision tower")
+    cache, states = cache_bytes(model, settings, gpu=False)
+    exact = {
+        "weights": sum(weights.values()),
+        "KV cache": cache,
+        "recurrent state": states,
+        "vision tower": tower,
+    }
+    for name, nbytes in exact.items():
+        assert nbytes / MIB == pytest.approx(taken[name], rel=1e-3, abs=0.6), name
+    decoder = decoder_bytes(model, settings, gpu=False) / MIB
+    assert decoder == pytest.approx(taken["compute buffer"], rel=0.15)
+    assert decoder == pytest.approx(row["planned"]["compute buffer"], abs=0.01), (
+        "written down by today's plan"
+    )
+    # llama.cpp reserves for 2,116 tokens at its start, and grows with a larger picture.
+    assert tower_bytes(model, settings.max_pixels) / MIB == pytest.approx(
+        taken["mmproj compute buffer"], rel=0.07
+    )
+
+
+def test_all_of_it_is_within_three_percent(load: Load) -> None:
+    assert len(RECORDED) >= 30
+    for row in RECORDED:
+        planned, taken = sum(row["planned"].values()), sum(row["taken"].values())
+        assert abs(planned - taken) <= max(0.03 * taken, 96), row
+
+
+def test_a_node_takes_its_parents_place_only_where_nobody_else_looks() -> None:
+    graph = Graph()
+    first = graph.add(1024)
+    second = graph.over(first)  # in its place
+    kept = graph.over(second)  # in its place
+    graph.add(1024, kept)
+    graph.add(1024, kept)  # `kept` lives until here
+    assert compute_bytes(graph) == 3 * 1024
+    graph = Graph()
+    first = graph.add(1024)
+    beside = graph.over(first)  # not in its place: `first` is looked at later
+    graph.add(1024, first, beside)
+    assert compute_bytes(graph) == 3 * 1024
+
+
+@pytest.mark.parametrize("sizes", [(1024, 4096), (4096, 1024)])
+def test_holes_are_filled_by_what_fits_best(sizes: tuple[int, int]) -> None:
+    graph = Graph()
+    first, wall, second, end = (graph.add(nbytes) for nbytes in (sizes[0], 128, sizes[1], 128))
+    graph.add(0, first, second)  # both are free from here on
+    graph.add(1024)  # into the hole that holds it exactly, wherever that is
+    graph.add(4096)
+    graph.add(0, wall, end)
+    assert compute_bytes(graph) == 1024 + 4096 + 2 * 128
+
+
+def test_inputs_and_outputs_keep_their_places() -> None:
+    graph = Graph()
+    given = graph.input(2048)
+    graph.add(1024, given, output=True)
+    graph.add(2048)
+    graph.add(1024)
+    assert compute_bytes(graph) == 2048 + 1024 + 1024, "the input's place is free again, the output's is not"
+
+
+def plan(model: Inventory, gpu: str, **wishes: Any) -> Choice:
+    machine = describe(gpu, ram="32GiB")
+    return require(solve([Candidate(model.facts)], machine, Wishes(**wishes)))
+
+
+def test_a_gguf_is_llama_cpps_alone(load: Load) -> None:
+    model = load("Qwen/Qwen3-VL-2B-Instruct")
+    found, refused = options(model, Device(0), "linux", Wishes())
+    assert [option.engine for option in found] == ["llamacpp"]
+    assert {refusal.engine for refusal in refused} == {"native", "transformers", "vllm"}
+    assert all("GGUF" in refusal.reason for refusal in refused)
+
+
+def test_a_plan_is_a_command(load: Load) -> None:
+    choice = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060")
+    words = next_command(choice, Wishes()).split()
+    assert words[:2] == ["llama-server", "-m"]
+    assert words[words.index("--mmproj") + 1].endswith("mmproj-Qwen3-VL-2B-Instruct-Q4_K_M.gguf")
+    assert words[words.index("-ngl") + 1] == "29", "28 layers and the head"
+    assert words[words.index("-c") + 1] == str(choice.settings.context)
+    assert words[words.index("--image-max-tokens") + 1] == str(choice.tokens)
+    assert words[words.index("-fit") + 1] == "off"
+    alone = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060", images=0)
+    assert "--mmproj" not in next_command(alone, Wishes())
+    several = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060", concurrency=3, context=4096)
+    words = next_command(several, Wishes()).split()
+    assert (words[words.index("-c") + 1], words[words.index("-np") + 1]) == (str(3 * 4096), "3")
+
+
+def test_without_a_gpu_all_is_in_main_memory(load: Load) -> None:
+    model = load("Qwen/Qwen3-VL-2B-Instruct")
+    choice = plan(model, "none")
+    assert (
+        sum(placed(model, choice.settings, gpu=True).values())
+        == placed(model, choice.settings, gpu=True)["lm_head"]
+    )
+    assert "-dev none" in next_command(choice, Wishes())
+    assert choice.footprint.named("weights") == sum(tensor.nbytes for tensor in model.facts.tensors)
+
+
+def test_experts_go_to_main_memory_first(load: Load) -> None:
+    model = load("Qwen/Qwen3-VL-30B-A3B-Instruct")
+    choice = plan(model, "RTX 5060")
+    assert 0 < choice.settings.host_experts < 48
+    assert (choice.settings.offloaded, choice.settings.vision) == (0, "gpu")
+    assert f"--n-cpu-moe {choice.settings.host_experts}" in next_command(choice, Wishes())
+    assert choice.footprint.total_bytes <= choice.budget.usable_bytes
+    fewer = replace(choice.settings, host_experts=choice.settings.host_experts - 1)
+    moved = sum(placed(model, fewer, gpu=True).values()) - sum(
+        placed(model, choice.settings, gpu=True).values()
+    )
+    assert choice.spare_bytes < moved, "no more of them than needed"
+    assert host_bytes(model, fewer) == host_bytes(model, choice.settings) - moved
+
+
+def test_layers_leave_before_the_tower(load: Load) -> None:
+    base = Settings("llamacpp", max_pixels=1024 * SIDE**2)
+    ways = list(offloads(load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), base))
+    assert [(way.offloaded, way.vision) for way in ways[:2]] == [(0, "gpu"), (1, "gpu")]
+    assert (ways[-1].offloaded, ways[-1].vision) == (36, "cpu")
+    on_gpu = [sum(placed(load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), way, gpu=True).values()) for way in ways]
+    assert on_gpu[:37] == sorted(on_gpu[:37], reverse=True)
+
+
+def test_states_are_kept_in_main_memory(load: Load) -> None:
+    plain, hybrid = load("Qwen/Qwen3-VL-4B-Instruct"), load("Qwen/Qwen3.5-4B")
+    settings = Settings("llamacpp", context=4096, chunk=512, concurrency=2)
+    states = cache_bytes(hybrid, settings, gpu=True)[1]
+    assert (checkpoint_bytes(plain, settings), checkpoint_bytes(hybrid, settings)) == (0, states // 2)
+    choice = plan(hybrid, "none")
+    assert "--ctx-checkpoints 4" in next_command(choice, Wishes())
+    assert choice.footprint.named("state checkpoints") == 4 * checkpoint_bytes(hybrid, choice.settings)
+    assert "--ctx-checkpoints" not in next_command(plan(plain, "none"), Wishes())
+
+
+def test_quantised_caches_are_smaller_and_need_room_on_a_gpu(load: Load) -> None:
+    model = load("Qwen/Qwen3-VL-4B-Instruct")
+    half = Settings("llamacpp", kv="fp8", context=32768, chunk=512)
+    assert half.kv_name == "q8_0"
+    whole = replace(half, kv="bf16")
+    assert cache_bytes(model, half, gpu=True)[0] * 32 == cache_bytes(model, whole, gpu=True)[0] * 17
+    more = decoder_bytes(model, half, gpu=True) - decoder_bytes(model, whole, gpu=True)
+    assert more == 2 * 2 * 8 * 128 * 32768, "one layer's keys and values in f16, for flash attention"
+
+
+# Published: decode tokens a second of one request (anchors, "Published speeds on consumer cards"); a vision
+# model's decoder is that of the language model of its size.
+PUBLISHED = (
+    ("RTX 2080", "Qwen/Qwen3-VL-4B-Instruct", "Q4_K_M", 110.6),
+    ("RTX 2080", "Qwen/Qwen3-VL-8B-Instruct", "Q4_K_M", 69.3),
+    ("RTX 5070", "Qwen/Qwen3-VL-2B-Instruct", "Q4_K_M", 322.0),
+    ("RTX 5070", "Qwen/Qwen3-VL-4B-Instruct", "Q4_K_M", 156.0),
+    ("RTX 5070", "Qwen/Qwen3-VL-8B-Instruct", "Q4_K_M", 103.0),
+    ("RTX 3060", "Qwen/Qwen3-VL-2B-Instruct", "Q8_0", 148.0),
+    ("RTX 3060", "Qwen/Qwen3-VL-2B-Instruct", "Q4_K_M", 200.0),
+    ("RTX 3090 Ti", "Qwen/Qwen3-VL-8B-Instruct", "Q4_K_M", 133.0),
+    ("RTX 5090", "Qwen/Qwen3-VL-8B-Instruct", "Q4_K_M", 227.0),
+    ("GTX 1050 Ti", "Qwen/Qwen3-VL-2B-Instruct", "Q4_K_M", 34.5),
+    ("GTX 1050 Ti", "Qwen/Qwen3.5-4B", "Q4_K_M", 13.6),
+)
+
+
+@pytest.mark.parametrize(("card", "name", "kind", "published"), PUBLISHED)
+def test_speed_is_what_people_publish(load: Load, card: str, name: str, kind: str, published: float) -> None:
+    old = Gpu(0, card, 4 << 30, 4 << 30, (6, 1), 112e9)  # before what our table begins with
+    gpu = old if card == "GTX 1050 Ti" else describe(card).gpus[0]
+    settings = Settings("llamacpp", context=1024, images=0, chunk=512)
+    rate = llamacpp_rate(load(name, kind), settings, gpu)
+    assert rate is not None
+    assert published / 1.3 <= rate <= published * 1.3
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "peak_gib"),
+    [("2B", "Q8_0", 3.84), ("2B", "Q4_K_M", 3.16), ("4B", "Q8_0", 6.23), ("4B", "Q4_K_M", 4.57)],
+)
+def test_the_whole_process_on_a_gpu(load: Load, name: str, kind: str, peak_gib: float) -> None:
+    # Measured on an H200 by NVML (anchors, "Measured side by side"): one slot, 2,048 tokens, a 1024² picture;
+    # what llama.cpp reserves for one of 2,116 tokens.
+    model = load(f"Qwen/Qwen3-VL-{name}-Instruct", kind)
+    settings = Settings("llamacpp", context=2048, chunk=512, max_pixels=2116 * SIDE**2)
+    found = footprint(model, settings, Device(DATA_CENTRE_CONTEXT_BYTES, compute_capability=(9, 0)))
+    assert found.total_bytes / (1 << 30) == pytest.approx(peak_gib, rel=0.03)
+
+
+def test_a_mixture_with_experts_in_main_memory(load: Load) -> None:
+    model = load("Qwen/Qwen3-VL-30B-A3B-Instruct")
+    choice = plan(model, "RTX 2080", images=0)
+    assert choice.speed.decode_tokens_per_s is not None
+    assert 33.7 / 1.3 <= choice.speed.decode_tokens_per_s <= 33.7 * 1.3, "published: part in main memory"

@@ -1,0 +1,283 @@
+"""A checkpoint as GGUF, with its vision tower as the mmproj beside it.
+
+    python -m training.gguf_export src/snugvl/pocket OUT.gguf              pocket, for tests and real runs
+    python -m training.gguf_export Qwen/Qwen3-VL-2B-Instruct OUT.gguf --type Q4_K_M
+
+A model of the catalogue has no weights here: its file has the exact tensors, types and size, and no content
+(a hole, which takes no disk): llama.cpp's buffers don't depend on values. Families: Qwen3 and Qwen3-VL,
+mixtures included, Qwen3.5, and what llama.cpp calls llama. Names come from the package `gguf`; the choice of
+types in Q4_K_M is llama.cpp's.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from snugvl.checkpoint.assemble import network_of
+from snugvl.checkpoint.catalogue import find
+from snugvl.checkpoint.section import read_json
+
+ARCHITECTURES = {
+    "Qwen3VLForConditionalGeneration": gguf.MODEL_ARCH.QWEN3VL,
+    "Qwen3VLMoeForConditionalGeneration": gguf.MODEL_ARCH.QWEN3VLMOE,
+    "Qwen3_5ForConditionalGeneration": gguf.MODEL_ARCH.QWEN35,
+    "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+}
+AS_STORED = (gguf.MODEL_ARCH.QWEN3VL, gguf.MODEL_ARCH.QWEN3)
+FILE_TYPES = {"F16": 1, "Q8_0": 7, "Q4_K_M": 15}
+BLOCKS = {kind.name: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+MERGERS = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
+LEVELS = {"linear_fc1": "fc1", "linear_fc2": "fc2", "norm": "norm"}
+FLOAT = ("conv1d.weight", "ffn_gate_inp.weight", "position_embd.weight")
+NO_MERGES = ["Ā ā"]  # llama.cpp insists on one: of bytes 0 and 1, which follow one another in no text
+DEFAULT_SECTIONS = {"qwen3_5_text": [11, 11, 10]}
+CONTROL = 3  # the type of a token that stands for no text
+
+
+class Tensor(NamedTuple):
+    """One tensor of the file; `value` is None where there is none to be had."""
+
+    name: str
+    shape: tuple[int, ...]
+    value: Callable[[], torch.Tensor] | None
+
+
+def export(source: str, out: Path, kind: str = "F16") -> Path | None:
+    """Write `out`, and for a model that sees mmproj-…; returns the latter."""
+    config, tensors, folder = _read(source)
+    (name,) = config["architectures"]
+    text = config.get("text_config", config)
+    arch = ARCHITECTURES[name]
+    if folder is not None and arch not in AS_STORED:
+        raise SystemExit(f"{source} is a {name}, whose weights llama.cpp stores in another order")
+    writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
+    _text_keys(writer, text, config.get("vision_config", {}))
+    writer.add_file_type(FILE_TYPES[kind])
+    _tokenizer(writer, folder, text["vocab_size"])
+    layers = text["num_hidden_layers"]
+    names = gguf.get_tensor_name_map(arch, layers)
+    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
+    mine = [each for each in tensors if ".visual." not in each.name and not each.name.startswith("mtp.")]
+    _write(writer, [part for each in mine for part in _named(each, names)], out, kind, layers, tied=tied)
+    if "vision_config" not in config:
+        return None
+    beside = out.with_name(f"mmproj-{out.name}")
+    _write_tower(config, [each for each in tensors if ".visual." in each.name], beside)
+    return beside
+
+
+def _read(source: str) -> tuple[dict[str, Any], list[Tensor], Path | None]:
+    folder = Path(source)
+    if folder.is_dir():
+        file: Any = safe_open(folder / "model.safetensors", "pt")
+
+        def held(name: str) -> Tensor:
+            shape = tuple(file.get_slice(name).get_shape())
+            return Tensor(name, shape, lambda: file.get_tensor(name).float())
+
+        return read_json(folder / "config.json"), [held(name) for name in file.keys()], folder  # noqa: SIM118
+    found = find(source)
+    if found is None:
+        raise SystemExit(f"{source} is neither a folder nor in the catalogue")
+    config = dict(found[0].config)
+    network = network_of(config, found[0].images, source)
+    return config, [Tensor(each.name, each.shape, None) for each in network.tensors], None
+
+
+def _text_keys(writer: gguf.GGUFWriter, text: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
+    heads, hidden = text["num_attention_heads"], text["hidden_size"]
+    head = text.get("head_dim") or hidden // heads
+    writer.add_block_count(text["num_hidden_layers"])
+    writer.add_context_length(text["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(text["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(text["num_key_value_heads"])
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_layer_norm_rms_eps(text.get("rms_norm_eps", 1e-6))
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    writer.add_rope_freq_base(float(text.get("rope_theta") or rope.get("rope_theta", 10000.0)))
+    if sections := rope.get("mrope_section", DEFAULT_SECTIONS.get(text.get("model_type", ""))):
+        writer.add_rope_dimension_sections([*sections, 0][:4])
+    if vision:
+        writer.add_num_deepstack_layers(len(vision.get("deepstack_visual_indexes", [])))
+    if experts := text.get("num_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(text["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(text["moe_intermediate_size"])
+    if kernel := text.get("linear_conv_kernel_dim"):
+        writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 0.25)))
+        writer.add_ssm_conv_kernel(kernel)
+        writer.add_ssm_state_size(text["linear_key_head_dim"])
+        writer.add_ssm_group_count(text["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(text["linear_num_value_heads"])
+        writer.add_ssm_inner_size(text["linear_value_head_dim"] * text["linear_num_value_heads"])
+        writer.add_full_attention_interval(text.get("full_attention_interval", 4))
+
+
+def _tokenizer(writer: gguf.GGUFWriter, folder: Path | None, size: int) -> None:
+    """The vocabulary; of a model without files names that stand for it."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")  # it takes a word that is a token as that, as pocket's does
+    if folder is None:
+        writer.add_token_list([f"<{number}>" for number in range(size)])
+        writer.add_token_types([1] * size)
+        writer.add_token_merges(NO_MERGES)
+        writer.add_eos_token_id(0)
+        return
+    document = json.loads((folder / "tokenizer.json").read_text())
+    words = {number: word for word, number in document["model"]["vocab"].items()}
+    added = {each["id"]: each["content"] for each in document["added_tokens"]}
+    writer.add_token_list([added.get(number, words.get(number, f"<{number}>")) for number in range(size)])
+    writer.add_token_types([CONTROL if number in added else 1 for number in range(size)])
+    writer.add_token_merges([" ".join(pair) for pair in document["model"]["merges"]] or NO_MERGES)
+    ends = read_json(folder / "generation_config.json")["eos_token_id"]
+    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template((folder / "chat_template.jinja").read_text())
+
+
+def _named(tensor: Tensor, names: gguf.TensorNameMap) -> Iterator[Tensor]:
+    """As llama.cpp calls it; joined experts one by one."""
+    name = tensor.name.replace("model.language_model.", "model.").replace("dt_bias", "dt_proj.bias")
+    shape, value = tensor.shape, tensor.value
+    if name.endswith("experts.gate_up_proj"):
+        for part in ("gate", "up"):
+            split = name.replace("gate_up_proj", f"{part}_proj.weight")
+            yield from _named(Tensor(split, (shape[0], shape[1] // 2, shape[2]), None), names)
+        return
+    if name.endswith("experts.down_proj"):
+        name += ".weight"
+    if name.endswith("conv1d.weight"):
+        shape = shape[0], shape[-1]
+    stem, dot, suffix = name.rpartition(".")
+    if suffix not in ("weight", "bias"):
+        stem, dot, suffix = name, "", ""
+    if stem.endswith("dt_proj"):
+        yield Tensor(f"blk.{name.split('.')[2]}.ssm_dt.bias", shape, value)
+        return
+    found = names.get_name(stem)
+    assert found is not None, f"llama.cpp has no name for {tensor.name}"
+    yield Tensor(found + dot + suffix, shape, value)
+
+
+def _more_bits(layer: int, layers: int) -> bool:
+    """Layers with finer values and second products in Q4_K_M: the first and last eighths, and each third."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+def _type(tensor: Tensor, kind: str, layers: int, *, tied: bool) -> str:
+    name, columns = tensor.name, tensor.shape[-1]
+    if len(tensor.shape) == 1 or name.endswith(FLOAT):
+        return "F32"
+    if kind == "Q4_K_M":
+        layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
+        low = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
+        finer = name == "output.weight" or (tied and name == "token_embd.weight")
+        finer = finer or (name.endswith(low) and _more_bits(layer, layers))
+        kind = "Q6_K" if finer else "Q4_K"
+        if columns % BLOCKS[kind][0]:
+            kind = "Q8_0" if finer else "Q5_0"
+    return kind if columns % BLOCKS[kind][0] == 0 else "F16"
+
+
+def _write(
+    writer: gguf.GGUFWriter, tensors: list[Tensor], out: Path, kind: str, layers: int, *, tied: bool = False
+) -> None:
+    """The file, tensor after tensor; what has no value is a hole."""
+    types = [gguf.GGMLQuantizationType[_type(each, kind, layers, tied=tied)] for each in tensors]
+    sizes = []
+    for tensor, dtype in zip(tensors, types, strict=True):
+        block, nbytes = gguf.GGML_QUANT_SIZES[dtype]
+        sizes.append(math.prod(tensor.shape) // block * nbytes)
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float16), sizes[-1], raw_dtype=dtype)
+    writer.write_header_to_file(out)
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    assert writer.fout is not None
+    (file,) = writer.fout
+    place = gguf.GGUFWriter.ggml_pad(file.tell(), writer.data_alignment)
+    for tensor, dtype, nbytes in zip(tensors, types, sizes, strict=True):
+        if tensor.value is not None:
+            file.seek(place)
+            gguf.quants.quantize(tensor.value().reshape(tensor.shape).numpy(), dtype).tofile(file)
+        place += gguf.GGUFWriter.ggml_pad(nbytes, writer.data_alignment)
+    file.truncate(place)
+    writer.close()
+
+
+def _write_tower(config: Mapping[str, Any], tensors: list[Tensor], out: Path) -> None:
+    """The mmproj: Qwen3-VL's tower, which Qwen3.5 has, too."""
+    vision, text = config["vision_config"], config["text_config"]
+    levels = vision.get("deepstack_visual_indexes", [])
+    writer = gguf.GGUFWriter(None, "clip")
+    writer.add_type("mmproj")
+    writer.add_file_type(FILE_TYPES["F16"])
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_clip_projector_type("qwen3vl_merger")
+    writer.add_vision_use_gelu(True)
+    writer.add_vision_projection_dim(vision["out_hidden_size"])
+    writer.add_vision_image_size(math.isqrt(vision["num_position_embeddings"]) * vision["patch_size"])
+    writer.add_vision_patch_size(vision["patch_size"])
+    writer.add_vision_embedding_length(vision["hidden_size"])
+    writer.add_vision_feed_forward_length(vision["intermediate_size"])
+    writer.add_vision_block_count(vision["depth"])
+    writer.add_vision_head_count(vision["num_heads"])
+    writer.add_vision_image_mean([0.5] * 3)
+    writer.add_vision_image_std([0.5] * 3)
+    writer.add_vision_attention_layernorm_eps(text.get("rms_norm_eps", 1e-6))
+    writer.add_vision_spatial_merge_size(vision["spatial_merge_size"])
+    writer.add_vision_is_deepstack_layers([number in levels for number in range(vision["depth"])])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
+    _write(writer, [part for each in tensors for part in _tower_named(each, names, levels)], out, "F16", 0)
+
+
+def _tower_named(tensor: Tensor, names: gguf.TensorNameMap, levels: list[int]) -> Iterator[Tensor]:
+    name, value = tensor.name.removeprefix("model."), tensor.value
+    parts = name.split(".")
+    if name.endswith("patch_embed.proj.weight"):  # two frames of a video, one convolution each
+        rows, channels, frames, side, _ = tensor.shape
+        for frame in range(frames):
+            late = f".{frame}" if frame else ""
+            half = None if value is None else partial(_frame, value, frame)
+            yield Tensor(f"v.patch_embd.weight{late}", (rows, channels, side, side), half)
+    elif parts[1] == "merger":
+        yield Tensor(f"{MERGERS[parts[2]]}.{parts[3]}", tensor.shape, value)
+    elif parts[1] == "deepstack_merger_list":
+        yield Tensor(
+            f"v.deepstack.{levels[int(parts[2])]}.{LEVELS[parts[3]]}.{parts[4]}", tensor.shape, value
+        )
+    else:
+        stem, _, suffix = name.rpartition(".")
+        yield Tensor(f"{names.get_name(stem)}.{suffix}", tensor.shape, value)
+
+
+def _frame(value: Callable[[], torch.Tensor], number: int) -> torch.Tensor:
+    return value()[:, :, number]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", help="a checkpoint folder, or a model of the catalogue")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--type", choices=FILE_TYPES, default="F16", help="of a model of the catalogue")
+    given = parser.parse_args()
+    print(given.out, export(given.source, given.out, given.type) or "")
+
+
+if __name__ == "__main__":
+    main()
