@@ -50,7 +50,9 @@ from snugvl.planner.settings import Settings
 GENERATOR = np.random.default_rng(0)
 
 
-SIZES = EngineConfig(num_blocks=4000, max_model_len=4096, max_num_seqs=32, max_batched_tokens=2048)
+SIZES = EngineConfig(
+    num_blocks=4000, max_model_len=4096, max_num_seqs=32, max_batched_tokens=2048, state_checkpoints=16
+)
 
 
 class Loaded:

@@ -126,10 +126,10 @@ class Linear(nn.Module):
                 swiglu=swiglu,
                 dtype=dtype,
             )
-        x = x if norm is None else norm(x)
-        if residual is not None and x.is_cuda and self.bias is None and not swiglu and dtype is None:
+        plain = norm is None and self.bias is None and not swiglu and dtype is None
+        if residual is not None and x.is_cuda and plain:
             return torch.addmm(residual, x, self.weight.T, out=residual)  # a launch less
-        y = self._plain(x)
+        y = self._plain(x if norm is None else norm(x))
         if swiglu:
             y = _swiglu(y)
         y = y if residual is None else residual + y

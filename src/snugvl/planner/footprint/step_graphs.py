@@ -3,7 +3,7 @@
 It makes nothing possible, only quicker, and is taken where plenty is left. All
 graphs share one pool: what the largest of them has alive at a time, and what they read and write.
 
-    numbers of a step      48 · tokens + slots · (4 · blocks + 32)
+    numbers of a step      48 · tokens + slots · (4 · blocks + 40)
     rows of pictures       tokens · (1 + levels) · h · s          beside a bool a token
     logits                 4 · slots · vocabulary
     patches, encoding      P · patch_dim · s + P / merge² · (1 + levels) · h · s, P = 4096
@@ -35,7 +35,7 @@ from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
 TOKENS: Final = 128  # the largest sizes of steps are multiples of
 PATCHES: Final = 4096  # of the largest picture
-SLOT_BYTES: Final = 32  # slot, row of logits, start and length
+SLOT_BYTES: Final = 40  # slot, row of logits, landing, start and length
 TABLE: Final = 16  # a block table's width is a multiple of
 SMALL_BYTES: Final = 8 << 20  # of the pool, for small tensors
 MOST: Final = 24  # recordings at a time
