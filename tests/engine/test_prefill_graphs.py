@@ -132,6 +132,8 @@ def test_steps_of_one_size_share_a_recording_that_the_second_one_makes() -> None
             here,
             request(str(index), *range(1, 2 + length % 40), *[5] * (length - 1 - length % 40), max_tokens=1),
         )
+        assert made.captures == min(max(index - 1, 0), 1), "not before the second one's token is told"
+        made.capture_due()
         assert (made.captures, made.replays) == (min(index, 1), max(index - 1, 0))
     assert [size_of(length) for length in (1, 63, 64, 65, 2048)] == [64, 64, 64, 128, 2048]
     assert [size_of(length) for length in (512, 513, 1049, 1153)] == [512, 640, 1152, 1280]
@@ -181,6 +183,7 @@ def test_the_least_recently_used_goes() -> None:
 
     def ask(name: str, length: int) -> None:
         run(here, request(f"{name}{length}", *[3] * length, max_tokens=1))
+        made.capture_due()
 
     for length in (10, 70, 10, 70):
         ask("a", length)

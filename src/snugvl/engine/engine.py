@@ -140,6 +140,7 @@ class Engine:
             if self._reclaimer is not None and not self._steps:
                 self._reclaimer.start()
             self.poll_memory()
+            self._runner.capture_due()
             if self._in_flight is not None:
                 self._overlap(self._in_flight, outputs)
             else:

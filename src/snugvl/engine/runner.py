@@ -65,6 +65,12 @@ class Runner:
             return self.has_graphs  # other programs have their memory
         return self.has_graphs and self.graphs.capture_next(self._config.max_num_seqs)
 
+    @torch.inference_mode()
+    def capture_due(self) -> None:
+        """Capture graphs of what the last step ran for the second time."""
+        if self.graph_pool is not None:
+            self.graph_pool.capture_due()
+
     def clear(self) -> None:
         """Let go of all graphs; each is made again when it is needed."""
         self.graphs.clear()

@@ -43,7 +43,7 @@ RUNNERS_UP: Final = 3
 RIVAL: Final = slice(4, 10)  # what a score says of cache, images, context and pool up to comfort, formats
 # Nobody is led to a model that can't be quicker than this, even in theory.
 LEAST_RATE: Final = 5.0  # tokens a second
-MOST_WAITING_S: Final = 60.0  # for the first token
+MOST_WAITING_S: Final = 45.0  # for the first token
 
 
 @dataclass(frozen=True, slots=True)

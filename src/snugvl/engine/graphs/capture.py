@@ -1,7 +1,8 @@
 """CUDA graphs of steps and pictures that come again in the same size, in one piece of memory.
 
     first use     runs as ever, launch by launch          one of a size that never comes again costs nothing
-    second use    runs on the graph's buffers, which compiles what is missing; then it is captured
+    second use    runs on the graph's buffers, which compiles what is missing; before the next step, when its
+                  tokens are told, it is captured
     later ones    the host fills the buffers and starts all of its kernels at once
 
 A graph reads and writes fixed addresses: what `buffers` gives. Graphs are never replayed side by side, so all
@@ -130,6 +131,7 @@ class GraphPool:
         self._buffers: dict[str, Any] = {}
         self._kept: list[Work] = []  # graphs that made the buffers: their pool lives as long as they
         self._broken = False
+        self._due: dict[Hashable, Work] = {}  # has run, and is to be captured
 
     def __len__(self) -> int:
         """How many there are now."""
@@ -159,7 +161,7 @@ class GraphPool:
         return result
 
     def run(self, key: Hashable, work: Work) -> None:
-        """Do `work` by its graph, or do it and capture one. Whatever the work raises passes through."""
+        """Do `work` by its graph, or do it; `capture_due` will capture it. What it raises passes through."""
         replay = self._replays.get(key)
         if replay is not None:
             self._replays.move_to_end(key)
@@ -167,18 +169,24 @@ class GraphPool:
             replay()
             return
         work()
-        begun = time.monotonic()
-        try:
-            self._replays[key] = self._capturer.capture(work)
-        except Exception as error:
-            self._give_up(error)
-            return
-        self.captures += 1
-        logger.info("captured the CUDA graph of %s in %.2f s", key, time.monotonic() - begun)
-        self._seen.pop(key, None)
-        if len(self._replays) > self._most:
-            self._capturer.synchronize()
-            self._replays.popitem(last=False)
+        self._due[key] = work
+
+    def capture_due(self) -> None:
+        """Capture what ran since the last time. It takes as long as a step: nobody should wait for it."""
+        while self.on and self._due:
+            key, work = self._due.popitem()
+            begun = time.monotonic()
+            try:
+                self._replays[key] = self._capturer.capture(work)
+            except Exception as error:
+                self._give_up(error)
+                return
+            self.captures += 1
+            logger.info("captured the CUDA graph of %s in %.2f s", key, time.monotonic() - begun)
+            self._seen.pop(key, None)
+            if len(self._replays) > self._most:
+                self._capturer.synchronize()
+                self._replays.popitem(last=False)
 
     def stop(self) -> None:
         """Let go of all of them and their memory, and make no more."""
@@ -194,6 +202,7 @@ class GraphPool:
         if self._kept:
             self._capturer.synchronize()  # one may be running
         self._replays.clear()
+        self._due.clear()
         self._seen.clear()
         self._buffers.clear()
         self._kept.clear()
