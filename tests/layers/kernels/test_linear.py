@@ -73,8 +73,8 @@ def test_rows_that_fill_up_a_step_reach_no_other(kind: Format, tokens: int, devi
     assert torch.equal(product(x, weights, swiglu=True)[: tokens - 5], right[: tokens - 5])
 
 
-# What stands around a product: in Qwen2.5's attention, in any MLP, everything at once.
-PARTS = ({"norm", "bias"}, {"norm", "swiglu", "residual"}, {"norm", "bias", "swiglu", "residual"})
+# What stands around a product: in Qwen2.5's attention, in Qwen3.5's MLP, everything at once.
+PARTS = ({"norm", "bias"}, {"norm", "offset", "swiglu", "residual"}, {"norm", "bias", "swiglu", "residual"})
 
 
 def as_torchs(weights: Weights, dtype: torch.dtype, tokens: int, parts: set[str]) -> None:
@@ -82,7 +82,7 @@ def as_torchs(weights: Weights, dtype: torch.dtype, tokens: int, parts: set[str]
     device = weights.data.device
     outputs = weights.rows // 2 if "swiglu" in parts else weights.rows
     x = torch.randn(tokens, weights.columns, device=device).to(dtype)
-    norm = RMSNorm(weights.columns, 1e-6).to(device)
+    norm = RMSNorm(weights.columns, 1e-6, float("offset" in parts)).to(device)
     torch.nn.init.normal_(norm.weight)
     norm = norm.to(dtype)
     bias = torch.randn(weights.rows, device=device).to(dtype) if "bias" in parts else None
@@ -93,6 +93,7 @@ def as_torchs(weights: Weights, dtype: torch.dtype, tokens: int, parts: set[str]
         bias=bias,
         norm=norm.weight.detach() if "norm" in parts else None,
         eps=1e-6,
+        offset=norm.offset,
         residual=residual,
         swiglu="swiglu" in parts,
         dtype=torch.float32,
