@@ -39,6 +39,8 @@ class _Style:
 
 
 _DEEP: Final = 9  # more levels than there are
+# Two styles that begin alike would let white space without end come before a value.
+_NO_MORE_SPACE: Final = {"x-guidance": {"whitespace_flexible": False}}
 _STYLES: Final = (
     _Style(0),
     _Style(0, space=""),
@@ -83,7 +85,7 @@ def _written(schema: Mapping[str, Any], style: _Style, level: int, leaves: dict[
             expression.append(_written(value, style, level + 1, leaves))
         return " ".join([*expression, _literal(last + "}")])
     if schema["type"] != "array":
-        return leaves.setdefault(f"%json {json.dumps(schema)}", f"leaf_{len(leaves)}")
+        return leaves.setdefault(f"%json {json.dumps({**schema, **_NO_MORE_SPACE})}", f"leaf_{len(leaves)}")
     item = _written(schema["items"], style, level + 1, leaves)
     fewest, most = schema.get("minItems", 0), schema.get("maxItems")
     assert fewest == (most or 0), "any number of items, or exactly so many"
