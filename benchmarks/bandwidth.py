@@ -39,7 +39,7 @@ GROUPS = (
     ("products", r"gemv|gemm|skinny|lone|widen|sixteenth|gated|nvjet|cutlass"),
     ("attention", r"attend|merge_splits|flash|fmha"),
     ("norm, rotary, activation", r"norm|rope|rotary|silu|swiglu"),
-    ("recurrent states", r"correct|recur"),
+    ("recurrent states", r"correct|convolve"),
     ("copies and the rest of a step", r""),
 )
 

@@ -16,8 +16,9 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from snugvl.checkpoint.material import Stored
 from snugvl.checkpoint.safetensors import check_number
 from snugvl.checkpoint.section import plain, shown
 from snugvl.errors import CheckpointError, UnsupportedModel
@@ -56,27 +57,18 @@ Read = Callable[[int, int], bytes]
 """Bytes from an offset on, at most so many; fewer only at the end of the file."""
 
 
-class GgufTensor(NamedTuple):
-    """One tensor: `shape` with its rows first, as elsewhere; `dtype` as ggml calls it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
     """What a file says of itself.
 
     Attributes:
         values: metadata by key; of a long array, such as the vocabulary, only its length (`Items`).
-        tensors: in the file's order.
+        tensors: in the file's order, rows first as elsewhere; dtypes as ggml calls them.
     """
 
     where: str
     values: Mapping[str, Any]
-    tensors: tuple[GgufTensor, ...]
+    tensors: tuple[Stored, ...]
 
 
 class Items(int):
@@ -223,7 +215,7 @@ class _Parser:
             )
         return _NUMBERS[kind]
 
-    def tensor(self) -> tuple[GgufTensor, int]:
+    def tensor(self) -> tuple[Stored, int]:
         """An entry, and where its data begins."""
         name = self.text(MAX_NAME)
         where = f"{self.where}: tensor {plain(name)}"
@@ -241,9 +233,9 @@ class _Parser:
             raise CheckpointError(f"{where} has shape {shape} at {offset:,}; that is in no file")
         if shape[-1] % block:
             raise CheckpointError(f"{where} has rows of {shape[-1]:,} values; {dtype} has blocks of {block}")
-        return GgufTensor(name, dtype, shape, math.prod(shape) // block * nbytes), offset
+        return Stored(name, dtype, shape, math.prod(shape) // block * nbytes), offset
 
-    def check_places(self, placed: list[tuple[GgufTensor, int]], start: int) -> None:
+    def check_places(self, placed: list[tuple[Stored, int]], start: int) -> None:
         """Refuse tensors beyond the file's end, and those that share bytes: a small file could claim any."""
         end, before = 0, ""
         for tensor, offset in sorted(placed, key=lambda each: each[1]):

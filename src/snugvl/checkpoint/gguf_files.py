@@ -19,7 +19,7 @@ from snugvl.checkpoint.gguf import MAGIC, GgufHeader, read_gguf
 from snugvl.checkpoint.gguf_facts import FILE
 from snugvl.checkpoint.gguf_names import SUFFIX, first_of, is_first, parts_of, projectors_of, quant_of
 from snugvl.checkpoint.listing import is_repo
-from snugvl.checkpoint.material import Material, Stored
+from snugvl.checkpoint.material import Material
 from snugvl.checkpoint.section import MAX_JSON_BYTES
 from snugvl.core.folders import hub_cache
 from snugvl.errors import CheckpointError, CheckpointNotFound
@@ -207,7 +207,7 @@ def header_material(
         CheckpointError: a tensor stands twice, or there are fewer than the first part says.
     """
     values: dict[str, Any] = dict(headers[0].values)
-    tensors = [Stored(*each) for header in (*headers, *filter(None, [tower])) for each in header.tensors]
+    tensors = [each for header in (*headers, *filter(None, [tower])) for each in header.tensors]
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise CheckpointError(f"{where}: a tensor is in two of its files")
     told, mine = values.get("split.tensors.count"), sum(len(header.tensors) for header in headers)

@@ -84,7 +84,7 @@ class Checkpoints:
         Each is that behind the `computed` tokens of its sequence, all of them known.
         """
         copies: list[StateCopy] = []
-        for sequence in sequences:
+        for sequence in sequences if self.count else ():
             if sequence.state is State.RUNNING and self._due(sequence):
                 copies += self._place(sequence, sequence.computed, slot_of(sequence))
         return copies
@@ -94,10 +94,8 @@ class Checkpoints:
         landed = (self._place(chunk.sequence, chunk.landing, None) for chunk in chunks if chunk.landing)
         return [*chain.from_iterable(landed), *self.take(chunk.sequence for chunk in chunks)]
 
-    def landing(self, sequence: Sequence, end: int) -> int:
-        """Where a chunk that ends there can leave its first checkpoint on the way; 0 for nowhere."""
-        start = sequence.computed
-        mark = next((mark for mark in sequence.marks if mark > start), end)
+    def landing(self, start: int, mark: int, end: int) -> int:
+        """Where a chunk `start … end` can leave the checkpoint wanted at `mark` on its way; 0 for nowhere."""
         place = start + (mark - start) // LANDING * LANDING
         return place if start < place and mark < end and place % self._block_size == 0 else 0
 

@@ -357,8 +357,9 @@ class Scheduler:
     def _take(self, step: Schedule, sequence: Sequence, most: int, ready: Ready = _always) -> None:
         """Put the next tokens of a sequence into the step, `most` at most, if they are ready."""
         start, end = sequence.computed, min(sequence.length, sequence.computed + most)
-        landing = 0 if any(c.landing for c in step.chunks) else self.checkpoints.landing(sequence, end)
-        marks = [mark for mark in sequence.marks if mark > start]
+        landing, marks = 0, [mark for mark in sequence.marks if mark > start]
+        if marks and not any(chunk.landing for chunk in step.chunks):
+            landing = self.checkpoints.landing(start, marks[0], end)
         end = min([end, *marks[bool(landing) :]])
         if end <= start:
             return

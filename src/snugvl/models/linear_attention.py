@@ -67,7 +67,7 @@ def empty_beginners(states: StateCache, layer: int, metadata: AttentionMetadata)
     assert metadata.state_slots is not None
     lengths = zip(metadata.query_lens, metadata.context_lens, strict=True)
     fresh = [row for row, (new, length) in enumerate(lengths) if new == length > 0]
-    for values in (states.inputs[layer], states.recurrent[layer]):
+    for values in (states.inputs[layer], states.recurrent[layer]) if fresh else ():
         values.index_fill_(0, metadata.state_slots[fresh], 0)
 
 

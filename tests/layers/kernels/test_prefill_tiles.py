@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from snugvl.layers.attention import AttentionMetadata, paged_attention
+from snugvl.layers.kernels import places
 from snugvl.layers.kernels.attention import paged
 from snugvl.layers.kernels.attention.paged import PrefillTiles, prefill_tiles
 from snugvl.layers.kernels.device import Hardware
@@ -68,7 +69,7 @@ def test_heads_that_share_keys_in_any_number(shape: tuple[int, int], device: tor
 
 def test_more_sequences_than_are_usual(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs find theirs among them all: short ones, and a long one between."""
-    monkeypatch.setattr(paged, "MAX_SEQUENCES", 64)
+    monkeypatch.setattr(places, "MAX_SEQUENCES", 64)
     new = [2] * 66
     new[50] = 40
     store = cache(device, 1, 16)

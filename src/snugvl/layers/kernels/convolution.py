@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
+from snugvl.layers.kernels.places import most_sequences, owner
 
 TOKENS = 32  # of a program
 CHANNELS = 1024  # whose last inputs a program replaces
-MAX_SEQUENCES = 256  # that kernels are compiled for; more are another variant
 
 
 class DeltaNet(NamedTuple):
@@ -57,22 +57,6 @@ class DeltaNet(NamedTuple):
 def wide(size: int) -> int:
     """A power of two that holds a head, and that matrix units take."""
     return max(16, int(triton.next_power_of_2(size)))
-
-
-def most_sequences(sequences: int) -> int:
-    """A power of two that holds so many."""
-    return max(MAX_SEQUENCES, int(triton.next_power_of_2(sequences)))
-
-
-@triton.jit
-def owner(starts, place, sequences, EACH: tl.constexpr, MAX: tl.constexpr):
-    """Whose block of EACH tokens a place is: sequence, its first token, its tokens, number of the block."""
-    line = tl.arange(0, MAX)
-    there = line < sequences
-    before = tl.load(starts + line, mask=there, other=0) // EACH + line
-    sequence = tl.sum((there & (before <= place)).to(tl.int32), 0) - 1
-    begin = tl.load(starts + sequence)
-    return sequence, begin, tl.load(starts + sequence + 1) - begin, place - (begin // EACH + sequence)
 
 
 @launched

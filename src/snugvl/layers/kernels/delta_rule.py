@@ -27,8 +27,9 @@ import triton
 import triton.language as tl
 
 from snugvl.layers.kernels.compiler.launch import launched, pdl, wait_for_others
-from snugvl.layers.kernels.convolution import DeltaNet, convolved, most_sequences, owner, wide
+from snugvl.layers.kernels.convolution import DeltaNet, convolved, wide
 from snugvl.layers.kernels.device import capability
+from snugvl.layers.kernels.places import most_sequences, owner
 
 HOPPER = (9, 0)
 CHUNK = 64  # tokens of a chunk

@@ -19,9 +19,9 @@ from snugvl.layers.kernels.attention.prefill import attend_chunk
 from snugvl.layers.kernels.attention.rope_cache import rope_and_cache
 from snugvl.layers.kernels.compiler.launch import pdl
 from snugvl.layers.kernels.device import Hardware, hardware_of, native_fp8, tensor_cores
+from snugvl.layers.kernels.places import most_sequences
 
 MANY, MANY_TOKENS = 64, 8  # tokens from which a program writes several, and how many
-MAX_SEQUENCES = 256  # sequences that attention of chunks is compiled for; more are another variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def chunk(
         DIM=dim,
         WIDE=triton.next_power_of_2(dim),
         BLOCK=block_size,
-        MAX_SEQUENCES=max(MAX_SEQUENCES, triton.next_power_of_2(sequences)),
+        MAX_SEQUENCES=most_sequences(sequences),
         ROWS=rows,
         STEP=tiles.step,
         STAGES=tiles.stages,

@@ -4,11 +4,9 @@
                   0 … c − n         c − n … c − 1               nothing of size [n, c] is ever stored
 
 All query heads of a KV head share what is read of it: the `ROWS` rows of a program are some tokens of a
-chunk, for each of them `SHARED` heads. Whose tokens they are is found in `starts`, so that a batch of many
-short sequences and a CUDA graph, whose lengths are unknown, start few programs in vain:
+chunk, for each of them `SHARED` heads. Whose tokens they are is found in `starts` (`places.py`):
 
-    tokens of a program        T = ROWS / SHARED
-    places of sequence s       from starts[s] / T + s on, as many as its chunk needs
+    tokens of a program        ROWS / SHARED
     programs take places       last, first, last but one, second, …
 
 A sequence with one new token has too few rows for that. It takes a tile of `FEW` rows, and one program for
@@ -26,6 +24,7 @@ import triton.language as tl
 
 from snugvl.layers.kernels.compiler.launch import launched, wait_for_others
 from snugvl.layers.kernels.e4m3 import cached, operand
+from snugvl.layers.kernels.places import owner
 from snugvl.layers.kernels.products.weights import e4m3_factor
 
 LOWEST = tl.constexpr(-1e30)  # below every score
@@ -172,15 +171,8 @@ def attend_chunk(
     place = tl.program_id(1)
     place = tl.where(place % 2 == 0, tl.num_programs(1) - 1 - place // 2, place // 2)
     each: tl.constexpr = ROWS // SHARED
-    line = tl.arange(0, MAX_SEQUENCES)
-    there = line < sequences
-    before = tl.load(starts + line, mask=there, other=0) // each + line
-    sequence = tl.sum((there & (before <= place)).to(tl.int32), 0) - 1
-    begin = tl.load(starts + sequence)
-    new = tl.load(starts + sequence + 1) - begin
-    blocks = tl.cdiv(new, each)
-    nth = place - (begin // each + sequence)
-    if nth >= blocks:
+    sequence, begin, new, nth = owner(starts, place, sequences, each, MAX_SEQUENCES)
+    if nth >= tl.cdiv(new, each):
         return
     context = tl.load(lengths + sequence)
     table = tables + sequence.to(tl.int64) * table_width
