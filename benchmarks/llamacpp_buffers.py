@@ -20,6 +20,7 @@ from typing import Any
 
 from training.gguf_export import export
 
+from snugvl.backends.llamacpp.log import BUFFERS
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.sizes import MIB
 from snugvl.planner.footprint.llamacpp import cache_bytes, decoder_bytes, placed, tower_bytes
@@ -52,14 +53,7 @@ for name, value in given.items():
 server = x.Server(params)  # whose end would wait for its threads
 os._exit(0)
 """
-BUFFERS = {
-    "weights": r"load_tensors: +\S+ model buffer size = +([\d.]+) MiB",
-    "KV cache": r"llama_kv_cache\w*: +\S+ KV buffer size = +([\d.]+) MiB",
-    "recurrent state": r"RS buffer size = +([\d.]+) MiB",
-    "compute buffer": r"sched_reserve: +\S+ compute buffer size = +([\d.]+) MiB",
-    "vision tower": r"load_hparams: model size: +([\d.]+) MiB",
-    "mmproj compute buffer": r"reserve_compute_meta: +\S+ compute buffer size = +([\d.]+) MiB",
-}
+NOT_PLANNED = "output buffer"  # of a few MiB
 
 
 def taken(path: Path, settings: Settings, image_tokens: int) -> dict[str, float]:
@@ -74,7 +68,11 @@ def taken(path: Path, settings: Settings, image_tokens: int) -> dict[str, float]
         [sys.executable, "-c", CHILD, json.dumps(given)], capture_output=True, text=True, timeout=600
     )
     log = run.stdout + run.stderr
-    found = {name: sum(map(float, re.findall(pattern, log))) for name, pattern in BUFFERS.items()}
+    found = {
+        name: sum(float(size) for _, size in re.findall(pattern, log))
+        for name, pattern in BUFFERS.items()
+        if name != NOT_PLANNED
+    }
     if not found["compute buffer"]:
         raise SystemExit(f"llama.cpp did not start:\n{log[-3000:]}")
     return found

@@ -30,7 +30,7 @@ ALLOWED = {
     "bench": {"client", "hardware"},
     "cli": {
         "server", "bench", "client", "tasks", "inputs", "checkpoint", "hardware", "planner", "diagnose",
-        "backends.process", "backends.vllm", "loading", "model",
+        "backends.child", "backends.llamacpp", "backends.process", "backends.vllm", "loading", "model",
     },
 }  # fmt: skip
 # The modules of the root: what they may import, over their names.

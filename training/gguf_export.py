@@ -34,14 +34,14 @@ ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
 }
 AS_STORED = (gguf.MODEL_ARCH.QWEN3VL, gguf.MODEL_ARCH.QWEN3)
-FILE_TYPES = {"F16": 1, "Q8_0": 7, "Q4_K_M": 15}
+FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "Q4_K_M": 15}
 BLOCKS = {kind.name: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
 MERGERS = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
 LEVELS = {"linear_fc1": "fc1", "linear_fc2": "fc2", "norm": "norm"}
 FLOAT = ("conv1d.weight", "ffn_gate_inp.weight", "position_embd.weight")
 NO_MERGES = ["Ā ā"]  # llama.cpp insists on one: of bytes 0 and 1, which follow one another in no text
 DEFAULT_SECTIONS = {"qwen3_5_text": [11, 11, 10]}
-CONTROL = 3  # the type of a token that stands for no text
+NORMAL, CONTROL, DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens; the second and last are no text
 
 
 class Tensor(NamedTuple):
@@ -72,7 +72,7 @@ def export(source: str, out: Path, kind: str = "F16") -> Path | None:
     if "vision_config" not in config:
         return None
     beside = out.with_name(f"mmproj-{out.name}")
-    _write_tower(config, [each for each in tensors if ".visual." in each.name], beside)
+    _write_tower(config, [each for each in tensors if ".visual." in each.name], beside, kind)
     return beside
 
 
@@ -139,8 +139,10 @@ def _tokenizer(writer: gguf.GGUFWriter, folder: Path | None, size: int) -> None:
     document = json.loads((folder / "tokenizer.json").read_text())
     words = {number: word for word, number in document["model"]["vocab"].items()}
     added = {each["id"]: each["content"] for each in document["added_tokens"]}
+    kinds = {each["id"]: CONTROL if each["special"] else DEFINED for each in document["added_tokens"]}
     writer.add_token_list([added.get(number, words.get(number, f"<{number}>")) for number in range(size)])
-    writer.add_token_types([CONTROL if number in added else 1 for number in range(size)])
+    known = {**dict.fromkeys(words, NORMAL), **kinds}
+    writer.add_token_types([known.get(number, UNUSED) for number in range(size)])
     writer.add_token_merges([" ".join(pair) for pair in document["model"]["merges"]] or NO_MERGES)
     ends = read_json(folder / "generation_config.json")["eos_token_id"]
     writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
@@ -217,13 +219,14 @@ def _write(
     writer.close()
 
 
-def _write_tower(config: Mapping[str, Any], tensors: list[Tensor], out: Path) -> None:
-    """The mmproj: Qwen3-VL's tower, which Qwen3.5 has, too."""
+def _write_tower(config: Mapping[str, Any], tensors: list[Tensor], out: Path, kind: str) -> None:
+    """The mmproj: Qwen3-VL's tower, which Qwen3.5 has, too; in 16 bits, if not in 32."""
+    kind = "F32" if kind == "F32" else "F16"
     vision, text = config["vision_config"], config["text_config"]
     levels = vision.get("deepstack_visual_indexes", [])
     writer = gguf.GGUFWriter(None, "clip")
     writer.add_type("mmproj")
-    writer.add_file_type(FILE_TYPES["F16"])
+    writer.add_file_type(FILE_TYPES[kind])
     writer.add_clip_has_vision_encoder(True)
     writer.add_clip_projector_type("qwen3vl_merger")
     writer.add_vision_use_gelu(True)
@@ -240,7 +243,7 @@ def _write_tower(config: Mapping[str, Any], tensors: list[Tensor], out: Path) ->
     writer.add_vision_spatial_merge_size(vision["spatial_merge_size"])
     writer.add_vision_is_deepstack_layers([number in levels for number in range(vision["depth"])])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
-    _write(writer, [part for each in tensors for part in _tower_named(each, names, levels)], out, "F16", 0)
+    _write(writer, [part for each in tensors for part in _tower_named(each, names, levels)], out, kind, 0)
 
 
 def _tower_named(tensor: Tensor, names: gguf.TensorNameMap, levels: list[int]) -> Iterator[Tensor]:

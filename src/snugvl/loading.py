@@ -1,5 +1,6 @@
-"""`snugvl.load`: from a model's name to a running engine in this process, ours or transformers'."""
+"""`snugvl.load`: from a model's name to a running engine, ours, transformers' or llama.cpp's."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from snugvl.core.options import (
     LoadOptions,
     Progress,
     PurposeName,
+    SpeculationName,
     ThinkingName,
     TowerName,
     WeightsName,
@@ -40,6 +42,7 @@ def load(
     embedding: EmbeddingName = "auto",
     thinking: ThinkingName = "auto",
     step_graphs: bool | None = None,
+    speculation: SpeculationName = "off",
     trust_remote_code: bool = False,
     purpose: PurposeName = "chat",
     images: int | None = None,
@@ -65,7 +68,8 @@ def load(
             context holds.
         memory: most that may be taken, in bytes or as a size such as "7200MiB", a GPU's CUDA context
             included; by default what is free, less a margin. On a GPU torch is held to it.
-        backend: auto takes our own engine where it runs the model, else transformers.
+        backend: auto takes our own engine where it runs the model, llama.cpp for a GGUF file (in a process of
+            its own), else transformers.
         language_only: leave the vision tower out; pictures are refused, and its memory is free.
         prefix_cache: start a prompt from what earlier ones with the same beginning have left. The time to the
             first token then tells whether somebody asked like that before. Transformers never does it.
@@ -79,6 +83,9 @@ def load(
             leaves it to the chat template, but for pictures where the vendor's scores speak against it.
         step_graphs: on a GPU with plenty of free memory, replay steps with prompts, and small pictures, from
             CUDA graphs (our own engine alone): the first token comes sooner on a fast GPU.
+        speculation: guess tokens from prompt and answer ("ngram"), and compute several in a step (our own
+            engine alone; not for models with recurrent states). The answers are the same. Auto does
+            where it is seen to pay, on a CPU alone.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
         purpose: what the memory is planned for: chat, documents, detect or batch (`snugvl plan --for`).
         images: images of one request that are planned for, and that it may have at most; by default one is
@@ -95,15 +102,21 @@ def load(
         str(model), device=device, dtype=dtype, weights=weights, kv_cache=kv_cache, context=context,
         max_pixels=max_pixels, memory=memory, backend=backend, language_only=language_only,
         prefix_cache=prefix_cache, tower=tower, embedding=embedding, thinking=thinking,
-        step_graphs=step_graphs, trust_remote_code=trust_remote_code, purpose=purpose, images=images,
-        concurrency=concurrency,
+        step_graphs=step_graphs, speculation=speculation, trust_remote_code=trust_remote_code,
+        purpose=purpose, images=images, concurrency=concurrency,
     )  # fmt: skip
     return load_with(options, progress)
 
 
 def load_with(options: LoadOptions, progress: Progress | None = None) -> Model:
     """The same, of options that are one value."""
-    if backend_for(options) == "native":
+    backend = backend_for(options)
+    if backend == "llamacpp":
+        refuse_ours(replace(options, kv_cache="auto"))  # llama.cpp has the KV cache in 8 bits, too
+        from snugvl.backends.llamacpp.loading import load_planned as load_llamacpp
+
+        return Model(load_llamacpp(options, progress=progress))
+    if backend == "native":
         from snugvl.backends.native.loading import load_engine
 
         return Model(load_engine(options, progress=progress).backend)
@@ -124,6 +137,7 @@ def refuse_ours(options: LoadOptions) -> None:
         "embedding": options.embedding == "cpu",
         "kv_cache": options.kv_cache == "fp8",
         "step_graphs": options.step_graphs is not None,
+        "speculation": options.speculation == "ngram",
     }
     for name, said in ours.items():
         if said:
@@ -135,17 +149,21 @@ def refuse_ours(options: LoadOptions) -> None:
             )
 
 
-def backend_for(options: LoadOptions) -> Literal["native", "transformers"]:
+def backend_for(options: LoadOptions) -> Literal["native", "transformers", "llamacpp"]:
     """The backend that runs a model in this process.
 
     Raises:
         RequestError: there is no such backend in this process.
         CheckpointNotFound, CheckpointError: about the checkpoint, where it decides.
     """
-    if options.backend == "llamacpp" or gguf_files(options.model) is not None:
+    gguf = gguf_files(options.model) is not None
+    if gguf and options.backend in ("auto", "llamacpp"):
+        return "llamacpp"
+    if gguf or options.backend == "llamacpp":
         raise RequestError(
-            f"llama.cpp is planned for, and not run by snugvl yet: `snugvl plan {options.model}` prints the "
-            "command of llama-server for this machine",
+            f"backend {options.backend!r} reads no GGUF file; use auto or llamacpp"
+            if gguf
+            else f"backend 'llamacpp' reads GGUF files, and {options.model} is none; leave it out",
             field="backend",
         )
     if options.backend == "vllm":

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import snugvl
-from snugvl.backends.vllm.api import Served
-from snugvl.backends.vllm.facts import capabilities_of, read_facts
+from snugvl.backends.child.requests import capabilities_of
+from snugvl.backends.vllm.facts import read_facts
 from snugvl.backends.vllm.requests import ServedModel, body_of
-from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.core.messages import Request, Text, Tool, ToolForm, ToolUse, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError
@@ -117,8 +116,7 @@ def test_vllm_is_told_the_form_of_the_folder(tmp_path: Path) -> None:
     source, form = TEMPLATES["qwen-xml"]
     facts = read_facts(str(with_template(tmp_path, source)))
     assert facts.tool_form == form
-    choice = VllmChoice("m")
-    assert capabilities_of(choice, Served("m", "m", 100, "1"), facts).tool_form == form
+    assert capabilities_of("m", 100, facts, "vllm").tool_form == form
     trials, model = Trials(1), ServedModel("m", 9, facts, {"<tool_call>": 7})
     fields = body_of(Request((user("x"),), tools=USE), model, trials).fields
     grammar = fields["structured_outputs"]["grammar"]

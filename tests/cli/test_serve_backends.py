@@ -6,11 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from training.gguf_export import export
 
+from snugvl.backends.llamacpp.service import LlamacppEngine
 from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.checkpoint.facts import ModelFacts
+from snugvl.checkpoint.locate import POCKET, locate
 from snugvl.cli import serve_plan
 from snugvl.cli.app import run
 from snugvl.diagnose.result import Cause, Change, Diagnosis
@@ -99,6 +102,12 @@ def test_graphs_of_prompts_can_be_turned_off(
 ) -> None:
     assert serve("pocket", *words) == 0
     assert served.services[0]._start.choice.step_graphs is graphs
+
+
+@pytest.mark.parametrize("mode", ["off", "ngram", "auto"])
+def test_speculation_reaches_the_engine(served: Served, mode: str) -> None:
+    assert serve("pocket", "--speculation", mode) == 0
+    assert served.services[0]._start.choice.speculation == mode
 
 
 def test_a_streamed_tower_reaches_the_engine(
@@ -252,11 +261,15 @@ def test_what_is_not_installed_is_passed_over(
         (["--backend", "vllm", "--language-only", "--images", "2"], "leave one out"),
         (["--backend", "vllm", "--vllm-command", " "], "--vllm-command is empty"),
         (["--backend", "vllm", "--vllm-command", "'open"], "No closing quotation"),
-        (["--attach", "http://127.0.0.1:1", "--backend", "native"], "--attach takes a vLLM server"),
+        (["--attach", "http://127.0.0.1:1", "--backend", "native"], "takes a vLLM or a llama.cpp server"),
         (["--attach", "http://127.0.0.1:1", "--context", "2048"], "--context can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--language-only", "--no-retry"], "--no-retry and --language-only"),
         (["--attach", "http://h:1", "--no-prefix-cache"], "--no-prefix-cache can't be chosen for a vLLM"),
         (["--attach-api-key", "k"], "name it with --attach"),
+        (["--llamacpp-command", "x", "--backend", "native"], "--llamacpp-command is llama.cpp's alone"),
+        (["--llamacpp-command", ""], "--llamacpp-command is empty"),
+        (["--backend", "llamacpp", "--dtype", "float16"], "--dtype is not for llama.cpp"),
+        (["--backend", "llamacpp", "--attach", "http://h:1", "--context", "9"], "for a llama.cpp that runs"),
         (["--language-only", "--tower", "streamed"], "no vision tower to stream"),
         (["--backend", "vllm", "--tower", "streamed"], "--tower streamed is our own engine's alone"),
         (["--backend", "vllm", "--step-graphs"], "--step-graphs is our own engine's alone"),
@@ -264,6 +277,7 @@ def test_what_is_not_installed_is_passed_over(
         (["--attach", "http://h:1", "--step-graphs"], "--step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--no-step-graphs"], "--no-step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--tower", "resident"], "--tower can't be chosen for a vLLM"),
+        (["--backend", "vllm", "--speculation", "ngram"], "--speculation ngram is our own engine's alone"),
         (["--backend", "vllm", "--embedding", "cpu"], "--embedding cpu is our own engine's alone"),
         (["--attach", "http://h:1", "--embedding", "cpu"], "--embedding can't be chosen for a vLLM"),
     ],
@@ -435,3 +449,64 @@ def test_the_format_of_the_cache_reaches_the_engine(
     assert planned.settings.kv == "fp8"
     assert serve("pocket", "--backend", "transformers", "--kv-cache", "fp8") != 0
     assert "--kv-cache fp8 is our own engine's alone" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("gguf") / "pocket.gguf"
+    export(str(locate(POCKET)), out)
+    return str(out)
+
+
+def test_a_gguf_goes_to_llama_cpp_with_the_plans_flags(
+    served: Served, gguf: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_plan, "find_spec", lambda name: object())
+    for words in ([], ["--backend", "llamacpp", "--context", "1024", "--concurrency", "2", "--no-retry"]):
+        assert serve(gguf, "--device", "cpu", *words) == 0
+        service = served.services[-1]
+        assert isinstance(service, LlamacppEngine)
+    printed = capsys.readouterr().out
+    for why in ("GGUF files are its own", "as asked for"):
+        assert f"Engine   llamacpp: {why}; F16, in a process of its own" in printed
+    words = service.choice.arguments
+    assert words[:2] == ("-m", gguf)
+    assert {("-c", "2048"), ("-np", "2"), ("-dev", "none"), ("-fit", "off")} <= set(pairwise(words))
+    assert words[2] == "--mmproj"
+    assert not service.choice.retry
+    assert sum(row.planned_bytes or 0 for row in service.choice.planned) > 20_000_000
+    assert gguf.rpartition("/")[0] not in served.settings[-1].names[0]
+
+
+def test_a_gguf_without_a_llama_cpp_is_refused_with_the_way_and_the_plan(
+    served: Served, gguf: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_plan, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert serve(gguf, "--device", "cpu") != 0
+    err = capsys.readouterr().err
+    assert "pip install 'snugvl[llamacpp]'" in err
+    assert f"llama-server -m {gguf}" in err
+    assert serve(gguf, "--backend", "llamacpp") == 1
+    assert "--llamacpp-command" in capsys.readouterr().err
+    assert serve(gguf, "--backend", "llamacpp", "--llamacpp-command", "/nowhere/x") == 1
+    assert "there is no program '/nowhere/x'" in capsys.readouterr().err
+
+
+def test_attaching_to_a_llama_server(served: Served) -> None:
+    assert serve("--attach", "http://127.0.0.1:8001", "--backend", "llamacpp") == 0
+    assert isinstance(served.services[-1], LlamacppEngine)
+    assert served.services[-1].choice.attach == "http://127.0.0.1:8001"
+
+
+def test_less_memory_is_planned_where_llama_cpp_ran_out(
+    served: Served, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_plan, "find_spec", lambda name: object())
+    assert serve(gguf, "--device", "cpu") == 0
+    choice = served.services[-1].choice
+    assert choice.replan(diagnosis("checkpoint"), choice) == choice
+    smaller = choice.replan(diagnosis("out_of_memory"), choice)
+    assert smaller is not None
+    assert smaller.arguments[:2] == ("-m", gguf)
+    assert sum(row.planned_bytes or 0 for row in smaller.planned) > 0

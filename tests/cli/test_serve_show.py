@@ -7,7 +7,7 @@ import pytest
 from snugvl.backends.process.supervised import SupervisedEngine
 from snugvl.checkpoint.read import facts_of
 from snugvl.cli.serve_engine import engine_for
-from snugvl.cli.serve_options import VllmOptions
+from snugvl.cli.serve_options import ChildOptions
 from snugvl.cli.serve_plan import Planned
 from snugvl.cli.serve_show import Loading
 from snugvl.core.options import LoadOptions
@@ -48,6 +48,6 @@ def test_what_changed_since_the_plan_is_said_when_it_is_ready(
 def test_the_engine_is_sent_what_the_plan_chose() -> None:
     """Not the options alone: its process would plan anew, and what was printed would be a guess."""
     found = planned()
-    engine = engine_for(found, LoadOptions("pocket"), VllmOptions())
+    engine = engine_for(found, LoadOptions("pocket"), ChildOptions())
     assert isinstance(engine, SupervisedEngine)
     assert engine._start.choice.planned == allocation_of(found.choice)

@@ -14,7 +14,7 @@ SPOKEN_OF = re.compile(r"\b(?:SNUGVL|HF|HUGGINGFACE|XDG)_[A-Z_]*[A-Z]\b")
 # Read by libraries: httpx, huggingface_hub, and pytest's users.
 OF_LIBRARIES = {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "CI"}
 # Words of vLLM's and Linux' that are no variables of ours, set by us, or written for other programs.
-FOREIGN = {"MALLOC_ARENA_MAX", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PCI_BUS_ID"}
+FOREIGN = {"LLAMA_API_KEY"} | {"MALLOC_ARENA_MAX", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PCI_BUS_ID"}
 
 
 def reads_environment(node: ast.AST) -> bool:

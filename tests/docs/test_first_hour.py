@@ -2,23 +2,18 @@
 
 import re
 
-import pytest
-
 from tests.docs.first_hour import BLOCK, PAGE, ROOT, transcript, typed
 
 BLOCKS = BLOCK.findall(PAGE.read_text("utf-8"))
 POCKET, *CARD = BLOCKS
 
 
-@pytest.mark.parametrize("block", CARD, ids=lambda block: typed(block)[0])
-def test_it_prints_this(block: str) -> None:
-    assert transcript(block) == block
-
-
-def test_the_order_changes_nothing() -> None:
-    """All of the page in one folder, with one cache: as it stands, and pocket again at the end."""
-    assert typed(POCKET)[0].startswith("snugvl caption")
-    page = "".join((POCKET, *CARD, POCKET))
+def test_it_prints_this_in_either_order() -> None:
+    """All of the page in one folder, with one cache: as it stands, and its first command again at the end."""
+    first, *_ = typed(POCKET)
+    assert first.startswith("snugvl caption")
+    again = POCKET[: POCKET.index("$ ", 1)]
+    page = "".join((POCKET, *CARD, again))
     assert transcript(page) == page
 
 

@@ -156,7 +156,7 @@ def test_a_preempted_sequence_finds_its_own_blocks() -> None:
     for _ in range(4):
         here.step()
     (sequence,) = here._scheduler.running
-    here._scheduler._preempt(sequence)
+    here._scheduler.preempt(sequence)
     here.check_integrity()
     before = here.stats
     rest = tokens(run(here)["a"])

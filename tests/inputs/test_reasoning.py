@@ -76,6 +76,21 @@ def test_who_decides_whether_it_thinks(
     assert thinking.template(replace(FORMED, template={"other": 1})) == {"other": 1, "enable_thinking": False}
 
 
+@pytest.mark.parametrize(
+    ("effort", "wanted"), [("none", False), ("minimal", False), ("low", True), ("max", True)]
+)
+def test_an_effort_is_a_wish_to_think_or_not(effort: str, wanted: bool) -> None:
+    """Beyond what the model was loaded with; a form still leaves no room, and the exact word goes first."""
+    told = {"reasoning_effort": effort}
+    for said in ("auto", "on", "off"):
+        thinking = Thinking(said, pictures=False)
+        for request, expected in ((TEXT, wanted), (SEES, wanted), (FORMED, False)):
+            found = thinking.template(replace(request, template=told))
+            assert found == {**told, "enable_thinking": expected}
+        exact = {**told, "enable_thinking": not wanted}
+        assert thinking.template(replace(TEXT, template=exact)) == exact
+
+
 def test_a_tool_that_must_be_called_leaves_no_room_to_think() -> None:
     use = ToolUse((Tool("f", ""),))
     for choice, expected in (("auto", {}), ("required", {"enable_thinking": False})):

@@ -189,7 +189,8 @@ def test_experts_go_to_main_memory_first(load: Load) -> None:
 
 def test_layers_leave_before_the_tower(load: Load) -> None:
     base = Settings("llamacpp", max_pixels=1024 * SIDE**2)
-    ways = list(offloads(load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), base))
+    kinds = offloads(load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), base)
+    ways = [way for ways in kinds for way in ways]
     assert [(way.offloaded, way.vision) for way in ways[:2]] == [(0, "gpu"), (1, "gpu")]
     assert (ways[-1].offloaded, ways[-1].vision) == (36, "cpu")
     on_gpu = [sum(placed(load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), way, gpu=True).values()) for way in ways]

@@ -3,6 +3,7 @@
 import io
 import json
 from itertools import pairwise
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from snugvl.planner.plan import Plan
 from snugvl.planner.report.document import SCHEMA_VERSION, document
 from snugvl.planner.report.plain import bar, plain, shares
-from snugvl.planner.report.sections import report
+from snugvl.planner.report.sections import INT4_COST, INT4_KL, report
 from snugvl.planner.report.svg import svg, wrapped
 from snugvl.planner.report.terminal import show
 from snugvl.planner.solve import Candidate, solve
@@ -58,6 +59,23 @@ def test_what_does_not_fit_says_so_first() -> None:
     assert "does not fit" in found.headline
     assert found.headline.endswith("too much")
     assert any(note.startswith("Way out") for note in found.notes)
+
+
+def test_what_four_bits_cost_is_said_where_they_are_chosen() -> None:
+    """With the figures that were measured; an int4 checkpoint was made by somebody else."""
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    pocket = json.loads((results / "pocket/format_error.json").read_text())["formats"]["int4, groups of 128"]
+    smollm2 = json.loads((results / "smollm2/format_cost.json").read_text())["formats"]
+    assert INT4_KL["pocket"] == pytest.approx(pocket["kl_nats"], rel=0.05)
+    down_proj = smollm2["int4, groups of 128 (down_proj alone)"]
+    assert INT4_KL["SmolLM2-135M"] == pytest.approx(down_proj["kl_nats"], rel=0.05)
+    for size, noted in (("8B", True), ("4B", False)):
+        plan = plan_of(size)
+        assert plan.choice is not None
+        assert (plan.choice.settings.weights == "int4") is noted
+        assert (INT4_COST in report(plan, rtx_5060()).notes) is noted
+    finer = solve([Candidate(qwen3_vl("8B", fp8=True))], rtx_5060(951 * MIB), Wishes(quality="int8"))
+    assert finer.choice is None or finer.choice.settings.weights != "int4"
 
 
 def test_a_terminal_gets_the_same_lines() -> None:

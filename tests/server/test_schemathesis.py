@@ -41,8 +41,8 @@ def test_every_answer_is_in_the_document(base: str, fits: bool) -> None:
         if not fits and without_body(operation):
             continue  # nothing can be wrong about it
         takes_body = not without_body(operation)
-        sent += try_out(operation, mode, 12 if takes_body else 3)
-    assert sent > 150
+        sent += try_out(operation, mode, 8 if takes_body else 2)
+    assert sent > 100
 
 
 def test_the_model_itself(base: str, pocket: NativeBackend) -> None:
@@ -53,7 +53,7 @@ def test_the_model_itself(base: str, pocket: NativeBackend) -> None:
     with live(Shared(pocket), ServerSettings(deadline_s=1.0)) as url:
         for operation in operations(base):
             if operation.path.startswith(PROTOCOLS) and not without_body(operation):
-                sent += try_out(operation, GenerationMode.POSITIVE, 4, url)
+                sent += try_out(operation, GenerationMode.POSITIVE, 3, url)
     assert sent > 16
 
 

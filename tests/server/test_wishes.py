@@ -83,6 +83,9 @@ NESTED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "completions": ("completions", {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
     "a response's stream": ("responses", {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+    "a response's reasoning": (
+        "responses", {"reasoning": {"x": 1, "summary": "auto"}}, "reasoning.x; ignored reasoning.summary"
+    ),
     "a response's text": ("responses", {"text": {"x": 1}}, "text.x"),
     "a response's format": ("responses", {"text": {"format": {**SCHEMA, "x": 1}}}, "text.format.x"),
     "a response's object": (
@@ -171,5 +174,7 @@ def test_responses_take_their_own_output_back(http: httpx.Client, scripted: Scri
     body = {"input": items, "reasoning": {"effort": "low"}, "store": True}
     answer = http.post("/v1/responses", json=body)
     assert answer.status_code == 200, answer.text
-    assert answer.headers["snugvl-warning"] == "ignored reasoning; ignored store"
+    assert answer.headers["snugvl-warning"] == "ignored store"
+    assert scripted.last.template == {"reasoning_effort": "low"}
+    assert answer.json()["reasoning"] == {"effort": "low", "summary": None}
     assert [message.role for message in scripted.last.messages] == ["user", "assistant", "user"]

@@ -47,7 +47,7 @@ class Receiver:
         # Log-probabilities by choice, and how many of them went out with their text.
         self._logprobs: dict[int, list[Logprob]] = {choice: [] for choice in range(sampling.n)}
         self._sent = dict.fromkeys(range(sampling.n), 0)
-        self._completion_tokens = self._cached_tokens = 0
+        self._completion_tokens = self._cached_tokens = self._accepted = self._rejected = 0
         self._prompt_logprobs: tuple[Logprob, ...] = ()
         reasoning = None if grammar else prompt.reasoning
         self._splitters = {
@@ -97,6 +97,8 @@ class Receiver:
         if output.token_id is None:
             return ""
         self._completion_tokens += 1
+        self._accepted += output.accepted
+        self._rejected += output.rejected
         self._cached_tokens = max(self._cached_tokens, output.cached_tokens)
         if self._completion_tokens == 1 and self._sampling.prompt_logprobs:
             self._prompt_logprobs = self._scored(output)
@@ -146,6 +148,7 @@ class Receiver:
                 completion_tokens=self._completion_tokens,
                 prompt_logprobs=scored,
                 cached_tokens=self._cached_tokens if self.done else 0,
+                drafts=(self._accepted, self._rejected) if self.done else (0, 0),
             )
         )
         if self.done:

@@ -13,7 +13,7 @@ files on a disk, whole. The format: https://github.com/ggml-org/ggml/blob/master
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -75,8 +75,8 @@ class Items(int):
     """How many items an array has that was skipped."""
 
 
-def read_gguf(path: Path) -> GgufHeader:
-    """The header of a file on this machine.
+def read_gguf(path: Path, keep: Collection[str] = ()) -> GgufHeader:
+    """The header of a file on this machine. `keep`: keys of arrays that are wanted whole, however long.
 
     Raises:
         CheckpointError: names the file, and what is wrong.
@@ -90,25 +90,25 @@ def read_gguf(path: Path) -> GgufHeader:
                 file.seek(offset)
                 return file.read(count)
 
-            return parse_gguf(str(path), size, read)
+            return parse_gguf(str(path), size, read, keep)
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error.strerror}") from None
 
 
-def parse_gguf(where: str, size: int, read: Read) -> GgufHeader:
+def parse_gguf(where: str, size: int, read: Read, keep: Collection[str] = ()) -> GgufHeader:
     """The header of a file of `size` bytes that `read` reads, every entry checked against that size.
 
     Raises:
         CheckpointError, UnsupportedModel: as `read_gguf`.
     """
-    return _Parser(where, size, read).header()
+    return _Parser(where, size, read, keep).header()
 
 
 class _Parser:
     """A place in a header, of which more is read as it is needed."""
 
-    def __init__(self, where: str, size: int, read: Read) -> None:
-        self.where, self.size, self.read = where, size, read
+    def __init__(self, where: str, size: int, read: Read, keep: Collection[str]) -> None:
+        self.where, self.size, self.read, self.keep = where, size, read, keep
         self.data, self.at, self.items = b"", 0, 0
 
     def header(self) -> GgufHeader:
@@ -202,11 +202,15 @@ class _Parser:
         if self.items > MAX_ITEMS:
             raise CheckpointError(f"{self.where}: its arrays have over {MAX_ITEMS:,} items at {shown(key)}")
         if kind == _STRING:
+            if key in self.keep:
+                return [self.text() for _ in range(count)]
             self.skip_texts(count)
             return Items(count)
         form = self.form(key, kind)
         raw = self.take(count * struct.calcsize(form))
-        return [each for (each,) in struct.iter_unpack(form, raw)] if count <= MAX_KEPT else Items(count)
+        if count > MAX_KEPT and key not in self.keep:
+            return Items(count)
+        return [each for (each,) in struct.iter_unpack(form, raw)]
 
     def form(self, key: str, kind: int) -> str:
         if kind not in _NUMBERS:

@@ -21,6 +21,7 @@ from snugvl.core.options import (
     KVCacheName,
     LoadOptions,
     PurposeName,
+    SpeculationName,
     ThinkingName,
     TowerName,
     WeightsName,
@@ -181,6 +182,14 @@ StepGraphs = Annotated[
         help="CUDA graphs of prompts and small pictures too, where GPU memory is plenty (on).",
     ),
 ]
+Speculation = Annotated[
+    SpeculationName,
+    typer.Option(
+        "--speculation",
+        help="Guess what an answer quotes of prompt and answer, and compute it at once: answers are the "
+        "same. auto: where it is seen to pay, on a CPU alone.",
+    ),
+]
 MaxQueue = Annotated[
     int | None,
     typer.Option("--max-queue", min=1, help="Requests that may wait for the engine (256 without); then 429."),
@@ -229,6 +238,7 @@ SERVED: dict[str, Any] = {
     "language_only": LanguageOnly,
     "prefix_cache": PrefixCache,
     "step_graphs": StepGraphs,
+    "speculation": Speculation,
     "max_waiting": MaxQueue,
 }
 DEFAULTS = {each.name: each.default for each in fields(LoadOptions)}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snugvl.cli import options, serve_options
-from snugvl.cli.serve_options import VllmOptions
+from snugvl.cli.serve_options import ChildOptions
 from snugvl.cli.stderr import say
 from snugvl.core.options import LoadOptions
 from snugvl.core.sizes import MIB
@@ -50,6 +50,7 @@ def serve(
     load: LoadOptions,
     plan: Plan = None,
     vllm_command: serve_options.VllmCommand = None,
+    llamacpp_command: serve_options.LlamacppCommand = None,
     no_retry: serve_options.NoRetry = False,
     sleep_after: serve_options.SleepAfter = None,
     attach: serve_options.Attach = None,
@@ -84,9 +85,11 @@ def serve(
         allow_origins=_origins(allow_origin or []),
     )  # fmt: skip
     asked = replace(load, model=model or "")
-    vllm = VllmOptions(vllm_command, attach, attach_api_key, not no_retry, sleep_after)
-    serve_options.check(asked, vllm)
-    job = Serving(asked, vllm, settings, plan, quiet=quiet, log_level=log_level, started=started)
+    child = ChildOptions(
+        vllm_command, llamacpp_command, attach, attach_api_key, retry=not no_retry, sleep_after_s=sleep_after
+    )
+    serve_options.check(asked, child)
+    job = Serving(asked, child, settings, plan, quiet=quiet, log_level=log_level, started=started)
     code = job.run(command.obj)
     raise typer.Exit(code)
 
@@ -96,7 +99,7 @@ class Serving:
     """What was asked of the command. `load.model` is empty where nobody named one; `plan`: a saved one."""
 
     load: LoadOptions
-    vllm: VllmOptions
+    child: ChildOptions
     settings: ServerSettings
     plan: Path | None = None
     quiet: bool = False
@@ -108,8 +111,8 @@ class Serving:
         from snugvl.cli.serve_engine import launch
         from snugvl.cli.serve_plan import look
 
-        with launch(self.load, self.vllm, begun) as launched:  # it imports torch while we import and plan
-            seen = None if self.vllm.attach is not None else look()
+        with launch(self.load, self.child, begun) as launched:  # it imports torch while we import and plan
+            seen = None if self.child.attach is not None else look()
             from snugvl.cli.running import announced
             from snugvl.cli.serve_show import Loading, base_url
             from snugvl.server.connection import address_of, listen
@@ -136,18 +139,18 @@ class Serving:
         from snugvl.cli.serve_plan import check_installed, plan_for
         from snugvl.cli.serve_show import show_attached, show_banner, show_plan
 
-        load, vllm = self.load, self.vllm
-        if vllm.attach is not None:
+        load, child = self.load, self.child
+        if child.attach is not None:
             settings = replace(settings, names=settings.names or (load.model or "default",))
-            service = attached(load.model or None, vllm)
+            service = attached(load, child)
             if not self.quiet:
-                show_attached(vllm.attach, load.model or None, settings)
+                show_attached(child.attach, load.model or None, settings)
             return service, settings
-        planned = plan_for(load, vllm, seen, self.plan)
-        serve_options.check_engine(load, vllm, planned.engine, planned.why)
+        planned = plan_for(load, child, seen, self.plan)
+        serve_options.check_engine(load, child, planned.engine, planned.why)
         settings = replace(settings, names=settings.names or (_public_name(planned.name),))
-        check_installed(load, vllm)
-        service = engine_for(planned, load, vllm, launched)
+        check_installed(load, child)
+        service = engine_for(planned, load, child, launched)
         if not self.quiet:
             show_plan(planned)
             show_banner(planned, settings)
@@ -193,9 +196,9 @@ def _folder(path: Path | None) -> Path | None:
 
 
 def _public_name(model: str) -> str:
-    """A folder is served under its own name: where it lies is nobody's business."""
+    """A folder or a file is served under its own name: where it lies is nobody's business."""
     folder = Path(model).expanduser()
-    return folder.resolve().name if folder.is_dir() else model
+    return folder.resolve().name if folder.exists() else model
 
 
 def _log(level: str) -> None:

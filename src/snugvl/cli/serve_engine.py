@@ -1,4 +1,4 @@
-"""The engine behind `snugvl serve`: a process of ours, a vLLM of ours, or a vLLM that runs already."""
+"""The engine behind `snugvl serve`: a process of ours, a vLLM or llama.cpp, launched or found running."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from snugvl.core.sizes import MIB
 from snugvl.errors import DoesNotFit
 
 if TYPE_CHECKING:
+    from snugvl.backends.child.settings import Facts, Replan
+    from snugvl.backends.llamacpp.settings import LlamacppChoice
     from snugvl.backends.process.launch import Launched
-    from snugvl.backends.vllm.settings import Facts, Replan, VllmChoice
-    from snugvl.cli.serve_options import VllmOptions
+    from snugvl.backends.vllm.settings import VllmChoice
+    from snugvl.cli.serve_options import ChildOptions
     from snugvl.cli.serve_plan import Planned, Unplanned
     from snugvl.core.ledger import LedgerRow
     from snugvl.core.options import LoadOptions
@@ -28,17 +30,21 @@ LESS_SHARE = (
     "utilisation_over_free", "tenants", "profiling_disturbed", "cuda_graphs", "batch", "fragmentation",
     "out_of_memory", "residency", "spill", "image_buffer",
 )  # fmt: skip
+# What llama.cpp ran out of.
+LLAMACPP_MEMORY = (
+    "context", "weights", "vision_weights", "image_buffer", "compute_buffer", "out_of_memory", "host_memory",
+)  # fmt: skip
 FEWER_AT_ONCE = ("cuda_graphs", "batch", "out_of_memory")  # no graphs, small chunks, few sequences, too
 
 
 def launch(
-    load: LoadOptions, vllm: VllmOptions, begun: Launched | None = None
+    load: LoadOptions, child: ChildOptions, begun: Launched | None = None
 ) -> AbstractContextManager[Launched | None]:
     """Our engine's process, importing torch while the plan is made; ended on exit where nobody took it.
 
     `begun`: one that the command's first words made likely (`cli/entry.py`).
     """
-    if vllm.attach is not None or load.backend == "vllm":
+    if child.attach is not None or load.backend in ("vllm", "llamacpp"):
         if begun is not None:
             begun.abandon()
         return nullcontext()
@@ -52,16 +58,21 @@ def launch(
         return nullcontext()
 
 
-def attached(model: str | None, vllm: VllmOptions) -> EngineService:
-    """A vLLM that runs already."""
+def attached(load: LoadOptions, child: ChildOptions) -> EngineService:
+    """A vLLM that runs already, or a llama-server."""
+    if load.backend == "llamacpp":
+        from snugvl.backends.llamacpp.service import LlamacppEngine
+        from snugvl.backends.llamacpp.settings import LlamacppChoice
+
+        return LlamacppEngine(LlamacppChoice(load.model, attach=child.attach, api_key=child.attach_api_key))
     from snugvl.backends.vllm.service import VllmEngine
     from snugvl.backends.vllm.settings import VllmChoice
 
-    return VllmEngine(VllmChoice(model or "", attach=vllm.attach, api_key=vllm.attach_api_key))
+    return VllmEngine(VllmChoice(load.model, attach=child.attach, api_key=child.attach_api_key))
 
 
 def engine_for(
-    planned: Planned | Unplanned, load: LoadOptions, vllm: VllmOptions, launched: Launched | None = None
+    planned: Planned | Unplanned, load: LoadOptions, child: ChildOptions, launched: Launched | None = None
 ) -> EngineService:
     """What will run a plan; on our own engine or transformers in the process that was `launched`."""
     from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
@@ -75,8 +86,18 @@ def engine_for(
 
         if launched is not None:
             launched.abandon()  # before vLLM wants the memory that it takes
-        return VllmEngine(vllm_choice(planned, load, vllm))
-    assert planned.engine != "llamacpp", "refused before it was planned"
+        return VllmEngine(vllm_choice(planned, load, child))
+    if planned.engine == "llamacpp":
+        assert isinstance(planned, Planned), "llama.cpp is only launched by a plan"
+        from snugvl.backends.llamacpp.planned import llamacpp_choice
+        from snugvl.backends.llamacpp.service import LlamacppEngine
+
+        if launched is not None:
+            launched.abandon()
+        words, again = child.llamacpp_command, _replanned_llamacpp(planned)
+        return LlamacppEngine(
+            llamacpp_choice(planned.choice, load, command=words, retry=child.retry, replan=again)
+        )
     said = {**load.said(), "model": planned.name}
     if not isinstance(planned, Planned):
         return SupervisedEngine(EngineChoice(**said, engine=planned.engine), launched=launched)
@@ -97,7 +118,7 @@ def engine_for(
     return SupervisedEngine(made, launched=launched)
 
 
-def vllm_choice(planned: Planned, load: LoadOptions, vllm: VllmOptions) -> VllmChoice:
+def vllm_choice(planned: Planned, load: LoadOptions, child: ChildOptions) -> VllmChoice:
     """A plan as vLLM is started with it."""
     from snugvl.backends.vllm.settings import VllmChoice
     from snugvl.planner.commands import visible
@@ -105,12 +126,12 @@ def vllm_choice(planned: Planned, load: LoadOptions, vllm: VllmOptions) -> VllmC
     return VllmChoice(
         planned.name,
         arguments_of(planned.choice, load),
-        command=vllm.command or None,
+        command=child.vllm_command or None,
         environment=visible(planned.choice),
         facts=_facts(planned, load),
         planned=planned_rows(planned.choice),
-        sleep_after_s=vllm.sleep_after_s,
-        retry=vllm.retry,
+        sleep_after_s=child.sleep_after_s,
+        retry=child.retry,
         replan=_replanned(planned, load),
     )
 
@@ -162,7 +183,7 @@ def _replanned(planned: Planned, load: LoadOptions) -> Replan:
     """Plans again with less where memory was the cause; other causes get the diagnosis' own changes."""
 
     def replan(diagnosis: Diagnosis, before: VllmChoice) -> VllmChoice | None:
-        from snugvl.backends.vllm import flags
+        from snugvl.backends.child import flags
 
         kinds = [cause.kind for cause in diagnosis.causes]
         kind = next((kind for kind in kinds if kind in SAME_SHARE or kind in LESS_SHARE), None)
@@ -174,6 +195,24 @@ def _replanned(planned: Planned, load: LoadOptions) -> Replan:
         if smaller is None:
             return None
         return replace(before, arguments=arguments_of(smaller, load), planned=planned_rows(smaller))
+
+    return replan
+
+
+def _replanned_llamacpp(planned: Planned) -> Replan:
+    """Plans again with less where memory was the cause."""
+
+    def replan(diagnosis: Diagnosis, before: LlamacppChoice) -> LlamacppChoice | None:
+        from snugvl.backends.child import flags
+        from snugvl.backends.llamacpp.planned import arguments_of, planned_rows
+
+        kind = next((cause.kind for cause in diagnosis.causes if cause.kind in LLAMACPP_MEMORY), None)
+        if kind is None:
+            return replace(before, arguments=flags.apply(before.arguments, diagnosis.changes))
+        smaller = less(planned, kind)
+        if smaller is None:
+            return None
+        return replace(before, arguments=arguments_of(smaller), planned=planned_rows(smaller))
 
     return replan
 
@@ -194,16 +233,16 @@ def less(planned: Planned, kind: str) -> Choice | None:
         now = machine_from(MachineChoice())
         machine = replace(now, gpus=tuple(gpu for gpu in now.gpus if gpu.index in seen))
     limit = given - max(given // 8, LEAST_RESERVE_BYTES)
-    if not machine.gpus or limit <= 0:
+    if (planned.engine == "vllm" and not machine.gpus) or limit <= 0:
         return None
-    wishes = replace(planned.asked, backend="vllm", memory_bytes=limit)
+    wishes = replace(planned.asked, backend=planned.engine, memory_bytes=limit)
     candidates = [each for each in planned.candidates if each.facts.name == planned.name]
     try:
         found = require(solve(candidates, machine, wishes))
     except DoesNotFit:
         return None
     settings = found.settings
-    if kind in FEWER_AT_ONCE:
+    if kind in FEWER_AT_ONCE and planned.engine == "vllm":
         chunk, sequences = VLLM_STEPS[-2]
         settings = replace(
             settings,

@@ -89,14 +89,25 @@ VllmCommand = Annotated[
 Attach = Annotated[
     str | None,
     typer.Option(
-        "--attach", metavar="URL", help="Use a vLLM server that runs already; nothing is planned or started."
+        "--attach",
+        metavar="URL",
+        help="Use a vLLM that runs already, or with --backend llamacpp a llama-server.",
     ),
 ]
 AttachKey = Annotated[
     str | None, typer.Option("--attach-api-key", metavar="KEY", help="Key of the server to attach to.")
 ]
+LlamacppCommand = Annotated[
+    str | None,
+    typer.Option(
+        "--llamacpp-command",
+        metavar="WORDS",
+        help="The command to run instead of llama-server, such as '/opt/llama.cpp/llama-server'.",
+    ),
+]
 NoRetry = Annotated[
-    bool, typer.Option("--no-retry", help="Don't plan again and retry once when vLLM fails to start.")
+    bool,
+    typer.Option("--no-retry", help="Don't plan again and retry once when a vLLM or llama.cpp fails."),
 ]
 SleepAfter = Annotated[
     float | None,
@@ -106,53 +117,69 @@ SleepAfter = Annotated[
         help="vLLM gives GPU memory back after so long without a request; the next one wakes it.",
     ),
 ]
-OURS = ("tower", "embedding", "step_graphs")  # options of our own engine alone
-NOT_VLLM = ("dtype", "max_waiting")
+OURS = ("tower", "embedding", "step_graphs", "speculation")  # options of our own engine alone
+NOT_SERVERS = ("dtype", "max_waiting")
+SERVERS = {"vllm": "vLLM", "llamacpp": "llama.cpp"}  # engines that are servers of other programs
 
 
 @dataclass(frozen=True, slots=True)
-class VllmOptions:
-    """What only vLLM has.
+class ChildOptions:
+    """What only engines have that are servers of other programs: vLLM and llama.cpp.
 
     Attributes:
-        command: the words that stand for vllm.
-        attach: URL of a vLLM server that runs.
-        sleep_after_s: seconds without a request after which its memory is given back.
+        vllm_line, llamacpp_line: the words that stand for vllm and llama-server.
+        attach: URL of a server that runs.
+        sleep_after_s: seconds without a request after which vLLM's memory is given back.
     """
 
-    command_line: str | None = None
+    vllm_line: str | None = None
+    llamacpp_line: str | None = None
     attach: str | None = None
     attach_api_key: str | None = None
     retry: bool = True
     sleep_after_s: float | None = None
 
     @property
-    def command(self) -> tuple[str, ...]:
+    def vllm_command(self) -> tuple[str, ...]:
         """The words that stand for vllm."""
-        try:
-            return tuple(shlex.split(self.command_line or ""))
-        except ValueError as error:
-            raise typer.BadParameter(f"--vllm-command {self.command_line!r}: {error}") from None
+        return _words("--vllm-command", self.vllm_line)
 
-    def said(self) -> list[str]:
-        """The options that were given, `--attach` left out."""
+    @property
+    def llamacpp_command(self) -> tuple[str, ...]:
+        """The words that stand for llama-server."""
+        return _words("--llamacpp-command", self.llamacpp_line)
+
+    def said(self) -> dict[str, tuple[str, ...]]:
+        """The options that were given, `--attach` left out, and the engines that have them."""
         given = {
-            "--vllm-command": self.command_line is not None,
-            "--no-retry": not self.retry,
-            "--sleep-after": self.sleep_after_s is not None,
+            "--vllm-command": (self.vllm_line is not None, ("vllm",)),
+            "--llamacpp-command": (self.llamacpp_line is not None, ("llamacpp",)),
+            "--no-retry": (not self.retry, ("vllm", "llamacpp")),
+            "--sleep-after": (self.sleep_after_s is not None, ("vllm",)),
         }
-        return [name for name, there in given.items() if there]
+        return {name: engines for name, (there, engines) in given.items() if there}
 
 
-def check(load: LoadOptions, vllm: VllmOptions) -> None:
+def _words(option: str, line: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(line or ""))
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {line!r}: {error}") from None
+
+
+def check(load: LoadOptions, child: ChildOptions) -> None:
     """Refuse what goes together under no plan.
 
     Raises:
         typer.BadParameter: names the options and the way out.
     """
-    if vllm.attach_api_key is not None and vllm.attach is None:
+    if child.attach_api_key is not None and child.attach is None:
         raise typer.BadParameter("--attach-api-key is the key of a server: name it with --attach")
-    if vllm.command_line is not None and not vllm.command:
+    if child.llamacpp_line is not None and not child.llamacpp_command:
+        raise typer.BadParameter(
+            "--llamacpp-command is empty; name a program, such as /opt/llama.cpp/llama-server"
+        )
+    if child.vllm_line is not None and not child.vllm_command:
         raise typer.BadParameter("--vllm-command is empty; name a program, such as /opt/venv/bin/vllm")
     if load.language_only and load.images:
         raise typer.BadParameter(
@@ -160,33 +187,37 @@ def check(load: LoadOptions, vllm: VllmOptions) -> None:
         )
     if load.language_only and load.tower == "streamed":
         raise typer.BadParameter("--language-only leaves no vision tower to stream; leave --tower out")
-    if vllm.attach is None:
+    if child.attach is None:
         if load.backend != "auto":
-            check_engine(load, vllm, load.backend, f"--backend {load.backend}")
+            check_engine(load, child, load.backend, f"--backend {load.backend}")
         return
-    if load.backend not in ("auto", "vllm"):
-        raise typer.BadParameter(f"--attach takes a vLLM server, not --backend {load.backend}")
+    if load.backend not in ("auto", *SERVERS):
+        raise typer.BadParameter(f"--attach takes a vLLM or a llama.cpp server, not --backend {load.backend}")
+    backend = "vllm" if load.backend == "auto" else load.backend
+    name = SERVERS[backend]
     asked = {name: value for name, value in load.said().items() if name != "backend"}
-    if said := [*vllm.said(), *(flag(name, value) for name, value in asked.items())]:
+    if said := [*child.said(), *(flag(name, value) for name, value in asked.items())]:
         raise typer.BadParameter(
-            f"{' and '.join(said)} can't be chosen for a vLLM that runs already (--attach); leave "
-            f"{_it(said)} out, or start vLLM with snugvl: --backend vllm"
+            f"{' and '.join(said)} can't be chosen for a {name} that runs already (--attach); leave "
+            f"{_it(said)} out, or start {name} with snugvl: --backend {backend}"
         )
 
 
-def check_engine(load: LoadOptions, vllm: VllmOptions, engine: str, why: str) -> None:
+def check_engine(load: LoadOptions, child: ChildOptions, engine: str, why: str) -> None:
     """Refuse what an engine doesn't have. `why`: how it came to be this engine.
 
     Raises:
         typer.BadParameter: names the options and the way out.
     """
     asked = load.said()
-    if engine != "vllm" and (said := vllm.said()):
+    others = {name: having for name, having in child.said().items() if engine not in having}
+    if others:
+        said, having = list(others), next(iter(others.values()))
         raise typer.BadParameter(
-            f"{' and '.join(said)} {_is(said)} vLLM's alone ({why}); say --backend vllm, or leave "
-            f"{_it(said)} out"
+            f"{' and '.join(said)} {_is(said)} {SERVERS[having[0]]}'s alone ({why}); say --backend "
+            f"{having[0]}, or leave {_it(said)} out"
         )
-    ours = [name for name in OURS if name in asked and asked[name] not in ("resident", "gpu")]
+    ours = [name for name in OURS if name in asked and asked[name] not in ("resident", "gpu", "auto")]
     if engine == "transformers" and asked.get("kv_cache") == "fp8":
         ours.append("kv_cache")
     if engine != "native" and ours:
@@ -195,13 +226,15 @@ def check_engine(load: LoadOptions, vllm: VllmOptions, engine: str, why: str) ->
             f"{' and '.join(said)} {_is(said)} our own engine's alone ({why}); say --backend native, or "
             f"leave {_it(said)} out"
         )
-    if engine == "vllm" and (said := [flag(name, asked[name]) for name in NOT_VLLM if name in asked]):
+    name = SERVERS.get(engine, "")
+    if name and (said := [flag(each, asked[each]) for each in NOT_SERVERS if each in asked]):
         raise typer.BadParameter(
-            f"{' and '.join(said)} {_is(said)} not for vLLM ({why}); leave {_it(said)} out"
+            f"{' and '.join(said)} {_is(said)} not for {name} ({why}); leave {_it(said)} out"
         )
-    if engine == "native" and load.trust_remote_code:
+    if engine in ("native", "llamacpp") and load.trust_remote_code:
+        what = name or "our own engine"
         raise typer.BadParameter(
-            f"--trust-remote-code is not for our own engine, which runs no checkpoint's code ({why}); "
+            f"--trust-remote-code is not for {what}, which runs no checkpoint's code ({why}); "
             "say --backend transformers or vllm, or leave it out"
         )
 

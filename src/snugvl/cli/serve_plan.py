@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from snugvl.cli.serve_options import VllmOptions
+from snugvl.cli.serve_options import ChildOptions
 from snugvl.errors import CheckpointError, EngineError, RequestError, UnsupportedModel
+
+LLAMACPP = "pip install 'snugvl[llamacpp]', or name a llama-server with --llamacpp-command"
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -70,7 +72,7 @@ def look() -> Future[Machine]:
 
 
 def plan_for(
-    load: LoadOptions, vllm: VllmOptions, seen: Future[Machine] | None = None, saved: Path | None = None
+    load: LoadOptions, child: ChildOptions, seen: Future[Machine] | None = None, saved: Path | None = None
 ) -> Planned | Unplanned:
     """The plan of the model that was named, or of the best one that is on this machine already.
 
@@ -98,31 +100,31 @@ def plan_for(
     except UnsupportedModel as error:
         return _unplanned(load, error)
     wishes = wishes_of(load, sees=any(candidate.facts.vision for candidate in candidates))
-    missing = _missing(load, vllm)
+    missing = _missing(load, child)
     plan = solve(candidates, machine, wishes, missing)
     if kept is not None:
         plan = held_to(plan, candidates[0], machine, kept.settings)
     require(plan)
     plan = with_instead(plan, machine)
     choice = require(plan)
-    if choice.option.engine == "llamacpp":
+    if choice.option.engine == "llamacpp" and load.backend == "auto" and not _finds_llamacpp(child):
         raise UnsupportedModel(
-            "llama.cpp is planned for, and not started by snugvl serve yet; start it with this machine's "
-            f"plan: {next_command(choice, plan.wishes)}"
+            f"llama.cpp runs this GGUF, and it is not installed: {LLAMACPP}. This machine's plan for it: "
+            f"{next_command(choice, plan.wishes)}"
         )
     name = choice.option.model.name
     reason = _reason(name) if named is None else None
     return Planned(name, choice, plan, machine, tuple(candidates), wishes, reason)
 
 
-def _missing(load: LoadOptions, vllm: VllmOptions) -> dict[str, str]:
+def _missing(load: LoadOptions, child: ChildOptions) -> dict[str, str]:
     """What isn't installed and nobody asked for by name. (Who asked for it is told by the engine itself.)"""
     missing: dict[str, str] = {}
     if not find_spec("bitsandbytes"):
         missing["bitsandbytes"] = "it is not installed: pip install bitsandbytes"
     if load.backend != "auto":
         return missing
-    if not (vllm.command_line or _finds_vllm()):
+    if not (child.vllm_line or _finds_vllm()):
         missing["vllm"] = "it is not installed: pip install 'snugvl[vllm]', or name it with --vllm-command"
     if _lacking():
         missing["transformers"] = "it is not installed: pip install 'snugvl[transformers]'"
@@ -138,7 +140,14 @@ def _finds_vllm() -> bool:
     return find_spec("vllm") is not None or shutil.which("vllm") is not None
 
 
-def check_installed(load: LoadOptions, vllm: VllmOptions) -> None:
+def _finds_llamacpp(child: ChildOptions) -> bool:
+    """Whether there is a llama.cpp to start; `llamacpp.command` finds it then."""
+    words = child.llamacpp_command
+    there = find_spec("xllamacpp") is not None or shutil.which("llama-server") is not None
+    return shutil.which(words[0]) is not None if words else there
+
+
+def check_installed(load: LoadOptions, child: ChildOptions) -> None:
     """Refuse an engine that was asked for by name and is not installed, before anything is printed.
 
     Raises:
@@ -149,11 +158,17 @@ def check_installed(load: LoadOptions, vllm: VllmOptions) -> None:
             f"--backend transformers needs {' and '.join(lacking)}, and it is not installed: "
             "pip install 'snugvl[transformers]'"
         )
-    if load.backend != "vllm" or vllm.attach is not None:
+    if load.backend == "llamacpp" and child.attach is None:
+        if child.llamacpp_command and not _finds_llamacpp(child):
+            program = child.llamacpp_command[0]
+            raise EngineError(f"--llamacpp-command: there is no program {program!r}; check its path")
+        if not _finds_llamacpp(child):
+            raise EngineError(f"--backend llamacpp needs llama.cpp, and it is not installed: {LLAMACPP}")
+    if load.backend != "vllm" or child.attach is not None:
         return
-    if vllm.command and shutil.which(vllm.command[0]) is None:
-        raise EngineError(f"--vllm-command: there is no program {vllm.command[0]!r}; check its path")
-    if not (vllm.command or _finds_vllm()):
+    if child.vllm_command and shutil.which(child.vllm_command[0]) is None:
+        raise EngineError(f"--vllm-command: there is no program {child.vllm_command[0]!r}; check its path")
+    if not (child.vllm_command or _finds_vllm()):
         raise EngineError(
             "--backend vllm needs vLLM, and it is not installed: pip install 'snugvl[vllm]', or name it with "
             "--vllm-command"
@@ -190,7 +205,7 @@ def best_downloaded(load: LoadOptions) -> str:
     candidates = _downloaded()
     if len(candidates) == 1:  # nothing but pocket
         return POCKET
-    missing = _missing(load, VllmOptions()) | {"vllm": "it runs behind snugvl serve alone"}
+    missing = _missing(load, ChildOptions()) | {"vllm": "it runs behind snugvl serve alone"}
     machine = on_device(load.device, look().result())
     return require(solve(candidates, machine, wishes_of(load, sees=True), missing)).option.model.name
 

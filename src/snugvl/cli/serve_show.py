@@ -75,7 +75,9 @@ def _engine(planned: Planned | Unplanned) -> str:
 
     if isinstance(planned, Unplanned):
         return planned.why
-    return f"{planned.why}; {planned.choice.settings.weights_name}, in a process of its own"
+    gguf, settings = planned.choice.option.model.facts.gguf, planned.choice.settings
+    weights = gguf.file_type if gguf else settings.weights_name
+    return f"{planned.why}; {weights}, in a process of its own"
 
 
 def _room(planned: Planned | Unplanned) -> list[tuple[str, str]]:

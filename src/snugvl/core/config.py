@@ -6,6 +6,7 @@ from typing import Literal, get_args
 from snugvl.errors import RequestError
 
 KVFormat = Literal["bf16", "fp8"]
+SpeculationName = Literal["auto", "off", "ngram"]
 
 DEFAULT_BLOCK_SIZE = 16
 
@@ -32,6 +33,8 @@ class EngineConfig:
             stays free, and `benchmarks/engine_speed.py --step-graphs` says what they bring.
         skip_forced: whether tokens that a grammar forces are appended at once, without a step for each. The
             answers are the same; `benchmarks/masks.py` says what it brings.
+        speculation: whether tokens are guessed from prompt and answer and computed beside the newest one
+            (see `engine.speculation`); "auto" where it is seen to pay, on a CPU alone.
     """
 
     num_blocks: int
@@ -46,18 +49,17 @@ class EngineConfig:
     step_graph_bytes: int = 0
     kv_cache: KVFormat = "bf16"
     skip_forced: bool = True
+    speculation: SpeculationName = "off"
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
             least = 0 if name in ("state_checkpoints", "encoder_cache_bytes", "step_graph_bytes") else 1
-            if name not in ("prefix_cache", "kv_cache", "skip_forced") and value < least:
+            if not isinstance(value, bool | str) and value < least:
                 raise RequestError(f"{name} must be at least {least}, not {value}", field=name)
-        if self.kv_cache not in get_args(KVFormat):
-            raise RequestError(
-                f"kv_cache {self.kv_cache!r} is unknown; use {', '.join(get_args(KVFormat))}",
-                field="kv_cache",
-            )
+        for name, known in (("kv_cache", get_args(KVFormat)), ("speculation", get_args(SpeculationName))):
+            if (value := getattr(self, name)) not in known:
+                raise RequestError(f"{name} {value!r} is unknown; use {', '.join(known)}", field=name)
         if self.max_batched_tokens < self.max_num_seqs:
             raise RequestError(
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs "

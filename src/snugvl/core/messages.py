@@ -150,8 +150,7 @@ class ToolForm:
     """How a model writes calls of tools: see `inputs.tools`.
 
     Attributes:
-        single: whether its chat template shows no more than one call of a message, so that an answer with
-            several couldn't be continued.
+        single: whether its chat template shows one call a message at most; several couldn't be continued.
     """
 
     name: Literal["hermes", "llama", "mistral", "mistral-args", "qwen-xml"] = "hermes"
@@ -238,6 +237,7 @@ class Delta:
         completion_tokens: of all choices, generated so far.
         prompt_logprobs: of every token of the prompt, on the first delta, where they were asked for.
         cached_tokens: of the prompt, that the prefix cache had; on the last delta of the request.
+        drafts: tokens that were guessed, right and wrong ones; on the last delta of the request.
     """
 
     text: str
@@ -250,6 +250,7 @@ class Delta:
     completion_tokens: int = 0
     prompt_logprobs: tuple[Logprob, ...] = ()
     cached_tokens: int = 0
+    drafts: tuple[int, int] = (0, 0)
 
 
 class Stream(Protocol):
@@ -279,7 +280,7 @@ class Capabilities:
 
     Attributes:
         max_pixels: largest image before it is scaled down.
-        engine: which backend runs it ("native", "transformers", "vllm").
+        engine: which backend runs it ("native", "transformers", "vllm", "llamacpp").
         device: where, as people know it ("NVIDIA GeForce RTX 5060", "CPU").
         dtype: activations and cache, such as "bfloat16".
         weights: as they are in memory, such as "int4, int8 head".
@@ -365,9 +366,7 @@ def user(*parts: Part | str | Image) -> Message:
 def _part(value: Part | str | Image) -> Part:
     if isinstance(value, str):
         return Text(value)
-    if isinstance(value, Text | Picture | Video):
-        return value
-    return Picture(value)
+    return value if isinstance(value, Text | Picture | Video) else Picture(value)
 
 
 def messages_of(values: Message | Sequence[Message]) -> tuple[Message, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin
 
+from snugvl.core.config import SpeculationName as SpeculationName
 from snugvl.core.sizes import parse_size
 from snugvl.errors import RequestError
 
@@ -49,6 +50,7 @@ class LoadOptions:
         thinking: whether the model thinks before it answers, where a request doesn't say; auto: as its chat
             template has it, but about pictures as its vendor's scores are (`checkpoint/catalogue.json`).
         step_graphs: CUDA graphs of prompts and small pictures, where GPU memory is plenty; None: yes.
+        speculation: guess tokens of an answer and compute several in a step (`engine.speculation`).
         trust_remote_code: run Python files that the checkpoint brings (transformers and vLLM).
         max_waiting: requests that may queue before `QueueFull`; None for the engine's own limit.
 
@@ -74,6 +76,7 @@ class LoadOptions:
     embedding: EmbeddingName = "auto"
     thinking: ThinkingName = "auto"
     step_graphs: bool | None = None
+    speculation: SpeculationName = "off"
     trust_remote_code: bool = False
     max_waiting: int | None = None
 

@@ -12,7 +12,8 @@ Not thread-safe by design: one thread drives it (`backends/native/worker.py`), a
 
 import logging
 import time
-from itertools import count
+from collections.abc import Iterable
+from itertools import count, islice, zip_longest
 from traceback import clear_frames
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from snugvl.core.config import EngineConfig
 from snugvl.engine.admission import check_prompt, max_tokens_now
 from snugvl.engine.encoder import Encoder
+from snugvl.engine.live import LiveRequests
 from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, state_bytes
 from snugvl.engine.oom import no_room, out_of_memory, refusal, release
 from snugvl.engine.overlap import PendingStep, choice_of, choose, launch_next
@@ -27,9 +29,10 @@ from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
 from snugvl.engine.request import EngineRequest, EngineStats, TokenOutput
 from snugvl.engine.runner import Runner
 from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads, mask_threads, settle
-from snugvl.engine.sampling.sampler import Sampled, begin, results_of
+from snugvl.engine.sampling.sampler import Choice, Sampled, begin, results_of
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler, prefill_beside_decodes
-from snugvl.engine.sequence import Sequence, State, heir_of, no_token, past_deadline, random_stream
+from snugvl.engine.sequence import Sequence, State, choices_of, no_token
+from snugvl.engine.speculation import Speculation
 from snugvl.errors import EngineError, QueueFull, RequestError, SnugvlError, engine_failed
 from snugvl.models.batch import Network
 from snugvl.models.loader import tensor_bytes
@@ -56,8 +59,9 @@ class Engine:
         self._in_flight: PendingStep | None = None  # a step whose tokens are not read yet
         self._wait_limit = WaitLimit()  # of the oldest request, while other programs hold the memory
         self._alone: Chunk | None = None  # all of the step that runs, if it has nothing beside it
-        self._requests: dict[str, list[Sequence]] = {}  # the choices of each that are not finished
+        self._requests = LiveRequests(self._scheduler, self._keep_encodings)
         self._arrivals = count()
+        self._speculation = Speculation(config)
         self._masks = MaskThreads(mask_threads(), model.config.text.vocab_size)
         self._steps = self._computed = self._generated = self._forced = self._faults = self._shortages = 0
 
@@ -84,6 +88,8 @@ class Engine:
             computed_tokens=self._computed,
             generated_tokens=self._generated,
             forced_tokens=self._forced,
+            drafted_tokens=self._speculation.drafted,
+            accepted_tokens=self._speculation.accepted,
             items_encoded=self._encoder.items_encoded,
             encoder_queries=self._encoder.queries,
             encoder_hits=self._encoder.hits,
@@ -109,32 +115,24 @@ class Engine:
         max_tokens = max_tokens_now(request, prompt, self.config, blocks)
         if self._scheduler.num_new >= self.config.max_waiting:
             raise QueueFull(f"{self.config.max_waiting} requests are waiting already; try again later")
-        arrival = next(self._arrivals)
-        choices = [
-            Sequence(request, prompt, (arrival, i), max_tokens, random_stream(request.sampling.seed, i))
-            for i in range(request.sampling.n)
-        ]
+        choices = choices_of(request, prompt, next(self._arrivals), max_tokens)
         if request.grammar is not None:
             pace = MaskPace()
             for each in choices:
                 each.grammar = Mask(request.grammar.start(), self._masks, pace, each.ends)
+        self._speculation.prepare(choices)
         choices[0].siblings = choices[1:]
         self._requests[request.request_id] = choices
         self._scheduler.add(choices[0])
 
     def abort(self, request_id: str, choice: int | None = None) -> list[TokenOutput]:
         """End a request, or one choice of it; what is unknown or finished stays so. Outputs that say so."""
-        live = self._requests.get(request_id, [])
-        return [
-            self._end(sequence, TokenOutput(request_id, sequence.choice, None, finish="abort"))
-            for sequence in list(live)
-            if choice is None or sequence.choice == choice
-        ]
+        return self._requests.abort(request_id, choice)
 
     @torch.inference_mode()
     def step(self) -> list[TokenOutput]:
         """Advance what runs by a token or a chunk of its prompt. Never raises what the model raises."""
-        outputs = self._expire()
+        outputs = self._requests.expire()
         self._alone = None
         try:
             if self._reclaimer is not None and not self._steps:
@@ -158,8 +156,7 @@ class Engine:
         self._in_flight = None
         self._scheduler.reset()
         self._encoder.clear()
-        started = [r for r, live in self._requests.items() if any(s.started for s in live)]
-        return [output for request_id in started for output in self._fail(request_id, error)]
+        return self._requests.fail_all(error, started=True)
 
     def poll_memory(self, *, at_once: bool = False) -> None:
         """Make room for other programs that need memory, or take it back; at most every `POLL_S` seconds.
@@ -187,14 +184,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Assert that blocks, queues and requests agree; when idle, that everything is free again."""
         self._scheduler.check_integrity(in_flight=self._in_flight is not None)
-        held = {id(s) for queue in (self._scheduler.running, self._scheduler.waiting) for s in queue}
-        live = [s for sequences in self._requests.values() for s in sequences]
-        parked = {id(s) for leader in live for s in leader.siblings}
-        assert held | parked == {id(s) for s in live}, (
-            "a live choice is neither queued nor parked, or vice versa"
-        )
-        assert not held & parked, "a parked choice is queued"
-        assert all(self._requests.values()), "a finished request is still known"
+        self._requests.check()
         if not self.has_work:
             assert self._scheduler.pool.num_used == 0, "blocks are held by nobody"
             assert self._encoder.idle, "encoder outputs are held for nobody"
@@ -213,9 +203,12 @@ class Engine:
             return
         self._wait_limit.begin()
         self._alone = step.chunks[0] if step.alone else None
+        self._speculation.extend(step, self._scheduler.pool)
         self._in_flight = self._runner.launch_ahead(step)
         if self._in_flight is None:
+            known = self._generated
             self._advance(step, outputs)
+            self._speculation.learn(step, self._generated - known)
         else:
             self._count(step)
         for chunk in step.later:
@@ -230,7 +223,7 @@ class Engine:
             time.sleep(POLL_S)
             return []
         head = self._scheduler.waiting[0]
-        return self._fail(head.request.request_id, no_room(head.length, self._scheduler.pool))
+        return self._requests.fail(head.request.request_id, no_room(head.length, self._scheduler.pool))
 
     def _encode(self, chunk: Chunk, outputs: list[TokenOutput]) -> None:
         """Work a slice at an image of a chunk that waits for it. Only its own request ends with a fault."""
@@ -246,7 +239,9 @@ class Engine:
                 if self._reclaimer is not None:
                     self._reclaimer.claim_workspace()
                 return
-            outputs += self._fail(chunk.sequence.request.request_id, self._fault(error, "encoding an image"))
+            outputs += self._requests.fail(
+                chunk.sequence.request.request_id, self._fault(error, "encoding an image")
+            )
 
     def _encode_upcoming(self, step: Schedule, outputs: list[TokenOutput]) -> None:
         """Begin with the image of whoever is next, if this step left none out that comes before.
@@ -263,7 +258,7 @@ class Engine:
         if not out_of_memory(error) or not self._scheduler.running:
             failure = self._fault(error, "a step")
             # Nothing had started: the fault is in what waits, and would come back for ever.
-            return self.reset(failure) or self._fail_all(failure)
+            return self.reset(failure) or self._requests.fail_all(failure)
         self._shortages += 1
         self._in_flight = None
         outputs = [] if self._alone is None else self._give_up(self._alone, error)
@@ -283,7 +278,7 @@ class Engine:
         """End a request that runs out of memory with nothing beside it."""
         failure = refusal(error, chunk, self.model.device)
         logger.warning("%s", failure)
-        return self._fail(chunk.sequence.request.request_id, failure)
+        return self._requests.fail(chunk.sequence.request.request_id, failure)
 
     def _keep_encodings(self) -> None:
         who = (*self._scheduler.running, *self._scheduler.waiting[:1])
@@ -306,7 +301,8 @@ class Engine:
                     outputs += forced
                     pending.void.add(row)
             choose(pending, self._runner)
-        self._in_flight = launch_next(pending, self._runner, self._scheduler)
+        waits = self._speculation.waits(pending.sequences)
+        self._in_flight = None if waits else launch_next(pending, self._runner, self._scheduler)
         if self._in_flight is not None:
             self._steps += 1
             self._computed += self._in_flight.tokens
@@ -319,7 +315,7 @@ class Engine:
 
     def _count(self, step: Schedule) -> None:
         for chunk in step.chunks:
-            chunk.sequence.computed = chunk.end
+            chunk.sequence.computed = chunk.end - len(chunk.drafts)
         self._steps += 1
         self._computed += step.tokens
 
@@ -327,18 +323,50 @@ class Engine:
         """Run a schedule and give each sequence whose tokens are all computed its next one."""
         self._encoder.keep(self._scheduler.running, self.config.max_batched_tokens)
         logits = self._runner.run(step)
-        ready = [chunk.sequence for chunk in step.chunks if chunk.samples]
+        ready = [(chunk.sequence, chunk.drafts) for chunk in step.chunks if chunk.samples]
         self._count(step)
         for chunk in step.chunks:
             self._scheduler.publish(chunk.sequence)
         self._runner.save_states(self._scheduler.checkpoints.leave(step.chunks))
-        rows = [(row, s) for row, head in enumerate(ready) for s in (head, *self._fork(head))]
-        begun = begin(logits, [choice_of(row, sequence) for row, sequence in rows])
+        takers, choices, row = list[tuple[Sequence, tuple[int, ...]]](), list[Choice](), 0
+        for head, drafts in ready:
+            for sequence in (head, *self._fork(head)):
+                takers.append((sequence, drafts))
+                choices += [choice_of(row + n, sequence, drafts[:n]) for n in range(1 + len(drafts))]
+            row += 1 + len(drafts)
+        begun = begin(logits, choices)
         self._encode_upcoming(step, outputs)
-        for (_, sequence), result in zip(rows, results_of(begun), strict=True):
-            if sequence.state is not State.FINISHED:  # a broken sibling ended it
-                outputs += self._emit(sequence, result)
+        results = iter(results_of(begun))
+        for sequence, drafts in takers:
+            outputs += self._take(sequence, drafts, islice(results, 1 + len(drafts)))
         self._keep_encodings()
+
+    def _take(
+        self, sequence: Sequence, drafts: tuple[int, ...], results: Iterable[Sampled]
+    ) -> list[TokenOutput]:
+        """Give a sequence its token, and another one for each draft that was right.
+
+        `results`: one more than drafts; behind a draft that was wrong they count for nothing.
+        """
+        outputs, right = list[TokenOutput](), 0
+        for draft, result in zip_longest(drafts, list(results)):
+            if sequence.state is State.FINISHED:  # a broken sibling ended it, or a token of its own
+                break
+            if drafts and result.token_id is None:  # a guess may have broken it: it goes on without any
+                sequence.drafts = None
+                self._scheduler.withdraw(sequence)
+                self._scheduler.preempt(sequence)
+                break
+            outputs += self._emit(sequence, result)
+            if draft is None or draft != result.token_id:
+                break
+            right += 1
+            if sequence.state is State.RUNNING:
+                sequence.computed += 1
+                self._scheduler.publish(sequence)
+        if drafts:
+            self._speculation.count(sequence, len(drafts), right, outputs)
+        return outputs
 
     def _fork(self, head: Sequence) -> list[Sequence]:
         """The choices that start from a sequence whose prompt is computed."""
@@ -364,37 +392,7 @@ class Engine:
         request = sequence.request
         if result.token_id is None:
             self._scheduler.withdraw(sequence)
-            return self._fail(request.request_id, no_token(sequence))
+            return self._requests.fail(request.request_id, no_token(sequence))
         self._generated += 1
         output = sequence.take(result)
-        return [self._end(sequence, output) if output.finish else output]
-
-    def _expire(self) -> list[TokenOutput]:
-        """End the requests whose deadline has passed."""
-        now = time.monotonic()
-        late = [(request_id, past_deadline(live, now)) for request_id, live in self._requests.items()]
-        return [output for request_id, error in late if error for output in self._fail(request_id, error)]
-
-    def _fail(self, request_id: str, error: SnugvlError) -> list[TokenOutput]:
-        return [
-            self._end(s, TokenOutput(request_id, s.choice, None, finish="error", error=error))
-            for s in list(self._requests[request_id])
-        ]
-
-    def _fail_all(self, error: SnugvlError) -> list[TokenOutput]:
-        return [output for request_id in list(self._requests) for output in self._fail(request_id, error)]
-
-    def _end(self, sequence: Sequence, output: TokenOutput) -> TokenOutput:
-        """Free a choice and, with the last one, forget its request."""
-        self._scheduler.finish(sequence)
-        if sequence.grammar is not None:
-            sequence.grammar.drop()
-        live = self._requests[output.request_id]
-        live.remove(sequence)
-        if (heir := heir_of(sequence, live)) is not None:
-            self._scheduler.add(heir)
-        if not live:
-            del self._requests[output.request_id]
-        if output.token_id is None:
-            self._keep_encodings()
-        return output
+        return [self._requests.end(sequence, output) if output.finish else output]

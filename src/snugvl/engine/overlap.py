@@ -21,6 +21,7 @@ tokens are known. They are all computed in the step after it, beside the others'
 (`Runner.start_chunks`), so a run of k forced tokens takes one step for k.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -114,10 +115,14 @@ def decodes(step: Schedule) -> bool:
     )
 
 
-def choice_of(row: int, sequence: Sequence) -> Choice:
-    """What a sequence brings to the sampler, its next random number included."""
+def choice_of(row: int, sequence: Sequence, drafts: tuple[int, ...] = ()) -> Choice:
+    """What a sequence brings to the sampler, its next random number included.
+
+    `drafts`: tokens that it is taken to have beyond those it has.
+    """
     params, vocabulary = sequence.request.sampling, sequence.prompt.vocabulary
-    return Choice(row, params, vocabulary, sequence.counts, _uniform(sequence), sequence.grammar)
+    counts = sequence.counts + Counter(drafts) if drafts and penalizes(params) else sequence.counts
+    return Choice(row, params, vocabulary, counts, _uniform(sequence, len(drafts)), sequence.grammar)
 
 
 def _uniform(sequence: Sequence, ahead: int = 0) -> float:

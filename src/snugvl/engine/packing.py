@@ -127,7 +127,7 @@ def shape_of(chunks: Sequence[Chunk]) -> Shape:
         tokens=sum(chunk.end - chunk.start for chunk in chunks),
         sequences=len(chunks),
         blocks=table_width(max(len(chunk.sequence.table) for chunk in chunks)),
-        logits=sum(chunk.samples for chunk in chunks),
+        logits=sum(chunk.logits for chunk in chunks),
         pictured=sum(len(chunk.sequence.prompt.placeholders_in(chunk.start, chunk.end)) for chunk in chunks),
     )
 
@@ -165,7 +165,7 @@ def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor
     for row, chunk in enumerate(chunks):
         sequence, start = chunk.sequence, end
         end += chunk.end - chunk.start
-        ids = sequence.ids(chunk.start, chunk.end)
+        ids = [*sequence.ids(chunk.start, chunk.end - len(chunk.drafts)), *chunk.drafts]
         lines.ids[start : start + len(ids)] = ids  # the host may not have read the last one: `Unread`
         _positions(chunk, lines.positions[:, start:end])
         table = np.asarray(sequence.table)
@@ -180,9 +180,8 @@ def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor
         lines.landings[row] = max(chunk.landing - chunk.start, 0)
         lines.starts[row] = start
         lines.lengths[row] = chunk.end
-        if chunk.samples:
-            lines.logit_rows[logits] = end - 1
-            logits += 1
+        lines.logit_rows[logits : logits + chunk.logits] = np.arange(end - chunk.logits, end)
+        logits += chunk.logits
     lines.starts[len(chunks) :] = end
     return flat
 

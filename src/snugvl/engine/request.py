@@ -91,6 +91,8 @@ class TokenOutput:
         finish: why the choice ended, or None while it goes on.
         error: with `finish == "error"`.
         cached_tokens: of the prompt, that the prefix cache had.
+        accepted, rejected: drafts of this step (`speculation.py`) that were right, and that weren't; on the
+            last output that it gave.
         prompt: the second and later tokens of the prompt with their log-probabilities, on the first output of
             a choice, if asked for.
     """
@@ -103,6 +105,8 @@ class TokenOutput:
     finish: FinishReason | None = None
     error: SnugvlError | None = None
     cached_tokens: int = 0
+    accepted: int = 0
+    rejected: int = 0
     prompt: tuple[Sampled, ...] = ()
 
 
@@ -114,6 +118,7 @@ class EngineStats:
         num_blocks: of the KV cache now; `planned_blocks`: where no other program is short of memory.
         encoder_queries: images and videos that a prompt needed; `encoder_hits`: found encoded.
         forced_tokens: generated ones that a grammar forced, so that no step chose them.
+        drafted_tokens: guessed ones that were computed; `accepted_tokens`: those that were right.
         shortages: steps that ran out of memory.
         kernel_compilations: kernels that were compiled; `graph_captures`: CUDA graphs that were captured.
         recorded: CUDA graphs of steps with prompts and of pictures that there are now.
@@ -132,6 +137,8 @@ class EngineStats:
     computed_tokens: int
     generated_tokens: int
     forced_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
     items_encoded: int
     encoder_queries: int
     encoder_hits: int

@@ -52,7 +52,7 @@ PREFILL_BESIDE_DECODES = 512  # enough to keep a GPU busy, a fraction of the tim
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `start … end - 1` of a sequence, to be computed in this step.
+    """Tokens `start … end - 1` of a sequence, to be computed in this step; the last may be guessed: `drafts`.
 
     `landing`: tokens of the sequence behind which its recurrent state is left on the way; 0 for nowhere.
     """
@@ -61,6 +61,7 @@ class Chunk:
     start: int
     end: int
     landing: int = 0
+    drafts: tuple[int, ...] = ()
 
     @property
     def samples(self) -> bool:
@@ -69,6 +70,11 @@ class Chunk:
         It ends beyond them where the host has not read its last one.
         """
         return self.end >= self.sequence.length
+
+    @property
+    def logits(self) -> int:
+        """Its last rows, whose logits are wanted: what follows the newest token, and each draft."""
+        return 1 + len(self.drafts) if self.samples else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,15 +225,23 @@ class Scheduler:
     def resize(self, num_blocks: int, slots: int) -> None:
         """Have so many blocks and slots, all of them empty; what runs waits, to be computed again."""
         for sequence in self.running[::-1]:
-            self._preempt(sequence)
+            self.preempt(sequence)
         self.slots = slots
         self._empty(num_blocks)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Let a sequence wait, without its blocks and its slot."""
+        self._stop(sequence)
+        self.pool.release(sequence.table)
+        sequence.computed = sequence.published = 0
+        self.preemptions += 1
+        self.add(sequence)
 
     def preempt_all(self) -> None:
         """Let all that run wait, and come back one by one: a step ran out of memory."""
         for sequence in self.running[::-1]:
             sequence.alone = True
-            self._preempt(sequence)
+            self.preempt(sequence)
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
         """Let the siblings of a sequence whose prompt is computed start from its blocks.
@@ -379,14 +393,7 @@ class Scheduler:
         start = sequence.computed
         while self.pool.missing(sequence.table, start, start + count) > self.pool.num_free:
             victim = self.running[-1]
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is sequence:
                 return False
         return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._stop(sequence)
-        self.pool.release(sequence.table)
-        sequence.computed = sequence.published = 0
-        self.preemptions += 1
-        self.add(sequence)

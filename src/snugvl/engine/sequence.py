@@ -20,6 +20,7 @@ from enum import Enum, auto
 import torch
 
 from snugvl.engine.blocks import Key
+from snugvl.engine.drafts import Drafts
 from snugvl.engine.request import EngineRequest, FinishReason, TokenOutput, VisionItem
 from snugvl.engine.sampling.grammar import Mask, gave_up
 from snugvl.engine.sampling.sampler import Sampled
@@ -117,6 +118,7 @@ class Sequence:
         cached_tokens: that the prefix cache had when it first ran.
         drawn: random numbers of the next tokens, once they are drawn: a step that failed takes them again.
         alone: whether its next step must have nothing beside it, because one ran out of memory.
+        drafts: what it guesses; None where it doesn't.
     """
 
     request: EngineRequest
@@ -142,6 +144,7 @@ class Sequence:
     drawn: list[float] = field(default_factory=list)
     alone: bool = False
     grammar: Mask | None = None
+    drafts: Drafts | None = None
 
     @property
     def choice(self) -> int:
@@ -221,6 +224,17 @@ def slot_of(sequence: Sequence) -> int:
     """The slot of a sequence that runs."""
     assert sequence.slot is not None, "only a running sequence has a slot"
     return sequence.slot
+
+
+def choices_of(
+    request: EngineRequest, prompt: CheckedPrompt, arrival: int, max_tokens: int
+) -> list[Sequence]:
+    """The choices of a request that is the `arrival`th."""
+    streams = [random_stream(request.sampling.seed, choice) for choice in range(request.sampling.n)]
+    return [
+        Sequence(request, prompt, (arrival, choice), max_tokens, stream)
+        for choice, stream in enumerate(streams)
+    ]
 
 
 def random_stream(seed: int | None, choice: int) -> random.Random:

@@ -17,6 +17,8 @@ from snugvl.core.options import ThinkingName
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
 VARIABLE: Final = "enable_thinking"  # of chat templates that can be told
+EFFORT: Final = "reasoning_effort"  # OpenAI's word for it, which some templates know, too
+UNTHINKING: Final = ("none", "minimal")  # efforts of a model that thinks or doesn't
 
 
 def thinks(template: str) -> bool:
@@ -43,7 +45,10 @@ class Thinking:
         """The request's variables of the chat template, and whether to think where that is decided here."""
         if VARIABLE in request.template:
             return request.template
+        effort = request.template.get(EFFORT)
         wanted = None if self.said == "auto" else self.said == "on"
+        if effort is not None:
+            wanted = effort not in UNTHINKING
         parts = (part for message in request.messages for part in message.content)
         if request.formed or (request.tools is not None and request.tools.choice != "auto"):
             wanted = False  # a grammar begins with the answer, or with the call

@@ -21,6 +21,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import upload
 
+FEW = 8  # queries of a sequence that aren't a part of a prompt
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
@@ -112,13 +114,28 @@ def paged_attention(
     elif metadata.decodes:
         return _decode(query, cache, layer, metadata, scale, window)
     output = torch.empty_like(query)
+    together = _single(metadata)
+    if together:  # beside some that have a few queries each (guessed tokens)
+        first = [0, *accumulate(metadata.query_lens)]
+        rows = torch.tensor([first[sequence] for sequence in together])
+        contexts = tuple(metadata.context_lens[sequence] for sequence in together)
+        part = replace(metadata, context_lens=contexts, block_tables=metadata.block_tables[together])
+        output[rows] = _decode(query[rows], cache, layer, part, scale, window)
     for sequence, (start, end) in enumerate(pairwise([0, *accumulate(metadata.query_lens)])):
-        if start == end:
+        if start == end or sequence in together:
             continue
         slots = metadata.slots(sequence, metadata.context_lens[sequence])
         keys, values = cache.gather(layer, slots, query.dtype)
         output[start:end] = _causal(query[start:end], keys, values, scale, window)
     return output
+
+
+def _single(metadata: AttentionMetadata) -> list[int]:
+    """Sequences of one query that are better taken together; none beside a prompt, which has the memory."""
+    if max(metadata.query_lens) > FEW:
+        return []
+    found = [sequence for sequence, queries in enumerate(metadata.query_lens) if queries == 1]
+    return found if len(found) > 1 else []
 
 
 def _causal(

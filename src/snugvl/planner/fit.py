@@ -1,6 +1,7 @@
 """The best that one option (a model in a format on an engine) can do within a budget."""
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -90,6 +91,7 @@ class Fitter:
         self.goals = goals(
             option.model, wishes, option.context_limit, pooled=option.engine == "native", cpu=self.cpu
         )
+        self._footprints: dict[Settings, Footprint] = {}  # many are asked for again
 
     @cached_property
     def best(self) -> Fitted | None:
@@ -100,10 +102,9 @@ class Fitter:
             return None
         found: list[Fitted] = []
         for kv in self.kv_formats:
-            if (fitted := self._best_in(kv)) is not None:
-                found.append(fitted)
-                if self.goal(fitted) is self.goals[-1]:
-                    break  # no coarser cache reaches more
+            found += filter(None, (self._best_in(kv),))
+            if found and self.goal(found[-1]) is self.goals[-1]:
+                break  # no coarser cache reaches more
         return max(found, key=self._worth, default=None)  # the first of equals
 
     def _worth(self, fitted: Fitted) -> tuple[int, ...]:
@@ -167,45 +168,41 @@ class Fitter:
             most = COMFORT[self.wishes.good_for]
             if goal is not self.goals[0] and (goal.tokens > most[0] or goal.context > most[1]):
                 continue
-            for settings in self._offloads(goal):
-                if self.fits(settings):
-                    if self.fits_host(settings):
-                        return self.fitted(settings, goal.tokens)
-                    break  # a smaller goal leaves more layers on the GPU
+            settings = self._first_that_fits(self._offloads(goal))
+            if settings is not None and self.fits_host(
+                settings
+            ):  # else a smaller goal leaves more on the GPU
+                return self.fitted(settings, goal.tokens)
         return None
 
-    def _offloads(self, goal: Goal) -> Iterator[Settings]:
-        """Ways with less and less on the GPU."""
-        base = self.base(goal, "bf16", Spread())
-        if self.option.engine == "llamacpp":
-            yield from llamacpp.offloads(self.option.model, next(self.variants(base)))
-            return
-        for count in range(self.option.model.facts.text.num_layers + 1):
-            yield replace(base, vision="cpu", offloaded=count)
+    def _first_that_fits(self, kinds: Iterable[Sequence[Settings]]) -> Settings | None:
+        """Of ways of several kinds; of a kind, each takes less of the GPU than the one before."""
+        found = (ways[bisect_left(ways, True, key=self.fits)] for ways in kinds if self.fits(ways[-1]))
+        return next(found, None)
 
-    def _host_bytes(self, settings: Settings) -> int:
-        of = llamacpp.host_bytes if settings.engine == "llamacpp" else host_bytes
-        return of(self.option.model, settings)
+    def _offloads(self, goal: Goal) -> list[list[Settings]]:
+        """Ways with less and less on the GPU, by kind."""
+        base, model = self.base(goal, "bf16", Spread()), self.option.model
+        if self.option.engine == "llamacpp":
+            return llamacpp.offloads(model, next(self.variants(base)))
+        counts = range(model.facts.text.num_layers + 1)
+        return [[replace(base, vision="cpu", offloaded=count) for count in counts]]
 
     def why_not_offloaded(self) -> str:
         """What is missing even with layers in main memory, with the numbers."""
-        layers = self.option.model.facts.text.num_layers
-        *_, every = ways = list(self._offloads(self.goals[0]))
-        if not self.fits(every):
-            total = format_size(self.footprint(every).total_bytes)
-            usable = format_size(self.budget(every).usable_bytes)
+        ways = self._offloads(self.goals[0])
+        if (least := self._first_that_fits(ways)) is None:
+            total = format_size(self.footprint(ways[-1][-1]).total_bytes)
+            usable = format_size(self.budgets[0].usable_bytes)
             return f"with every layer in main memory it still takes {total} of the GPU's {usable}"
-        least = next(settings for settings in ways if self.fits(settings))
-        needed = self._host_bytes(least)
-        usable = format_size(self.host.usable_bytes if self.host else 0)
-        return (
-            f"{max(least.offloaded, least.host_experts)} of {layers} layers would have to stay in main "
-            f"memory: {format_size(needed)}, of which {usable} may be used"
-        )
+        moved, layers = max(least.offloaded, least.host_experts), self.option.model.facts.text.num_layers
+        free = format_size(self.host.usable_bytes if self.host else 0)
+        needed = f"{format_size(_host_bytes(self.option, least))}, of which {free} may be used"
+        return f"{moved} of {layers} layers would have to stay in main memory: {needed}"
 
     def fits_host(self, settings: Settings) -> bool:
         """Whether main memory has room for what is offloaded."""
-        return self.host is not None and self._host_bytes(settings) <= self.host.usable_bytes
+        return self.host is not None and _host_bytes(self.option, settings) <= self.host.usable_bytes
 
     def base(self, goal: Goal, kv: KVFormat, spread: Spread) -> Settings:
         """Settings that reach `goal`."""
@@ -305,7 +302,10 @@ class Fitter:
 
     def footprint(self, settings: Settings) -> Footprint:
         """Of this option's model."""
-        return footprint(self.option.model, settings, self.budget(settings).device)
+        if settings not in self._footprints:
+            found = footprint(self.option.model, settings, self.budget(settings).device)
+            self._footprints[settings] = found
+        return self._footprints[settings]
 
     def fits(self, settings: Settings) -> bool:
         """Within the budget."""
@@ -383,13 +383,18 @@ class Fitter:
         return _highest(low, limit, CONTEXT_GRAIN, fits) if low <= limit and fits(low) else None
 
 
+def _host_bytes(option: Option, settings: Settings) -> int:
+    return (llamacpp.host_bytes if option.engine == "llamacpp" else host_bytes)(option.model, settings)
+
+
 def _highest(low: int, high: int, grain: int, fits: Callable[[int], bool]) -> int:
-    """The highest value in steps of `grain` above `low` that fits; what fits is below what doesn't."""
-    first, last = 0, max(0, (high - low) // grain)
-    while first < last:
-        middle = (first + last + 1) // 2
-        if fits(low + middle * grain):
-            first = middle
-        else:
-            last = middle - 1
-    return low + first * grain
+    """The highest value in steps of `grain` above `low` that fits; what fits is below what doesn't.
+
+    From above in steps that double, then by halving: `high` is mostly off by no more than what is rounded.
+    """
+    beyond, step = max(0, (high - low) // grain) + 1, 1
+    while beyond > step and not fits(low + (beyond - step) * grain):
+        beyond, step = beyond - step, 2 * step
+    first = max(0, beyond - step)
+    above = range(first + 1, beyond)
+    return low + (first + bisect_left(above, True, key=lambda n: not fits(low + n * grain))) * grain

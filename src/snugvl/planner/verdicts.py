@@ -66,6 +66,8 @@ def why_engine(plan: Plan) -> str:
         reason = "as asked for"
     elif engine == "native":
         reason = f"our own engine runs the {family} family, and is preferred"
+    elif engine == "llamacpp":
+        reason = "GGUF files are its own"
     elif settings.data_parallel > 1:
         reason = f"{settings.data_parallel} GPUs with a copy each for {settings.concurrency} requests at once"
     elif settings.gpus > 1:

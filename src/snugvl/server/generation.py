@@ -107,6 +107,8 @@ class Generation:
             self._metrics.count(delta.usage)
             current().add(delta.usage)
             current().cached_tokens += delta.cached_tokens
+            current().accepted_tokens += delta.drafts[0]
+            current().rejected_tokens += delta.drafts[1]
 
 
 def counting(context: Context) -> AbstractContextManager[None]:

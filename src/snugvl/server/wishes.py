@@ -86,8 +86,6 @@ GENERATION: Final[Wishes] = {
     "prompt_cache_key": ignored("beginnings of prompts are cached anyway"),
     "prompt_cache_options": ignored("beginnings of prompts are cached anyway"),
     "prompt_cache_retention": ignored("beginnings of prompts are cached anyway"),
-    "reasoning_effort": told("the models served here have one effort"),
-    "reasoning": told("the models served here have one effort"),
     "min_tokens": told("an answer ends where the model ends it; with ignore_eos it has max_tokens"),
     "use_beam_search": refused("answers are sampled; use n for several", False),
     "beam_width": refused("answers are sampled; use n for several", *ONE),
@@ -166,6 +164,7 @@ GENERATION: Final[Wishes] = {
 
 CHAT: Final[Wishes] = {
     **GENERATION,
+    "reasoning": told("reasoning_effort says it"),
     "prompt": refused("send it as a user's message, or to /v1/completions"),
     "input": refused("send messages, or to /v1/responses"),
     "system": refused("send it as a message of role system"),
@@ -174,6 +173,8 @@ CHAT: Final[Wishes] = {
 }
 COMPLETIONS: Final[Wishes] = {
     **GENERATION,
+    "reasoning": told("a bare prompt says where thinking begins"),
+    "reasoning_effort": told("a bare prompt says where thinking begins"),
     "messages": refused("send them to /v1/chat/completions"),
     "max_completion_tokens": refused("send max_tokens"),
     "tools": refused("a bare prompt has no place for tools; use /v1/chat/completions", []),
@@ -182,6 +183,7 @@ COMPLETIONS: Final[Wishes] = {
 }
 RESPONSES: Final[Wishes] = {
     **GENERATION,
+    "reasoning_effort": told("reasoning.effort says it"),
     "background": refused(f"{STATELESS}; wait for the answer, or stream it", False),
     "truncation": refused("leave it out or send 'disabled', and shorten input yourself", "disabled"),
     "previous_response_id": refused(f"{STATELESS}; send the earlier input and output items again in input"),
@@ -200,6 +202,11 @@ RESPONSES: Final[Wishes] = {
     "frequency_penalty": refused("use /v1/chat/completions", *NEUTRAL),
     "logit_bias": refused("use /v1/chat/completions", {}),
     "max_tool_calls": ignored("it bounds calls of OpenAI's own tools, which there are none of"),
+}
+REASONING: Final[Wishes] = {
+    **dict.fromkeys(("summary", "generate_summary"), told("responses leave the reasoning out")),
+    "context": ignored("what was thought isn't shown to the model again"),
+    "mode": ignored("there is one"),
 }
 STREAM_OPTIONS: Final[Wishes] = {"include_obfuscation": ignored("nothing is added to chunks")}
 WRITTEN: Final[Wishes] = {

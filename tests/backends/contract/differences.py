@@ -14,6 +14,7 @@ class Difference:
     native: str
     transformers: str
     vllm: str
+    llamacpp: str
 
 
 DIFFERENCES = (
@@ -22,17 +23,20 @@ DIFFERENCES = (
         "the same tokens again",
         "the same tokens as native",
         "the same tokens again, other ones than native",
+        "the same tokens again, other ones than native",
     ),
     Difference(
         "prompts that begin alike",
         "computed once (prefix cache; `--no-prefix-cache`)",
         "computed each time",
         "computed once (prefix cache; `--no-prefix-cache`)",
+        "computed once in a slot (`--no-prefix-cache`)",
     ),
     Difference(
         "memory of conversations",
         "taken when it starts",
         "grows with the requests that run",
+        "taken when it starts",
         "taken when it starts",
     ),
     Difference(
@@ -40,11 +44,13 @@ DIFFERENCES = (
         "each its own",
         "the smallest counts for all",
         "each its own",
+        "each its own",
     ),
     Difference(
         "a limit that cuts a character in two",
         "a replacement character stands for its first part",
         "as native",
+        "its first part is left out, of log-probabilities' bytes, too",
         "its first part is left out, of log-probabilities' bytes, too",
     ),
     Difference(
@@ -52,19 +58,37 @@ DIFFERENCES = (
         "refused with the numbers",
         "refused with the numbers",
         "the answer ends at the context",
+        "refused with the numbers",
+    ),
+    Difference(
+        "log-probabilities of a bare prompt's tokens (`echo`)",
+        "yes",
+        "yes",
+        "yes",
+        "refused",
+    ),
+    Difference(
+        "presence and frequency penalties",
+        "of what was generated",
+        "as native",
+        "as native",
+        "of the prompt's tokens, too",
     ),
     Difference(
         "videos",
         "yes",
         "where its processor has what it needs (torchvision)",
         "refused: send frames as pictures",
+        "refused: send frames as pictures",
     ),
 )
+JUDGES_PROMPTS = ("native", "transformers", "vllm")
+PENALISES_PROMPTS = ("llamacpp",)
 SAME_SAMPLER = ("native", "transformers")
-PREFIX_CACHE = ("native", "vllm")
-FIXED_MEMORY = ("native", "vllm")
-OWN_LIMITS = ("native", "vllm")
-WHOLE_CHARACTERS = ("vllm",)
+PREFIX_CACHE = ("native", "vllm", "llamacpp")
+FIXED_MEMORY = ("native", "vllm", "llamacpp")
+OWN_LIMITS = ("native", "vllm", "llamacpp")
+WHOLE_CHARACTERS = ("vllm", "llamacpp")
 CUTS_AT_THE_CONTEXT = ("vllm",)
 BACKENDS = tuple(field.name for field in fields(Difference))[1:]
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,10 +16,11 @@ from snugvl.core.options import LoadOptions
 from snugvl.core.service import EngineService
 from snugvl.errors import EngineError
 from tests.backends.inprocess import InProcessEngine
+from tests.backends.vllm.real.install import missing
 from tests.patience import NEVER_S, PATIENCE_S
 from tests.patience import until_async as until
 
-CONTEXT = 1024
+CONTEXT = 768
 QUICK = Supervision(ping_s=0.2, snapshot_s=0.05, watchdog_s=NEVER_S)
 
 T = TypeVar("T")
@@ -71,13 +73,48 @@ def vllm(folder: Path) -> EngineService:
     return VllmEngine(replace(pocket(*arguments), model=str(folder), facts=facts), QUICK)
 
 
+def llamacpp(folder: Path) -> EngineService:
+    """A real llama.cpp on the CPU, in float32 with a cache in float32: the checkpoint, exported as GGUF."""
+    if find_spec("xllamacpp") is None:
+        missing("llama.cpp isn't installed: pip install xllamacpp")
+    from training.gguf_export import export
+
+    from snugvl.backends.child.settings import Facts
+    from snugvl.backends.llamacpp.service import LlamacppEngine
+    from snugvl.backends.llamacpp.settings import LlamacppChoice
+    from snugvl.checkpoint.read import facts_of
+    from snugvl.planner.inventory import inventory
+
+    file = folder / "model.gguf"
+    beside = export(str(folder), file, "F32")
+    words = ("-m", str(file), *(("--mmproj", str(beside)) if beside else ()))
+    words += ("-c", str(4 * CONTEXT), "-np", "4", "-fa", "off", "-fit", "off", "--cache-ram", "0", "-t", "1")
+    words += (
+        "-ctk",
+        "f32",
+        "-ctv",
+        "f32",
+        "-dev",
+        "none",
+        "--image-min-tokens",
+        "4",
+        "--image-max-tokens",
+        "256",
+    )
+    counted = inventory(facts_of(str(file), offline=True))
+    facts = Facts(device="CPU", parameters=counted.parameters)
+    return LlamacppEngine(LlamacppChoice(str(folder), words, facts=facts), QUICK)
+
+
 IN_PROCESS: dict[str, Callable[[Path], EngineService]] = {"native": native, "transformers": transformers}
 BLIND: dict[str, Callable[[Path], EngineService]] = {
     "native": partial(native, language_only=True),
     "transformers": partial(transformers, language_only=True),
 }
 # What `running` is, by the environment variable SNUGVL_CONTRACT: a vLLM is started once, not once a worker.
-CHOSEN = {"vllm": vllm} if os.environ.get("SNUGVL_CONTRACT") == "vllm" else IN_PROCESS
+CHOSEN = (
+    {"vllm": vllm} if os.environ.get("SNUGVL_CONTRACT") == "vllm" else {**IN_PROCESS, "llamacpp": llamacpp}
+)
 CHILDREN: dict[str, Callable[[Path], EngineService]] = {
     "native": supervised("native"),
     "transformers": supervised("transformers"),

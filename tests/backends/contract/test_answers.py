@@ -49,7 +49,9 @@ def test_capabilities(running: Running) -> None:
     assert found.images
     assert found.tools
     assert found.min_pixels == 4096 < found.max_pixels <= 1 << 20
-    assert found.architecture == "Qwen3VLForConditionalGeneration"
+    assert found.architecture == (
+        "qwen3vl" if running.name == "llamacpp" else "Qwen3VLForConditionalGeneration"
+    )
     assert found.parameters > 100_000
     assert "float32" in found.dtype
     assert found.device == "CPU"
@@ -66,14 +68,14 @@ def test_greedy_answers_are_equal(name: str, running: Running, reference: Runnin
 
 
 def test_a_stream_comes_in_pieces_and_ends_with_its_reason_and_usage(running: Running) -> None:
-    deltas = running.ask(asked(max_tokens=20))
+    deltas = running.ask(asked(max_tokens=100))  # a busy machine takes several together
     assert len([delta for delta in deltas if delta.text]) > 3
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     assert [delta.usage for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     assert deltas[-1].finish_reason == "length"
     assert deltas[-1].stop is None
     assert deltas[-1].usage is not None
-    assert deltas[-1].usage.completion_tokens == 20
+    assert deltas[-1].usage.completion_tokens == 100
 
 
 def test_the_prompts_tokens_are_known_before_the_first_delta(running: Running) -> None:

@@ -14,7 +14,7 @@ from tests.backends.contract.requests import QUESTION, asked, picture, texts
 from tests.patience import PATIENCE_S
 from tests.patience import until_async as until
 
-LONG = asked(max_tokens=900)
+LONG = asked(max_tokens=600)
 KEPT = asked(picture(), QUESTION, max_tokens=200)
 
 

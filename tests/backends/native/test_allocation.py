@@ -186,6 +186,17 @@ def test_graphs_of_prompts_take_what_is_left_and_nothing_else() -> None:
     assert made(FACTS["Qwen/Qwen3.5-4B"], gpu(48 * GIB)).settings.step_graphs
 
 
+def test_no_tokens_are_guessed_where_states_can_not_go_back() -> None:
+    hybrid = FACTS["Qwen/Qwen3.5-4B"]
+    with pytest.raises(RequestError, match="its recurrent states can't go back behind tokens"):
+        made(hybrid, gpu(48 * GIB), speculation="ngram")
+    assert made(hybrid, gpu(48 * GIB), speculation="auto").settings.kv_tokens
+    plan = made(FP8, gpu(48 * GIB), speculation="ngram")
+    assert plan.settings == made(FP8, gpu(48 * GIB)).settings, "it takes no memory"
+    assert engine_config(plan, LoadOptions(speculation="ngram")).speculation == "ngram"
+    assert engine_config(plan, LoadOptions()).speculation == "off"
+
+
 def test_a_limit_is_kept() -> None:
     limited = gpu(24 * GIB, limit_bytes=4400 * MIB)
     assert limited.usable_bytes == 4400 * MIB

@@ -12,9 +12,10 @@ from typing import Any
 
 import psutil
 
+from snugvl.backends.child.settings import Facts
 from snugvl.backends.process.supervised import Supervision
 from snugvl.backends.vllm.service import VllmEngine
-from snugvl.backends.vllm.settings import Facts, VllmChoice
+from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.core.messages import Delta, Request, Stream, user
 from snugvl.core.sampling import SamplingParams
 from tests.patience import NEVER_S

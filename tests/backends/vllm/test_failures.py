@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from snugvl.backends.child import life, watch
+from snugvl.backends.child.watch import MOVED_BYTES, WORK_SHARE, Activity, ProcessReading, readings
 from snugvl.backends.process.supervised import Supervision
-from snugvl.backends.vllm import life, watch
 from snugvl.backends.vllm.settings import VllmChoice
-from snugvl.backends.vllm.watch import MOVED_BYTES, WORK_SHARE, Activity, ProcessReading, readings
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import DoesNotFit, EngineError, EngineUnavailable, RequestError
 from tests.backends.vllm.helpers import (
@@ -330,7 +330,7 @@ async def test_it_hangs(word: str, words: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_child_that_ignores_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snugvl.backends.vllm.life.GRACE_S", 0.1)
+    monkeypatch.setattr("snugvl.backends.child.process.GRACE_S", 0.1)
     async with engine(fake("stubborn")) as service:
         await ready(service)
         assert len(processes(service)) == 4

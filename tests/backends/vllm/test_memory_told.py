@@ -2,14 +2,16 @@
 
 import pytest
 
-from snugvl.backends.vllm.failure import Ending, understand
-from snugvl.backends.vllm.settings import Facts, VllmChoice
+from snugvl.backends.child.failure import Ending, understand
+from snugvl.backends.child.settings import Facts
+from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.diagnose.facts import Card
 from snugvl.errors import DoesNotFit
 from tests.diagnose.test_card import TENSOR_PARALLEL
 
 LINES = tuple(TENSOR_PARALLEL.splitlines()[1:])
 ARGUMENTS = ("--max-model-len", "4096", "--gpu-memory-utilization", "0.76", "--kv-cache-dtype", "fp8")
+VLLM = ("vLLM", ("vllm", "serve", "org/model"))
 CARD = Card(8151 << 20, 7200 << 20)
 
 
@@ -19,7 +21,7 @@ CARD = Card(8151 << 20, 7200 << 20)
 def test_what_it_counted_is_told(weights: str, told: str) -> None:
     lines = tuple(line.replace("5.29", weights) for line in LINES)
     choice = VllmChoice("org/model", ARGUMENTS, facts=Facts(card=CARD), replan=lambda *_: None)
-    failure = understand(Ending("it ended", lines), choice)
+    failure = understand(Ending("it ended", lines), choice, *VLLM)
     assert isinstance(failure.error, DoesNotFit)
     assert f"{weights} GiB" in str(failure.error)
     assert told in str(failure.error)
@@ -31,4 +33,4 @@ def test_what_it_counted_is_told(weights: str, told: str) -> None:
 def test_a_smaller_plan_is_tried_before_it_is_given_up() -> None:
     smaller = VllmChoice("org/model", ("--max-model-len", "2048"))
     choice = VllmChoice("org/model", ARGUMENTS, facts=Facts(card=CARD), replan=lambda *_: smaller)
-    assert understand(Ending("it ended", LINES), choice).retry == smaller
+    assert understand(Ending("it ended", LINES), choice, *VLLM).retry == smaller

@@ -1,5 +1,6 @@
 """The parts of the vLLM backend that compute: bodies, chunks, flags, logs, facts, pictures."""
 
+import asyncio
 import base64
 import json
 from dataclasses import replace
@@ -11,16 +12,20 @@ from typing import Any, cast
 import pytest
 from PIL import Image
 
-from snugvl.backends.vllm import flags
-from snugvl.backends.vllm.answer import Chunks, reasoning_of
-from snugvl.backends.vllm.api import error_of, refusal
+from snugvl.backends.child import flags
+from snugvl.backends.child.answer import reasoning_of
+from snugvl.backends.child.log import Log
+from snugvl.backends.child.process import environment
+from snugvl.backends.child.requests import ServedModel, target_size
+from snugvl.backends.child.settings import Facts
+from snugvl.backends.child.watch import GPU_BYTES, Activity, Stalled
+from snugvl.backends.vllm import flags as vllm_flags
+from snugvl.backends.vllm.answer import VllmChunks
+from snugvl.backends.vllm.api import VllmApi
 from snugvl.backends.vllm.facts import apply_limits, read_facts
-from snugvl.backends.vllm.life import environment
-from snugvl.backends.vllm.log import Log, exception_lines, read_measurements, stage_of
+from snugvl.backends.vllm.log import FORM, read_measurements
 from snugvl.backends.vllm.measure import read_counters
-from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, ServedModel, body_of, target_size
-from snugvl.backends.vllm.settings import Facts
-from snugvl.backends.vllm.watch import GPU_BYTES, Activity, Stalled
+from snugvl.backends.vllm.requests import CHAT, COMPLETIONS, body_of
 from snugvl.core.messages import (
     Delta,
     Grammar,
@@ -171,13 +176,13 @@ def chunk(index: int = 0, text: str = "", **choice: Any) -> dict[str, Any]:
 
 
 def test_the_last_end_waits_for_the_usage() -> None:
-    chunks = Chunks(SamplingParams(n=2, temperature=1.0))
+    chunks = VllmChunks(SamplingParams(n=2, temperature=1.0))
     assert chunks.read(chunk(0, "a")) == [Delta("a", completion_tokens=1)]
     assert chunks.read(chunk(1, "b", finish_reason="stop")) == []
-    assert not chunks.complete
+    assert not chunks.ended(0)
     (end,) = chunks.read(chunk(0, "c", finish_reason="length"))
     assert end == Delta("b", 1, finish_reason="stop", completion_tokens=2)
-    assert chunks.complete
+    assert chunks.ended(0)
     assert chunks.read({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 3}}) == []
     assert chunks.end() == [Delta("c", 0, finish_reason="length", usage=Usage(3, 3), completion_tokens=2)]
 
@@ -185,7 +190,7 @@ def test_the_last_end_waits_for_the_usage() -> None:
 def test_reasoning_is_told_from_the_answer() -> None:
     sampling = SamplingParams(n=2, temperature=1.0)
     request = Request((user("hi"),), sampling)
-    chunks = Chunks(sampling, reasoning_of(request, Facts(reasoning=True)))
+    chunks = VllmChunks(sampling, reasoning_of(request, Facts(reasoning=True)))
     assert chunks.read(chunk(0, "hm")) == [Delta("", reasoning="hm", completion_tokens=1)]
     (both,) = chunks.read(chunk(1, "so</think>\n\nYes"))
     assert both == Delta("Yes", 1, reasoning="so", completion_tokens=2)
@@ -198,7 +203,7 @@ def test_reasoning_is_told_from_the_answer() -> None:
 
 def test_a_server_that_reads_reasoning_itself() -> None:
     """With --reasoning-parser, which an attached vLLM may have."""
-    chunks = Chunks(SamplingParams(), reasoning_of(Request((user("hi"),)), Facts(reasoning=True)))
+    chunks = VllmChunks(SamplingParams(), reasoning_of(Request((user("hi"),)), Facts(reasoning=True)))
     told = {"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]}
     assert chunks.read(told) == [Delta("", reasoning="hm")]
     assert chunks.read(chunk(0, "Yes")) == [Delta("Yes", completion_tokens=1)]
@@ -236,15 +241,20 @@ def test_the_model_is_told_whether_to_think_and_its_answer_is_read_so(tmp_path: 
 
 
 def test_what_stopped_it() -> None:
-    chunks = Chunks(SamplingParams(stop=("x",), stop_token_ids=(7,)))
+    chunks = VllmChunks(SamplingParams(stop=("x",), stop_token_ids=(7,)))
     chunks.read(chunk(0, "a", finish_reason="stop", stop_reason="x"))
     assert chunks.end()[0].stop == "x"
-    chunks = Chunks(SamplingParams(stop_token_ids=(7,)))
+    chunks = VllmChunks(SamplingParams(stop_token_ids=(7,)))
     chunks.read(chunk(0, "a", finish_reason="stop", stop_reason=7))
     assert chunks.stop_token == 7
-    chunks.named("seven")
+
+    class Tokenizer(VllmApi):
+        async def call(self, path: str, body: Any = None, *, timeout_s: float = 0) -> dict[str, Any]:
+            return {"prompt": "seven"}
+
+    asyncio.run(chunks.settle(Tokenizer("http://x")))
     assert chunks.end()[0].stop == "seven"
-    chunks = Chunks(SamplingParams())
+    chunks = VllmChunks(SamplingParams())
     chunks.read(chunk(0, "a", finish_reason="stop", stop_reason=2))  # the end of the sequence
     assert chunks.stop_token is None
     assert chunks.end()[0].stop is None
@@ -254,7 +264,7 @@ def test_logprobs_of_both_apis() -> None:
     top = [{"token": token, "logprob": -1.0, "bytes": None} for token in "abc"]
     item = {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": top}
     end = {"token": "<end>", "logprob": 0.0, "bytes": None, "top_logprobs": []}
-    chunks = Chunks(SamplingParams(logprobs=2))
+    chunks = VllmChunks(SamplingParams(logprobs=2))
     (delta,) = chunks.read(chunk(0, "é", logprobs={"content": [item]}))
     (logprob,) = delta.logprobs
     assert (logprob.token, logprob.bytes, logprob.logprob) == ("é", "é".encode(), -0.5)
@@ -262,7 +272,7 @@ def test_logprobs_of_both_apis() -> None:
     # The token that ends an answer is no text and has no log-probability.
     chunks.read(chunk(0, "", finish_reason="stop", logprobs={"content": [end]}))
     assert chunks.end()[0].logprobs == ()
-    chunks = Chunks(SamplingParams(logprobs=1))
+    chunks = VllmChunks(SamplingParams(logprobs=1))
     value = {"tokens": ["x"], "token_logprobs": [-2.0], "top_logprobs": [{"x": -2.0, "y": -1.0}]}
     (delta,) = chunks.read({"choices": [{"index": 0, "text": "x", "logprobs": value}]})
     assert [token.token for token in delta.logprobs[0].top] == ["y"]
@@ -277,7 +287,7 @@ def test_an_echoed_prompt_is_told_apart_from_its_answer() -> None:
     }
     piece = {"index": 0, "text": "hi!", "logprobs": value, "finish_reason": "stop", "stop_reason": None}
     sampling = SamplingParams(logprobs=1, prompt_logprobs=True, n=2)
-    chunks = Chunks(sampling, prompt="hi")
+    chunks = VllmChunks(sampling, prompt="hi")
     assert not chunks.read({"choices": [piece], "usage": {"prompt_tokens": 2, "completion_tokens": 1}})
     first, second = chunks.end()
     assert [delta.text for delta in (first, second)] == ["!", "!"]
@@ -295,19 +305,19 @@ def test_an_echoed_prompt_is_told_apart_from_its_answer() -> None:
 )
 def test_a_chunk_of_another_form_is_an_error(bad: dict[str, Any]) -> None:
     with pytest.raises(EngineError, match="don't understand"):
-        Chunks(SamplingParams()).read(bad)
+        VllmChunks(SamplingParams()).read(bad)
 
 
 def test_vllms_errors_are_ours() -> None:
     def made(message: str, code: int) -> object:
-        return error_of({"error": {"message": message, "code": code, "param": "p"}}, 200)
+        return VllmApi("http://x").error_of({"error": {"message": message, "code": code, "param": "p"}}, 200)
 
     assert isinstance(made("bad", 400), RequestError)
     assert made("bad", 400).field == "p"  # type: ignore[attr-defined]
     assert isinstance(made("maximum context length is 4", 400), RequestTooLarge)
     assert isinstance(made("oh", 500), EngineError)
-    assert "API key" in str(refusal(401, b'{"error": "Unauthorized"}'))
-    assert "<html>" in str(refusal(502, b"<html>"))
+    assert "API key" in str(VllmApi("http://x").refusal(401, b'{"error": "Unauthorized"}'))
+    assert "<html>" in str(VllmApi("http://x").refusal(502, b"<html>"))
 
 
 def test_flags_are_looked_up_and_changed() -> None:
@@ -322,21 +332,21 @@ def test_flags_are_looked_up_and_changed() -> None:
     changed = flags.apply(words, changes)
     assert changed == ("--seed=-3", "--max-model-len", "4", "--cudagraph-capture-sizes", "1", "2")
     assert flags.variables(changes) == (("VLLM_X", "1"),)
-    assert flags.most_images(("--limit-mm-per-prompt", '{"image":{"count":3}}')) == 3
-    assert flags.max_pixels(("--mm-processor-kwargs", "no json")) is None
+    assert vllm_flags.most_images(("--limit-mm-per-prompt", '{"image":{"count":3}}')) == 3
+    assert vllm_flags.max_pixels(("--mm-processor-kwargs", "no json")) is None
 
 
 def test_sleeping_needs_a_flag() -> None:
-    assert "--enable-sleep-mode" in flags.common("m", "/s", sleep=True)
-    assert "--enable-sleep-mode" not in flags.common("m", "/s", sleep=False)
+    assert "--enable-sleep-mode" in vllm_flags.common("m", "/s", sleep=True)
+    assert "--enable-sleep-mode" not in vllm_flags.common("m", "/s", sleep=False)
 
 
 def test_stages_of_a_start() -> None:
     line = "Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:00<?]"
-    stage = stage_of(line)
+    stage = FORM.stage_of(line)
     assert stage is not None
     assert (stage.detail, round(stage.progress, 2)) == ("loading the weights (50 %)", 0.4)
-    log = Log()
+    log = Log(FORM)
     assert log.feed("Starting to load model m\rLoading saf") == ["Starting to load model m"]
     assert log.feed("etensors checkpoint shards: 100% Completed\nStarting to load model m\n")[-1].endswith(
         "m"
@@ -346,7 +356,7 @@ def test_stages_of_a_start() -> None:
 
 
 def test_a_log_keeps_its_ends_and_what_is_new() -> None:
-    log = Log()
+    log = Log(FORM)
     log.feed("".join(f"line {number}\n" for number in range(5000)))
     assert log.lines[0] == "line 0"
     assert log.last == "line 4999"
@@ -414,7 +424,7 @@ def test_no_secret_reaches_the_child() -> None:
 def test_a_validations_messages_are_what_was_raised() -> None:
     """pydantic says what is wrong on the lines after the one that looks like an error."""
     log = (LOGS / "vllm022_gpu_names.log").read_text().splitlines()
-    (said,) = exception_lines(log)
+    (said,) = FORM.exception_lines(log)
     assert said.endswith("error for ModelConfig; Value error, invalid literal for int() with base 10: "
                          "'GPU-11111111-2222-3333-4444-555555555555'")  # fmt: skip
     lines = [
@@ -430,7 +440,7 @@ def test_a_validations_messages_are_what_was_raised() -> None:
         "  and this is no message",
         "RuntimeError: gone",
     ]
-    assert exception_lines(lines) == [
+    assert FORM.exception_lines(lines) == [
         "pydantic.ValidationError: 2 validation errors for ModelConfig; "
         "max_model_len: Input should be a valid integer; dtype: Unknown",
         "RuntimeError: gone",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from snugvl.backends.child.settings import Facts
 from snugvl.backends.vllm.service import VllmEngine
-from snugvl.backends.vllm.settings import Facts
 from snugvl.core.ledger import LedgerRow
 from snugvl.core.messages import Delta, Grammar, Message, Request, Text, Tool, ToolUse, Usage, Video, user
 from snugvl.core.sampling import SamplingParams

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from snugvl.backends.vllm.api import NobodyThere, Unreachable, VllmApi
+from snugvl.backends.child.http import NobodyThere, Unreachable
+from snugvl.backends.vllm.api import VllmApi
 from tests.patience import PATIENCE_S
 from tests.patience import until_async as until
 

@@ -196,11 +196,25 @@ def test_both_names_of_max_tokens(http: httpx.Client, scripted: Scripted, field:
 def test_what_asks_for_nothing_passes(http: httpx.Client) -> None:
     harmless = {
         "store": False, "functions": None, "modalities": ["text"], "service_tier": "auto", "user": "me",
-        "metadata": {"a": "b"}, "parallel_tool_calls": True, "reasoning_effort": "none", "audio": None,
+        "metadata": {"a": "b"}, "parallel_tool_calls": True, "reasoning_effort": None, "audio": None,
         "prompt_cache_key": "k", "safety_identifier": "s", "tool_choice": "auto", "top_k": -1,
     }  # fmt: skip
     answer = http.post("/chat/completions", json={"messages": HI, **harmless})
     assert answer.status_code == 200, answer.text
+
+
+def test_an_effort_is_told_to_the_template(http: httpx.Client, scripted: Scripted) -> None:
+    for effort in ("none", "high"):
+        body = {"messages": HI, "reasoning_effort": effort}
+        assert http.post("/chat/completions", json=body).status_code == 200
+        assert scripted.last.template == {"reasoning_effort": effort}
+    own = {"chat_template_kwargs": {"enable_thinking": False, "reasoning_effort": "low"}}
+    assert http.post("/chat/completions", json={**body, **own}).status_code == 200
+    assert scripted.last.template == own["chat_template_kwargs"]
+    refused = http.post("/chat/completions", json={"messages": HI, "reasoning_effort": "much"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "reasoning_effort"
+    assert "'none'" in refused.json()["error"]["message"]
 
 
 def test_messages_of_every_role(http: httpx.Client, scripted: Scripted) -> None:
@@ -381,6 +395,16 @@ def test_usage_counts_the_whole_request(http: httpx.Client, scripted: Scripted) 
         "total_tokens": 105,
         "prompt_tokens_details": {"image_tokens": 64, "cached_tokens": 32},
     }
+
+
+@pytest.mark.parametrize("drafts", [(0, 0), (3, 4), (0, 2)])
+def test_usage_has_guessed_tokens_where_there_were_any(
+    http: httpx.Client, scripted: Scripted, drafts: tuple[int, int]
+) -> None:
+    scripted.answer = lambda request: [Delta("x", finish_reason="stop", usage=Usage(100, 5), drafts=drafts)]
+    usage = http.post("/chat/completions", json={"messages": HI}).json()["usage"]
+    guessed = dict(zip(("accepted_prediction_tokens", "rejected_prediction_tokens"), drafts, strict=True))
+    assert usage.get("completion_tokens_details") == (guessed if any(drafts) else None)
 
 
 def test_every_chunk_has_the_tokens_so_far_where_asked(http: httpx.Client, scripted: Scripted) -> None:

@@ -123,6 +123,8 @@ class NativeBackend:
             encoder_hits=stats.encoder_hits,
             prefix_hit_tokens=stats.prefix_hit_tokens,
             prefix_query_tokens=stats.prefix_query_tokens,
+            drafted_tokens=stats.drafted_tokens,
+            accepted_tokens=stats.accepted_tokens,
             faults=stats.faults,
             shortages=stats.shortages,
             kernel_compilations=stats.kernel_compilations,

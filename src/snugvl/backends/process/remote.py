@@ -62,6 +62,7 @@ def _merged(first: Delta, second: Delta) -> Delta:
         second.completion_tokens,
         first.prompt_logprobs + second.prompt_logprobs,
         second.cached_tokens,
+        second.drafts,
     )
 
 

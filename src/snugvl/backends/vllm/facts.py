@@ -7,19 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from snugvl.backends.child.flags import value
+from snugvl.backends.child.settings import Facts, with_template
 from snugvl.backends.vllm import flags
-from snugvl.backends.vllm.api import Served
-from snugvl.backends.vllm.settings import Facts, VllmChoice
 from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.locate import near
 from snugvl.checkpoint.section import read_json
-from snugvl.core.messages import Capabilities, ToolForm, user
 from snugvl.errors import SnugvlError
 from snugvl.inputs.chat import ChatTemplate
-from snugvl.inputs.reasoning import VARIABLE, Thinking, opened
+from snugvl.inputs.reasoning import Thinking
 from snugvl.inputs.settings import read_pixel_settings
 
-TOKEN_CHARACTERS = 256  # of the longest token there is in a vocabulary that people use: 128
 VISION = ("vision_config", "vit_config", "vision_model", "vision_tower")
 
 
@@ -40,15 +38,12 @@ def read_facts(model: str) -> Facts:
         images=any(name in config for name in VISION),
         architecture=str(names[0]) if isinstance(names, list) and names else "",
         dtype=str(config.get("dtype") or text.get("dtype") or config.get("torch_dtype") or ""),
-        tools=template is None or template.shows_tools,
-        calls=template is None or template.shows_calls,
-        tool_form=ToolForm() if template is None else template.tool_form,
         image_token=_token(config.get("image_token_id", config.get("image_token_index"))),
-        control_tokens=(*_control_tokens(folder), *(() if template is None else template.answer_marks)),
-        reasoning=None if template is None else _reasoning(template, {}),
-        reasoning_asked=None if template is None else _reasoning(template, {VARIABLE: True}),
+        control_tokens=_control_tokens(folder),
         thinking=Thinking(pictures=thinks_about_pictures(str(config.get("model_type")))),
     )
+    if template is not None:
+        facts = with_template(facts, template)
     if not facts.images:
         return facts
     try:
@@ -62,33 +57,13 @@ def read_facts(model: str) -> Facts:
 
 def apply_limits(facts: Facts, arguments: tuple[str, ...]) -> Facts:
     """The facts under the limits that the arguments set."""
+    facts = replace(facts, dtype=value(arguments, "--dtype") or facts.dtype)
     if flags.most_images(arguments) == 0 or "--language-model-only" in arguments:
         return replace(facts, images=False, min_pixels=0, max_pixels=0, pixel_factor=0)
     limit = flags.max_pixels(arguments)
     if limit is None or (facts.max_pixels and limit >= facts.max_pixels):
         return facts
     return replace(facts, max_pixels=limit, min_pixels=min(facts.min_pixels, limit))
-
-
-def capabilities_of(choice: VllmChoice, served: Served, facts: Facts) -> Capabilities:
-    """What a served model can do. What nobody knows of images is left to vLLM to refuse."""
-    return Capabilities(
-        model=choice.model or served.model,
-        context_tokens=served.context_tokens,
-        images=facts.images is not False,
-        video=False,
-        max_pixels=facts.max_pixels,
-        min_pixels=facts.min_pixels,
-        engine="vllm",
-        device=facts.device,
-        dtype=flags.value(choice.arguments, "--dtype") or facts.dtype,
-        weights=facts.weights,
-        architecture=facts.architecture,
-        parameters=facts.parameters,
-        tools=facts.tools,
-        tool_form=facts.tool_form,
-        most_characters=served.context_tokens * TOKEN_CHARACTERS,
-    )
 
 
 def _token(value: object) -> int:
@@ -98,14 +73,6 @@ def _token(value: object) -> int:
 def _template(folder: Path) -> ChatTemplate | None:
     try:
         return ChatTemplate.from_folder(folder)
-    except SnugvlError:
-        return None
-
-
-def _reasoning(template: ChatTemplate, told: dict[str, bool]) -> bool | None:
-    """Whether answers begin inside the model's reasoning, by its template on a simple question."""
-    try:
-        return opened(template.render([user("?")], extra=told)) if template.thinks else None
     except SnugvlError:
         return None
 

@@ -7,17 +7,16 @@ took"), and what a step needs is in no line. So the plan's rows are joined to th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from snugvl.backends.child.held import Gauge
 from snugvl.backends.vllm.log import Measured
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.service import Load
-from snugvl.hardware import host
 
 _RUNNING: Final = "vllm:num_requests_running"
 _WAITING: Final = "vllm:num_requests_waiting"
@@ -89,19 +88,17 @@ REST: Final = "activations and libraries"
 _WITH_WEIGHTS: Final = ("weights", "allocator rounding", "vLLM rotary cache", "vLLM deepstack buffers")
 
 
-class Gauge:
-    """Measures one vLLM server. `gpu_uuids`: NVML's names of its GPUs, where the plan knows them."""
+class VllmGauge:
+    """The ledger of one vLLM server. `gpu_uuids`: see `Gauge`."""
 
     def __init__(self, planned: Sequence[LedgerRow], gpu_uuids: Sequence[str], device: str) -> None:
         self._planned = _join_rows(planned)
-        self._gpu_uuids = gpu_uuids
+        self._gauge = Gauge(gpu_uuids)
         self._device = device
-        self._nvml = start_nvml()
 
     def read(self, log: Measured, counters: Counters, family: Sequence[psutil.Process]) -> Ledger:
         """The ledger now. Takes milliseconds: call it in a thread."""
-        gpu = self._gpu({process.pid for process in family})
-        name, total, free, held_bytes = gpu if gpu is not None else _main_memory(family)
+        name, total, free, held_bytes = self._gauge.read(family)
         kv = log.kv if log.kv is not None else counters.kv_bytes
         known = {LOADED: log.loaded, KV: kv, GRAPHS: log.graphs}
         rest = held_bytes - sum(nbytes or 0 for nbytes in known.values())
@@ -116,42 +113,6 @@ class Gauge:
         rows.sort(key=lambda row: -(row.planned_bytes or row.measured_bytes or 0))
         return Ledger(self._device or name, tuple(rows), total, free, held_bytes)
 
-    def _gpu(self, pids: set[int]) -> tuple[str, int, int, int] | None:
-        """Name, total, free and held bytes of the GPU that holds most of it; None without a GPU."""
-        if self._nvml is None:
-            return None
-        best: tuple[int, Any] | None = None
-        with suppress(self._nvml.NVMLError):
-            for handle in self._handles():
-                held_bytes = self._held_bytes(handle, pids)
-                if best is None or held_bytes > best[0]:
-                    best = (held_bytes, handle)
-            if best is not None:
-                memory = self._nvml.nvmlDeviceGetMemoryInfo(best[1])
-                name = str(self._nvml.nvmlDeviceGetName(best[1]))
-                return name, int(memory.total), int(memory.free), best[0]
-        return None
-
-    def _handles(self) -> list[Any]:
-        assert self._nvml is not None
-        if self._gpu_uuids:
-            return [self._nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in self._gpu_uuids]
-        return [
-            self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(self._nvml.nvmlDeviceGetCount())
-        ]
-
-    def _held_bytes(self, handle: Any, pids: set[int]) -> int:
-        """Bytes of our processes; 0 where the driver doesn't tell (WSL2)."""
-        assert self._nvml is not None
-        try:
-            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except self._nvml.NVMLError:
-            return 0
-        own = [process for process in found if process.pid in pids]
-        # A container's process ids are not the driver's; a process that is alone on the GPU is still ours.
-        own = own or (found if len(found) == 1 else [])
-        return sum(int(process.usedGpuMemory or 0) for process in own)
-
 
 def _join_rows(planned: Sequence[LedgerRow]) -> dict[str, int]:
     found: dict[str, int] = {}
@@ -163,23 +124,3 @@ def _join_rows(planned: Sequence[LedgerRow]) -> dict[str, int]:
             name = KV
         found[name] = found.get(name, 0) + (row.planned_bytes or 0)
     return found
-
-
-def _main_memory(family: Sequence[psutil.Process]) -> tuple[str, int, int, int]:
-    held_bytes = 0
-    for process in family:
-        with suppress(psutil.Error):
-            held_bytes += process.memory_info().rss
-    memory = host.memory()
-    return "main memory", memory.total_bytes, memory.free_bytes, held_bytes
-
-
-def start_nvml() -> Any:
-    """NVML where there is a GPU, or None."""
-    import pynvml  # type: ignore[import-untyped]
-
-    try:
-        pynvml.nvmlInit()
-        return pynvml if pynvml.nvmlDeviceGetCount() else None
-    except pynvml.NVMLError:
-        return None

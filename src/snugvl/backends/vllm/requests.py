@@ -7,19 +7,21 @@ for.
 """
 
 import json
-from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from io import BytesIO
-from math import sqrt
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from llguidance import LLMatcher
-from PIL import Image
 
-from snugvl.backends.vllm.facts import TOKEN_CHARACTERS
-from snugvl.backends.vllm.settings import Facts
-from snugvl.checkpoint.resize import smart_resize
+from snugvl.backends.child.requests import (
+    ServedModel,
+    check,
+    png,
+    refuse_control_tokens,
+    refuse_oversized,
+    try_grammar,
+)
+from snugvl.backends.child.settings import Facts
 from snugvl.core.messages import (
     GoOn,
     Grammar,
@@ -33,11 +35,10 @@ from snugvl.core.messages import (
     characters,
     going_on,
 )
-from snugvl.core.sampling import SamplingParams, check_scores
-from snugvl.errors import RequestError, RequestTooLarge
+from snugvl.core.sampling import SamplingParams
+from snugvl.errors import RequestError
 from snugvl.inputs.chat import template_texts, texts
-from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, refused, tools_lark
-from snugvl.inputs.image import to_rgb
+from snugvl.inputs.constraints import JSON_OPTIONS, check_choices, grammar_text, tools_lark
 from snugvl.inputs.tools.in_text import call_arguments, tool_json, with_calls, with_tools
 from snugvl.inputs.trials import Trials
 
@@ -45,21 +46,6 @@ CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 
 _KINDS: Final = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What a body depends on besides the request.
-
-    Attributes:
-        name: as vLLM serves it.
-        marker_tokens: ids of the markers of tool calls that are tokens of their own.
-    """
-
-    name: str
-    context_tokens: int
-    facts: Facts
-    marker_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +70,7 @@ def body_of(request: Request, model: ServedModel, trials: Trials, go_on: GoOn = 
     Raises:
         RequestError, ImageError: what vLLM doesn't take, or what contradicts itself.
     """
-    _check(request, model)
+    check(request, model)
     fields: dict[str, Any] = {"model": model.name, **_sampling(request.sampling)}
     fields["stream"] = True
     fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
@@ -152,19 +138,6 @@ def messages_json(
     return found
 
 
-def refuse_oversized(count: int, model: ServedModel, field: str) -> None:
-    """Raise RequestTooLarge if no text of so many characters fits into the context.
-
-    The tokenizer is vLLM's: what is not known here is how long its longest token is.
-    """
-    if count > model.context_tokens * TOKEN_CHARACTERS:
-        raise RequestTooLarge(
-            f"the prompt has {count:,} characters; the context holds {model.context_tokens:,} tokens of at "
-            f"most {TOKEN_CHARACTERS} characters each; send less text",
-            field=field,
-        )
-
-
 def tokenize_body(
     prompt: str | tuple[Message, ...], tools: ToolUse | None, model: ServedModel, go_on: GoOn = going_on
 ) -> dict[str, Any]:
@@ -189,39 +162,6 @@ def tools_json(use: ToolUse, model: ServedModel) -> dict[str, Any]:
     if not model.facts.tools:
         return {}
     return {"tools": [tool_json(tool) for tool in use.tools]}
-
-
-def refuse_control_tokens(text: str, facts: Facts, field: str) -> None:
-    """Raise RequestError if text holds a control token: who writes one could speak as the system.
-
-    It is known which those are where the checkpoint is on this machine.
-    """
-    found = next((token for token in facts.control_tokens if token in text), None)
-    if found is not None:
-        raise RequestError(
-            f"text contains {found!r}, a control token of this model; remove it or break it up", field=field
-        )
-
-
-def _check(request: Request, model: ServedModel) -> None:
-    """Refuse what contradicts itself, in the words of our own engine."""
-    known = len(request.prompt) if isinstance(request.prompt, tuple) else 0
-    check_scores(request.sampling, None if request.prompt is None else known)
-    if request.prompt is not None and request.messages:
-        raise RequestError("a request has messages or a prompt, not both", field="prompt")
-    if request.prompt is not None and request.tools is not None:
-        raise RequestError("tools need a conversation; a bare prompt has no place for them", field="tools")
-    if request.grammar is not None and request.tools is not None:
-        raise RequestError(
-            "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
-        )
-    if request.prompt is None and not request.messages:
-        raise RequestError("the conversation is empty; send at least one message", field="messages")
-    if request.prompt is not None and not request.prompt:
-        raise RequestError("the prompt is empty; send at least one token", field="prompt")
-    if isinstance(request.prompt, str):
-        refuse_oversized(len(request.prompt), model, "prompt")
-        refuse_control_tokens(request.prompt, model.facts, "prompt")
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
@@ -252,20 +192,14 @@ def _constraint(request: Request, model: ServedModel, trials: Trials, go_on: GoO
     if request.tools is not None:
         form = model.facts.tool_form
         lark = tools_lark(form, request.tools, model.marker_tokens, trials, go_on)
-        _try(LLMatcher.grammar_from_lark(lark), "tools", "tools", trials, go_on)
+        try_grammar(LLMatcher.grammar_from_lark(lark), "tools", "tools", trials, go_on)
         return {"grammar": lark}
     if request.grammar is None:
         return None
     kind, field = _kind(request.grammar), "response_format"
-    _try(grammar_text(request.grammar, field), request.grammar.kind, field, trials, go_on)
+    try_grammar(grammar_text(request.grammar, field), request.grammar.kind, field, trials, go_on)
     check_choices(request.grammar, request.sampling.n, field)
     return {kind: _source(request.grammar)}
-
-
-def _try(text: str, kind: str, field: str, trials: Trials, go_on: GoOn) -> None:
-    """Refuse what can't be compiled, or not in the time that there is for it."""
-    if error := trials.check(text, go_on).error:
-        raise refused(error, kind, field)
 
 
 def _kind(grammar: Grammar) -> str:
@@ -318,57 +252,5 @@ def _part(part: Text | Picture | Video, where: str, facts: Facts) -> dict[str, A
         )
     if facts.images is False:
         raise RequestError("this model is served without images; send text only", field=f"{where}.content")
-    return {"type": "image_url", "image_url": {"url": data_url(part, facts)}}
-
-
-FAST: Final = 1  # of zlib's levels; the bytes go to this very machine
-
-
-def data_url(picture: Picture, facts: Facts) -> str:
-    """The picture as vLLM gets it. Takes time: call it in a thread.
-
-    Raises:
-        RequestError, ImageError: it can't be scaled as asked.
-    """
-    image = to_rgb(picture.image)
-    size = target_size(image.size, picture.max_pixels, facts)
-    if size != image.size:
-        image = image.resize(size, Image.Resampling.BICUBIC)
-    buffer = BytesIO()
-    image.save(buffer, "PNG", compress_level=FAST)
-    return f"data:image/png;base64,{b64encode(buffer.getbuffer()).decode()}"
-
-
-def target_size(size: tuple[int, int], wished: int | None, facts: Facts) -> tuple[int, int]:
-    """Width and height to send.
-
-    Where the model's rule is known (sides are multiples of `pixel_factor`, the area within two limits) it is
-    applied here, as the model's own processor would: what vLLM gets it need not scale again. Otherwise only
-    what is larger than the limits is scaled down, with its aspect ratio.
-
-    Args:
-        wished: most pixels of this picture, or None.
-
-    Raises:
-        RequestError: fewer pixels than one token has.
-        ImageError: one side is more than 200 times the other.
-    """
-    limits = [limit for limit in (wished, facts.max_pixels) if limit]
-    if not limits:
-        return size
-    most = min(limits)
-    width, height = size
-    factor = facts.pixel_factor
-    if factor:
-        if most < factor**2:
-            raise RequestError(
-                f"max_pixels is {most}; at least {factor**2} are needed ({factor}×{factor}, one token)",
-                field="max_pixels",
-            )
-        least = min(facts.min_pixels, most)
-        new_height, new_width = smart_resize(height, width, factor=factor, min_pixels=least, max_pixels=most)
-        return new_width, new_height
-    if width * height <= most:
-        return size
-    shrink = sqrt(most / (width * height))
-    return max(1, int(width * shrink)), max(1, int(height * shrink))
+    data, _ = png(part, facts)
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}

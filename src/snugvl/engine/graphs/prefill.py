@@ -10,7 +10,7 @@ Padded tokens belong to nobody, are written nowhere, and their rows are read by 
 started for the largest chunk that the size could hold; most of their blocks find nothing to do.
 
 Pictures enter by a row for every token: zeros, and a bool that says no, where there is no placeholder. Logits
-come from one buffer, of as many rows as sequences.
+come from one buffer, of as many rows as sequences; drafts (`speculation.py`) take the rows of some.
 
 A picture of a thousand tokens, too, is encoded faster than the host starts the tower's kernels: each grid of
 patches that comes again has a graph. Larger pictures keep the GPU busy, and must stop for others every now
@@ -79,7 +79,7 @@ class StepGraphs:
             unread: tokens that only the device knows.
         """
         exact = shape_of(chunks)
-        if exact.tokens > self._most or exact.sequences > self._max_sequences:
+        if exact.tokens > self._most or max(exact.sequences, exact.logits) > self._max_sequences:
             return None
         shape = self._shape(exact)
         key = ("step", shape.tokens, shape.sequences)
@@ -100,7 +100,8 @@ class StepGraphs:
         """The next size."""
         tokens = size_of(exact.tokens)
         sizes = [size for size in (1, FEW) if size < self._max_sequences]
-        lines = next((size for size in sizes if size >= exact.sequences), self._max_sequences)
+        wanted = max(exact.sequences, exact.logits)  # drafts have rows of logits of their own
+        lines = next((size for size in sizes if size >= wanted), self._max_sequences)
         return replace(
             exact, tokens=tokens, sequences=lines, blocks=self._blocks, logits=lines, pictured=tokens
         )

@@ -16,7 +16,6 @@ computes them: nothing crosses the link but activations.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
@@ -28,7 +27,7 @@ from snugvl.planner.footprint.ggml import compute_bytes
 from snugvl.planner.footprint.images import largest_image
 from snugvl.planner.footprint.llamacpp_graphs import FLOAT, decoder_graph, tower_graph
 from snugvl.planner.inventory import Inventory
-from snugvl.planner.settings import Settings
+from snugvl.planner.settings import Placement, Settings
 
 CELLS: Final = 256  # a cache is made of whole ones
 CHECKPOINTS: Final = 4  # of a slot; llama.cpp's own 32 would take gigabytes of main memory
@@ -180,16 +179,17 @@ def host_bytes(model: Inventory, settings: Settings) -> int:
     return weights + cache + tower + buffer + kept + HOST_PROCESS_BYTES
 
 
-def offloads(model: Inventory, base: Settings) -> Iterator[Settings]:
-    """Ways with less and less on the GPU, the least costly first: experts, whole layers, at last the tower.
+def offloads(model: Inventory, base: Settings) -> list[list[Settings]]:
+    """Ways with less and less on the GPU, the least costly kind first: experts, layers, the tower too.
 
     Of a mixture a token reads few experts, so a processor is quick at them. A tower without a GPU takes
     minutes for a picture.
     """
     layers = model.facts.text.num_layers
     experts = layers if model.facts.gguf and model.facts.gguf.experts_used else 0
-    for number in range(experts + 1):
-        yield replace(base, host_experts=number)
-    for vision in ("gpu", "cpu") if base.images else (base.vision,):
-        for number in range(1, layers + 1):
-            yield replace(base, host_experts=experts, offloaded=number, vision=vision)
+    towers: tuple[Placement, ...] = ("gpu", "cpu") if base.images else (base.vision,)
+    kinds = [[replace(base, host_experts=number) for number in range(experts + 1)]]
+    for tower in towers:
+        of_tower = replace(base, host_experts=experts, vision=tower)
+        kinds.append([replace(of_tower, offloaded=number) for number in range(1, layers + 1)])
+    return kinds

@@ -20,7 +20,9 @@ from snugvl.server.generation import Finished, Generation, complete, generate, s
 from snugvl.server.openai.common import (
     EVENTS_DOCUMENT,
     ChunkWriter,
+    Effort,
     Metadata,
+    effort_of,
     head,
     json_answer,
     stream_options_of,
@@ -75,6 +77,7 @@ class ChatCompletionRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="variables of the chat template, such as enable_thinking"
     )
+    reasoning_effort: Effort | None = None
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -142,7 +145,13 @@ async def _request(body: ChatCompletionRequest, media: MediaSource) -> Request:
             f"chat_template_kwargs has more than {MAX_TEMPLATE:,} characters; send text in messages",
             field="chat_template_kwargs",
         )
-    return Request(messages, sampling, tools=tools, grammar=grammar, template=extra)
+    return Request(
+        messages,
+        sampling,
+        tools=tools,
+        grammar=grammar,
+        template={**effort_of(body.reasoning_effort), **extra},
+    )
 
 
 def _max_tokens(body: ChatCompletionRequest) -> int | None:

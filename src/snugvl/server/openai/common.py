@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 from pydantic import Field
@@ -23,6 +23,11 @@ Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16, description="Accepted; this server keeps nothing"),
     at_most(16),
+]
+
+Effort = Annotated[
+    Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],
+    Field(description="of a model that thinks: with none and minimal it doesn't, with the others it does"),
 ]
 
 EVENTS_DOCUMENT: dict[str, Any] = {"content": events_document("with stream: true")}
@@ -49,16 +54,27 @@ def head(prefix: str, kind: str, model: str) -> dict[str, Any]:
     }
 
 
+def effort_of(effort: Effort | None) -> dict[str, Any]:
+    """The variable of the chat template that says how much to think."""
+    return {} if effort is None else {"reasoning_effort": effort}
+
+
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """Tokens of the present request; `image_tokens` is our addition."""
+    """Tokens of the present request; `image_tokens` is our addition. Guesses stand there if there are any."""
+    record = current()
+    guesses = {
+        "accepted_prediction_tokens": record.accepted_tokens,
+        "rejected_prediction_tokens": record.rejected_tokens,
+    }
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {
             "image_tokens": usage.image_tokens,
-            "cached_tokens": current().cached_tokens,
+            "cached_tokens": record.cached_tokens,
         },
+        **({"completion_tokens_details": guesses} if any(guesses.values()) else {}),
     }
 
 

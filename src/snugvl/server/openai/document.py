@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from snugvl.server.openai.common import Metadata
+from snugvl.server.openai.common import Effort, Metadata
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -26,6 +26,13 @@ class PromptTokens(_Closed):
     cached_tokens: int
 
 
+class CompletionTokens(_Closed):
+    """What is among the tokens of an answer, and what was guessed in vain (`--speculation`)."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class CompletionUsage(_Closed):
     """Tokens of a request."""
 
@@ -33,6 +40,7 @@ class CompletionUsage(_Closed):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokens
+    completion_tokens_details: CompletionTokens | None = None
 
 
 class AlternativeToken(_Closed):
@@ -199,10 +207,10 @@ class IncompleteDetails(_Closed):
     reason: Literal["max_output_tokens"]
 
 
-class ReasoningOff(_Closed):
-    """The models served here don't reason apart from their answer."""
+class Reasoning(_Closed):
+    """What was asked of the reasoning, which responses leave out."""
 
-    effort: None
+    effort: Effort | None
     summary: None
 
 
@@ -225,7 +233,7 @@ class ResponseAnswer(_Closed):
     parallel_tool_calls: bool
     previous_response_id: None
     prompt_cache_key: str | None
-    reasoning: ReasoningOff
+    reasoning: Reasoning
     safety_identifier: str | None
     service_tier: Literal["default"]
     store: Literal[False]

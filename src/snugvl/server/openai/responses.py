@@ -16,7 +16,7 @@ from snugvl.server.context import context_of
 from snugvl.server.errors import error_body
 from snugvl.server.forms import either
 from snugvl.server.generation import Finished, Reader, complete, generate, split_calls
-from snugvl.server.openai.common import EVENTS_DOCUMENT, json_answer, new_id, now, token_logprobs
+from snugvl.server.openai.common import EVENTS_DOCUMENT, effort_of, json_answer, new_id, now, token_logprobs
 from snugvl.server.openai.document import ResponseAnswer
 from snugvl.server.openai.media import MediaSource, UploadRoute, attachments_of, multipart_document
 from snugvl.server.openai.responses_request import LOGPROBS, ResponseRequest, conversation_of
@@ -75,7 +75,8 @@ async def _request(body: ResponseRequest, media: MediaSource) -> Request:
     )
     messages = await conversation_of(body.input, body.instructions, media)
     media.check_all_used()
-    return Request(messages, sampling, tools=tools, grammar=grammar)
+    template = effort_of(body.effort)
+    return Request(messages, sampling, tools=tools, grammar=grammar, template=template)
 
 
 def new_response(body: ResponseRequest, model: str) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def new_response(body: ResponseRequest, model: str) -> dict[str, Any]:
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
         "prompt_cache_key": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.effort, "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": False,

@@ -13,7 +13,7 @@ from snugvl.core.messages import Grammar, Message, Part, Picture, Text, ToolCall
 from snugvl.server.fields import STRING_OR_OBJECT, WHOLE, Body, StringOrArray
 from snugvl.server.fields import Part as RequestPart
 from snugvl.server.forms import JsonSchema, call_arguments, offered_tool, schema_grammar
-from snugvl.server.openai.common import Metadata
+from snugvl.server.openai.common import Effort, Metadata
 from snugvl.server.openai.constraints import (
     ANY_OBJECT,
     MAX_TOOLS,
@@ -31,6 +31,7 @@ from snugvl.server.openai.sampling import MaxTokens, Temperature, TopP
 from snugvl.server.wishes import (
     INPUT_IMAGE,
     ITEM,
+    REASONING,
     RESPONSE_TOOL,
     RESPONSES,
     STREAM_OPTIONS,
@@ -296,6 +297,16 @@ class TextForm(RequestPart):
     format: Annotated[PlainFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
 
+class ReasoningOptions(RequestPart):
+    """How much the model may think before it answers."""
+
+    wishes: ClassVar[Wishes] = REASONING
+    tells: ClassVar[bool] = True
+    place: ClassVar[str] = "reasoning."
+
+    effort: Effort | None = None
+
+
 class ResponseStreamOptions(RequestPart):
     """What a stream tells besides its events."""
 
@@ -316,6 +327,7 @@ class ResponseRequest(Body):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextForm | None = None
+    reasoning: ReasoningOptions | None = None
     max_output_tokens: MaxTokens = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -332,6 +344,11 @@ class ResponseRequest(Body):
     stream_options: ResponseStreamOptions | None = None
     user: str | None = None
     safety_identifier: str | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much the model may think."""
+        return None if self.reasoning is None else self.reasoning.effort
 
     @property
     def wants_logprobs(self) -> bool:

@@ -1,4 +1,4 @@
-"""A vLLM server as seen from outside: whether its start goes on, when it is ready, and when it no longer is.
+"""A child server as seen from outside: whether its start goes on, when it is ready, and when it no longer is.
 
 Slow is not hung. A start that compiles uses the processor, one that reads weights reads them, one that loads
 them fills the GPU's memory, and most write lines. Only one that does none of it for a while has stopped. What
@@ -13,28 +13,28 @@ from typing import Any, Final
 
 import psutil
 
+from snugvl.backends.child.http import ChildApi, Foreign, NobodyThere, Served, Unreachable
 from snugvl.backends.lives import Supervision
-from snugvl.backends.vllm.api import NobodyThere, NotVllm, Served, Unreachable, VllmApi
 from snugvl.errors import EngineError, SnugvlError
 from snugvl.inputs.tools.forms import MARKERS
 
 POLL_S = 0.25  # between two looks at a server that is starting
-HUNG = "vLLM hung"
+HUNG = "{name} hung"
 LOOK_S = 5.0  # a look at a server that is starting may take
 
 
 async def until_ready(
-    api: VllmApi,
+    api: ChildApi,
     wanted: str,
     watchdog_s: float,
     waited: Callable[[float], Awaitable[None]] | None = None,
 ) -> Served:
-    """Wait until vLLM serves the model. `waited` is told of every pause, in seconds, and may end it.
+    """Wait until it serves the model. `waited` is told of every pause, in seconds, and may end it.
 
     A server that is loading refuses connections: one that takes them and says nothing hangs.
 
     Raises:
-        NotVllm: something else answers.
+        Foreign: something else answers.
         Unreachable: it has taken connections for so long without an answer.
     """
     silent_s = 0.0
@@ -53,11 +53,11 @@ async def until_ready(
             await waited(POLL_S)
 
 
-async def marker_tokens(api: VllmApi) -> dict[str, int]:
+async def marker_tokens(api: ChildApi) -> dict[str, int]:
     """Ids of the markers of tool calls, of any form, that are tokens of their own."""
     found = {}
     for text in MARKERS:
-        ids = await api.tokens({"prompt": text, "add_special_tokens": False})
+        ids = await api.text_tokens(text)
         if len(ids) == 1:
             found[text] = ids[0]
     return found
@@ -68,7 +68,7 @@ class Watchdog:
 
     def __init__(
         self,
-        api: VllmApi,
+        api: ChildApi,
         supervision: Supervision,
         running: Callable[[], int],
         on_healthy: Callable[[], None] = lambda: None,
@@ -78,6 +78,7 @@ class Watchdog:
         self._supervision = supervision
         self._running = running
         self._on_healthy = on_healthy
+        self._hung = HUNG.format(name=api.name)
         self._roused = asyncio.Event()
         self._silent_s = self._stalled_s = 0.0
 
@@ -103,20 +104,20 @@ class Watchdog:
             self._roused.clear()
             try:
                 if not await self._api.healthy(min(LOOK_S, limit_s)):
-                    return "vLLM's engine died"
+                    return f"{self._api.name}'s engine died"
                 self._silent_s = 0.0
                 self._on_healthy()
-            except NotVllm as error:
+            except Foreign as error:
                 return str(error)
             except NobodyThere as error:
-                return f"vLLM is gone: {error}"
+                return f"{self._api.name} is gone: {error}"
             except Unreachable:
                 self._silent_s += ping_s + min(LOOK_S, limit_s)
                 if self._silent_s > limit_s:
-                    return f"{HUNG}: it has not answered for {self._silent_s:.1f} s"
+                    return f"{self._hung}: it has not answered for {self._silent_s:.1f} s"
             self._stalled_s = self._stalled_s + ping_s if self._running() else 0.0
             if self._stalled_s > limit_s:
-                return f"{HUNG}: nothing came of {self._running()} running requests for {limit_s:g} s"
+                return f"{self._hung}: nothing came of {self._running()} running requests for {limit_s:g} s"
 
 
 # Less than this since the last progress is no progress: an event loop that waits wakes up now and then.

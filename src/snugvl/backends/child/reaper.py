@@ -1,11 +1,11 @@
-"""Stands between the server and vLLM, so that nothing of vLLM outlives it: run as a script, on its own.
+"""Stands between the server and an engine, so that nothing of it outlives the server; a script.
 
-    server ──(pipe: its end is the word to stop)──► reaper ──► vLLM's server ──► EngineCore ──► workers …
+    server ──(pipe: its end is the word to stop)──► reaper ──► the engine's server ──► its processes …
 
-vLLM's processes have processes of their own. When one of them is killed the others may stay, with the GPU's
+An engine's processes may have processes of their own. When one is killed the others may stay, with the GPU's
 memory. The reaper adopts every orphan among its descendants (PR_SET_CHILD_SUBREAPER), so it can end them all:
-when vLLM's server has ended, when it is told to (by the pipe or by SIGTERM), and when the server that started
-it is gone, however it went. It ends as vLLM's server did: with its exit code, or by its signal.
+when the engine's server has ended, when it is told to (by the pipe or by SIGTERM), and when the server that
+started it is gone, however it went. It ends as that server did: with its exit code, or by its signal.
 
     reaper.py GRACE_SECONDS COMMAND…      standard input: the pipe
 """

@@ -1,0 +1,149 @@
+"""Guessed tokens: how fast answers come with speculation off, by n-grams and by its own choice.
+
+    python benchmarks/speculation.py [MODEL] [--device cuda] [--out FILE]
+    python benchmarks/speculation.py smollm2 --dtype bfloat16
+
+Kinds of answers: JSON about pictures (pocket was trained on it); of other models texts that quote a prompt
+(a record word for word, the same as JSON, code with a name changed), and free ones. Each kind with
+--speculation off, ngram and auto in turn, `--rounds` times after one that isn't counted, at several numbers
+of clients; medians of tokens a second, and of the ratios within a round. Where others use the processor, too,
+the ratio of processor time says more. Greedy answers must be equal, but for ties of rounding: how many differ
+is printed. `smollm2` is the one real language model that a package index has (`training/smollm2.py`).
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from PIL import Image
+
+import machine
+import snugvl
+from masks import PICTURES, Answers, show, timed
+from snugvl.core.messages import Picture, Request, user
+from snugvl.core.sampling import SamplingParams
+from snugvl.engine.speculation import Speculation
+from snugvl.tasks.prompts import SCENE
+
+MODES = ("off", "ngram", "auto")
+RECORD = (
+    "name: {0} Miller; born: 19{1}; town: Port {0}; profession: engineer; "
+    "employer: {0} & Sons Engineering Works; phone: +44 20 7946 0{1}"
+)
+CODE = """def average_{0}(values, start={1}):
+    total = start
+    for value in values:
+        if value is not None:
+            total = total + value
+    return total / len(values)
+"""
+FREE = (
+    "Why is the sky blue?",
+    "Write three sentences about the sea.",
+    "Explain to a child how a bicycle stays upright.",
+    "Give me a recipe for pancakes.",
+    "What causes the seasons?",
+)
+NAMES = ("Ada", "Grace", "Alan", "Edith", "Kurt", "Emmy", "Carl", "Sofia")
+
+
+def quoting(index: int) -> str:
+    """A question whose answer repeats much of it."""
+    name, year = NAMES[index % len(NAMES)], 40 + index
+    record, code = RECORD.format(name, year), CODE.format(name.lower(), year)
+    return (
+        f"Repeat this record word for word, and nothing else:\n{record}",
+        f"Write this record as a JSON object:\n{record}",
+        f"Rename the variable total to result in this function, and show all of it:\n{code}",
+    )[index % 3]
+
+
+def questions(kind: str, count: int, tokens: int) -> list[Request]:
+    """So many of a kind."""
+    sampling = SamplingParams(max_tokens=tokens)
+    if kind == "JSON of pictures":
+        paths = sorted(PICTURES.glob("*.png"))
+        pictures = [Image.open(path).convert("RGB") for path in paths]
+        return [Request((user(Picture(pictures[i % len(paths)]), SCENE),), sampling) for i in range(count)]
+    if kind == "quoting":
+        return [Request((user(quoting(index)),), sampling) for index in range(count)]
+    return [Request((user(f"{FREE[i % len(FREE)]} ({i})"),), sampling) for i in range(count)]
+
+
+def level(model: Any, kind: str, clients: int, count: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """Tokens a second of so many clients in each mode, and what came of their guesses."""
+    engine, asked = model.backend._engine, questions(kind, count, tokens)
+    speeds: dict[str, list[float]] = {mode: [] for mode in MODES}
+    guessers = {mode: Speculation(replace(engine.config, speculation=mode)) for mode in MODES}
+    said: dict[str, Answers] = {}
+    steps, seconds = dict.fromkeys(MODES, 0), dict.fromkeys(MODES, 0.0)
+    for round_ in range(1 + rounds):
+        for mode in MODES:
+            engine._speculation = guessers[mode]
+            before, begun = engine.stats.steps, time.process_time()
+            said[mode], speed = timed(model, asked, clients)
+            if round_:
+                speeds[mode].append(speed)
+                steps[mode] += engine.stats.steps - before
+                seconds[mode] += time.process_time() - begun
+    row: dict[str, Any] = {"kind": kind, "clients": clients, "requests": count}
+    row |= {"tokens": sum(n for _, n in said["off"])}
+    row |= {f"{mode}, tokens/s": median(speeds[mode]) for mode in MODES}
+    for mode in MODES[1:]:
+        ratios = [mine / off for mine, off in zip(speeds[mode], speeds["off"], strict=True)]
+        drafted, accepted = guessers[mode].drafted, guessers[mode].accepted
+        row[f"{mode} / off"] = median(ratios)
+        row[f"{mode}: guessed, right"] = f"{drafted}, {accepted / max(drafted, 1):.0%}"
+        row[f"{mode}: processor time / off"] = seconds[mode] / seconds["off"]
+        row[f"{mode}: steps / steps off"] = steps[mode] / steps["off"]
+        row[f"{mode}: answers that differ"] = sum(
+            a != b for a, b in zip(said["off"], said[mode], strict=True)
+        )
+    return row
+
+
+def main() -> None:
+    """Measure, print, save."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", default="pocket")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--levels", default="1:6,8:16,32:32", help="clients and their requests")
+    parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, default=32, help="sequences to plan for")
+    parser.add_argument("--context", type=int, default=768)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    folder = options.model
+    if folder == "smollm2":
+        sys.path.insert(0, str(Path(__file__).parent.parent / "training"))
+        folder = str(import_module("smollm2").folder())
+    model: Any = snugvl.load(
+        folder,
+        device=options.device,
+        dtype=options.dtype,
+        concurrency=options.concurrency,
+        context=options.context,
+        speculation="ngram",
+    )
+    figures: dict[str, Any] = {"model": options.model, "dtype": model.backend.capabilities.dtype}
+    figures |= {"sequences": model.backend._engine.config.max_num_seqs, "levels": []}
+    for kind in ("JSON of pictures",) if options.model == "pocket" else ("quoting", "free"):
+        for pair in options.levels.split(","):
+            clients, count = map(int, pair.split(":"))
+            row = level(model, kind, clients, count, options.tokens, options.rounds)
+            figures["levels"].append(row)
+            show(row)
+    machine.save("speculation", figures, options.out)
+
+
+if __name__ == "__main__":
+    main()

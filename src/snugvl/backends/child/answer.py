@@ -1,0 +1,199 @@
+"""One request under way: opened, read as it streams, ended by its end, an error, its deadline or its reader.
+
+It is read as fast as the engine sends it; what its reader hasn't taken yet is merged (`remote.Inbox`).
+Closing the stream closes the connections, on which the engine aborts the request.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+
+from snugvl.backends.child.http import ChildApi
+from snugvl.backends.child.settings import Facts
+from snugvl.backends.child.watch import Watchdog
+from snugvl.backends.process.remote import Inbox, RemoteStream
+from snugvl.core.messages import Delta, Request
+from snugvl.errors import DeadlineExceeded, EngineError, RequestError, SnugvlError
+from snugvl.inputs.reasoning import VARIABLE
+from snugvl.inputs.tools.forms import opening
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """How an answer thinks. `opened`: it begins inside the reasoning; `call`: what begins a tool's call."""
+
+    opened: bool
+    call: str | None
+
+
+def reasoning_of(request: Request, facts: Facts) -> Reasoning | None:
+    """How the answer to a request thinks: not at all where a grammar makes it, or to a bare prompt."""
+    if facts.reasoning is None or request.grammar is not None or request.prompt is not None:
+        return None
+    told = facts.thinking.template(request).get(VARIABLE)
+    begun = facts.reasoning if told is None else bool(told and facts.reasoning_asked)
+    return Reasoning(begun, None if request.tools is None else opening(facts.tool_form))
+
+
+class Chunks(Protocol):
+    """Reads the chunks of one request, which an engine may answer in several streams."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """As far as known; a chunk with a choice has it."""
+        ...
+
+    def ended(self, answer: int) -> bool:
+        """Whether every choice of one of the streams has ended."""
+        ...
+
+    def over(self, answer: int) -> bool:
+        """Whether nothing that a stream still brings is wanted."""
+        ...
+
+    def read(self, chunk: Mapping[str, Any], answer: int) -> list[Delta]:
+        """What a chunk of one of the streams adds.
+
+        Raises:
+            EngineError: it is of no form that is known.
+        """
+        ...
+
+    async def settle(self, api: ChildApi) -> None:
+        """Ask the engine for what the last chunk left open."""
+        ...
+
+    def end(self) -> list[Delta]:
+        """What was held back until all has come."""
+        ...
+
+
+DYING_S = 20.0  # until it is known why vLLM died; whoever watches it ends the answer with that
+
+
+class ChildStream:
+    """The answer to one request. `watchdog` is told of every piece that comes, and asked when none does."""
+
+    def __init__(self, api: ChildApi, chunks: Chunks, watchdog: Watchdog) -> None:
+        self._api = api
+        self._chunks = chunks
+        self._watchdog = watchdog
+        self._inbox = Inbox()
+        self._began: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    async def open(
+        self, path: str, bodies: Sequence[bytes], deadline_s: float | None, done: Callable[[], None]
+    ) -> RemoteStream:
+        """POST the request, in as many parts as there are bodies; the stream, once its first piece is there.
+
+        Raises:
+            RequestError, EngineError: what the engine refuses or fails with.
+        """
+        self._task = asyncio.create_task(self._read(path, bodies))
+        self._task.add_done_callback(lambda _: done())
+        if deadline_s is not None:
+            error = DeadlineExceeded(
+                f"the deadline of {deadline_s:g} s passed before the answer was complete"
+            )
+            self._deadline = asyncio.get_running_loop().call_later(deadline_s, self.end, error)
+        try:
+            return RemoteStream(self._inbox, await asyncio.shield(self._began), self.end)
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def began(self) -> bool:
+        """Whether a piece of it came."""
+        return self._began.done()
+
+    def end(self, error: SnugvlError | None = None) -> None:
+        """End it now, with an error or without."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._fail(error)
+        if self._task is not None:
+            self._task.cancel()
+
+    def _fail(self, error: SnugvlError | None) -> None:
+        self._inbox.end(error)
+        if not self._began.done():
+            if error is None:
+                self._began.cancel()
+            else:
+                self._began.set_exception(error)
+
+    async def _read(self, path: str, bodies: Sequence[bytes]) -> None:
+        parts = [asyncio.create_task(self._part(path, body, index)) for index, body in enumerate(bodies)]
+        try:
+            await asyncio.gather(*parts)
+            for delta in self._chunks.end():
+                self._inbox.put(delta)
+            self._fail(None)
+        except RequestError as error:
+            self._fail(error)
+        except SnugvlError as error:
+            await self._wait_for_death()
+            self._fail(error)
+        except httpx.HTTPError as error:
+            await self._wait_for_death()
+            self._fail(EngineError(f"the connection to {self._api.name} broke ({type(error).__name__})"))
+        except Exception as error:  # a bug of ours: no reader may wait for ever
+            self._fail(EngineError(f"the answer could not be read: {type(error).__name__}: {error}"))
+            raise
+        finally:
+            for part in parts:
+                part.cancel()
+            if self._deadline is not None:
+                self._deadline.cancel()
+
+    async def _part(self, path: str, body: bytes, index: int) -> None:
+        async with AsyncExitStack() as until:
+            response = await self._api.open(path, body, until)
+            await self._stream(response, index)
+
+    async def _wait_for_death(self) -> None:
+        """Return at once if the engine is well; else this answer is about to be ended with the reason."""
+        if not await self._watchdog.confirm_alive():
+            await asyncio.sleep(DYING_S)
+
+    async def _stream(self, response: httpx.Response, index: int) -> None:
+        async for line in response.aiter_lines():
+            if not line.startswith("data:"):
+                continue
+            self._watchdog.alive()
+            data = line[5:].strip()
+            if data == "[DONE]":
+                break
+            await self._take(_chunk(data, self._api.name), index)
+            if self._chunks.over(index):
+                return
+        if not self._chunks.ended(index):
+            raise httpx.RemoteProtocolError("the answer ended early")
+
+    async def _take(self, chunk: dict[str, Any], index: int) -> None:
+        if "error" in chunk:
+            raise self._api.error_of(chunk, 500)
+        deltas = self._chunks.read(chunk, index)
+        await self._chunks.settle(self._api)
+        if not self._began.done():
+            self._began.set_result(self._chunks.prompt_tokens)
+        for delta in deltas:
+            self._inbox.put(delta)
+
+
+def _chunk(data: str, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise EngineError(f"{name} sent a chunk that is no JSON object: {data[:80]!r}")
+    return value

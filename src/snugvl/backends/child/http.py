@@ -1,0 +1,192 @@
+"""An engine's HTTP API, as far as all engines have one: its health, calls, answers as they stream, errors."""
+
+import json
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import httpx
+
+from snugvl.backends.child.unix import unix_transport
+from snugvl.errors import EngineError, RequestError, RequestTooLarge, SnugvlError
+
+CONNECT_S: Final = 5.0
+CALL_S: Final = 30.0  # a call that computes nothing
+UNIX: Final = "unix:"
+MAX_QUOTED: Final = 300  # characters of an answer that we don't understand
+
+
+class Foreign(EngineError):
+    """Something answers, but it is not such a server, or not the one that was meant. Waiting won't help."""
+
+
+class Unreachable(EngineError):
+    """No answer came, or not in time."""
+
+
+class NobodyThere(Unreachable):
+    """Nothing listens at the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model behind an address. `root`: what the server loaded it from."""
+
+    model: str
+    root: str
+    context_tokens: int
+    version: str
+
+
+class ChildApi:
+    """Talks to one server. `where`: its base URL, or `unix:` and the path of the socket it listens on.
+
+    Attributes:
+        name: of the engine, as people know it.
+        too_large: what it says of a request that doesn't fit.
+    """
+
+    name: ClassVar[str]
+    too_large: ClassVar[tuple[str, ...]]
+
+    def __init__(self, where: str, api_key: str | None = None) -> None:
+        self.where = where.rstrip("/").removesuffix("/v1")
+        path = self.where.removeprefix(UNIX) if self.where.startswith(UNIX) else None
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.AsyncClient(
+            base_url=self.where if path is None else "http://localhost",
+            transport=None if path is None else unix_transport(path, limits),
+            headers=headers,
+            trust_env=False,  # a proxy of the environment is no way to this machine
+            timeout=httpx.Timeout(CALL_S, connect=CONNECT_S),
+            limits=limits,
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    async def healthy(self, timeout_s: float) -> bool:
+        """Whether it says it is well. False: it says that its engine is dead.
+
+        Raises:
+            Unreachable: nothing answers, or not in time.
+            Foreign: what answers doesn't speak as this engine does.
+        """
+        status = (await self.get("/health", timeout_s)).status_code
+        if status not in (200, 503):
+            raise self.foreign(f"GET /health gave {status}")
+        return status == 200
+
+    async def served(self, wanted: str) -> Served:
+        """What it serves. `wanted`: a model's name; empty for the first one.
+
+        Raises:
+            Foreign: no such server, or it has another model.
+            Unreachable: nothing answers.
+        """
+        raise NotImplementedError
+
+    async def text_tokens(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text as it is, control tokens among them."""
+        raise NotImplementedError
+
+    async def metrics(self) -> str:
+        """The counters, in Prometheus' text format."""
+        return (await self.get("/metrics", CALL_S)).text
+
+    async def call(
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = CALL_S
+    ) -> dict[str, Any]:
+        """POST and the JSON that comes back.
+
+        Raises:
+            RequestError, EngineError: what it refuses or fails with.
+        """
+        try:
+            timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
+            response = await self._client.post(path, json=body, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+        if response.status_code != 200:
+            raise self.refusal(response.status_code, response.content)
+        return object_of(response)
+
+    async def open(self, path: str, body: bytes, until: AsyncExitStack) -> httpx.Response:
+        """POST and the response as it begins to stream. The connection belongs to `until`.
+
+        Raises:
+            RequestError, EngineError: what it refuses or fails with.
+            httpx.HTTPError: the connection broke.
+        """
+        timeout = httpx.Timeout(CALL_S, connect=CONNECT_S, read=None)
+        headers = {"Content-Type": "application/json"}
+        stream = self._client.stream("POST", path, content=body, headers=headers, timeout=timeout)
+        response = await until.enter_async_context(stream)
+        if response.status_code != 200:
+            raise self.refusal(response.status_code, await response.aread())
+        return response
+
+    async def get(self, path: str, timeout_s: float) -> httpx.Response:
+        """What it answers, whatever the status.
+
+        Raises:
+            Unreachable, Foreign: as `healthy`.
+        """
+        try:
+            return await self._client.get(path, timeout=httpx.Timeout(timeout_s, connect=CONNECT_S))
+        except (httpx.RemoteProtocolError, httpx.DecodingError) as error:
+            if "disconnected" in str(error):  # without a word: it may be going down
+                raise self._unreachable(error) from None
+            raise self.foreign(f"GET {path} was answered with something that is not HTTP") from None
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
+    def foreign(self, why: str) -> Foreign:
+        """The error of an answer that this engine doesn't give."""
+        return Foreign(f"what answers at {self.where} is not a {self.name} server: {why}")
+
+    def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
+        if isinstance(error, httpx.ConnectError):
+            return NobodyThere(f"nothing answers at {self.where}")
+        return Unreachable(f"{self.where} doesn't answer ({type(error).__name__})")
+
+    def refusal(self, status: int, content: bytes) -> SnugvlError:
+        """What was answered in place of an answer, as an error of ours."""
+        return self.error_of(_json(content), status, content.decode("utf-8", "replace"))
+
+    def error_of(self, value: Any, status: int, text: str = "") -> SnugvlError:
+        """An error object (`{"error": {"message": …, "code": …}}`) as ours."""
+        error = value.get("error") if isinstance(value, dict) else None
+        error = error if isinstance(error, dict) else {}
+        message = error.get("message")
+        message = " ".join(message.split()) if isinstance(message, str) else text.strip()[:MAX_QUOTED]
+        code = error.get("code")
+        status = code if isinstance(code, int) else status
+        param = error.get("param")
+        field = param if isinstance(param, str) else None
+        if status in (400, 413, 422):
+            too_large = any(phrase in message for phrase in self.too_large)
+            kind = RequestTooLarge if too_large else RequestError
+            return kind(f"{self.name} refuses this request: {message}", field=field)
+        if status in (401, 403):
+            return EngineError(f"{self.name} refuses our API key; give the one that it was started with")
+        return EngineError(f"{self.name} failed with status {status}: {message}")
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+def object_of(response: httpx.Response) -> dict[str, Any]:
+    found = _json(response.content) if response.status_code == 200 else None
+    return found if isinstance(found, dict) else {}
+
+
+def list_of(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,301 @@
+"""One life of a child server: launched here and ended with its processes, or found running and left running.
+
+begin ──► ready ──► end       a `Life` tells of the first two (`Listener`) and returns the `Ending`
+"""
+
+import asyncio
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import psutil
+
+from snugvl.backends.child import watch
+from snugvl.backends.child.failure import Ending
+from snugvl.backends.child.held import start_nvml
+from snugvl.backends.child.http import UNIX, ChildApi, Foreign, NobodyThere, Served, Unreachable
+from snugvl.backends.child.log import Log, LogForm, Stage
+from snugvl.backends.child.process import ChildProcess
+from snugvl.backends.child.watch import Activity, Stalled
+from snugvl.backends.lives import Supervision
+from snugvl.errors import EngineError, SnugvlError
+
+SOCKET_NAME: Final = "engine.sock"
+MAX_PATH_BYTES: Final = 107  # of an address of a Unix socket
+DEATH_S: Final = 5.0  # until a server whose engine died has ended by itself
+
+
+class Listener(Protocol):
+    """Whoever has to know."""
+
+    @property
+    def running(self) -> int:
+        """Requests that it has."""
+        ...
+
+    def on_loading(self, stage: Stage) -> None:
+        """A start got further."""
+        ...
+
+    async def on_ready(self, life: "Life", served: Served, marker_tokens: Mapping[str, int]) -> None:
+        """It serves."""
+        ...
+
+    def on_lost(self, reason: str) -> None:
+        """It no longer does; `reason`: half a sentence. Its `Ending` may say more."""
+        ...
+
+
+class Life(Protocol):
+    """One life."""
+
+    @property
+    def api(self) -> ChildApi: ...
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        """What it has written so far, where that can be read."""
+        ...
+
+    @property
+    def watchdog(self) -> watch.Watchdog:
+        """Watches it, and is told what answers show."""
+        ...
+
+    def family(self) -> list[psutil.Process]:
+        """Its processes, where they are ours."""
+        ...
+
+    async def live(self) -> Ending:
+        """From start to end."""
+        ...
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What a life has come to."""
+
+    ready: bool = False
+    served: Served | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a server is launched, or with `attach` found.
+
+    Attributes:
+        api: makes what talks to it, of an address and a key.
+        form: how it writes its log.
+        model: its name over HTTP; empty for the first one.
+        words: the command, over the path of the socket that it is to listen on.
+        environment: variables for it, over the key that it is to ask for.
+        stalled: the error of a start that does nothing any more, of since when and its log.
+        startup_s, idle_s: see `ChildChoice`.
+        attach, attach_key, start: address and key of one that runs; and how such a one is started.
+    """
+
+    api: Callable[[str, str | None], ChildApi]
+    form: LogForm
+    model: str
+    words: Callable[[str], tuple[str, ...]]
+    environment: Callable[[str], Mapping[str, str]]
+    stalled: Callable[[str, Log], EngineError]
+    startup_s: float
+    idle_s: float
+    attach: str | None = None
+    attach_key: str | None = None
+    start: str = ""
+
+
+class LaunchedServer:
+    """A server that is launched, and gone with all its processes when `live` returns or is cancelled."""
+
+    def __init__(self, launch: Launch, supervision: Supervision, listener: Listener) -> None:
+        self._room = tempfile.TemporaryDirectory(prefix="snugvl-engine-", ignore_cleanup_errors=True)
+        address = _socket_path(self._room)
+        key = secrets.token_urlsafe(24)
+        self.api = launch.api(f"{UNIX}{address}", key)
+        self._launch = launch
+        self._supervision = supervision
+        self._listener = listener
+        self.watchdog = watch.Watchdog(self.api, supervision, lambda: listener.running, self._mark_healthy)
+        self._process: ChildProcess | None = None
+        self._words = launch.words(address)
+        self._environment = launch.environment(key)
+        self._progress = _Progress()
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        """What it has written so far."""
+        return () if self._process is None else self._process.log.lines
+
+    @property
+    def pid(self) -> int | None:
+        """The process that holds all others together."""
+        return None if self._process is None else self._process.pid
+
+    def family(self) -> list[psutil.Process]:
+        """Its processes."""
+        return [] if self._process is None else self._process.family()
+
+    async def live(self) -> Ending:
+        """From start to end."""
+        try:
+            process = self._process = ChildProcess.spawn(
+                self._words, self._environment, self.api.name, self._launch.form
+            )
+        except OSError as error:
+            await self._leave()
+            return Ending(f"it can't be started: {error}")
+        gone = asyncio.create_task(process.run(self._heard))
+        serving = asyncio.create_task(self._serve(process))
+        try:
+            await asyncio.wait({gone, serving}, return_when=asyncio.FIRST_COMPLETED)
+            final = serving.result() if serving.done() else None
+            reason = await gone
+            return Ending(reason, process.log.lines, self._progress.ready, final)
+        finally:
+            serving.cancel()
+            gone.cancel()
+            await process.stop()
+            await asyncio.wait([serving, gone])
+            await self._leave()
+
+    @property
+    def _hung(self) -> str:
+        return watch.HUNG.format(name=self.api.name)
+
+    async def _leave(self) -> None:
+        await self.api.close()
+        self._room.cleanup()
+
+    def _mark_healthy(self) -> None:
+        if self._process is not None:
+            self._process.log.all_is_well()
+
+    def _heard(self) -> None:
+        assert self._process is not None
+        stage = self._process.log.stage
+        if stage is not None and not self._progress.ready:
+            self._listener.on_loading(stage)
+
+    async def _serve(self, process: ChildProcess) -> SnugvlError | None:
+        """Wait until it is ready, then until it no longer is; whatever is wrong ends the process.
+
+        Returns the error that trying again won't cure.
+        """
+        try:
+            async with asyncio.timeout(self._launch.startup_s):
+                served = await self._until_ready(process)
+                markers = await watch.marker_tokens(self.api)
+        except Foreign as foreign:
+            process.kill(str(foreign))
+            return Foreign(f"{foreign}; what was launched: {' '.join(self._words[:4])} …")
+        except Stalled as idle:
+            error = self._launch.stalled(str(idle), process.log)
+            process.kill(str(error))
+            return error
+        except TimeoutError:
+            reason = f"{self._hung} at its start: it was not ready after {self._launch.startup_s:g} s"
+            process.kill(f'{reason} (its last line: "{process.log.last}")')
+            return EngineError(f'{reason}; its last line: "{process.log.last}"')
+        except Unreachable as silent:
+            process.kill(f"{self._hung} at its start: {silent}")
+            return EngineError(f"{self._hung} at its start: {silent}")
+        except SnugvlError as failed:
+            process.kill(str(failed))
+            return failed
+        self._progress.ready = True
+        await self._listener.on_ready(self, served, markers)
+        reason = await self.watchdog.wait_for_failure()
+        self._listener.on_lost(reason)
+        if not reason.startswith(self._hung):
+            await asyncio.sleep(DEATH_S)  # it ends by itself, with last words that say more
+        process.kill(reason)
+        return None
+
+    async def _until_ready(self, process: ChildProcess) -> Served:
+        activity = Activity(process.family, self._launch.idle_s, await asyncio.to_thread(start_nvml))
+
+        async def waited(seconds: float) -> None:
+            await asyncio.to_thread(activity.look, process.log.last, seconds)
+
+        watchdog_s = self._supervision.watchdog_s
+        return await watch.until_ready(self.api, self._launch.model, watchdog_s, waited)
+
+
+def _socket_path(room: "tempfile.TemporaryDirectory[str]") -> str:
+    """Path of the socket that it listens on, in a folder that is this user's alone.
+
+    It is no port: some routes ask for no key, and any user of this machine reaches a port.
+
+    Raises:
+        EngineError: the system's limit on such paths is exceeded.
+    """
+    address = str(Path(room.name) / SOCKET_NAME)
+    if len(os.fsencode(address)) > MAX_PATH_BYTES:
+        room.cleanup()
+        raise EngineError(
+            f"the folder for temporary files has too long a path for the engine's socket ({address}); set "
+            "the environment variable TMPDIR to a shorter one, such as /tmp"
+        )
+    return address
+
+
+class AttachedServer:
+    """A server that runs already. `again`: it served before, so it is waited for."""
+
+    def __init__(self, launch: Launch, supervision: Supervision, listener: Listener, *, again: bool) -> None:
+        assert launch.attach is not None
+        self.api = launch.api(launch.attach, launch.attach_key)
+        self._launch = launch
+        self._supervision = supervision
+        self._listener = listener
+        self._again = again
+        self.watchdog = watch.Watchdog(self.api, supervision, lambda: listener.running)
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        """Nothing: it writes elsewhere."""
+        return ()
+
+    def family(self) -> list[psutil.Process]:
+        """None of ours."""
+        return []
+
+    async def live(self) -> Ending:
+        """From when it is found until it no longer answers."""
+        try:
+            return await self._live()
+        finally:
+            await self.api.close()
+
+    async def _live(self) -> Ending:
+        where = self.api.where
+        try:
+            if not self._again:
+                await self.api.healthy(min(watch.LOOK_S, self._supervision.watchdog_s))
+            async with asyncio.timeout(None if self._again else self._launch.startup_s):
+                served = await watch.until_ready(self.api, self._launch.model, self._supervision.watchdog_s)
+                markers = await watch.marker_tokens(self.api)
+        except NobodyThere as error:
+            hint = f"start it ({self._launch.start}), or correct the address (--attach {where})"
+            return Ending(str(error), error=EngineError(f"--attach: {error}; {hint}"))
+        except (Foreign, Unreachable) as error:
+            return Ending(
+                str(error),
+                error=EngineError(f"--attach: {error}; give the address of a {self.api.name} server"),
+            )
+        except TimeoutError:
+            reason = f"the {self.api.name} at {where} was not ready after {self._launch.startup_s:g} s"
+            return Ending(reason, error=EngineError(f"--attach: {reason}"))
+        except SnugvlError as error:
+            return Ending(str(error), error=error)
+        await self._listener.on_ready(self, served, markers)
+        reason = await self.watchdog.wait_for_failure()
+        self._listener.on_lost(reason)
+        return Ending(reason, was_ready=True)

@@ -1,0 +1,162 @@
+"""What every child engine's requests need: checks in our own engine's words, pictures scaled and encoded."""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from io import BytesIO
+from math import sqrt
+from typing import Final
+
+from PIL import Image
+
+from snugvl.backends.child.settings import Facts
+from snugvl.checkpoint.resize import smart_resize
+from snugvl.core.messages import Capabilities, GoOn, Picture, Request
+from snugvl.core.sampling import check_scores
+from snugvl.errors import RequestError, RequestTooLarge
+from snugvl.inputs.constraints import refused
+from snugvl.inputs.image import to_rgb
+from snugvl.inputs.trials import Trials
+
+TOKEN_CHARACTERS: Final = 256  # of the longest token there is in a vocabulary that people use: 128
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a request to a child server depends on besides itself.
+
+    Attributes:
+        name: as it is served.
+        marker_tokens: ids of the markers of tool calls that are tokens of their own.
+    """
+
+    name: str
+    context_tokens: int
+    facts: Facts
+    marker_tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+def capabilities_of(model: str, context_tokens: int, facts: Facts, engine: str) -> Capabilities:
+    """What a served model can do. What nobody knows of images is left to the engine to refuse."""
+    return Capabilities(
+        model=model,
+        context_tokens=context_tokens,
+        images=facts.images is not False,
+        video=False,
+        max_pixels=facts.max_pixels,
+        min_pixels=facts.min_pixels,
+        engine=engine,
+        device=facts.device,
+        dtype=facts.dtype,
+        weights=facts.weights,
+        architecture=facts.architecture,
+        parameters=facts.parameters,
+        tools=facts.tools,
+        tool_form=facts.tool_form,
+        most_characters=context_tokens * TOKEN_CHARACTERS,
+    )
+
+
+def refuse_oversized(count: int, model: ServedModel, field: str) -> None:
+    """Raise RequestTooLarge if no text of so many characters fits into the context.
+
+    The tokenizer is the engine's: what is not known here is how long its longest token is.
+    """
+    if count > model.context_tokens * TOKEN_CHARACTERS:
+        raise RequestTooLarge(
+            f"the prompt has {count:,} characters; the context holds {model.context_tokens:,} tokens of at "
+            f"most {TOKEN_CHARACTERS} characters each; send less text",
+            field=field,
+        )
+
+
+def refuse_control_tokens(text: str, facts: Facts, field: str) -> None:
+    """Raise RequestError if text holds a control token: who writes one could speak as the system.
+
+    It is known which those are where the checkpoint is on this machine.
+    """
+    found = next((token for token in facts.control_tokens if token in text), None)
+    if found is not None:
+        raise RequestError(
+            f"text contains {found!r}, a control token of this model; remove it or break it up", field=field
+        )
+
+
+def check(request: Request, model: ServedModel) -> None:
+    """Refuse what contradicts itself, in the words of our own engine."""
+    known = len(request.prompt) if isinstance(request.prompt, tuple) else 0
+    check_scores(request.sampling, None if request.prompt is None else known)
+    if request.prompt is not None and request.messages:
+        raise RequestError("a request has messages or a prompt, not both", field="prompt")
+    if request.prompt is not None and request.tools is not None:
+        raise RequestError("tools need a conversation; a bare prompt has no place for them", field="tools")
+    if request.grammar is not None and request.tools is not None:
+        raise RequestError(
+            "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
+        )
+    if request.prompt is None and not request.messages:
+        raise RequestError("the conversation is empty; send at least one message", field="messages")
+    if request.prompt is not None and not request.prompt:
+        raise RequestError("the prompt is empty; send at least one token", field="prompt")
+    if isinstance(request.prompt, str):
+        refuse_oversized(len(request.prompt), model, "prompt")
+        refuse_control_tokens(request.prompt, model.facts, "prompt")
+
+
+def try_grammar(text: str, kind: str, field: str, trials: Trials, go_on: GoOn) -> None:
+    """Refuse what can't be compiled, or not in the time that there is for it."""
+    if error := trials.check(text, go_on).error:
+        raise refused(error, kind, field)
+
+
+FAST: Final = 1  # of zlib's levels; the bytes go to this very machine
+
+
+def png(picture: Picture, facts: Facts) -> tuple[str, tuple[int, int]]:
+    """The picture as an engine gets it, in base64, and its size then. Takes time: call it in a thread.
+
+    Raises:
+        RequestError, ImageError: it can't be scaled as asked.
+    """
+    image = to_rgb(picture.image)
+    size = target_size(image.size, picture.max_pixels, facts)
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.BICUBIC)
+    buffer = BytesIO()
+    image.save(buffer, "PNG", compress_level=FAST)
+    return b64encode(buffer.getbuffer()).decode(), size
+
+
+def target_size(size: tuple[int, int], wished: int | None, facts: Facts) -> tuple[int, int]:
+    """Width and height to send.
+
+    Where the model's rule is known (sides are multiples of `pixel_factor`, the area within two limits) it is
+    applied here, as the model's own processor would: what the engine gets it need not scale again. Otherwise
+    only what is larger than the limits is scaled down, with its aspect ratio.
+
+    Args:
+        wished: most pixels of this picture, or None.
+
+    Raises:
+        RequestError: fewer pixels than one token has.
+        ImageError: one side is more than 200 times the other.
+    """
+    limits = [limit for limit in (wished, facts.max_pixels) if limit]
+    if not limits:
+        return size
+    most = min(limits)
+    width, height = size
+    factor = facts.pixel_factor
+    if factor:
+        if most < factor**2:
+            raise RequestError(
+                f"max_pixels is {most}; at least {factor**2} are needed ({factor}×{factor}, one token)",
+                field="max_pixels",
+            )
+        least = min(facts.min_pixels, most)
+        new_height, new_width = smart_resize(height, width, factor=factor, min_pixels=least, max_pixels=most)
+        return new_width, new_height
+    if width * height <= most:
+        return size
+    shrink = sqrt(most / (width * height))
+    return max(1, int(width * shrink)), max(1, int(height * shrink))

@@ -1,0 +1,328 @@
+"""A child server behind the service protocol: launched as a supervised child, or found running.
+
+Its lives are counted as those of our own engine are (see `lives.py`). Where its start fails and the log says
+that changed flags could help, it is started once more with those. What an engine speaks is its subclass's.
+
+The server's process talks HTTP with it and imports neither torch nor transformers.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from snugvl.backends.child.answer import ChildStream, Chunks
+from snugvl.backends.child.failure import Ending, understand
+from snugvl.backends.child.http import ChildApi, Served
+from snugvl.backends.child.life import AttachedServer, Launch, LaunchedServer, Life
+from snugvl.backends.child.log import Stage
+from snugvl.backends.child.requests import ServedModel, capabilities_of
+from snugvl.backends.child.settings import ChildChoice, Facts
+from snugvl.backends.lives import Lives, Supervision
+from snugvl.backends.preparers import Preparation, Preparers
+from snugvl.core.messages import Capabilities, Message, Request, Stream, ToolUse
+from snugvl.core.service import Health, Snapshot, Tokens
+from snugvl.errors import EngineError, RequestError, SnugvlError
+from snugvl.inputs.trials import Trials
+
+
+@dataclass(slots=True)
+class Session:
+    """A life that serves, and what belongs to it. `own`: what the engine's service keeps of it."""
+
+    life: Life
+    model: ServedModel
+    own: Any
+    answers: set[ChildStream] = field(default_factory=set)
+
+    @property
+    def api(self) -> ChildApi:
+        """What talks to it."""
+        return self.life.api
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request as the engine gets it: where to POST which bodies, and what reads the answers."""
+
+    path: str
+    bodies: tuple[bytes, ...]
+    chunks: Chunks
+
+
+class ChildEngine:
+    """An `EngineService` whose engine is a server of another program.
+
+    Attributes:
+        name, backend: of the engine, as people know it and as options have it.
+    """
+
+    name: ClassVar[str]
+    backend: ClassVar[str]
+
+    def __init__(self, choice: ChildChoice, supervision: Supervision | None = None) -> None:
+        self._choice: Any = choice
+        self._supervision = supervision or Supervision()
+        waiting = {"again": "waiting for it", "after_pause": "waiting for it"} if choice.attach else {}
+        self._lives = Lives(self._supervision, f"{self.name} has not been started", **waiting)
+        self._logger = logging.getLogger(f"snugvl.{self.backend}")
+        self._session: Session | None = None
+        self._life: Life | None = None
+        self._preparers, self._trials = Preparers(), Trials()
+        self._waking = 0  # requests that are made ready
+        # With changed flags; with another port, since it was ready last.
+        self._retried = self._moved = False
+        self._capabilities: Capabilities | None = None
+        self._snapshot: Snapshot | None = None
+
+    async def launch(self) -> Launch:
+        """How the next life is launched, or found."""
+        raise NotImplementedError
+
+    def start_words(self) -> tuple[str, ...]:
+        """The engine's own command for the model, as people type it, without flags."""
+        raise NotImplementedError
+
+    async def read_facts(self, served: Served) -> Facts:
+        """What is known of the checkpoint, under the limits of the flags."""
+        raise NotImplementedError
+
+    async def begin(self, life: Life, served: Served, model: ServedModel) -> Any:
+        """What is kept of a life that begins to serve (`Session.own`)."""
+        raise NotImplementedError
+
+    async def prepare(self, request: Request, session: Session, preparation: Preparation) -> Prepared:
+        """A request as the engine gets it.
+
+        Raises:
+            RequestError, ImageError: what it doesn't take.
+        """
+        raise NotImplementedError
+
+    async def measure(self, session: Session) -> Snapshot:
+        """Ledger and load now.
+
+        Raises:
+            SnugvlError, ValueError: it doesn't tell.
+        """
+        raise NotImplementedError
+
+    async def awake(self, session: Session) -> None:
+        """Return once it computes: it may sleep."""
+
+    async def beside(self, session: Session) -> None:
+        """What goes on while it serves. Ended with the life."""
+
+    def asleep(self, session: Session) -> str | None:
+        """What health tells of it while it sleeps; None while it doesn't."""
+        return None
+
+    def refused(self, error: RequestError, request: Request) -> RequestError:
+        """The engine's refusal with the field of ours that is to blame."""
+        return error
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """Of the served model; None until it was ready once."""
+        return self._capabilities
+
+    @property
+    def choice(self) -> Any:
+        """What runs: the choice it was made with, or the one that was retried."""
+        return self._choice
+
+    @property
+    def failure(self) -> SnugvlError | None:
+        """Why it doesn't run, once `health.state` is "failed" for it."""
+        return self._lives.failure
+
+    @property
+    def pid(self) -> int | None:
+        """Process that holds those of the present engine together; None where it isn't ours."""
+        return self._life.pid if isinstance(self._life, LaunchedServer) else None
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The last one of the present life; None while there is none."""
+        return self._snapshot
+
+    @property
+    def running(self) -> int:
+        """Requests that it has."""
+        return 0 if self._session is None else len(self._session.answers)
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are under way, those that are made ready for it among them."""
+        return bool(self._waking or self.running)
+
+    @property
+    def health(self) -> Health:
+        """Where the engine stands now."""
+        asleep = None if self._session is None else self.asleep(self._session)
+        return self._lives.health(asleep=asleep)
+
+    async def start(self) -> None:
+        """Begin to launch or to look, and return."""
+        looking = f"looking for {self.name} at {self._choice.attach}"
+        what = looking if self._choice.attach else f"{self.name} is starting"
+        self._lives.start(what, self._next_life)
+
+    async def submit(self, request: Request) -> Stream:
+        """Start a request; returns with the first piece of its answer.
+
+        Raises:
+            RequestError, ImageError, EngineError: what it is refused with, by us or by the engine.
+        """
+        session = self._require_session()
+        began = time.monotonic()
+        self._waking += 1
+        try:
+            preparation = Preparation(request.deadline_s)
+            prepared = await self.prepare(request, session, preparation)
+            self._preparers.remember(request)
+            await self.awake(session)
+            session = self._require_session()  # it may have died meanwhile
+        finally:
+            self._waking -= 1
+        answer = ChildStream(session.api, prepared.chunks, session.life.watchdog)
+        session.answers.add(answer)
+        left_s = request.deadline_s
+        if left_s is not None:
+            left_s = max(left_s - (time.monotonic() - began), 0.0)
+        try:
+            return await answer.open(
+                prepared.path, prepared.bodies, left_s, lambda: session.answers.discard(answer)
+            )
+        except RequestError as error:
+            raise self.refused(error, request) from None
+
+    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+        """Token ids of a text as it is, or of a conversation through the chat template."""
+        raise NotImplementedError
+
+    async def detokenize(self, ids: tuple[int, ...]) -> str:
+        """The text of token ids, control tokens included."""
+        raise NotImplementedError
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse what is new, wait for what runs. Whether everything finished in time."""
+        return await self._lives.drain(timeout_s, lambda: self.busy)
+
+    async def close(self) -> None:
+        """End everything: a server that was launched with all its processes. Safe to call twice."""
+        await self._lives.close()
+        self._preparers.close()
+        self._trials.close()
+
+    def on_loading(self, stage: Stage) -> None:
+        """A start got further."""
+        self._lives.load(self._choice.name, stage.detail, stage.progress)
+
+    async def on_ready(self, life: Life, served: Served, marker_tokens: Mapping[str, int]) -> None:
+        """It serves: measure it once, then take requests."""
+        facts = await self.read_facts(served)
+        model = ServedModel(served.model, served.context_tokens, facts, marker_tokens)
+        session = Session(life, model, await self.begin(life, served, model))
+        await self._measure(session)
+        self._session = session
+        device = facts.device or (self._snapshot.ledger.device if self._snapshot else "")
+        self._capabilities = capabilities_of(
+            self._choice.model or served.model,
+            served.context_tokens,
+            replace(facts, device=device),
+            self.backend,
+        )
+        self._retried = self._moved = False
+        version = f"{self.name} {served.version}".strip()
+        self._lives.become_ready(f"{self._capabilities.model} is ready ({version})")
+
+    def on_lost(self, reason: str) -> None:
+        """It no longer serves; what runs ends when it is known why."""
+        self._lives.lose(reason)
+
+    def _require_session(self) -> Session:
+        if self._lives.state != "ready" or self._session is None:
+            raise self._lives.unavailable()
+        return self._session
+
+    async def _next_life(self) -> float | None:
+        """One life; the seconds until the next one, or None where there is none."""
+        ending = await self._live(await self.launch())
+        return None if self._lives.over else self._pause_s(ending)
+
+    async def _live(self, launch: Launch) -> Ending:
+        """One life from start to end."""
+        self._lives.begin()
+        if launch.attach is not None:
+            self._life = AttachedServer(launch, self._supervision, self, again=self._lives.count > 0)
+        else:
+            self._life = LaunchedServer(launch, self._supervision, self)
+        helpers = asyncio.create_task(self._while_ready())
+        reason = "the server has shut down"
+        try:
+            ending = await self._life.live()
+            reason = ending.reason
+        finally:
+            helpers.cancel()
+            self._end_requests(reason)
+            self._session = self._snapshot = self._life = None
+        return ending
+
+    def _pause_s(self, ending: Ending) -> float | None:
+        """Seconds until the next life, or None where there will be none."""
+        if ending.was_ready:
+            self._logger.error("%s", ending.reason)
+            return self._lives.count_death(ending.reason)
+        failure = understand(ending, self._choice, self.name, self.start_words())
+        if failure.port_taken and not self._moved:
+            self._moved = True
+            self._logger.warning("%s's port was taken by another program; trying another one", self.name)
+            return 0.0
+        if failure.retry is not None and self._choice.retry and not self._retried:
+            self._logger.error("%s", failure.error)
+            self._retried, self._choice = True, failure.retry
+            message = f"{failure.cause}; trying once more with: {' '.join(failure.retry.arguments)}"
+            self._logger.warning("%s", message)
+            self._lives.retry(message)
+            return 0.0
+        if not self._lives.count:  # whoever waits for `failure` tells of it
+            tried = f" (A second start, with {' '.join(self._choice.arguments)}, failed too.)"
+            self._lives.fail(
+                type(failure.error)(f"{failure.error}{tried}") if self._retried else failure.error
+            )
+            return None
+        self._logger.error("%s", failure.error)
+        return self._lives.count_death(failure.cause)
+
+    def _end_requests(self, reason: str) -> None:
+        if self._session is None:
+            return
+        self._lives.lose(reason)
+        text = self._lives.death_of_request(reason)
+        for answer in tuple(self._session.answers):
+            answer.end(EngineError(text) if answer.began else self._lives.unavailable())
+
+    async def _while_ready(self) -> None:
+        """What goes on beside the requests: a snapshot now and then, and what the engine has."""
+        beside: asyncio.Task[None] | None = None
+        try:
+            while True:
+                await asyncio.sleep(self._supervision.snapshot_s)
+                session = self._session
+                if session is None:
+                    continue
+                if beside is None:
+                    beside = asyncio.create_task(self.beside(session))
+                await self._measure(session)
+        finally:
+            if beside is not None:
+                beside.cancel()
+
+    async def _measure(self, session: Session) -> None:
+        """A snapshot; where the engine doesn't answer, the last one stays."""
+        with suppress(SnugvlError, ValueError):
+            self._snapshot = await self.measure(session)

@@ -1,0 +1,151 @@
+"""What a child server is started with, or which one is used, as far as that is the same of every engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from snugvl.checkpoint.locate import POCKET, near
+from snugvl.core.ledger import LedgerRow
+from snugvl.core.messages import ToolForm, user
+from snugvl.diagnose.facts import Card
+from snugvl.diagnose.result import Diagnosis
+from snugvl.errors import RequestError, SnugvlError
+from snugvl.inputs.chat import ChatTemplate
+from snugvl.inputs.reasoning import PLAIN, VARIABLE, Thinking, opened
+
+STARTUP_S = 1800.0  # a first start may compile kernels for minutes
+IDLE_S = 30.0  # a start of vLLM 0.32 on a CPU never went a second without work
+
+# From what a log says and the choice that led to it: another choice, or None where none would help.
+Replan = Callable[[Diagnosis, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the checkpoint, whoever told it; all of it may stay unknown.
+
+    Attributes:
+        images: whether the model sees; None: unknown, then pictures are sent, to be refused by the engine.
+        min_pixels, max_pixels: of an image as the model reads it; 0 for unknown or no images.
+        pixel_factor: sides of an image as the model reads it are multiples of this; 0 for unknown.
+        device, dtype, weights, architecture, parameters, tools, tool_form: see `Capabilities`.
+        calls: whether the chat template shows calls of tools and their answers.
+        image_token: id of the placeholder of pictures in a prompt; -1 for unknown.
+        control_tokens: strings that no text of a request may contain; longest first.
+        reasoning: whether answers begin inside the reasoning; None where no template says that it thinks.
+        reasoning_asked: the same of a request that asks the template to think.
+        thinking: whether it thinks where a request doesn't say.
+        gpu_uuids: NVML's names of the GPUs it runs on, for what is free there now.
+        card: memory of the first of them as the plan saw it, for the diagnosis of a start that fails.
+    """
+
+    images: bool | None = None
+    min_pixels: int = 0
+    max_pixels: int = 0
+    pixel_factor: int = 0
+    device: str = ""
+    dtype: str = ""
+    weights: str = ""
+    architecture: str = ""
+    parameters: int = 0
+    tools: bool = True
+    tool_form: ToolForm = field(default_factory=ToolForm)
+    calls: bool = True
+    image_token: int = -1
+    control_tokens: tuple[str, ...] = ()
+    reasoning: bool | None = None
+    reasoning_asked: bool | None = None
+    thinking: Thinking = PLAIN
+    gpu_uuids: tuple[str, ...] = ()
+    card: Card | None = None
+
+
+def with_template(facts: Facts, template: ChatTemplate) -> Facts:
+    """The facts, and what the checkpoint's chat template tells."""
+    return replace(
+        facts,
+        tools=template.shows_tools,
+        calls=template.shows_calls,
+        tool_form=template.tool_form,
+        control_tokens=(*facts.control_tokens, *template.answer_marks),
+        reasoning=_reasoning(template, {}),
+        reasoning_asked=_reasoning(template, {VARIABLE: True}),
+    )
+
+
+def _reasoning(template: ChatTemplate, told: dict[str, bool]) -> bool | None:
+    """Whether answers begin inside the model's reasoning, by its template on a simple question."""
+    try:
+        return opened(template.render([user("?")], extra=told)) if template.thinks else None
+    except SnugvlError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ChildChoice:
+    """A server to launch, or with `attach` one that runs already.
+
+    Attributes:
+        model: a folder, a file or a Hub id, as the engine takes it. With `attach`: the name to ask for;
+            empty for the first one that is served there.
+        arguments: flags behind the model, as the plan makes them. Address and key are added here.
+        command: the words that stand for the engine's command; None: it is looked for.
+        environment: variables for the child beside our own, such as CUDA_VISIBLE_DEVICES.
+        attach: base URL of a server that runs ("http://127.0.0.1:8001"); nothing is started or ended then.
+        api_key: of that server.
+        facts: of the checkpoint and the device; None: what the checkpoint's files tell.
+        planned: rows of the ledger as the plan has them.
+        retry: whether a start that failed is tried once more with changed flags.
+        replan: makes the choice to retry with; None: this one, with the changes that `diagnose` computes.
+        startup_s: a start without an end is ended after so many seconds.
+        idle_s: so is a start that has done nothing at all for so many seconds: no line of its log, no
+            processor time, nothing read or written, no more memory of a GPU.
+    """
+
+    model: str = ""
+    arguments: tuple[str, ...] = ()
+    command: tuple[str, ...] | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+    attach: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    facts: Facts | None = None
+    planned: tuple[LedgerRow, ...] = ()
+    retry: bool = True
+    replan: Replan | None = None
+    startup_s: float = STARTUP_S
+    idle_s: float = IDLE_S
+
+    @property
+    def card(self) -> Card | None:
+        """Its GPU as the plan saw it, for a diagnosis."""
+        return self.facts.card if self.facts is not None else None
+
+    @property
+    def name(self) -> str:
+        """The model as people and requests know it."""
+        return self.model or f"the model at {self.attach}"
+
+    @property
+    def folder(self) -> str:
+        """The model as the engine finds it: our own one is not a Hub id."""
+        return str(near(POCKET)) if self.model == POCKET else self.model
+
+    def check(self, engine: str, chosen: bool) -> None:
+        """Refuse settings that contradict each other. `chosen`: more than flags and command was.
+
+        Raises:
+            RequestError: names them.
+        """
+        if self.attach is None and not self.model:
+            raise RequestError(f"{engine} has to be told which model to serve", field="model")
+        if self.attach is not None and (self.command or self.arguments or chosen):
+            raise RequestError(
+                f"a {engine} that runs already keeps its own flags: --attach goes neither with a command, "
+                "nor with flags, nor with sleeping",
+                field="attach",
+            )
+        if self.attach is not None and not self.attach.startswith(("http://", "https://")):
+            raise RequestError(
+                f"--attach takes a {engine} server's URL, such as http://127.0.0.1:8001, not {self.attach!r}",
+                field="attach",
+            )

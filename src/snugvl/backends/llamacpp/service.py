@@ -1,0 +1,169 @@
+"""A llama.cpp server behind the service protocol: see `ChildEngine`."""
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from textwrap import shorten
+from typing import ClassVar, Final
+
+from snugvl.backends.child.answer import reasoning_of
+from snugvl.backends.child.flags import check, value
+from snugvl.backends.child.http import Served
+from snugvl.backends.child.life import Launch, Life
+from snugvl.backends.child.log import Log
+from snugvl.backends.child.requests import ServedModel
+from snugvl.backends.child.service import ChildEngine, Prepared, Session
+from snugvl.backends.child.settings import Facts
+from snugvl.backends.lives import Supervision
+from snugvl.backends.llamacpp import command, log
+from snugvl.backends.llamacpp.answer import LlamacppChunks
+from snugvl.backends.llamacpp.api import LlamacppApi, ServedGguf
+from snugvl.backends.llamacpp.facts import GgufModel, complete, read_model, template_of
+from snugvl.backends.llamacpp.measure import LlamacppGauge, read_load
+from snugvl.backends.llamacpp.requests import (
+    COMPLETION,
+    Speaker,
+    bodies,
+    check_length,
+    conversation,
+    grammar_of,
+    prompt_of,
+    tokens_of,
+)
+from snugvl.backends.llamacpp.settings import LlamacppChoice
+from snugvl.backends.preparers import Preparation
+from snugvl.core.messages import Message, Request, ToolUse
+from snugvl.core.service import Snapshot, Tokens
+from snugvl.errors import EngineError
+
+# What the server decides itself. A user's words for them would be overruled in silence.
+OURS: Final = ("--host", "--port", "--api-key", "--alias", "-a")
+ADDED: Final = ("--metrics", "-lv", "4")  # its counters; and a log that names every buffer
+MAX_QUOTED: Final = 200
+
+
+@dataclass(slots=True)
+class _Own:
+    """What is kept of a life of llama.cpp."""
+
+    gauge: LlamacppGauge
+    speaker: Speaker
+
+
+class LlamacppEngine(ChildEngine):
+    """An `EngineService` whose engine is llama.cpp's server."""
+
+    name: ClassVar = "llama.cpp"
+    backend: ClassVar = "llamacpp"
+
+    def __init__(self, choice: LlamacppChoice, supervision: Supervision | None = None) -> None:
+        check(choice.arguments, OURS, self.name)
+        super().__init__(choice, supervision)
+        self._command: command.LlamacppCommand | None = None
+        self._gguf = GgufModel(Facts())
+
+    async def launch(self) -> Launch:
+        """See `ChildEngine`."""
+        choice: LlamacppChoice = self._choice
+        if self._command is None and not choice.attach:
+            self._command = await asyncio.to_thread(command.find, choice.command)
+        found = self._command
+
+        def words(address: str) -> tuple[str, ...]:
+            assert found is not None
+            return (*found.words, "--host", address, "--alias", choice.name, *ADDED, *choice.arguments)
+
+        def environment(key: str) -> dict[str, str]:
+            return {"LLAMA_API_KEY": key, **dict(choice.environment)}
+
+        def stalled(how: str, written: Log) -> EngineError:
+            last = f'its last line: "{shorten(written.last, MAX_QUOTED)}"' if written.last else "no line yet"
+            return EngineError(
+                f"llama.cpp hung at its start: {how}; {last}; look whether the disk answers and others "
+                "hold the GPU (snugvl doctor), and start again"
+            )
+
+        name = choice.model if choice.attach else choice.name
+        return Launch(
+            LlamacppApi, log.FORM, name, words, environment, stalled, choice.startup_s, choice.idle_s,
+            choice.attach, choice.api_key, "llama-server -m FILE.gguf",
+        )  # fmt: skip
+
+    def start_words(self) -> tuple[str, ...]:
+        """See `ChildEngine`."""
+        return (command.PROGRAM,)
+
+    async def read_facts(self, served: Served) -> Facts:
+        """See `ChildEngine`."""
+        assert isinstance(served, ServedGguf)
+        choice: LlamacppChoice = self._choice
+        file = value(choice.arguments, "-m") or served.root
+        projector = value(choice.arguments, "--mmproj") or ("its own" if served.sees else None)
+        if "--no-mmproj" in choice.arguments:
+            projector = None
+        self._gguf = await asyncio.to_thread(read_model, file, projector, choice.arguments)
+        read, told = self._gguf.facts, choice.facts or Facts()
+        facts = replace(
+            read,
+            thinking=told.thinking,
+            device=told.device,
+            gpu_uuids=told.gpu_uuids,
+            card=told.card,
+            parameters=told.parameters,
+        )
+        return complete(facts, served, template_of(served))
+
+    async def begin(self, life: Life, served: Served, model: ServedModel) -> _Own:
+        """See `ChildEngine`."""
+        assert isinstance(served, ServedGguf)
+        choice: LlamacppChoice = self._choice
+        buffers = await asyncio.to_thread(log.read_buffers, life.log)
+        gauge = LlamacppGauge(choice.planned, buffers, model.facts.gpu_uuids, model.facts.device)
+        guided = self._command is not None and self._command.guided
+        return _Own(
+            gauge, Speaker(model, self._gguf, served, template_of(served), guided, choice.prefix_cache)
+        )
+
+    async def prepare(self, request: Request, session: Session, preparation: Preparation) -> Prepared:
+        """See `ChildEngine`."""
+        speaker: Speaker = session.own.speaker
+        heavy = self._preparers.heavy(request)
+        make = partial(prompt_of, request, speaker, preparation.go_on)
+        prompt = await self._preparers.run(preparation, make, heavy=heavy)
+        constrain = partial(grammar_of, request, speaker, self._trials, preparation.go_on)
+        grammar = await self._preparers.run(preparation, constrain)
+        ids = await tokens_of(prompt, _api(session), speaker.served)
+        check_length(request, len(ids), speaker.model.context_tokens)
+        made = await asyncio.to_thread(bodies, request, prompt, ids, grammar, speaker)
+        reasoning = reasoning_of(request, speaker.model.facts)
+        chunks = LlamacppChunks(request.sampling, len(ids), prompt.image_tokens, reasoning)
+        return Prepared(COMPLETION, made, chunks)
+
+    async def measure(self, session: Session) -> Snapshot:
+        """See `ChildEngine`."""
+        own: _Own = session.own
+        served = own.speaker.served
+        load = read_load(await session.api.metrics(), served.slots, served.context_tokens)
+        ledger = await asyncio.to_thread(own.gauge.read, session.life.family())
+        return Snapshot(time.time(), ledger, load)
+
+    async def tokenize(self, prompt: str | tuple[Message, ...], tools: ToolUse | None = None) -> Tokens:
+        """Token ids of a text as it is, or of a conversation through the chat template."""
+        session, preparation = self._require_session(), Preparation()
+        speaker: Speaker = session.own.speaker
+        if isinstance(prompt, str):
+            return Tokens(await _api(session).tokens(prompt))
+        variables = speaker.model.facts.thinking.template(Request(prompt, tools=tools))
+        make = partial(conversation, prompt, tools, speaker, variables, preparation.go_on)
+        made = await self._preparers.run(preparation, make)
+        return Tokens(await tokens_of(made, _api(session), speaker.served), made.image_tokens)
+
+    async def detokenize(self, ids: tuple[int, ...]) -> str:
+        """The text of token ids, control tokens included."""
+        return await _api(self._require_session()).text_of(ids)
+
+
+def _api(session: Session) -> LlamacppApi:
+    assert isinstance(session.api, LlamacppApi)
+    return session.api

@@ -1,0 +1,21 @@
+"""What a llama.cpp server is started with, or which one is used, as a value."""
+
+from dataclasses import dataclass
+
+from snugvl.backends.child.settings import ChildChoice
+
+
+@dataclass(frozen=True, slots=True)
+class LlamacppChoice(ChildChoice):
+    """A llama-server to launch, or with `attach` one that runs already: see `ChildChoice`.
+
+    `arguments` are those of `planner.llamacpp_flags.llamacpp_flags`, with the files (`-m`, `--mmproj`) first.
+
+    Raises:
+        RequestError: settings that contradict each other.
+    """
+
+    prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        self.check("llama.cpp", chosen=False)

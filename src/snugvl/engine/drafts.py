@@ -1,0 +1,133 @@
+"""What a choice may say next, guessed; `speculation.py` computes it beside the newest token.
+
+The proposer that there is looks up what was said before: the longest end that stood somewhere earlier.
+
+    prompt   { "name" : "Ada" , "born" : 1815 } … Repeat it with another year.
+    answer   { "name" : "Ada" , "bo
+                                 └ "Ada" , "bo" stood in the prompt: rn " : 1815 } may follow
+
+It costs no memory of the device, and pays where an answer quotes: OCR, JSON, code, boxes, tables. An index
+knows where each pair of tokens stood last, and for each place where the same pair stood before that: the hash
+chains of deflate (RFC 1951, section 4). So a token is added in constant time, and a look-up follows a few
+places of a chain, however long the context is. It takes about 100 bytes of main memory a token.
+
+Source: prompt lookup decoding, Saxena 2023 (https://github.com/apoorvumang/prompt-lookup-decoding).
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+PAIR = 2  # tokens of the shortest end that is looked for
+LONGEST = 8  # of an end: a longer one says no more
+PLACES = 8  # of a chain that are looked at
+GROWTH = 1024  # tokens of a prompt that a look-up adds to its index: half a millisecond
+REST = 32  # tokens at most for which one makes no guess whose last ones were wrong
+
+
+class Proposer(Protocol):
+    """Guesses what a choice says next; it knows its prompt and its answer."""
+
+    def propose(self, most: int) -> list[int]:
+        """The next tokens, `most` at most; none where it has no idea."""
+        ...
+
+
+@dataclass(slots=True)
+class Drafts:
+    """What a choice guesses, and how much: more after a hit, less after a miss.
+
+    Attributes:
+        width: drafts of its next step, at most.
+        misses: steps in a row whose first draft was wrong.
+        rest: tokens that it has when it guesses again.
+    """
+
+    proposer: Proposer
+    width: int = 4
+    misses: int = 0
+    rest: int = 0
+
+    def guess(self, length: int, most: int) -> list[int]:
+        """Drafts behind `length` tokens, `most` at most."""
+        return [] if length < self.rest else self.proposer.propose(min(self.width, most))
+
+    def learn(self, length: int, drafted: int, accepted: int) -> None:
+        """Of so many drafts, so many were right; it has `length` tokens now."""
+        self.misses = 0 if accepted else self.misses + 1
+        self.width = max(self.width, 2 * drafted) if accepted == drafted else accepted + 1
+        if self.misses > 1:
+            self.rest = length + min(1 << self.misses, REST)
+
+
+class NgramIndex:
+    """Where the pairs of a list of tokens stand, which may grow. A prompt's is shared by its choices."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = tokens
+        self._last: dict[int, int] = {}  # by pair, where its second token stood last
+        self._before = array("i", [-1])  # by place, where the same pair stood before that; -1 for nowhere
+
+    def grow(self, end: int, most: int = GROWTH) -> None:
+        """Add the pairs before place `end`, `most` at most."""
+        tokens, last, before = self.tokens, self._last, self._before
+        for place in range(len(before), min(end, len(before) + most)):
+            pair = _pair(tokens[place - 1], tokens[place])
+            before.append(last.get(pair, -1))
+            last[pair] = place
+
+    def find(self, ends: Sequence[int]) -> tuple[int, int]:
+        """Tokens of the longest end of `ends` that was found, and the place behind it; 0 tokens: nothing.
+
+        Of equally long ones it is the latest.
+        """
+        if len(ends) < PAIR:
+            return 0, 0
+        tokens, most = self.tokens, min(len(ends), LONGEST)
+        place, best, behind = self._last.get(_pair(ends[-2], ends[-1]), -1), 0, 0
+        for _ in range(PLACES):
+            if place < 0:
+                break
+            length = PAIR
+            while length < min(most, place + 1) and tokens[place - length] == ends[-1 - length]:
+                length += 1
+            if length > best:
+                best, behind = length, place + 1
+            if length == most:
+                break
+            place = self._before[place]
+        return best, behind
+
+
+class NgramProposer:
+    """Of one choice: looks in its prompt and in its own answer."""
+
+    def __init__(self, prompt: NgramIndex, generated: list[int]) -> None:
+        """`generated`: its answer, which grows."""
+        self._prompt, self._generated = prompt, generated
+        self._own = list(prompt.tokens[-LONGEST:])  # the answer, with what an end may begin with
+        self._lead = len(self._own)
+        self._index = NgramIndex(self._own)
+
+    def propose(self, most: int) -> list[int]:
+        """See `Proposer`."""
+        own = self._own
+        own += self._generated[len(own) - self._lead :]
+        self._prompt.grow(len(self._prompt.tokens))
+        self._index.grow(len(own) - 1, len(own))  # without the end itself
+        ends = own[-LONGEST:]
+        length, behind = self._index.find(ends)
+        older, place = self._prompt.find(ends)
+        if older > length and place < len(self._prompt.tokens):
+            return list(self._prompt.tokens[place : place + most])
+        if not length:
+            return []
+        guessed: list[int] = []
+        for place in range(behind, behind + most):  # past its own end what repeats goes on repeating
+            guessed.append(own[place] if place < len(own) else guessed[place - len(own)])
+        return guessed
+
+
+def _pair(first: int, second: int) -> int:
+    return first << 32 | second

@@ -1,0 +1,168 @@
+"""Speculation: a step computes a sequence's newest token and *drafts* of those after it; some are right.
+
+    known     … a b c            a proposer guesses d e f (`drafts.py`)
+    chunk     [ c │ d e f ]      one chunk of the step, with logits in each of its rows
+    chosen      d   e   x   ·    what follows c, c d, c d e: x isn't f, so what follows f counts for nothing
+    kept        d   e   x        three tokens of one step; the keys and values of f are written over
+
+It is exact: in each row is chosen as it would be without drafts, with the random number, the counts and the
+penalties of its place, and a row counts only if all drafts before it are what was chosen. So a seed gives the
+same answer, and what is drawn has the same distribution. (Numbers of a product of several rows may differ
+from those of one row in their last bits, as they do in company.)
+
+`Sequence.computed` counts drafts only once they are chosen: what is beyond it in the blocks is nobody's, as
+it is behind a token that ran ahead in vain. A block's key waits for that, too.
+
+A draft takes the row of logits of a sequence that doesn't run: a step has never more than `max_num_seqs`, for
+which logits, sampling and CUDA graphs are planned. So many streams leave no room for drafts, where they would
+lose. Nor has a step drafts in which prompts are computed, or that runs alone after a lack of memory.
+
+Who doesn't speculate: a choice with a grammar, whose masks are made for one token at a time (what its grammar
+forces comes at once anyway); any in a model with recurrent states, which have no way back.
+
+`auto` measures. For about as many streams it keeps what steps with and without drafts took and brought, takes
+the better, and now and then looks again at the other. It never does on a GPU: nothing of this was measured on
+one yet. There steps with drafts wait for the host, and are CUDA graphs only where steps with prompts are.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Final
+
+from snugvl.core.config import EngineConfig
+from snugvl.engine.blocks import BlockPool
+from snugvl.engine.drafts import Drafts, NgramIndex, NgramProposer
+from snugvl.engine.request import TokenOutput
+from snugvl.engine.scheduler import Chunk, Schedule
+from snugvl.engine.sequence import Sequence
+
+MOST: Final = 7  # drafts of a sequence in a step: with its newest token as many rows as products take at once
+FEW: Final = 3  # steps of a kind that are measured before one is preferred
+KEPT: Final = 15  # measurements that count
+AGAIN: Final = 64  # steps, of which one is of the kind that lost
+GAIN: Final = 1.03  # what drafts must bring, beyond what they cost, to be preferred
+
+
+class Speculation:
+    """What steps have drafts, and how that went.
+
+    Attributes:
+        drafted: tokens that were guessed and computed; `accepted`: those of them that were right.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.drafted = self.accepted = 0
+        self._config = config
+        self._clock = clock
+        self._payoffs: dict[int, Payoff] = {}  # by streams, in powers of two
+        self._begun: float | None = None  # when the step began that is measured
+
+    def prepare(self, choices: list[Sequence]) -> None:
+        """Let the choices of a new request have drafts, if they can."""
+        if self._config.speculation == "off" or choices[0].request.grammar is not None:
+            return
+        index = NgramIndex(choices[0].prompt.ids)
+        for each in choices:
+            each.drafts = Drafts(NgramProposer(index, each.generated))
+
+    def extend(self, step: Schedule, pool: BlockPool) -> None:
+        """Add drafts to a step of sequences that decode, where there is room for them and it pays."""
+        self._begun = None
+        if self._config.speculation == "off" or not _may_draft(step):
+            return
+        self._begun = self._clock()
+        found = self._guess(step.chunks, self._config.max_batched_tokens - step.tokens)
+        if not found or not self._pays(len(step.chunks)):
+            return
+        for row, drafts in found.items():
+            chunk = step.chunks[row]
+            table, place = chunk.sequence.table, chunk.end
+            if pool.missing(table, place, place + len(drafts)) > pool.num_free:
+                del drafts[len(table) * pool.block_size - place :]
+            if drafts:
+                step.copies.extend(pool.extend(table, place, place + len(drafts)))
+                step.chunks[row] = replace(chunk, end=place + len(drafts), drafts=tuple(drafts))
+
+    def learn(self, step: Schedule, kept: int) -> None:
+        """A step is done that `extend` has seen, and brought so many tokens."""
+        if self._config.speculation == "auto" and self._begun is not None:
+            drafted = any(chunk.drafts for chunk in step.chunks)
+            seconds = self._clock() - self._begun
+            self._payoff(len(step.chunks)).note(drafted, seconds, kept, len(step.chunks))
+
+    def count(self, sequence: Sequence, drafted: int, accepted: int, outputs: list[TokenOutput]) -> None:
+        """Of so many drafts that were computed, so many were right; the last of the outputs says so."""
+        self.drafted += drafted
+        self.accepted += accepted
+        if sequence.drafts is not None:
+            sequence.drafts.learn(sequence.length, drafted, accepted)
+        if outputs:
+            outputs[-1] = replace(outputs[-1], accepted=accepted, rejected=drafted - accepted)
+
+    def waits(self, sequences: Iterable[Sequence]) -> bool:
+        """Whether the next step is to wait for tokens that are under way: there may be drafts after them."""
+        running = list(sequences)
+        return len(running) < self._config.max_num_seqs and any(
+            each.drafts is not None and each.drafts.guess(each.length, 1) for each in running
+        )
+
+    def _guess(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
+        """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share."""
+        found: dict[int, list[int]] = {}
+        left = min(self._config.max_num_seqs - len(chunks), tokens)
+        for row, chunk in enumerate(chunks):
+            sequence = chunk.sequence
+            share = min(-(-left // (len(chunks) - row)), MOST, _room(sequence))
+            if sequence.drafts is not None and share > 0:
+                drafts = sequence.drafts.guess(sequence.length, share)
+                if drafts:
+                    found[row] = drafts
+                    left -= len(drafts)
+        return found
+
+    def _pays(self, streams: int) -> bool:
+        return self._config.speculation != "auto" or self._payoff(streams).try_drafts()
+
+    def _payoff(self, streams: int) -> "Payoff":
+        return self._payoffs.setdefault(streams.bit_length(), Payoff())
+
+
+def _may_draft(step: Schedule) -> bool:
+    """Whether a step only computes generated tokens, and nobody needs all memory."""
+    return not step.alone and all(
+        chunk.samples and chunk.start >= len(chunk.sequence.prompt) for chunk in step.chunks
+    )
+
+
+def _room(sequence: Sequence) -> int:
+    """Drafts after which one token more may be chosen."""
+    return sequence.max_tokens - len(sequence.generated) - 1
+
+
+@dataclass(slots=True)
+class Payoff:
+    """What steps of about as many streams took and brought, with drafts and without."""
+
+    _seconds: tuple[deque[float], deque[float]] = field(
+        default_factory=lambda: (deque(maxlen=KEPT), deque(maxlen=KEPT))
+    )
+    _tokens: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _steps: int = 0
+
+    def note(self, drafted: bool, seconds: float, tokens: int, streams: int) -> None:
+        """A step took so long, for so many tokens."""
+        self._seconds[drafted].append(seconds / streams)
+        if drafted:
+            self._tokens.append(tokens / streams)
+
+    def try_drafts(self) -> bool:
+        """Whether the next step that could have drafts is to have them."""
+        self._steps += 1
+        without, with_drafts = self._seconds
+        if len(with_drafts) < FEW or len(without) < FEW:
+            return len(with_drafts) <= len(without)
+        better = fmean(self._tokens) * median(without) > GAIN * median(with_drafts)
+        return better != (self._steps % AGAIN == 0)

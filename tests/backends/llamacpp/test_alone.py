@@ -1,0 +1,49 @@
+"""A GGUF in `snugvl.load`: pocket sees on llama.cpp what it sees on our own engine; nothing is left."""
+
+import asyncio
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+from training.gguf_export import export
+
+import snugvl
+from snugvl.checkpoint.locate import POCKET, locate
+from snugvl.core.messages import Request, user
+from snugvl.core.sampling import SamplingParams
+from snugvl.errors import EngineError, RequestError
+from tests.backends.vllm.real.install import missing
+
+PICTURE = Path(__file__).parents[3] / "examples/images/shapes.png"
+PIXELS = 73_728  # that pocket was trained on, which no GGUF tells
+
+
+def test_what_is_no_gguf_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="reads GGUF files"):
+        snugvl.load("pocket", backend="llamacpp")
+
+
+def test_pocket_sees_the_same(tmp_path: Path) -> None:
+    if find_spec("xllamacpp") is None:
+        missing("llama.cpp isn't installed: pip install xllamacpp")
+    file = tmp_path / "pocket.gguf"
+    export(str(locate(POCKET)), file)
+    before = set(psutil.Process().children(recursive=True))
+    request = Request((user("hi"),), SamplingParams(max_tokens=8, ignore_eos=True))
+    with snugvl.load(file, backend="auto", device="cpu", max_pixels=PIXELS) as model:
+        assert model.capabilities.engine == "llamacpp"
+        caption = model.caption(PICTURE).text
+        assert model.memory()["KV cache"] > 1 << 20
+        text = "".join(delta.text for delta in model.backend.submit(request))
+
+        async def read() -> str:
+            return "".join([delta.text async for delta in model.backend.submit(request)])
+
+        assert asyncio.run(read()) == text != ""
+        assert set(psutil.Process().children(recursive=True)) - before
+    assert not set(psutil.Process().children(recursive=True)) - before
+    with pytest.raises(EngineError, match="closed"):
+        model.backend.submit(request)
+    with snugvl.load("pocket", device="cpu") as ours:
+        assert ours.caption(PICTURE).text == caption

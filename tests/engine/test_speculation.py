@@ -1,0 +1,519 @@
+"""Guessed tokens change no answer: whoever guesses, and whatever else happens meanwhile."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from snugvl.core.config import EngineConfig
+from snugvl.engine import speculation
+from snugvl.engine.drafts import Drafts, NgramIndex
+from snugvl.engine.memory import config_for
+from snugvl.engine.request import EngineRequest, TokenOutput
+from snugvl.engine.scheduler import Chunk, Schedule
+from snugvl.engine.speculation import AGAIN, FEW, MOST, Payoff
+from snugvl.errors import RequestError
+from tests.engine import test_interleaving
+from tests.engine.eager import engine_with, finish, request
+from tests.engine.test_grammar import END, Rule, phrases
+from tests.engine.test_prefill_graphs import recorded
+from tests.engine.toy import POISON, HybridToy, Toy, picture, prompt_of
+
+Answers = dict[tuple[str, int], list[object]]
+
+
+def quoting(name: str, prompt: list[int], **sampling: object) -> EngineRequest:
+    return request(name, prompt, **{"max_tokens": 40, **sampling})
+
+
+def seeing(name: str) -> EngineRequest:
+    ids, vision = prompt_of(3, picture(2), 5, 6)
+    return replace(quoting(name, list(ids)), vision=vision)
+
+
+REQUESTS: list[Callable[[], EngineRequest]] = [
+    lambda: quoting("greedy", [1, 2, 3, 4, 5]),
+    lambda: quoting("drawn", [7, 8], n=2, temperature=1.0, seed=3),
+    lambda: seeing("sees"),
+    lambda: quoting("filtered", [3, 1], temperature=1.3, seed=5, top_p=0.9, top_k=9, min_p=0.01),
+    lambda: quoting("told", [5, 5, 6], logprobs=2, max_tokens=20, temperature=0.6, seed=4),
+    lambda: quoting("punished", [2, 2], repetition_penalty=1.3, frequency_penalty=0.5),
+    lambda: quoting("varied", [2, 9], presence_penalty=0.7, temperature=0.8, seed=9, logit_bias={5: 3.0}),
+    lambda: quoting("scored", [4, 2, 4, 4], logprobs=1, prompt_logprobs=True, max_tokens=9),
+    lambda: quoting("short", [6, 1], max_tokens=2),
+    lambda: quoting("one", [6, 2], max_tokens=1),
+    lambda: quoting("stops", [6, 3], stop_token_ids=(11, 17, 23, 29)),
+    lambda: replace(quoting("typed", [1, 3], stop_ids=[END]), grammar=Rule(phrases)),
+]
+SIZES = {"max_num_seqs": 16, "num_blocks": 300, "max_model_len": 96, "max_batched_tokens": 64}
+
+
+def outputs_of(
+    asked: list[EngineRequest], *, graphs: bool = False, late: int = 0, **config: object
+) -> tuple[list[TokenOutput], "test_interleaving.engine"]:
+    """What comes of requests, `late` steps apart."""
+    engine, _ = engine_with(graphs, Toy(), **{**SIZES, **config})
+    outputs: list[TokenOutput] = []
+    for each in asked:
+        engine.add(each)
+        for _ in range(late):
+            outputs += engine.step()
+            engine.check_integrity()
+    while engine.has_work:
+        outputs += engine.step()
+        engine.check_integrity()
+    return outputs, engine
+
+
+def sorted_out(outputs: list[TokenOutput]) -> dict[tuple[str, int], list[object]]:
+    """By choice all that is told, but for what was guessed."""
+    found: dict[tuple[str, int], list[object]] = {}
+    for each in outputs:
+        told = replace(
+            each, accepted=0, rejected=0, logprob=None, top_logprobs=(), cached_tokens=0, prompt=()
+        )
+        numbers = [
+            each.logprob,
+            *(value for _, value in each.top_logprobs),
+            *(p.logprob for p in each.prompt),
+        ]
+        ids = [*(token for token, _ in each.top_logprobs), *(p.token_id for p in each.prompt)]
+        rounded = [None if number is None else round(number, 4) for number in numbers]
+        told_all = (told.token_id, told.finish, str(told.error), ids, rounded)
+        found.setdefault((each.request_id, each.choice), []).append(told_all)
+    return found
+
+
+@cache
+def right() -> dict[tuple[str, int], list[object]]:
+    return sorted_out(outputs_of([make() for make in REQUESTS])[0])
+
+
+class Prophet:
+    """Knows what comes, and is wrong at every `wrong`th place of the answer."""
+
+    wrong = 1 << 30
+    answers: dict[tuple[int, ...], list[list[int]]] | None = None
+
+    def __init__(self, prompt: NgramIndex, generated: list[int]) -> None:
+        self.prompt, self.generated = tuple(prompt.tokens), generated
+
+    def propose(self, most: int) -> list[int]:
+        start = len(self.generated)
+        for line in (self.answers or known())[self.prompt]:
+            if line[:start] == self.generated:
+                guessed = line[start : start + most]
+                places = range(start, start + len(guessed))
+                return [
+                    (t + 1) % 40 if p % self.wrong == 2 else t for p, t in zip(places, guessed, strict=True)
+                ]
+        raise AssertionError("it said what it never says")
+
+
+@cache
+def known() -> dict[tuple[int, ...], list[list[int]]]:
+    """Answers by prompt."""
+    found: dict[tuple[int, ...], list[list[int]]] = {}
+    ids = {each.request_id: each.prompt_ids for each in (make() for make in REQUESTS)}
+    for (name, _), line in right().items():
+        found.setdefault(ids[name], []).append([said[0] for said in line])  # type: ignore[index]
+    return found
+
+
+@pytest.fixture(params=["ngrams", "prophet", "half right", "all wrong"])
+def guesses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    known()
+    wrong = {"prophet": 1 << 30, "half right": 3, "all wrong": 1}
+    if request.param in wrong:
+        monkeypatch.setattr(Prophet, "wrong", wrong[request.param])
+        if request.param == "all wrong":
+            monkeypatch.setattr(
+                Prophet,
+                "propose",
+                lambda self, most, ask=Prophet.propose: [(t + 1) % 40 for t in ask(self, most)],
+            )
+        monkeypatch.setattr(speculation, "NgramProposer", Prophet)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("late", [0, 3])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_all_answers_are_those_without(guesses: str, graphs: bool, late: int) -> None:
+    outputs, engine = outputs_of([make() for make in REQUESTS], graphs=graphs, late=late, speculation="ngram")
+    assert sorted_out(outputs) == right()
+    stats = engine.stats
+    assert stats.faults == 0
+    assert stats.drafted_tokens == sum(each.accepted + each.rejected for each in outputs)
+    assert stats.accepted_tokens == sum(each.accepted for each in outputs)
+    assert stats.drafted_tokens > 0
+    if guesses != "ngrams":  # random weights seldom quote
+        assert (stats.accepted_tokens > 40) == (guesses != "all wrong")
+        assert (stats.accepted_tokens > 0.9 * stats.drafted_tokens) == (guesses == "prophet")
+    assert stats.generated_tokens == sum(each.token_id is not None for each in outputs)
+
+
+def test_few_blocks_preempt_and_change_no_token(guesses: str) -> None:
+    sizes = {"num_blocks": 30, "max_num_seqs": 5, "max_batched_tokens": 9, "max_model_len": 64}
+    outputs, engine = outputs_of([make() for make in REQUESTS], late=1, speculation="ngram", **sizes)
+    assert sorted_out(outputs) == right()
+    assert engine.stats.preemptions > 0
+    assert engine.stats.free_blocks == 30
+
+
+@pytest.mark.parametrize("which", range(len(REQUESTS) - 2))
+def test_alone_one_that_knows_takes_an_eighth_of_the_steps(
+    which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known()
+    monkeypatch.setattr(speculation, "NgramProposer", Prophet)
+    asked = REQUESTS[which]()
+    outputs, engine = outputs_of([asked], speculation="ngram")
+    assert sorted_out(outputs) == {key: line for key, line in right().items() if key[0] == asked.request_id}
+    longest = max(map(len, sorted_out(outputs).values()))
+    streams = asked.sampling.n
+    # The prompt's step, two that get wider, then eight tokens each.
+    assert engine.stats.steps <= streams * (3 + -(-longest // (MOST + 1)))
+
+
+def test_a_step_ahead_of_the_host_waits_for_tokens_that_were_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is guessed, steps run ahead as ever."""
+    known()
+    monkeypatch.setattr(speculation, "NgramProposer", Prophet)
+    ask = Prophet.propose
+    monkeypatch.setattr(
+        Prophet, "propose", lambda self, most: ask(self, most) if len(self.generated) > 9 else []
+    )
+    outputs, engine = outputs_of([REQUESTS[0]()], graphs=True, speculation="ngram")
+    assert sorted_out(outputs) == {("greedy", 0): right()["greedy", 0]}
+    assert engine.stats.steps < 20, "it has run ahead for nine tokens, and then no more"
+    monkeypatch.setattr(Prophet, "propose", lambda self, most: [])
+    engine, eager = engine_with(True, Toy(), speculation="ngram", **SIZES)
+    engine.add(REQUESTS[0]())
+    finish(engine)
+    assert eager is not None
+    assert eager.followed > 30
+
+
+def test_drafts_are_run_by_graphs_of_chunks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU; here the same shapes, on the buffers that a graph would read."""
+    known()
+    monkeypatch.setattr(speculation, "NgramProposer", Prophet)
+    engine, _ = engine_with(True, Toy(), speculation="ngram", **SIZES)
+    pool = recorded(engine)
+    for make in REQUESTS:
+        engine.add(make())
+    outputs: list[TokenOutput] = []
+    while engine.has_work:
+        outputs += engine.step()
+        engine.check_integrity()
+    assert sorted_out(outputs) == right()
+    assert pool.replays > 3
+    assert engine.stats.accepted_tokens > 30
+
+
+class Sure:
+    """Always guesses the same token: that it is chosen has nothing to do with that."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def propose(self, most: int) -> list[int]:
+        return [7] * most
+
+
+def test_a_seed_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the distribution is that without guesses: each place has its own random number."""
+    monkeypatch.setattr(speculation, "NgramProposer", Sure)
+    drawn = {"temperature": 1.1, "max_tokens": 12, "logit_bias": {7: 3.0}}
+    answers: dict[str, list[list[object]]] = {}
+    for mode in ("off", "ngram"):
+        asked = [quoting(str(seed), [1, 2, 1], seed=seed, **drawn) for seed in range(60)]
+        outputs, engine = outputs_of(asked, speculation=mode, late=2)
+        answers[mode] = [line for _, line in sorted(finish_lines(outputs).items())]
+    assert 30 < engine.stats.accepted_tokens < engine.stats.drafted_tokens
+    assert answers["off"] == answers["ngram"]
+    assert len({tuple(line) for line in answers["off"]}) > 50
+
+
+def finish_lines(outputs: list[TokenOutput]) -> Answers:
+    found: Answers = {}
+    for each in outputs:
+        found.setdefault((each.request_id, each.choice), []).append(each.token_id)
+    return found
+
+
+def test_what_is_drawn_without_a_seed_has_the_networks_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guess of 7 makes 7 no likelier, after a 7 that was guessed neither."""
+    monkeypatch.setattr(speculation, "NgramProposer", Sure)
+    shares = {}
+    for mode in ("off", "ngram"):
+        drawn = {"n": 6, "temperature": 1.4, "max_tokens": 3, "logit_bias": {7: 5.0}}
+        asked = [quoting(str(i), [3, 1], **drawn) for i in range(50)]
+        outputs, engine = outputs_of(asked, speculation=mode, late=3)
+        lines = list(finish_lines(outputs).values())
+        shares[mode] = [sum(line[place] == 7 for line in lines) / len(lines) for place in range(3)]
+    assert engine.stats.accepted_tokens > 15
+    for place in range(3):  # 300 draws: a share's deviation is below 0.03
+        assert abs(shares["off"][place] - shares["ngram"][place]) < 0.2
+
+
+@pytest.mark.usefixtures("guesses")
+def test_aborts_free_everything() -> None:
+    engine, _ = engine_with(False, Toy(), speculation="ngram", **SIZES)
+    outputs: list[TokenOutput] = []
+    for make in REQUESTS:
+        engine.add(make())
+    for step in range(8):
+        outputs += engine.step()
+        outputs += engine.abort(("greedy", "drawn", "sees", "told")[step % 4], 0 if step < 4 else None)
+        engine.check_integrity()
+    while engine.has_work:
+        outputs += engine.step()
+        engine.check_integrity()
+    for key, line in sorted_out(outputs).items():
+        said = [told for told in line if told[1] != "abort"]  # type: ignore[index]
+        assert said == right()[key][: len(said)]
+    assert engine.stats.free_blocks == SIZES["num_blocks"]
+
+
+@pytest.mark.parametrize("kind", [Toy])
+def test_any_interleaving(kind: type[Toy], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of requests, steps and aborts, with few blocks and slots, when everybody guesses."""
+    original = test_interleaving.engine
+    stats = []
+
+    def speculating(model: Toy | None = None, **config: int) -> object:
+        made = original(model, speculation="ngram", **config)  # type: ignore[arg-type]
+        stats.append(made)
+        return made
+
+    model, answers = kind(), dict[tuple[int, ...], list[list[int]]]()
+    worlds = [
+        (
+            [("add", (w, 16, s)) for w, s in ((0, {}), (2, {"n": 2}), (3, {"temperature": 0.9, "seed": 2}))],
+            14,
+            5,
+            12,
+        ),
+        (
+            [("add", (6, 16, {})), ("step", 4), ("add", (4, 10, {})), ("step", 3), ("abort", (0, None))],
+            12,
+            4,
+            5,
+        ),
+        (
+            [("add", (w, 16, {"n": 3, "temperature": 1.2, "seed": 1})) for w in (1, 5)] + [("step", 2)],
+            13,
+            5,
+            3,
+        ),
+    ]
+    for world in worlds:  # what comes alone is asked of an engine that guesses nothing
+        for _, (which, count, sampling) in (each for each in world[0] if each[0] == "add"):
+            said = test_interleaving.alone(model, which, count, tuple(sampling.items()))
+            ids, _ = prompt_of(*test_interleaving.PROMPTS[which])
+            answers.setdefault(ids, []).extend(said.values())
+    monkeypatch.setattr(Prophet, "answers", answers)
+    monkeypatch.setattr(speculation, "NgramProposer", Prophet)
+    monkeypatch.setattr(test_interleaving, "engine", speculating)
+    monkeypatch.setattr(test_interleaving, "event", lambda _: None)
+    for world in worlds:
+        test_interleaving.interleave(model, *world)
+    assert sum(each.stats.accepted_tokens for each in stats) > 10
+    assert sum(each.stats.preemptions for each in stats) > 0
+
+
+def test_the_next_turn_starts_from_blocks_of_drafts_that_were_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    known()
+    monkeypatch.setattr(speculation, "NgramProposer", Prophet)
+    engine, _ = engine_with(False, Toy(), speculation="ngram", **SIZES)
+    engine.add(REQUESTS[0]())
+    line = [token for token in finish(engine)["greedy", 0] if isinstance(token, int)]
+    before = engine.stats.prefix_hit_tokens
+    prompt = [*REQUESTS[0]().prompt_ids, *line, 9]
+    monkeypatch.setattr(speculation, "NgramProposer", Sure)
+    engine.add(quoting("next", prompt, max_tokens=6))
+    said = finish(engine)["next", 0]
+    # All of it but the last token, whose keys nobody computed: in whole blocks of 4.
+    assert engine.stats.prefix_hit_tokens - before == (len(prompt) - 2) // 4 * 4
+    fresh, _ = engine_with(False, Toy(), **SIZES)
+    fresh.add(quoting("next", prompt, max_tokens=6))
+    assert finish(fresh)["next", 0] == said
+
+
+def test_a_guess_that_breaks_the_network_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN comes to the rows before it, too: the sequence is computed again, and guesses no more."""
+    known()
+    monkeypatch.setattr(Sure, "propose", lambda self, most: [POISON] * most)
+    monkeypatch.setattr(speculation, "NgramProposer", Sure)
+    outputs, engine = outputs_of([REQUESTS[0](), REQUESTS[3]()], speculation="ngram")
+    assert sorted_out(outputs) == {key: right()[key] for key in (("greedy", 0), ("filtered", 0))}
+    assert engine.stats.accepted_tokens == 0 < engine.stats.drafted_tokens
+    assert engine.stats.preemptions == 2
+
+
+def test_no_step_has_more_rows_of_logits_than_sequences_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation, "NgramProposer", Sure)
+    most: dict[int, int] = {}
+    for slots, budget in ((1, 64), (3, 64), (6, 64), (10, 64), (10, 10)):
+        engine, _ = engine_with(
+            False, Toy(), speculation="ngram", **SIZES | {"max_num_seqs": slots, "max_batched_tokens": budget}
+        )
+        original, sizes = engine._runner.run, []
+
+        def run(step: Schedule, original=original, sizes=sizes) -> torch.Tensor:  # type: ignore[no-untyped-def]
+            logits = original(step)
+            sizes.append((len(logits), step.tokens, sum(bool(chunk.drafts) for chunk in step.chunks)))
+            return logits  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(engine._runner, "run", run)
+        for number in range(5):
+            engine.add(quoting(str(number), [number, 3]))
+        finish(engine)
+        assert max(rows for rows, _, _ in sizes) <= slots
+        assert max(tokens for _, tokens, _ in sizes) <= max(budget, 10)
+        most[slots] = max(drafting for _, _, drafting in sizes)
+    assert most[1] == 0
+    assert most[10] == 5, "what room there is, is everybody's"
+
+
+def extended(tokens: int, *, alone: bool = False, **sampling: object) -> list[Chunk]:
+    """A step of one sequence that has 3 tokens of its answer, with the drafts that it gets."""
+    engine, _ = engine_with(False, Toy(), speculation="ngram", **SIZES)
+    engine.add(quoting("a", [1, 2, 3], **sampling))
+    for _ in range(3):
+        engine.step()
+    (sequence,) = engine._requests["a"]
+    sequence.drafts = Drafts(Sure())  # those until now were wrong
+    step = replace(engine._scheduler.schedule(), alone=alone)
+    engine._speculation._config = replace(engine.config, max_batched_tokens=tokens, max_num_seqs=tokens)
+    engine._speculation.extend(step, engine._scheduler.pool)
+    return step.chunks
+
+
+def test_drafts_keep_to_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the step's tokens, and of the answer's: its last token is never computed."""
+    monkeypatch.setattr(speculation, "NgramProposer", Sure)
+    assert [len(chunk.drafts) for chunk in extended(64)] == [4]
+    assert [len(chunk.drafts) for chunk in extended(3)] == [2]
+    assert [len(chunk.drafts) for chunk in extended(64, alone=True)] == [0]
+    assert [len(chunk.drafts) for chunk in extended(64, max_tokens=6)] == [2]
+    assert [len(chunk.drafts) for chunk in extended(64, max_tokens=4)] == [0]
+    engine, _ = engine_with(False, Toy(), speculation="ngram", **SIZES)
+    engine.add(quoting("a", [1, 2, 3]))
+    engine.step()
+    (sequence,) = engine._requests["a"]
+    chunk = Chunk(sequence, 3, 4)
+    assert engine._speculation._guess([chunk], 2) == {0: [7, 7]}, "beside many forced tokens"
+
+
+def test_a_step_with_a_prompt_has_no_drafts() -> None:
+    engine, _ = engine_with(False, Toy(), speculation="ngram", **SIZES)
+    seen = []
+    original = engine._runner.run
+
+    def run(step: Schedule) -> torch.Tensor:
+        prompts = [chunk for chunk in step.chunks if chunk.start < len(chunk.sequence.prompt)]
+        seen.append((bool(prompts), any(chunk.drafts for chunk in step.chunks)))
+        return original(step)
+
+    engine._runner.run = run  # type: ignore[method-assign]
+    engine.add(quoting("first", [1, 2] * 6, max_tokens=60))
+    for number in range(12):
+        engine.step()
+        engine.add(quoting(str(number), [number, 3] * 4))
+    finish(engine)
+    assert (True, False) in seen
+    assert (False, True) in seen
+    assert (True, True) not in seen
+
+
+def test_recurrent_states_and_gpus_go_without() -> None:
+    config = EngineConfig(num_blocks=8, speculation="ngram")
+    assert config_for(HybridToy(), config).speculation == "off"
+    assert config_for(Toy(), config).speculation == "ngram"
+    assert config_for(Toy(), replace(config, speculation="auto")).speculation == "auto"
+
+    class OnGpu(Toy):
+        device = torch.device("cuda")
+
+    assert config_for(OnGpu(), replace(config, speculation="auto")).speculation == "off"
+    assert config_for(OnGpu(), config).speculation == "ngram"
+    engine, _ = engine_with(False, HybridToy(), speculation="ngram")
+    engine.add(quoting("a", [1, 2, 1, 2, 1]))
+    finish(engine)
+    assert engine.stats.drafted_tokens == 0
+
+
+def test_a_mode_that_is_none_is_refused() -> None:
+    with pytest.raises(RequestError, match="speculation 'mtp' is unknown; use auto, off, ngram"):
+        EngineConfig(num_blocks=8, speculation="mtp")  # type: ignore[arg-type]
+
+
+def decide(payoff: Payoff, steps: int, plain_s: float, drafted_s: float, tokens: int) -> list[bool]:
+    made = []
+    for _ in range(steps):
+        made.append(payoff.try_drafts())
+        payoff.note(made[-1], drafted_s if made[-1] else plain_s, tokens if made[-1] else 4, 4)
+    return made
+
+
+def test_auto_takes_what_pays_and_looks_again_now_and_then() -> None:
+    for drafted_s, tokens, pays in ((2.0, 12, True), (2.0, 8, False), (1.0, 4, False), (1.0, 5, True)):
+        made = decide(Payoff(), 10 * AGAIN, 1.0, drafted_s, tokens)
+        assert made[: 2 * FEW].count(True) == FEW, "both are measured first"
+        later = made[2 * FEW :]
+        assert abs(later.count(not pays) - len(later) / AGAIN) <= 1
+        assert later.count(pays) > 0.95 * len(later)
+
+
+def test_auto_changes_its_mind_when_answers_change() -> None:
+    payoff = Payoff()
+    assert decide(payoff, 200, 1.0, 2.0, 12)[-1]
+    assert not all(decide(payoff, 60, 1.0, 2.0, 4)), "nothing is right any more"
+    assert not any(decide(payoff, AGAIN - 1, 1.0, 2.0, 4)[:10])
+    decide(payoff, 30 * AGAIN, 1.0, 2.0, 16)
+    assert sum(decide(payoff, AGAIN, 1.0, 2.0, 16)) >= AGAIN - 1, "and back"
+
+
+def test_one_long_step_decides_nothing() -> None:
+    payoff = Payoff()
+    decide(payoff, 100, 1.0, 2.0, 12)
+    payoff.note(True, 1000.0, 12, 4)
+    assert payoff.try_drafts()
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_auto_measures_its_steps(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test: a row of a step takes a second, or a step does."""
+    known()
+    monkeypatch.setattr(speculation, "NgramProposer", Prophet)
+    engine, _ = engine_with(False, Toy(), speculation="auto", **SIZES)
+    now = [0.0]
+    engine._speculation._clock = lambda: now[0]
+    original = engine._runner.run
+
+    def run(step: Schedule) -> torch.Tensor:
+        now[0] += 1.0 if pays else step.tokens
+        return original(step)
+
+    engine._runner.run = run  # type: ignore[method-assign]
+    accepted = []
+    for _ in range(12):
+        engine.add(REQUESTS[0]())
+        before = engine.stats.accepted_tokens
+        finish(engine)
+        accepted.append(engine.stats.accepted_tokens - before)
+    assert accepted[0] > 0, "it tries"
+    assert all(accepted[1:]) if pays else sum(accepted[1:]) <= 2 * MOST * (12 * 40 // AGAIN)
+
+
+def test_a_chunk_knows_what_it_samples() -> None:
+    engine, _ = engine_with(False)
+    engine.add(quoting("a", [1, 2, 3]))
+    (sequence,) = engine._requests["a"]
+    assert Chunk(sequence, 0, 2).logits == 0
+    assert Chunk(sequence, 0, 3).logits == 1
+    assert Chunk(sequence, 2, 5, drafts=(4, 5)).logits == 3
