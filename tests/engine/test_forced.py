@@ -18,7 +18,14 @@ from snugvl.engine import checkpoints, overlap
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.sampling import grammar
-from snugvl.engine.sampling.grammar import MOST_FORCED, QUICK_S, WAIT_S, MaskPace, TokenGrammar
+from snugvl.engine.sampling.grammar import (
+    MOST_FORCED,
+    QUICK_S,
+    WAIT_S,
+    GrammarState,
+    MaskPace,
+    TokenGrammar,
+)
 from snugvl.engine.scheduler import Schedule
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
@@ -222,7 +229,7 @@ def test_a_grammar_that_breaks_after_forced_tokens_gives_them_first() -> None:
     assert finish(engine)["a", 0] == [10, 11, 12, "error"]
 
 
-class Late:
+class Late(GrammarState):
     """Free; the mask after `at` tokens takes until `go`."""
 
     error = None
@@ -283,7 +290,7 @@ def test_masks_that_always_take_long_keep_nobody_from_running_ahead() -> None:
         engine.add(typed("a", [3, 1, 4]))
         mask = engine._requests["a"][0].grammar
         assert mask is not None
-        mask._pace = pace
+        mask.pace = pace
         finish(engine)
         assert (eager.followed > 0) == runs
 

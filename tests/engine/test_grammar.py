@@ -34,7 +34,7 @@ class Rule:
         return State(self, self.log[-1])
 
 
-class State:
+class State(GrammarState):
     def __init__(self, owner: Rule, seen: list[int]) -> None:
         self.owner = owner
         self.seen = seen

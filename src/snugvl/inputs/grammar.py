@@ -9,16 +9,17 @@ recurses, and a stack that overflows takes the process along); then it is tried 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from threading import Lock
-from typing import Final
+from typing import Final, Self
 
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
-from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
+from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar, mask_threads
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.forms import markers
@@ -128,6 +129,12 @@ class GrammarCompiler:
         return compiled
 
 
+@cache
+def _executor() -> LLExecutor:
+    """Threads of Rust's, of as many processors as masks get."""
+    return LLExecutor(num_threads=mask_threads())
+
+
 class _Compiled:
     """A grammar whose first mask is known: all choices of all requests begin with it."""
 
@@ -142,7 +149,7 @@ class _Compiled:
             return _State(self._matcher.deep_copy(), self._first)
 
 
-class _State:
+class _State(GrammarState):
     """Where one choice is. What Rust panics at is an error of this grammar, not the end of the engine."""
 
     def __init__(self, matcher: LLMatcher, first: bytes) -> None:
@@ -162,6 +169,19 @@ class _State:
             return
         with self._guarded():
             self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
+
+    @classmethod
+    def fill_all(cls, states: Sequence[Self], bits: torch.Tensor) -> None:
+        if len(states) == 1 or any(state._first is not None for state in states):
+            super().fill_all(states, bits)
+            return
+        pairs = [(state._matcher, row) for row, state in enumerate(states)]
+        try:
+            _executor().unsafe_compute_mask_ptr(pairs, bits.data_ptr(), bits[0].nbytes, len(bits))
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+                raise
+            super().fill_all(states, bits)  # it doesn't say whose grammar Rust panicked at
 
     def accept(self, token: int) -> None:
         self._first = None
