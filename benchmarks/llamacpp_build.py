@@ -169,8 +169,10 @@ def _without(pattern: re.Pattern[str], kept: tuple[str, ...], text: str) -> str:
     return pattern.sub(lambda found: found[0] if found[1] in kept else LEFT, text)
 
 
-def build(source: Path, out: Path, *, cuda: bool, cublas: Path | None, jobs: int, native: bool) -> None:
-    """Configure, compile `llama-server`, and gather it with its libraries."""
+def build(
+    source: Path, out: Path, targets: list[str], *, cuda: bool, cublas: Path | None, jobs: int, native: bool
+) -> None:
+    """Configure, compile `llama-server` or other targets, and gather it with its libraries."""
     began = time.monotonic()
     folder = out / "build"
     folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +189,7 @@ def build(source: Path, out: Path, *, cuda: bool, cublas: Path | None, jobs: int
     run = subprocess.run([*words, *(f"-D{name}={value}" for name, value in options.items())], env=environment)
     if run.returncode:
         sys.exit("cmake's configuration failed")
-    run = subprocess.run(["ninja", "-C", str(folder), "-j", str(jobs), "llama-server"], env=environment)
+    run = subprocess.run(["ninja", "-C", str(folder), "-j", str(jobs), *targets], env=environment)
     if run.returncode:
         sys.exit("the build failed")
     for path in (folder / "bin").glob("*"):
@@ -196,7 +198,7 @@ def build(source: Path, out: Path, *, cuda: bool, cublas: Path | None, jobs: int
     for path in out.glob("*"):
         if path.is_file() and not path.is_symlink():
             subprocess.run(["strip", str(path)], check=True)
-    print(f"{out / 'llama-server'}: built in {time.monotonic() - began:.0f} s by {jobs} jobs")
+    print(f"{out}: {', '.join(targets)} built in {time.monotonic() - began:.0f} s by {jobs} jobs")
 
 
 def _cublas(unpacked: Path, folder: Path) -> dict[str, str]:
@@ -240,6 +242,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="without CUDA")
     parser.add_argument("--native", action="store_true", help="for this machine's processor alone")
     parser.add_argument("--cublas", type=Path, help="the unpacked wheel nvidia-cublas")
+    parser.add_argument("--targets", nargs="+", default=["llama-server", "ggml-cpu"], metavar="TARGET")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     if given.what == "tree":
@@ -248,7 +251,7 @@ def main() -> None:
         pack(given.source, given.out)
     else:
         build(
-            given.source, given.out.resolve(), cuda=not given.cpu, cublas=given.cublas, jobs=given.jobs,
+            given.source, given.out.resolve(), given.targets, cuda=not given.cpu, cublas=given.cublas, jobs=given.jobs,
             native=given.native,
         )  # fmt: skip
 
