@@ -154,6 +154,9 @@ def test_a_plan_is_a_command(load: Load) -> None:
     assert words[words.index("-c") + 1] == str(choice.settings.context)
     assert words[words.index("--image-max-tokens") + 1] == str(choice.tokens)
     assert words[words.index("-fit") + 1] == "off"
+    assert "--no-warmup" not in words
+    small = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060", max_pixels=1024 * 1024)
+    assert "--no-warmup" in next_command(small, Wishes()), "which would take more than any picture"
     alone = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060", images=0)
     assert "--mmproj" not in next_command(alone, Wishes())
     several = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060", concurrency=3, context=4096)
