@@ -1,16 +1,20 @@
 """Grammars allow what they should and nothing else, and bad ones are refused before anything starts."""
 
 import json
+import random
 import re
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar, Tool, ToolUse
-from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
+from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar, unpacked
 from snugvl.errors import RequestError
+from snugvl.inputs import grammar
 from snugvl.inputs.constraints import grammar_text
 from snugvl.inputs.grammar import KEPT, SLICES, GrammarCompiler, _State
 from snugvl.inputs.tokenizer import Tokenizer
@@ -346,15 +350,91 @@ def test_what_rust_panics_at_is_an_error_of_the_grammar() -> None:
         def consume_token(self, token: int) -> None:
             raise Panic("index out of\nbounds")
 
-    state = _State(cast("Any", Matcher()), b"")
+    owner = SimpleNamespace(sound=True)
+    state = _State(cast("Any", Matcher()), b"", cast("Any", owner))
     assert state.error is None
     state.accept(3)
     assert state.error == "Panic: index out of bounds"
+    assert not owner.sound
+
+
+def test_a_panic_in_one_of_several_is_no_error_of_the_others(
+    compiler: GrammarCompiler, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panics:
+        def unsafe_compute_mask_ptr(self, *told: object) -> None:
+            raise BaseException("somebody's")
+
+    answers = compiler.compile(Grammar("regex", "(ab|b)*"), choices=3)
+    states = [moved(answers.start(), backend, "ab") for _ in range(3)]
+    monkeypatch.setattr(grammar, "_executor", Panics)
+    bits = torch.zeros(3, VOCAB // 32, dtype=torch.int32)
+    _State.fill_all(states, bits)
+    assert [state.error for state in states] == [None] * 3
+    assert all(set(row.nonzero()[:, 0].tolist()) == allowed(states[0]) for row in unpacked(bits, VOCAB))
+
+
+def moved(state: GrammarState, backend: Backend, text: str) -> _State:
+    """A state after a text."""
+    assert isinstance(state, _State)
+    for token in backend.encode(text).ids:
+        state.accept(token)
+    return state
+
+
+def test_masks_that_are_made_together_are_those_made_alone(
+    compiler: GrammarCompiler, backend: Backend
+) -> None:
+    schema = Grammar("json_schema", json.dumps({"type": "string", "maxLength": 6}))
+    texts = ['"a', '"ab cd', '"', '"ab cdef', '""', '"\\']
+    answers = compiler.compile(schema, choices=len(texts))
+    states = [moved(answers.start(), backend, text) for text in texts]
+    bits = torch.full((len(texts), VOCAB // 32), 7, dtype=torch.int32)
+    _State.fill_all(states, bits)
+    rows = [set(row.nonzero()[:, 0].tolist()) for row in unpacked(bits, VOCAB)]
+    assert rows == [allowed(state) for state in states]
+    assert len({frozenset(row) for row in rows}) > 3, "they differ"
+    begun = answers.start()
+    assert isinstance(begun, _State)
+    _State.fill_all([states[0], begun], bits[:2])  # one that has taken nothing yet
+    assert set(unpacked(bits, VOCAB)[1].nonzero()[:, 0].tolist()) == allowed(compiler.compile(schema).start())
+
+
+# The automaton of this one has a state for each of its last fourteen letters: more than may be.
+HUNGRY = Grammar("regex", "(a|b)*a(a|b){14}c")
+
+
+def follow(state: GrammarState, backend: Backend, seed: int) -> str | None:
+    """Why a state can't go on after some hundred letters."""
+    draw = random.Random(seed)
+    letters = [backend.token_to_id(letter) for letter in "ab"]
+    for _ in range(400):
+        if state.error is None:
+            allowed(state)
+            state.accept(draw.choice(letters))
+    return state.error
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_one_answer_takes_nothing_from_those_after_it(
+    backend: Backend, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all share their automata, they are made again as soon as they have grown too large."""
+    monkeypatch.setattr(grammar, "AGAIN_S", 60.0 if own else 0.0)
+    compiler = compiler_of(backend)
+    errors = [follow(compiler.compile(HUNGRY).start(), backend, seed) for seed in range(60)]
+    assert len([error for error in errors if error]) == (0 if own else 1)
+    answers = compiler.compile(HUNGRY, choices=3)
+    matchers = {id(next(cast("Any", answers)._matchers)) for _ in range(9)}
+    assert len(matchers) == (3 if own else 1)
 
 
 def test_a_compiled_grammar_is_kept(compiler: GrammarCompiler) -> None:
-    grammar = Grammar("json_schema", '{"type": "string", "maxLength": 7}')
-    assert compiler.compile(grammar) is compiler.compile(grammar)
+    asked = Grammar("json_schema", '{"type": "string", "maxLength": 7}')
+    compiler.compile(asked)
+    before = list(compiler._kept.values())[-1]
+    compiler.compile(asked)
+    assert list(compiler._kept.values())[-1] is before
     for length in range(KEPT):
         compiler.compile(Grammar("regex", f"a{{{length}}}"))
     assert len(compiler._kept) == KEPT

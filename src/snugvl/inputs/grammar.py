@@ -8,10 +8,12 @@ recurses, and a stack that overflows takes the process along); then it is tried 
     kept? ─ no ─► sizes ─► llguidance's own form ─► tried ─► compiled, first mask ─► kept
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import cycle
 from threading import Lock
 from typing import Final, Self
 
@@ -19,7 +21,7 @@ import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
-from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar, mask_threads
+from snugvl.engine.sampling.grammar import MOST_THREADS, GrammarState, TokenGrammar, mask_threads
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.forms import markers
@@ -28,6 +30,7 @@ from snugvl.inputs.trials import Trials
 
 KEPT: Final = 16  # compiled grammars
 KEPT_BYTES: Final = 8 << 20  # of each that is kept, at most
+AGAIN_S: Final = 0.02  # that a grammar may take to be compiled, if it is to be compiled for each choice
 # Classes of tokens that a mask allows as a whole, where the grammar allows all of a class: white space, and
 # what a JSON string holds, up to so many characters. In strings with a `maxLength` masks of 151,936 tokens
 # take 0.29 ms so, and 0.43 with llguidance's own lengths (10, 30).
@@ -66,10 +69,10 @@ class GrammarCompiler:
             (grammar.kind, grammar.source), lambda: grammar_text(grammar, field), field, go_on
         )
         check_choices(grammar, choices, field)
-        return compiled
+        return compiled.answers(choices)
 
-    def compile_tools(self, use: ToolUse, *, go_on: GoOn = going_on) -> TokenGrammar:
-        """A grammar for an answer with tool calls. `go_on`: as in `compile`.
+    def compile_tools(self, use: ToolUse, *, choices: int = 1, go_on: GoOn = going_on) -> TokenGrammar:
+        """A grammar for an answer with tool calls. `choices`, `go_on`: as in `compile`.
 
         Raises:
             RequestError: a tool's name or schema, or the choice, can't be used.
@@ -79,7 +82,8 @@ class GrammarCompiler:
             lark = tools_lark(self._form, use, self.marker_tokens, self._trials, go_on)
             return LLMatcher.grammar_from_lark(lark)
 
-        return self._compiled(("tools", repr(use)), text, "tools", go_on)
+        compiled = self._compiled(("tools", repr(use)), text, "tools", go_on)
+        return compiled.answers(choices)
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -108,17 +112,18 @@ class GrammarCompiler:
                 )
             return self._made
 
-    def _compiled(self, key: Kept, make: Callable[[], str], field: str, go_on: GoOn) -> TokenGrammar:
+    def _compiled(self, key: Kept, make: Callable[[], str], field: str, go_on: GoOn) -> "_Compiled":
         """The grammar that was kept for a key, or the one that `make` gives in llguidance's own form."""
         with self._lock:
-            if key in self._kept:
+            if key in self._kept and self._kept[key].sound:
                 self._kept.move_to_end(key)
                 return self._kept[key]
         text = make()
         verdict = self._trials.check(text, go_on)
         if verdict.error:
             raise refused(verdict.error, key[0], field)
-        compiled = _Compiled(LLMatcher(self._tokenizer, text, log_level=0, limits=limits()))
+        tokenizer, most = self._tokenizer, KEPT_BYTES // max(verdict.bytes, 1)
+        compiled = _Compiled(lambda: LLMatcher(tokenizer, text, log_level=0, limits=limits()), most)
         if compiled.error is not None:
             raise refused(compiled.error, key[0], field)
         if verdict.bytes <= KEPT_BYTES:
@@ -136,32 +141,59 @@ def _executor() -> LLExecutor:
 
 
 class _Compiled:
-    """A grammar whose first mask is known: all choices of all requests begin with it."""
+    """A grammar whose first mask is known: all choices of all requests begin with it.
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
-        self._lock = Lock()
-        self._first = b"" if matcher.is_error() else matcher.compute_bitmask()  # finds what allows nothing
-        self.error = matcher.get_error() if matcher.is_error() else None
+    Attributes:
+        error: what is wrong with it, or None.
+        sound: False once an answer could not go on.
+    """
+
+    def __init__(self, make: Callable[[], LLMatcher], most: int) -> None:
+        """`most`: matchers that one request may have."""
+        begun = time.monotonic()
+        self._matcher, self._make = make(), make
+        broken = self._matcher.is_error()
+        self._first = b"" if broken else self._matcher.compute_bitmask()  # finds what allows nothing
+        self.error = self._matcher.get_error() if self._matcher.is_error() else None
+        self.sound = True
+        self._most = min(MOST_THREADS, most) if time.monotonic() - begun < AGAIN_S else 0
+
+    def answers(self, choices: int) -> TokenGrammar:
+        """For one request.
+
+        Copies of a matcher share its automata of words, and a lock that each holds while it makes a mask, so
+        eight threads were no faster than one. The automata only grow, up to a limit, so that in the end no
+        answer could go on. Each choice has its own where that costs little.
+        """
+        matchers = [self._make() for _ in range(min(choices, self._most))] or [self._matcher]
+        return _Answers(self, matchers, self._first)
+
+
+class _Answers:
+    """The choices of one request."""
+
+    def __init__(self, owner: _Compiled, matchers: Sequence[LLMatcher], first: bytes) -> None:
+        self._owner, self._matchers, self._first = owner, cycle(matchers), first
 
     def start(self) -> GrammarState:
-        with self._lock:
-            return _State(self._matcher.deep_copy(), self._first)
+        return _State(next(self._matchers).deep_copy(), self._first, self._owner)
 
 
 class _State(GrammarState):
     """Where one choice is. What Rust panics at is an error of this grammar, not the end of the engine."""
 
-    def __init__(self, matcher: LLMatcher, first: bytes) -> None:
+    def __init__(self, matcher: LLMatcher, first: bytes, owner: _Compiled) -> None:
         self._matcher = matcher
         self._first: bytes | None = first  # the mask, until there was a token
         self._panic: str | None = None
+        self._owner = owner
 
     @property
     def error(self) -> str | None:
-        if self._panic is not None:
-            return self._panic
-        return one_line(self._matcher.get_error()) if self._matcher.is_error() else None
+        if self._panic is None and not self._matcher.is_error():
+            return None
+        self._owner.sound = False  # so that it isn't kept: others' answers may have come to this
+        return self._panic or one_line(self._matcher.get_error())
 
     def fill(self, bits: torch.Tensor) -> None:
         if self._first is not None:
