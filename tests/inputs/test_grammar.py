@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar, Tool, ToolUse
-from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar, unpacked
+from snugvl.engine.sampling.grammar import MOST_THREADS, GrammarState, TokenGrammar, unpacked
 from snugvl.errors import RequestError
 from snugvl.inputs import grammar
 from snugvl.inputs.constraints import grammar_text
@@ -350,12 +350,11 @@ def test_what_rust_panics_at_is_an_error_of_the_grammar() -> None:
         def consume_token(self, token: int) -> None:
             raise Panic("index out of\nbounds")
 
-    owner = SimpleNamespace(sound=True)
-    state = _State(cast("Any", Matcher()), b"", cast("Any", owner))
+    lent = SimpleNamespace(owner=SimpleNamespace(first=b""))
+    state = _State(cast("Any", Matcher()), cast("Any", lent))
     assert state.error is None
     state.accept(3)
     assert state.error == "Panic: index out of bounds"
-    assert not owner.sound
 
 
 def test_a_panic_in_one_of_several_is_no_error_of_the_others(
@@ -415,18 +414,44 @@ def follow(state: GrammarState, backend: Backend, seed: int) -> str | None:
     return state.error
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_one_answer_takes_nothing_from_those_after_it(
-    backend: Backend, own: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where all share their automata, they are made again as soon as they have grown too large."""
-    monkeypatch.setattr(grammar, "AGAIN_S", 60.0 if own else 0.0)
+@pytest.mark.parametrize("together", [True, False])
+def test_one_answer_takes_nothing_from_those_after_it(backend: Backend, together: bool) -> None:
+    """Matchers are used again; an answer that their automata have no room for goes on with new ones."""
+    compiler, alone = compiler_of(backend), list[set[int]]()
+    made = compiler.compile(HUNGRY)  # as long as it lives its matcher is its own
+    for seed in range(60):
+        states = [compiler.compile(HUNGRY).start() for _ in range(1 + together)]
+        assert [follow(state, backend, seed) for state in states] == [None] * len(states)
+        alone = [allowed(state) for state in states]
+        if together:
+            bits = torch.zeros(2, VOCAB // 32, dtype=torch.int32)
+            _State.fill_all(cast("Any", states), bits)
+            assert [set(row.nonzero()[:, 0].tolist()) for row in unpacked(bits, VOCAB)] == alone
+    assert follow(made.start(), backend, 7) is None
+    assert {backend.token_to_id(letter) for letter in "ab"} <= alone[0]
+
+
+def test_matchers_come_back_when_a_request_has_ended(backend: Backend) -> None:
     compiler = compiler_of(backend)
-    errors = [follow(compiler.compile(HUNGRY).start(), backend, seed) for seed in range(60)]
-    assert len([error for error in errors if error]) == (0 if own else 1)
-    answers = compiler.compile(HUNGRY, choices=3)
-    matchers = {id(next(cast("Any", answers)._matchers)) for _ in range(9)}
-    assert len(matchers) == (3 if own else 1)
+    answers = compiler.compile(Grammar("regex", "a+"), choices=3)
+    (compiled,) = compiler._kept.values()
+    states = [answers.start() for _ in range(4)]
+    assert len(compiled._idle) == 0
+    del answers
+    assert len(compiled._idle) == 0, "its choices go on"
+    for state in states:
+        state.accept(backend.token_to_id("a"))
+    del states, state
+    assert len(compiled._idle) == 3
+    again = compiler.compile(Grammar("regex", "a+"), choices=2)
+    assert len(compiled._idle) == 1
+    assert allowed(again.start()) == allowed(compiler_of(backend).compile(Grammar("regex", "a+")).start())
+    many = compiler.compile(Grammar("regex", "a+"), choices=50)
+    del many, again
+    assert len(compiled._idle) == MOST_THREADS, "no more than work at the same time"
+    for other in ("b+", "c+", "b+", "c+"):
+        compiler.compile(Grammar("regex", other))
+    assert len(compiled._idle) == 1, "others are asked for now"
 
 
 def test_a_compiled_grammar_is_kept(compiler: GrammarCompiler) -> None:

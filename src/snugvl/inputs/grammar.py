@@ -9,9 +9,10 @@ recurses, and a stack that overflows takes the process along); then it is tried 
 """
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import cycle
 from threading import Lock
@@ -30,7 +31,8 @@ from snugvl.inputs.trials import Trials
 
 KEPT: Final = 16  # compiled grammars
 KEPT_BYTES: Final = 8 << 20  # of each that is kept, at most
-AGAIN_S: Final = 0.02  # that a grammar may take to be compiled, if it is to be compiled for each choice
+IN_USE: Final = 2  # of them, those asked for last, keep what several answers at once have found out
+AGAIN_S: Final = 0.02  # that it may take to compile a grammar for all choices of a request
 # Classes of tokens that a mask allows as a whole, where the grammar allows all of a class: white space, and
 # what a JSON string holds, up to so many characters. In strings with a `maxLength` masks of 151,936 tokens
 # take 0.29 ms so, and 0.43 with llguidance's own lengths (10, 30).
@@ -69,7 +71,7 @@ class GrammarCompiler:
             (grammar.kind, grammar.source), lambda: grammar_text(grammar, field), field, go_on
         )
         check_choices(grammar, choices, field)
-        return compiled.answers(choices)
+        return compiled.lend(choices)
 
     def compile_tools(self, use: ToolUse, *, choices: int = 1, go_on: GoOn = going_on) -> TokenGrammar:
         """A grammar for an answer with tool calls. `choices`, `go_on`: as in `compile`.
@@ -83,7 +85,7 @@ class GrammarCompiler:
             return LLMatcher.grammar_from_lark(lark)
 
         compiled = self._compiled(("tools", repr(use)), text, "tools", go_on)
-        return compiled.answers(choices)
+        return compiled.lend(choices)
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -115,8 +117,10 @@ class GrammarCompiler:
     def _compiled(self, key: Kept, make: Callable[[], str], field: str, go_on: GoOn) -> "_Compiled":
         """The grammar that was kept for a key, or the one that `make` gives in llguidance's own form."""
         with self._lock:
-            if key in self._kept and self._kept[key].sound:
+            if key in self._kept:
                 self._kept.move_to_end(key)
+                for old in [*self._kept.values()][:-IN_USE]:
+                    old.forget()
                 return self._kept[key]
         text = make()
         verdict = self._trials.check(text, go_on)
@@ -143,57 +147,80 @@ def _executor() -> LLExecutor:
 class _Compiled:
     """A grammar whose first mask is known: all choices of all requests begin with it.
 
+    Copies of a matcher share its automata of words, and a lock that each holds while it makes a mask: on
+    copies of one, eight threads are no faster than one. So matchers are lent, and come back with automata
+    that know more words, which makes the next answer's masks quicker.
+
     Attributes:
         error: what is wrong with it, or None.
-        sound: False once an answer could not go on.
     """
 
     def __init__(self, make: Callable[[], LLMatcher], most: int) -> None:
-        """`most`: matchers that one request may have."""
+        """`most`: matchers that are kept."""
         begun = time.monotonic()
-        self._matcher, self._make = make(), make
-        broken = self._matcher.is_error()
-        self._first = b"" if broken else self._matcher.compute_bitmask()  # finds what allows nothing
-        self.error = self._matcher.get_error() if self._matcher.is_error() else None
-        self.sound = True
-        self._most = min(MOST_THREADS, most) if time.monotonic() - begun < AGAIN_S else 0
+        matcher = make()
+        self.make = make
+        self.first = b"" if matcher.is_error() else matcher.compute_bitmask()  # finds what allows nothing
+        self.error = matcher.get_error() if matcher.is_error() else None
+        self._idle = deque([matcher], maxlen=min(max(most, 1), MOST_THREADS))
+        self._own = int(AGAIN_S / max(time.monotonic() - begun, AGAIN_S / MOST_THREADS))
 
-    def answers(self, choices: int) -> TokenGrammar:
-        """For one request.
+    def lend(self, choices: int) -> "_Lent":
+        """Matchers for one request: one for each choice, if they are made quickly."""
+        return _Lent(self, [self._one() for _ in range(min(choices, max(self._own, 1)))])
 
-        Copies of a matcher share its automata of words, and a lock that each holds while it makes a mask, so
-        eight threads were no faster than one. The automata only grow, up to a limit, so that in the end no
-        answer could go on. Each choice has its own where that costs little.
-        """
-        matchers = [self._make() for _ in range(min(choices, self._most))] or [self._matcher]
-        return _Answers(self, matchers, self._first)
+    def _one(self) -> LLMatcher:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self.make()
+
+    def forget(self) -> None:
+        """Keep one matcher of those that are not lent: each may hold ten megabytes of words."""
+        for _ in range(len(self._idle) - 1):
+            with suppress(IndexError):
+                self._idle.popleft()
+
+    def take_back(self, matchers: Iterable[LLMatcher]) -> None:
+        """Matchers that nobody copies any more."""
+        self._idle.extend(matchers)
 
 
-class _Answers:
-    """The choices of one request."""
+class _Lent:
+    """Matchers of one request, as long as it or one of its choices lives."""
 
-    def __init__(self, owner: _Compiled, matchers: Sequence[LLMatcher], first: bytes) -> None:
-        self._owner, self._matchers, self._first = owner, cycle(matchers), first
+    def __init__(self, owner: _Compiled, matchers: Sequence[LLMatcher]) -> None:
+        self.owner, self._turns = owner, cycle(matchers)
+        self._back = weakref.finalize(self, owner.take_back, matchers)
+        self._back.atexit = False
 
     def start(self) -> GrammarState:
-        return _State(next(self._matchers).deep_copy(), self._first, self._owner)
+        return _State(next(self._turns).deep_copy(), self)
+
+    def keep(self) -> None:
+        """They are not to be lent again."""
+        self._back.detach()
 
 
 class _State(GrammarState):
-    """Where one choice is. What Rust panics at is an error of this grammar, not the end of the engine."""
+    """Where one choice is. What Rust panics at is an error of this grammar, not the end of the engine.
 
-    def __init__(self, matcher: LLMatcher, first: bytes, owner: _Compiled) -> None:
+    Automata only grow, up to a limit. An answer that comes to it in automata that knew others' words, too,
+    goes on with new ones.
+    """
+
+    def __init__(self, matcher: LLMatcher, lent: _Lent) -> None:
         self._matcher = matcher
-        self._first: bytes | None = first  # the mask, until there was a token
+        self._first: bytes | None = lent.owner.first  # the mask, until there was a token
         self._panic: str | None = None
-        self._owner = owner
+        self._lent: _Lent | None = lent  # None: nobody else's words are in its automata
+        self._tokens: list[int] = []
 
     @property
     def error(self) -> str | None:
-        if self._panic is None and not self._matcher.is_error():
-            return None
-        self._owner.sound = False  # so that it isn't kept: others' answers may have come to this
-        return self._panic or one_line(self._matcher.get_error())
+        if self._panic is not None:
+            return self._panic
+        return one_line(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def fill(self, bits: torch.Tensor) -> None:
         if self._first is not None:
@@ -201,6 +228,8 @@ class _State(GrammarState):
             return
         with self._guarded():
             self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
+            if self._goes_on():
+                self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
 
     @classmethod
     def fill_all(cls, states: Sequence[Self], bits: torch.Tensor) -> None:
@@ -214,12 +243,26 @@ class _State(GrammarState):
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
             super().fill_all(states, bits)  # it doesn't say whose grammar Rust panicked at
+            return
+        for state, row in zip(states, bits, strict=True):
+            if state._matcher.is_error():
+                state.fill(row)
 
     def accept(self, token: int) -> None:
         self._first = None
         with self._guarded():
             if not self._matcher.is_stopped():  # with `ignore_eos` end-of-sequence tokens go on coming
+                self._tokens.append(token)
                 self._matcher.consume_token(token)
+                self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """Whether an answer that couldn't go on now can, in automata of its own."""
+        if self._lent is None or not self._matcher.is_error():
+            return False
+        self._lent.keep()
+        self._matcher, self._lent = self._lent.owner.make(), None
+        return self._matcher.consume_tokens(self._tokens)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -36,7 +36,7 @@ from snugvl.errors import RequestError
 
 MOST_THREADS = 8
 WAIT_S = 0.005  # that a step waits for masks, in all
-QUICK_S = 0.002  # that a mask may take to be made together with others, and all of them in a step
+QUICK_S = 0.004  # that a mask may take to be made together with others, and all of them in a step
 SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks are slow soon waits alone
 MOST_FORCED = 64  # tokens that a mask knows ahead; with masks of long literals, fewer:
 FORCING_S = 0.005  # after so long it looks no further
