@@ -115,7 +115,7 @@ def test_a_mask_waits_for_its_share_and_no_longer() -> None:
     mask.wait()
     assert mask.ready
     bits = torch.zeros(2, dtype=torch.int32)
-    mask.write(bits)
+    mask.write(bits.numpy())
     assert bits.eq(-1).all()
 
 

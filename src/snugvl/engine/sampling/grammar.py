@@ -206,19 +206,18 @@ class Mask:
         """Whether those of its request were made, lately, in a time for which a step may wait."""
         return self.pace.seconds < WAIT_S
 
-    def write(self, bits: torch.Tensor) -> None:
-        """Which tokens may come next to `bits` `[ceil(vocab / 32)]` int32, as `GrammarState.fill` does.
+    def write(self, bits: NDArray[np.int32]) -> None:
+        """Which tokens may come next to `bits` `[ceil(vocab / 32)]`, as `GrammarState.fill` does.
 
         None, if the grammar can't go on.
         """
         assert self.ready, "a mask is read before it is made"
-        words = bits.numpy()
         if not self.forced and self.state.error is None:
-            words[:] = self._bits
+            bits[:] = self._bits
             return
-        words[:] = 0
+        bits[:] = 0
         if self.forced:
-            words.view(np.uint32)[self.forced[0] // 32] = 1 << self.forced[0] % 32
+            bits.view(np.uint32)[self.forced[0] // 32] = 1 << self.forced[0] % 32
 
     def accept(self, token: int) -> None:
         """Take the token that was sampled, and ask for the mask after it."""
@@ -338,9 +337,9 @@ def allowed_bits(masks: Sequence[Mask | None], vocab: int, device: torch.device)
     """
     shape = len(masks), (vocab + 31) // 32
     bits = torch.empty(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
-    for row, mask in zip(bits, masks, strict=True):
+    for row, mask in zip(bits.numpy(), masks, strict=True):
         if mask is None:
-            row.fill_(-1)
+            row.fill(-1)
         else:
             mask.wait()
             mask.write(row)
