@@ -315,7 +315,7 @@ class Engine:
 
     def _count(self, step: Schedule) -> None:
         for chunk in step.chunks:
-            chunk.sequence.computed = chunk.end - len(chunk.drafts)
+            chunk.sequence.computed = chunk.end - chunk.unsure
         self._steps += 1
         self._computed += step.tokens
 
@@ -361,7 +361,7 @@ class Engine:
             if draft is None or draft != result.token_id:
                 break
             right += 1
-            if sequence.state is State.RUNNING:
+            if sequence.state is State.RUNNING and self._runner.can_recompute:  # no state has to follow
                 sequence.computed += 1
                 self._scheduler.publish(sequence)
         if drafts:

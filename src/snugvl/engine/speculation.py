@@ -13,12 +13,24 @@ from those of one row in their last bits, as they do in company.)
 `Sequence.computed` counts drafts only once they are chosen: what is beyond it in the blocks is nobody's, as
 it is behind a token that ran ahead in vain. A block's key waits for that, too.
 
+A recurrent state can't go back, so it doesn't go ahead: drafts are computed from it and don't enter it. It
+stays behind the newest token, and drafts that were right are computed once more, before the next newest one:
+
+    state     a b c│
+    step      [ d │ e f g ]     e f were right, then comes x     state   a b c d│
+    step      [ e f x │ y z ]   keys of e f are written again    state   a b c d e f x│
+
+So wrong drafts cost nothing but their rows, right ones a row of a step more, and no memory at all: neither a
+state for each draft (48 MiB in Qwen3.5-4B) nor the inputs of each layer, from which others compute the states
+again. A step reads all weights for one row or for 15. Nothing else knows of it: a checkpoint, a preemption, a
+block's key go by `computed`, where the state is.
+
 A draft takes the row of logits of a sequence that doesn't run: a step has never more than `max_num_seqs`, for
 which logits, sampling and CUDA graphs are planned. So many streams leave no room for drafts, where they would
 lose. Nor has a step drafts in which prompts are computed, or that runs alone after a lack of memory.
 
 Who doesn't speculate: a choice with a grammar, whose masks are made for one token at a time (what its grammar
-forces comes at once anyway); any in a model with recurrent states, which have no way back.
+forces comes at once anyway).
 
 `auto` measures. For about as many streams it keeps what steps with and without drafts took and brought, takes
 the better, and now and then looks again at the other. It never does on a GPU: nothing of this was measured on
@@ -38,6 +50,7 @@ from snugvl.engine.drafts import Drafts, NgramIndex, NgramProposer
 from snugvl.engine.request import TokenOutput
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence
+from snugvl.layers.delta_rule import CHUNK
 
 MOST: Final = 7  # drafts of a sequence in a step: with its newest token as many rows as products take at once
 FEW: Final = 3  # steps of a kind that are measured before one is preferred
@@ -59,6 +72,7 @@ class Speculation:
         self._clock = clock
         self._payoffs: dict[int, Payoff] = {}  # by streams, in powers of two
         self._begun: float | None = None  # when the step began that is measured
+        self._repeats = False  # whether it computes drafts of the step before once more
 
     def prepare(self, choices: list[Sequence]) -> None:
         """Let the choices of a new request have drafts, if they can."""
@@ -74,6 +88,9 @@ class Speculation:
         if self._config.speculation == "off" or not _may_draft(step):
             return
         self._begun = self._clock()
+        self._repeats = any(
+            chunk.end - chunk.start > 1 and chunk.sequence.grammar is None for chunk in step.chunks
+        )
         found = self._guess(step.chunks, self._config.max_batched_tokens - step.tokens)
         if not found or not self._pays(len(step.chunks)):
             return
@@ -89,7 +106,7 @@ class Speculation:
     def learn(self, step: Schedule, kept: int) -> None:
         """A step is done that `extend` has seen, and brought so many tokens."""
         if self._config.speculation == "auto" and self._begun is not None:
-            drafted = any(chunk.drafts for chunk in step.chunks)
+            drafted = self._repeats or any(chunk.drafts for chunk in step.chunks)
             seconds = self._clock() - self._begun
             self._payoff(len(step.chunks)).note(drafted, seconds, kept, len(step.chunks))
 
@@ -115,7 +132,7 @@ class Speculation:
         left = min(self._config.max_num_seqs - len(chunks), tokens)
         for row, chunk in enumerate(chunks):
             sequence = chunk.sequence
-            share = min(-(-left // (len(chunks) - row)), MOST, _room(sequence))
+            share = min(-(-left // (len(chunks) - row)), MOST, _room(chunk))
             if sequence.drafts is not None and share > 0:
                 drafts = sequence.drafts.guess(sequence.length, share)
                 if drafts:
@@ -137,9 +154,10 @@ def _may_draft(step: Schedule) -> bool:
     )
 
 
-def _room(sequence: Sequence) -> int:
-    """Drafts after which one token more may be chosen."""
-    return sequence.max_tokens - len(sequence.generated) - 1
+def _room(chunk: Chunk) -> int:
+    """Drafts after which one token more may be chosen, of those that the delta rule reads at once."""
+    sequence = chunk.sequence
+    return min(sequence.max_tokens - len(sequence.generated) - 1, CHUNK - (chunk.end - chunk.start))
 
 
 @dataclass(slots=True)
