@@ -4,7 +4,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -244,6 +244,12 @@ class Late:
 
     def accept(self, token: int) -> None:
         self.seen += 1
+
+    def takes(self, tokens: Sequence[int]) -> int:
+        raise AssertionError("nobody guesses")
+
+    def copy(self) -> "Late":
+        raise AssertionError("nobody guesses")
 
 
 def test_whose_mask_is_late_waits_alone_though_its_step_has_begun() -> None:

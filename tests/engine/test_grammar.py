@@ -1,6 +1,6 @@
 """Grammars in the engine: obeyed by every row, owned by every choice, untouched by what happens around."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
@@ -54,6 +54,17 @@ class State:
 
     def accept(self, token: int) -> None:
         self.seen.append(token)
+
+    def takes(self, tokens: Sequence[int]) -> int:
+        other = self.copy()
+        for count, token in enumerate(tokens):
+            if token not in self.owner.rule(tuple(other.seen)):
+                return count
+            other.accept(token)
+        return len(tokens)
+
+    def copy(self) -> "State":
+        return State(self.owner, list(self.seen))
 
 
 def turns(seen: tuple[int, ...]) -> set[int]:

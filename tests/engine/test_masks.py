@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -48,6 +49,14 @@ class SlowState:
 
     def accept(self, token: int) -> None:
         self.seen += 1
+
+    def takes(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
+
+    def copy(self) -> "SlowState":
+        made = SlowState(self.owner)
+        made.seen = self.seen
+        return made
 
 
 def request(name: str, *ids: int, grammar: Slow | None = None, count: int = 12) -> EngineRequest:

@@ -29,8 +29,8 @@ A draft takes the row of logits of a sequence that doesn't run: a step has never
 which logits, sampling and CUDA graphs are planned. So many streams leave no room for drafts, where they would
 lose. Nor has a step drafts in which prompts are computed, or that runs alone after a lack of memory.
 
-Who doesn't speculate: a choice with a grammar, whose masks are made for one token at a time (what its grammar
-forces comes at once anyway).
+A choice with a grammar has a mask for each row: of guesses those count that its grammar takes one after the
+other, and for whose masks there is time. What it forces comes at once anyway.
 
 `auto` measures. For about as many streams it keeps what steps with and without drafts took and brought, takes
 the better, and now and then looks again at the other. It never does on a GPU: nothing of this was measured on
@@ -47,7 +47,10 @@ from typing import Final
 from snugvl.core.config import EngineConfig
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import Drafts, NgramIndex, NgramProposer
+from snugvl.engine.overlap import choice_of
 from snugvl.engine.request import TokenOutput
+from snugvl.engine.sampling.grammar import AT_ONCE_S, Foreseen, Mask
+from snugvl.engine.sampling.sampler import Choice
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence
 from snugvl.layers.delta_rule import CHUNK
@@ -76,7 +79,7 @@ class Speculation:
 
     def prepare(self, choices: list[Sequence]) -> None:
         """Let the choices of a new request have drafts, if they can."""
-        if self._config.speculation == "off" or choices[0].request.grammar is not None:
+        if self._config.speculation == "off":
             return
         index = NgramIndex(choices[0].prompt.ids)
         for each in choices:
@@ -123,18 +126,24 @@ class Speculation:
         """Whether the next step is to wait for tokens that are under way: there may be drafts after them."""
         running = list(sequences)
         return len(running) < self._config.max_num_seqs and any(
-            each.drafts is not None and each.drafts.guess(each.length, 1) for each in running
+            each.drafts is not None
+            and (each.grammar is None or each.grammar.seconds < AT_ONCE_S)
+            and each.drafts.guess(each.length, 1)
+            for each in running
         )
 
     def _guess(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
         """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share."""
         found: dict[int, list[int]] = {}
-        left = min(self._config.max_num_seqs - len(chunks), tokens)
+        left, left_s = min(self._config.max_num_seqs - len(chunks), tokens), AT_ONCE_S
         for row, chunk in enumerate(chunks):
             sequence = chunk.sequence
             share = min(-(-left // (len(chunks) - row)), MOST, _room(chunk))
             if sequence.drafts is not None and share > 0:
                 drafts = sequence.drafts.guess(sequence.length, share)
+                if drafts and sequence.grammar is not None:
+                    drafts = _allowed(sequence, sequence.drafts, drafts, left_s)
+                    left_s -= len(drafts) * sequence.grammar.seconds
                 if drafts:
                     found[row] = drafts
                     left -= len(drafts)
@@ -145,6 +154,24 @@ class Speculation:
 
     def _payoff(self, streams: int) -> "Payoff":
         return self._payoffs.setdefault(streams.bit_length(), Payoff())
+
+
+def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[Choice]:
+    """What a sequence brings to the sampler in its row and in those of its drafts, which follow it."""
+    choices = [choice_of(row + n, sequence, drafts[:n]) for n in range(1 + len(drafts))]
+    if not drafts or sequence.grammar is None:
+        return choices
+    masks: list[Mask | Foreseen] = [sequence.grammar, *sequence.grammar.foresee(drafts)]
+    return [replace(choice, grammar=mask) for choice, mask in zip(choices, masks, strict=True)]
+
+
+def _allowed(sequence: Sequence, own: Drafts, drafts: list[int], most_s: float) -> list[int]:
+    """Drafts that a sequence's grammar takes, with masks that take `most_s` seconds at most."""
+    assert sequence.grammar is not None
+    found, each_s = sequence.grammar.takes(drafts), sequence.grammar.seconds
+    if not found:  # they were wrong, and cost nothing
+        own.learn(sequence.length, len(drafts), 0)
+    return drafts[: found if found * each_s <= most_s else int(most_s / each_s)]
 
 
 def _may_draft(step: Schedule) -> bool:

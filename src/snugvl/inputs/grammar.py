@@ -9,7 +9,7 @@ recurses, and a stack that overflows takes the process along); then it is tried 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Final
@@ -168,6 +168,17 @@ class _State:
         with self._guarded():
             if not self._matcher.is_stopped():  # with `ignore_eos` end-of-sequence tokens go on coming
                 self._matcher.consume_token(token)
+
+    def takes(self, tokens: Sequence[int]) -> int:
+        other, found = self.copy(), 0  # what goes wrong there is nothing that anybody has chosen
+        with other._guarded():
+            found = other._matcher.validate_tokens(list(tokens))
+        return 0 if other.error is not None else found
+
+    def copy(self) -> "_State":
+        made = _State(self._matcher.deep_copy(), b"")
+        made._first, made._panic = self._first, self._panic
+        return made
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

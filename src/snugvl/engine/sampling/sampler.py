@@ -21,7 +21,7 @@ import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.filters import Filters
-from snugvl.engine.sampling.grammar import Mask, allowed_bits, fill_allowed, unpacked
+from snugvl.engine.sampling.grammar import Foreseen, Mask, allowed_bits, fill_allowed, unpacked
 from snugvl.engine.sampling.penalties import Penalties
 from snugvl.layers.upload import upload
 
@@ -46,7 +46,7 @@ class Choice:
     prompt: Collection[int] = ()
     counts: Mapping[int, int] | None = None
     uniform: float = 0.0
-    grammar: Mask | None = None
+    grammar: Mask | Foreseen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def constrained(scores: torch.Tensor, choices: Sequence[Choice]) -> torch.Tensor
     return scores.masked_fill(~fill_allowed(masks, scores.shape[-1], scores.device), -torch.inf)
 
 
-def begin_likeliest(logits: torch.Tensor, masks: Sequence[Mask | None]) -> PendingSample:
+def begin_likeliest(logits: torch.Tensor, masks: Sequence[Mask | Foreseen | None]) -> PendingSample:
     """Start choosing the likeliest token that its mask allows for each row of `logits` `[n, vocab]` float32.
 
     What a `Sampler` gives where everybody is greedy and moves no score, in two launches.
