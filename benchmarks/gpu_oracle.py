@@ -6,6 +6,8 @@ rounding as its yardstick. Where tokens differ, the oracle's own logits of that 
 the difference between its token and ours (`margin`), beside the error of its bfloat16 logits at the prompt's
 tokens (`noise`, root of the mean square). Random weights leave many such ties; a trained model few.
 
+Then the same tokens once more by recordings, and with guesses of which most are right (`--speculation`).
+
     python benchmarks/gpu_oracle.py CHECKPOINT [--out FILE]
     python benchmarks/gpu_oracle.py src/snugvl/pocket --drawn 64             # answers of a trained model
 """
@@ -17,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,6 +31,8 @@ from snugvl.checkpoint.families import read_config
 from snugvl.core.config import EngineConfig, KVFormat
 from snugvl.core.messages import user
 from snugvl.core.sampling import SamplingParams
+from snugvl.engine import speculation
+from snugvl.engine.drafts import NgramIndex
 from snugvl.engine.engine import Engine
 from snugvl.engine.memory import allocate
 from snugvl.engine.request import EngineRequest
@@ -197,6 +202,33 @@ def recorded_tokens(model: LoadableNetwork, prompt: PreparedPrompt) -> list[int]
     return None
 
 
+def guessed_tokens(
+    model: LoadableNetwork, prompt: PreparedPrompt, said: list[int]
+) -> tuple[list[int], float]:
+    """The same once more, of which each but every fifth token is guessed; and how many tokens a step brought.
+
+    By recordings where there are any, of the third time.
+    """
+
+    class Told:
+        def __init__(self, _: NgramIndex, generated: list[int]) -> None:
+            self.generated = generated
+
+        def propose(self, most: int) -> list[int]:
+            start = len(self.generated)
+            return [token if place % 5 else 5 for place, token in enumerate(said)][start : start + most]
+
+    config = EngineConfig(num_blocks=512, max_model_len=8192, max_batched_tokens=512, speculation="ngram")
+    engine = Engine(model, replace(config, prefix_cache=False, step_graph_bytes=RECORDINGS_BYTES))
+    with patch.object(speculation, "NgramProposer", Told):
+        for _ in range(2):
+            answered(engine, prompt)
+        before = engine.stats.accepted_tokens
+        tokens = answered(engine, prompt)[0]
+    right = engine.stats.accepted_tokens - before
+    return tokens, len(tokens) / max(len(tokens) - right, 1)
+
+
 def answered(engine: Engine, prompt: PreparedPrompt) -> tuple[list[int], float]:
     """Greedy tokens, and the seconds of a decode step."""
     sampling = SamplingParams(max_tokens=NEW_TOKENS)
@@ -310,6 +342,7 @@ def compare(
         reference = truth.setdefault(case.name, logits[case.name])
         our_ids, step_s = our_tokens(ours, case.ours)
         again = recorded_tokens(ours, case.ours) if device.type == "cuda" else our_ids
+        guessed, tokens_a_step = guessed_tokens(ours, case.ours, our_ids)
         same = agreement(our_ids, answers[case.name])
         noise = float((logits[case.name] - reference).square().mean().sqrt())
         row = {
@@ -323,6 +356,8 @@ def compare(
             "equal_greedy_tokens": same.equal,
             "greedy_tokens": same.of,
             "recorded_equal": None if again is None else again == our_ids,
+            "guessed_equal": guessed == our_ids,
+            "guessed_tokens_a_step": tokens_a_step,
             "margin": same.margin,
             "noise": noise,
             "decode_step_ms": step_s * 1e3,
@@ -334,6 +369,7 @@ def compare(
             f"  to fp32: ours {row['our_error_to_fp32']:.2e}, theirs {row['their_error_to_fp32']:.2e}"
             f"  top-1 {row['top1_agreement']:.4f}  greedy {same.equal}/{same.of}{_tie(same, noise)}"
             f"{recordings_said(our_ids, again)}"
+            f"{'' if guessed == our_ids else '  with guesses OTHERS'} ({tokens_a_step:.1f} tokens a step)"
         )
     return {"transformers_load": their_load, "snugvl_load": our_load, "rows": rows}
 

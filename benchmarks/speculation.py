@@ -3,15 +3,17 @@
     python benchmarks/speculation.py [MODEL] [--device cuda] [--out FILE]
     python benchmarks/speculation.py smollm2 --dtype bfloat16
 
-Kinds of answers: JSON about pictures (pocket was trained on it); of other models texts that quote a prompt
-(a record word for word, the same as JSON, code with a name changed), and free ones. Each kind with
---speculation off, ngram and auto in turn, `--rounds` times after one that isn't counted, at several numbers
-of clients; medians of tokens a second, and of the ratios within a round. Where others use the processor, too,
-the ratio of processor time says more. Greedy answers must be equal, but for ties of rounding: how many differ
-is printed. `smollm2` is the one real language model that a package index has (`training/smollm2.py`).
+Kinds of answers: JSON about pictures (pocket was trained on it), free and typed by the grammar of `scene`; of
+other models texts that quote a prompt (a record word for word, the same as JSON, code with a name changed),
+the record as JSON, typed, and free ones. Each kind with --speculation off, ngram and auto in turn, `--rounds`
+times after one that isn't counted, at several numbers of clients; medians of tokens a second, and of the
+ratios within a round. Where others use the processor, too, the ratio of processor time says more. Greedy
+answers must be equal, but for ties of rounding: how many differ is printed. `smollm2` is the one real
+language model that a package index has (`training/smollm2.py`).
 """
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import replace
@@ -25,9 +27,10 @@ from PIL import Image
 import machine
 import snugvl
 from masks import PICTURES, Answers, show, timed
-from snugvl.core.messages import Picture, Request, user
+from snugvl.core.messages import Grammar, Picture, Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.speculation import Speculation
+from snugvl.tasks import grammar
 from snugvl.tasks.prompts import SCENE
 
 MODES = ("off", "ngram", "auto")
@@ -49,6 +52,13 @@ FREE = (
     "Give me a recipe for pancakes.",
     "What causes the seasons?",
 )
+FIELDS = ("name", "born", "town", "profession", "employer", "phone")
+SCHEMA = {
+    "type": "object",
+    "properties": {field: {"type": "string", "maxLength": 60} for field in FIELDS},
+    "required": list(FIELDS),
+    "additionalProperties": False,
+}
 NAMES = ("Ada", "Grace", "Alan", "Edith", "Kurt", "Emmy", "Carl", "Sofia")
 
 
@@ -66,10 +76,15 @@ def quoting(index: int) -> str:
 def questions(kind: str, count: int, tokens: int) -> list[Request]:
     """So many of a kind."""
     sampling = SamplingParams(max_tokens=tokens)
-    if kind == "JSON of pictures":
+    if "pictures" in kind:
+        form = grammar.SCENE if kind.startswith("typed") else None
         paths = sorted(PICTURES.glob("*.png"))
-        pictures = [Image.open(path).convert("RGB") for path in paths]
-        return [Request((user(Picture(pictures[i % len(paths)]), SCENE),), sampling) for i in range(count)]
+        seen = [user(Picture(Image.open(path).convert("RGB")), SCENE) for path in paths]
+        return [Request((seen[i % len(paths)],), sampling, grammar=form) for i in range(count)]
+    if kind == "typed":
+        form = Grammar("json_schema", json.dumps(SCHEMA))
+        records = (quoting(3 * index + 1) for index in range(count))
+        return [Request((user(record),), sampling, grammar=form) for record in records]
     if kind == "quoting":
         return [Request((user(quoting(index)),), sampling) for index in range(count)]
     return [Request((user(f"{FREE[i % len(FREE)]} ({i})"),), sampling) for i in range(count)]
@@ -136,7 +151,8 @@ def main() -> None:
     )
     figures: dict[str, Any] = {"model": options.model, "dtype": model.backend.capabilities.dtype}
     figures |= {"sequences": model.backend._engine.config.max_num_seqs, "levels": []}
-    for kind in ("JSON of pictures",) if options.model == "pocket" else ("quoting", "free"):
+    kinds = ("JSON of pictures", "typed, of pictures")
+    for kind in kinds if options.model == "pocket" else ("quoting", "typed", "free"):
         for pair in options.levels.split(","):
             clients, count = map(int, pair.split(":"))
             row = level(model, kind, clients, count, options.tokens, options.rounds)

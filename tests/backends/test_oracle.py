@@ -14,6 +14,8 @@ from PIL import Image
 from snugvl.core.config import EngineConfig
 from snugvl.core.messages import Message, Text, Video, user
 from snugvl.core.sampling import SamplingParams
+from snugvl.engine import speculation
+from snugvl.engine.drafts import NgramIndex
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
 from snugvl.inputs.prompt import PreparedPrompt, Processor
@@ -104,7 +106,7 @@ def requests_of(prompts: dict[str, PreparedPrompt]) -> dict[str, EngineRequest]:
     }
 
 
-def engine(network: Qwen3VL, **changes: int) -> Engine:
+def engine(network: Qwen3VL, **changes: Any) -> Engine:
     values = {"num_blocks": 256, "max_model_len": 2048, "max_batched_tokens": 1024, "max_num_seqs": 8}
     return Engine(network, EngineConfig(**(values | changes)))
 
@@ -127,6 +129,39 @@ def test_greedy_tokens_when_prompts_are_prefilled_in_small_chunks(
     network: Qwen3VL, prompts: dict[str, PreparedPrompt], expected: dict[str, list[int]]
 ) -> None:
     assert run(engine(network, max_batched_tokens=7, max_num_seqs=3), requests_of(prompts)) == expected
+
+
+@pytest.mark.parametrize("wrong", [3, 1000])
+def test_greedy_tokens_with_guesses(
+    wrong: int,
+    network: Qwen3VL,
+    prompts: dict[str, PreparedPrompt],
+    expected: dict[str, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Most of them right: alone, in company, preempted, and with what recurrent states keep for the next."""
+    answers = {tuple(prompt.prompt_ids): expected[name] for name, prompt in prompts.items()}
+
+    class Told:
+        def __init__(self, prompt: NgramIndex, generated: list[int]) -> None:
+            self.line, self.generated = answers[tuple(prompt.tokens)], generated
+
+        def propose(self, most: int) -> list[int]:
+            places = range(start := len(self.generated), min(start + most, len(self.line)))
+            return [self.line[place] if place % wrong else 5 for place in places]
+
+    monkeypatch.setattr(speculation, "NgramProposer", Told)
+    longest = max(len(prompt.prompt_ids) for prompt in prompts.values()) + NEW_TOKENS
+    for changes in ({}, {"state_checkpoints": 16}, {"num_blocks": -(-longest // 16) + 2}):
+        shared = engine(network, speculation="ngram", max_num_seqs=24, **changes)
+        requests = requests_of(prompts)
+        assert run(shared, requests, late=("one image", "a video")) == expected
+        assert (shared.stats.preemptions > 0) == ("num_blocks" in changes)
+        for name, request in requests.items():
+            before = shared.stats
+            assert run(shared, {name: request})[name] == expected[name]
+            assert shared.stats.accepted_tokens - before.accepted_tokens > NEW_TOKENS / 2
+            assert shared.stats.steps - before.steps < (0.4 if wrong > NEW_TOKENS else 0.6) * NEW_TOKENS
 
 
 def test_greedy_tokens_through_preemption(

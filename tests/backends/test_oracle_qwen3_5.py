@@ -41,6 +41,7 @@ from tests.backends.test_oracle import (
     test_greedy_tokens_among_strangers_who_come_late,
     test_greedy_tokens_through_preemption,
     test_greedy_tokens_when_prompts_are_prefilled_in_small_chunks,
+    test_greedy_tokens_with_guesses,
     test_the_whole_path_from_files_gives_the_oracles_text,
 )
 from tests.inputs.conftest import SPECIAL, small_tokenizer, write_checkpoint
@@ -53,6 +54,7 @@ __all__ = [
     "test_greedy_tokens_among_strangers_who_come_late",
     "test_greedy_tokens_through_preemption",
     "test_greedy_tokens_when_prompts_are_prefilled_in_small_chunks",
+    "test_greedy_tokens_with_guesses",
     "test_the_whole_path_from_files_gives_the_oracles_text",
 ]
 

@@ -4,7 +4,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -249,6 +249,12 @@ class Late(GrammarState):
 
     def accept(self, token: int) -> None:
         self.seen += 1
+
+    def takes(self, tokens: Sequence[int]) -> int:
+        raise AssertionError("nobody guesses")
+
+    def copy(self) -> "Late":
+        raise AssertionError("nobody guesses")
 
 
 @pytest.fixture

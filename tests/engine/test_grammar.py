@@ -1,6 +1,6 @@
 """Grammars in the engine: obeyed by every row, owned by every choice, untouched by what happens around."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling.grammar import GrammarState, fill_allowed
-from snugvl.engine.sampling.sampler import Choice, sample
+from snugvl.engine.sampling.grammar import GrammarState
+from snugvl.engine.sampling.sampler import Choice, fill_allowed, sample
 from snugvl.errors import RequestError
 from tests.engine.eager import engine_with
 from tests.engine.toy import VOCAB, Toy, engine, picture, prompt_of, run, tokens
@@ -54,6 +54,17 @@ class State(GrammarState):
 
     def accept(self, token: int) -> None:
         self.seen.append(token)
+
+    def takes(self, tokens: Sequence[int]) -> int:
+        other = self.copy()
+        for count, token in enumerate(tokens):
+            if token not in self.owner.rule(tuple(other.seen)):
+                return count
+            other.accept(token)
+        return len(tokens)
+
+    def copy(self) -> "State":
+        return State(self.owner, list(self.seen))
 
 
 def turns(seen: tuple[int, ...]) -> set[int]:

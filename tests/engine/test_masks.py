@@ -50,6 +50,14 @@ class SlowState(GrammarState):
     def accept(self, token: int) -> None:
         self.seen += 1
 
+    def takes(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
+
+    def copy(self) -> "SlowState":
+        made = SlowState(self.owner)
+        made.seen = self.seen
+        return made
+
 
 def request(name: str, *ids: int, grammar: Slow | None = None, count: int = 12) -> EngineRequest:
     return EngineRequest(name, prompt_of(*ids)[0], SamplingParams(max_tokens=count), grammar=grammar)

@@ -28,7 +28,7 @@ from snugvl.layers.attention import AttentionMetadata, paged_attention
 from snugvl.layers.delta_rule import Rule, recur_at, scan_at
 from snugvl.layers.kv_cache import KVCache
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
-from snugvl.models.linear_attention import empty_beginners, keep, landings_of, runs
+from snugvl.models.linear_attention import empty_beginners, keep, runs_of
 from snugvl.models.rope import mrope_positions
 
 VOCAB, HIDDEN, HEADS, DIM, LAYERS = 48, 16, 2, 8, 2
@@ -163,15 +163,20 @@ class HybridToy(Toy):
         empty_beginners(cache.states, 0, metadata)
         inputs, states = cache.states.inputs[0], cache.states.recurrent[0]
         output = qkv.new_empty(len(qkv), HEADS, DIM)
-        for run in runs(metadata.query_lens, landings_of(metadata)):
+        for run in runs_of(metadata):
             new, state_slots = qkv[run.rows, : 3 * DIM], metadata.state_slots[run.sequences]
             before = inputs[state_slots, 0] if run.single else torch.cat((inputs[state_slots, 0], new[:-1]))
-            inputs[state_slots, 0] = new if run.single else new[-1:]
+            if run.sure:
+                inputs[state_slots, 0] = new if run.single else new[-1:]
             new = new + 0.5 * before
             query, key, value = new.split([DIM // 2, DIM // 2, 2 * DIM], dim=1)
             beta = query[:, :HEADS].sigmoid()
             rule = Rule(query[:, None], key[:, None], value.view(-1, HEADS, DIM), -0.3 * beta, beta)
-            output[run.rows] = (recur_at if run.single else scan_at)(rule, states, state_slots)
+            output[run.rows] = (
+                recur_at(rule, states, state_slots)
+                if run.single
+                else scan_at(rule, states, state_slots, run.sure)
+            )
             if run.lands:
                 keep(cache.states, 0, state_slots)
         return output

@@ -12,7 +12,8 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar, Tool, ToolUse
-from snugvl.engine.sampling.grammar import MOST_THREADS, GrammarState, TokenGrammar, unpacked
+from snugvl.engine.sampling.grammar import MOST_THREADS, GrammarState, TokenGrammar
+from snugvl.engine.sampling.sampler import unpacked
 from snugvl.errors import RequestError
 from snugvl.inputs import grammar
 from snugvl.inputs.constraints import grammar_text
@@ -336,6 +337,9 @@ def test_tools_it_refuses(compiler: GrammarCompiler, use: ToolUse, match: str, f
     assert raised.value.field == field
 
 
+LENT: Any = SimpleNamespace(owner=SimpleNamespace(first=b""))
+
+
 def test_what_rust_panics_at_is_an_error_of_the_grammar() -> None:
     class Panic(BaseException):
         """As PyO3's: no Exception."""
@@ -350,8 +354,7 @@ def test_what_rust_panics_at_is_an_error_of_the_grammar() -> None:
         def consume_token(self, token: int) -> None:
             raise Panic("index out of\nbounds")
 
-    lent = SimpleNamespace(owner=SimpleNamespace(first=b""))
-    state = _State(cast("Any", Matcher()), cast("Any", lent))
+    state = _State(cast("Any", Matcher()), LENT)
     assert state.error is None
     state.accept(3)
     assert state.error == "Panic: index out of bounds"
@@ -452,6 +455,45 @@ def test_matchers_come_back_when_a_request_has_ended(backend: Backend) -> None:
     for other in ("b+", "c+", "b+", "c+"):
         compiler.compile(Grammar("regex", other))
     assert len(compiled._idle) == 1, "others are asked for now"
+
+
+@pytest.mark.parametrize("taken", [0, 2, 5])
+def test_it_says_which_tokens_it_would_take_and_stays_where_it_is(
+    taken: int, compiler: GrammarCompiler, backend: Backend
+) -> None:
+    text = '{"a": 12, "b": ["x", "y"]}'
+    ids = [*backend.encode(text).ids, backend.token_to_id("<|im_end|>")]
+    state = compiler.compile(Grammar("json_schema", SCHEMA)).start()
+    for token in ids[:taken]:
+        state.accept(token)
+    other, wrong = state.copy(), backend.token_to_id("<|im_start|>")
+    for count in range(len(ids) - taken + 1):
+        assert state.takes(ids[taken : taken + count]) == count
+        assert state.takes([*ids[taken : taken + count], wrong, *ids[taken + count :]]) == count
+    for token in ids[taken:]:
+        assert allowed(other) == allowed(other.copy())
+        assert token in allowed(other)
+        other.accept(token)
+        assert ids[taken] in allowed(state), "a copy goes its own way"
+    assert other.error is None
+
+
+def test_what_breaks_while_it_looks_ahead_breaks_nothing() -> None:
+    class Matcher:
+        def is_error(self) -> bool:
+            return False
+
+        def deep_copy(self) -> "Matcher":
+            return Matcher()
+
+        def validate_tokens(self, tokens: list[int]) -> int:
+            raise BaseException("index out of bounds")  # as pyo3's PanicException
+
+    state = _State(cast("Any", Matcher()), LENT)
+    assert state.takes([3, 4]) == 0
+    assert state.error is None
+    state._panic = "it broke"
+    assert state.copy().error == "it broke"
 
 
 def test_a_compiled_grammar_is_kept(compiler: GrammarCompiler) -> None:

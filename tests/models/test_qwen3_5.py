@@ -140,6 +140,18 @@ def test_a_batch_is_cut_into_runs() -> None:
     assert [(r.rows, r.single) for r in runs((1,) * 4)] == [(slice(0, 4), True)]
 
 
+def test_guesses_are_runs_of_their_own() -> None:
+    found = list(runs((1, 5, 2, 3), unsure=(0, 3, 1, 0)))
+    assert [(r.rows.start, r.rows.stop, r.sequences.start, r.single, r.sure) for r in found] == [
+        (0, 1, 0, True, True),
+        (1, 3, 1, False, True),
+        (3, 6, 1, False, False),
+        (6, 7, 2, False, True),
+        (7, 8, 2, False, False),
+        (8, 11, 3, False, True),
+    ]
+
+
 def change(values: dict[str, Any], path: str, value: Any) -> None:
     *way, last = path.split(".")
     for key in way:

@@ -17,7 +17,8 @@ many times `LANDING` tokens after the beginning of one of its chunks. There the 
 the state at hand; so most prompts take no more steps than without. Where that doesn't fit a chunk ends at the
 checkpoint. Each costs a copy, and takes the memory of a thousand tokens and more; what computes in no time
 needs none. In an answer there is one that moves along: no chat template has to render the answer again as it
-was, but where it does (a tool's result follows, say), the next turn starts there.
+was, but where it does (a tool's result follows, say), the next turn starts there. A step that takes several
+tokens of an answer at once and would pass its place leaves those behind it to the next step, too.
 
 Only numbers live here; the bytes are in `layers/kv_cache.py`.
 """
@@ -98,6 +99,16 @@ class Checkpoints:
         """Where a chunk `start … end` can leave the checkpoint wanted at `mark` on its way; 0 for nowhere."""
         place = start + (mark - start) // LANDING * LANDING
         return place if start < place and mark < end and place % self._block_size == 0 else 0
+
+    def again(self, sequence: Sequence, end: int) -> int:
+        """How many of a decoding sequence's tokens before `end` a state leaves to the next step.
+
+        So that it stops where a checkpoint is due. None of more than the delta rule reads at once.
+        """
+        place = end // self._block_size * self._block_size
+        due = place - sequence.kept >= SPACING * self._block_size and place > sequence.computed
+        fits = sequence.decodes and end - sequence.computed <= CHUNK
+        return end - place if self.count > 1 and due and fits else 0
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Let go of checkpoints whose blocks can't be found any more, or are wrong."""

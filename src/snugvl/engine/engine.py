@@ -24,7 +24,7 @@ from snugvl.engine.encoder import Encoder
 from snugvl.engine.live import LiveRequests
 from snugvl.engine.memory import MemoryReclaimer, allocate, config_for, state_bytes
 from snugvl.engine.oom import no_room, out_of_memory, refusal, release
-from snugvl.engine.overlap import PendingStep, choice_of, choose, launch_next
+from snugvl.engine.overlap import PendingStep, choose, launch_next
 from snugvl.engine.pressure import POLL_S, PressureMonitor, WaitLimit
 from snugvl.engine.request import EngineRequest, EngineStats, TokenOutput
 from snugvl.engine.runner import Runner
@@ -32,7 +32,7 @@ from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads, mask_thr
 from snugvl.engine.sampling.sampler import Choice, Sampled, begin, results_of
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler, prefill_beside_decodes
 from snugvl.engine.sequence import Sequence, State, choices_of, no_token
-from snugvl.engine.speculation import Speculation
+from snugvl.engine.speculation import Speculation, choices_with
 from snugvl.errors import EngineError, QueueFull, RequestError, SnugvlError, engine_failed
 from snugvl.models.batch import Network
 from snugvl.models.loader import tensor_bytes
@@ -315,7 +315,7 @@ class Engine:
 
     def _count(self, step: Schedule) -> None:
         for chunk in step.chunks:
-            chunk.sequence.computed = chunk.end - len(chunk.drafts)
+            chunk.sequence.computed = chunk.end - chunk.unsure
         self._steps += 1
         self._computed += step.tokens
 
@@ -332,7 +332,7 @@ class Engine:
         for head, drafts in ready:
             for sequence in (head, *self._fork(head)):
                 takers.append((sequence, drafts))
-                choices += [choice_of(row + n, sequence, drafts[:n]) for n in range(1 + len(drafts))]
+                choices += choices_with(row, sequence, drafts)
             row += 1 + len(drafts)
         begun = begin(logits, choices)
         self._encode_upcoming(step, outputs)
@@ -361,7 +361,7 @@ class Engine:
             if draft is None or draft != result.token_id:
                 break
             right += 1
-            if sequence.state is State.RUNNING:
+            if sequence.state is State.RUNNING and self._runner.can_recompute:  # no state has to follow
                 sequence.computed += 1
                 self._scheduler.publish(sequence)
         if drafts:

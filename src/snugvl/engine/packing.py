@@ -1,7 +1,7 @@
 """The numbers of a step in one tensor: what the host writes with numpy, and one copy brings to the device.
 
     ids │ positions × 3 │ slots │ logit rows │ placeholders │ tables
-        │ state_slots │ landings │ starts │ lengths
+        │ state_slots │ landings │ unsure │ starts │ lengths
 
 One copy, because each takes the host as long as a kernel of the step does. Every part begins at a multiple of
 16 bytes and tables are as wide as a multiple of 16: Triton compiles another kernel for those that are not.
@@ -69,6 +69,7 @@ class Shape:
             _halves(lines * self.blocks),
             lines,
             lines,
+            lines,
             *ends,
         )
 
@@ -86,6 +87,7 @@ class Numbers(NamedTuple, Generic[T]):
             be compiled again.
         state_slots: `[sequences]`.
         landings: `[sequences]`, tokens of the step behind which a recurrent state is left; 0 for nowhere.
+        unsure: `[sequences]`, its last tokens that a recurrent state doesn't take in.
         starts: `[sequences + 1]`, int32, where each begins among the tokens.
         lengths: `[sequences]` int32, tokens in the cache once these are written.
     """
@@ -98,6 +100,7 @@ class Numbers(NamedTuple, Generic[T]):
     tables: T
     state_slots: T
     landings: T
+    unsure: T
     starts: T
     lengths: T
 
@@ -140,7 +143,7 @@ def table_width(blocks: int) -> int:
 def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
     """The parts of `flat` `[shape.size]` int64."""
     ids, positions, slots, logit_rows, pictured, tables, *rest = shape.split(flat)
-    state_slots, landings, starts, lengths = rest
+    state_slots, landings, unsure, starts, lengths = rest
     lines = shape.sequences
     return Numbers(
         ids,
@@ -151,6 +154,7 @@ def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
         tables.view(torch.int32).view(lines, shape.blocks),
         state_slots,
         landings,
+        unsure,
         starts.view(torch.int32)[: lines + 1],
         lengths.view(torch.int32)[:lines],
     )
@@ -178,6 +182,7 @@ def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor
         lines.tables[row, : len(table)] = table
         lines.state_slots[row] = slot_of(sequence)
         lines.landings[row] = max(chunk.landing - chunk.start, 0)
+        lines.unsure[row] = chunk.unsure
         lines.starts[row] = start
         lines.lengths[row] = chunk.end
         lines.logit_rows[logits : logits + chunk.logits] = np.arange(end - chunk.logits, end)

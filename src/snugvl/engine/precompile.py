@@ -209,6 +209,7 @@ def _batch(lengths: tuple[int, ...], cache: KVCache) -> ForwardBatch:
             lengths=numbers(sequences, dtype=torch.int32),
             state_slots=None if cache.states is None else numbers(sequences),
             landings=None if cache.states is None else numbers(sequences),
+            unsure=None if cache.states is None else numbers(sequences),
         ),
         logit_rows=numbers(sequences),
     )

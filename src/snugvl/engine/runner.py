@@ -221,6 +221,7 @@ class Runner:
                 lengths=numbers.lengths if kernels else None,
                 state_slots=None if self.cache.states is None else numbers.state_slots,
                 landings=None if self.cache.states is None else numbers.landings,
+                unsure=None if self.cache.states is None else numbers.unsure,
             ),
             logit_rows=numbers.logit_rows,
             vision_rows=numbers.pictured if embeds else None,

@@ -37,6 +37,7 @@ Not thread-safe.
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import torch
 
@@ -55,6 +56,7 @@ class Chunk:
     """Tokens `start … end - 1` of a sequence, to be computed in this step; the last may be guessed: `drafts`.
 
     `landing`: tokens of the sequence behind which its recurrent state is left on the way; 0 for nowhere.
+    `again`: tokens before the drafts that come again in the next step, for a checkpoint before them.
     """
 
     sequence: Sequence
@@ -62,6 +64,12 @@ class Chunk:
     end: int
     landing: int = 0
     drafts: tuple[int, ...] = ()
+    again: int = 0
+
+    @property
+    def unsure(self) -> int:
+        """Its last tokens, which its recurrent state doesn't take in."""
+        return self.again + len(self.drafts)
 
     @property
     def samples(self) -> bool:
@@ -108,6 +116,7 @@ class Schedule:
 
 
 Ready = Callable[[Chunk], bool]
+_age = attrgetter("order")
 
 
 def prefill_beside_decodes(device: torch.device) -> int:
@@ -119,14 +128,6 @@ def prefill_beside_decodes(device: torch.device) -> int:
 
 def _always(_: Chunk) -> bool:
     return True
-
-
-def _age(sequence: Sequence) -> tuple[int, int]:
-    return sequence.order
-
-
-def _all_slots(count: int) -> list[int]:
-    return list(reversed(range(count)))
 
 
 class Scheduler:
@@ -299,7 +300,7 @@ class Scheduler:
             assert queue == sorted(queue, key=_age), f"the {state.name} queue is not sorted by age"
             assert all(sequence.state is state for sequence in queue), f"a stranger is {state.name}"
         slots = [*self._free_slots, *map(slot_of, self.running)]
-        assert sorted(slots) == sorted(_all_slots(self.slots)), "a slot is lost, or is two sequences'"
+        assert sorted(slots) == list(range(self.slots)), "a slot is lost, or is two sequences'"
         for sequence in self.running:
             held = len(sequence.table) * self.config.block_size
             assert sequence.computed <= held, "computed tokens without a block"
@@ -316,7 +317,7 @@ class Scheduler:
     def _empty(self, num_blocks: int) -> None:
         """Have so many blocks, the present slots and what belongs to them, nobody's all of them."""
         block_size = self.config.block_size
-        self._free_slots = _all_slots(self.slots)  # those nobody has; a stack
+        self._free_slots = list(reversed(range(self.slots)))  # those nobody has; a stack
         self.checkpoints = Checkpoints(self.config.checkpoints_beside(self.slots), block_size)
         self.pool = BlockPool(num_blocks, block_size, self.checkpoints.forget)
 
@@ -377,7 +378,7 @@ class Scheduler:
         end = min([end, *marks[bool(landing) :]])
         if end <= start:
             return
-        chunk = Chunk(sequence, start, end, landing)
+        chunk = Chunk(sequence, start, end, landing, again=self.checkpoints.again(sequence, end))
         if ready(chunk):
             step.copies.extend(self.pool.extend(sequence.table, start, end))
             step.chunks.append(chunk)

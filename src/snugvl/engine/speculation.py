@@ -13,12 +13,24 @@ from those of one row in their last bits, as they do in company.)
 `Sequence.computed` counts drafts only once they are chosen: what is beyond it in the blocks is nobody's, as
 it is behind a token that ran ahead in vain. A block's key waits for that, too.
 
+A recurrent state can't go back, so it doesn't go ahead: drafts are computed from it and don't enter it. It
+stays behind the newest token, and drafts that were right are computed once more, before the next newest one:
+
+    state     a b c│
+    step      [ d │ e f g ]     e f were right, then comes x     state   a b c d│
+    step      [ e f x │ y z ]   keys of e f are written again    state   a b c d e f x│
+
+So wrong drafts cost nothing but their rows, right ones a row of a step more, and no memory at all: neither a
+state for each draft (48 MiB in Qwen3.5-4B) nor the inputs of each layer, from which others compute the states
+again. A step reads all weights for one row or for 15. Nothing else knows of it: a checkpoint, a preemption, a
+block's key go by `computed`, where the state is.
+
 A draft takes the row of logits of a sequence that doesn't run: a step has never more than `max_num_seqs`, for
 which logits, sampling and CUDA graphs are planned. So many streams leave no room for drafts, where they would
 lose. Nor has a step drafts in which prompts are computed, or that runs alone after a lack of memory.
 
-Who doesn't speculate: a choice with a grammar, whose masks are made for one token at a time (what its grammar
-forces comes at once anyway); any in a model with recurrent states, which have no way back.
+A choice with a grammar has a mask for each row: of guesses those count that its grammar takes one after the
+other, and for whose masks there is time. What it forces comes at once anyway.
 
 `auto` measures. For about as many streams it keeps what steps with and without drafts took and brought, takes
 the better, and now and then looks again at the other. It never does on a GPU: nothing of this was measured on
@@ -35,14 +47,19 @@ from typing import Final
 from snugvl.core.config import EngineConfig
 from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import Drafts, NgramIndex, NgramProposer
+from snugvl.engine.overlap import choice_of
 from snugvl.engine.request import TokenOutput
+from snugvl.engine.sampling.grammar import Foreseen, Mask
+from snugvl.engine.sampling.sampler import Choice
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence
+from snugvl.layers.delta_rule import CHUNK
 
 MOST: Final = 7  # drafts of a sequence in a step: with its newest token as many rows as products take at once
 FEW: Final = 3  # steps of a kind that are measured before one is preferred
 KEPT: Final = 15  # measurements that count
 AGAIN: Final = 64  # steps, of which one is of the kind that lost
+MASKS_S: Final = 0.002  # that the masks behind a step's drafts may take
 GAIN: Final = 1.03  # what drafts must bring, beyond what they cost, to be preferred
 
 
@@ -59,10 +76,11 @@ class Speculation:
         self._clock = clock
         self._payoffs: dict[int, Payoff] = {}  # by streams, in powers of two
         self._begun: float | None = None  # when the step began that is measured
+        self._repeats = False  # whether it computes drafts of the step before once more
 
     def prepare(self, choices: list[Sequence]) -> None:
         """Let the choices of a new request have drafts, if they can."""
-        if self._config.speculation == "off" or choices[0].request.grammar is not None:
+        if self._config.speculation == "off":
             return
         index = NgramIndex(choices[0].prompt.ids)
         for each in choices:
@@ -74,6 +92,9 @@ class Speculation:
         if self._config.speculation == "off" or not _may_draft(step):
             return
         self._begun = self._clock()
+        self._repeats = any(
+            chunk.end - chunk.start > 1 and chunk.sequence.grammar is None for chunk in step.chunks
+        )
         found = self._guess(step.chunks, self._config.max_batched_tokens - step.tokens)
         if not found or not self._pays(len(step.chunks)):
             return
@@ -89,7 +110,7 @@ class Speculation:
     def learn(self, step: Schedule, kept: int) -> None:
         """A step is done that `extend` has seen, and brought so many tokens."""
         if self._config.speculation == "auto" and self._begun is not None:
-            drafted = any(chunk.drafts for chunk in step.chunks)
+            drafted = self._repeats or any(chunk.drafts for chunk in step.chunks)
             seconds = self._clock() - self._begun
             self._payoff(len(step.chunks)).note(drafted, seconds, kept, len(step.chunks))
 
@@ -106,18 +127,24 @@ class Speculation:
         """Whether the next step is to wait for tokens that are under way: there may be drafts after them."""
         running = list(sequences)
         return len(running) < self._config.max_num_seqs and any(
-            each.drafts is not None and each.drafts.guess(each.length, 1) for each in running
+            each.drafts is not None
+            and (each.grammar is None or each.grammar.seconds < MASKS_S)
+            and each.drafts.guess(each.length, 1)
+            for each in running
         )
 
     def _guess(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
         """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share."""
         found: dict[int, list[int]] = {}
-        left = min(self._config.max_num_seqs - len(chunks), tokens)
+        left, left_s = min(self._config.max_num_seqs - len(chunks), tokens), MASKS_S
         for row, chunk in enumerate(chunks):
             sequence = chunk.sequence
-            share = min(-(-left // (len(chunks) - row)), MOST, _room(sequence))
+            share = min(-(-left // (len(chunks) - row)), MOST, _room(chunk))
             if sequence.drafts is not None and share > 0:
                 drafts = sequence.drafts.guess(sequence.length, share)
+                if drafts and sequence.grammar is not None:
+                    drafts = _allowed(sequence, sequence.drafts, drafts, left_s)
+                    left_s -= len(drafts) * sequence.grammar.seconds
                 if drafts:
                     found[row] = drafts
                     left -= len(drafts)
@@ -130,6 +157,24 @@ class Speculation:
         return self._payoffs.setdefault(streams.bit_length(), Payoff())
 
 
+def choices_with(row: int, sequence: Sequence, drafts: tuple[int, ...]) -> list[Choice]:
+    """What a sequence brings to the sampler in its row and in those of its drafts, which follow it."""
+    choices = [choice_of(row + n, sequence, drafts[:n]) for n in range(1 + len(drafts))]
+    if not drafts or sequence.grammar is None:
+        return choices
+    masks: list[Mask | Foreseen] = [sequence.grammar, *sequence.grammar.foresee(drafts)]
+    return [replace(choice, grammar=mask) for choice, mask in zip(choices, masks, strict=True)]
+
+
+def _allowed(sequence: Sequence, own: Drafts, drafts: list[int], most_s: float) -> list[int]:
+    """Drafts that a sequence's grammar takes, with masks that take `most_s` seconds at most."""
+    assert sequence.grammar is not None
+    found, each_s = sequence.grammar.takes(drafts), sequence.grammar.seconds
+    if not found:  # they were wrong, and cost nothing
+        own.learn(sequence.length, len(drafts), 0)
+    return drafts[: found if found * each_s <= most_s else int(most_s / each_s)]
+
+
 def _may_draft(step: Schedule) -> bool:
     """Whether a step only computes generated tokens, and nobody needs all memory."""
     return not step.alone and all(
@@ -137,9 +182,10 @@ def _may_draft(step: Schedule) -> bool:
     )
 
 
-def _room(sequence: Sequence) -> int:
-    """Drafts after which one token more may be chosen."""
-    return sequence.max_tokens - len(sequence.generated) - 1
+def _room(chunk: Chunk) -> int:
+    """Drafts after which one token more may be chosen, of those that the delta rule reads at once."""
+    sequence = chunk.sequence
+    return min(sequence.max_tokens - len(sequence.generated) - 1, CHUNK - (chunk.end - chunk.start))
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy as shallow
 from functools import cache
 from itertools import cycle
 from threading import Lock
@@ -263,6 +264,17 @@ class _State(GrammarState):
         self._lent.keep()
         self._matcher, self._lent = self._lent.owner.make(), None
         return self._matcher.consume_tokens(self._tokens)
+
+    def takes(self, tokens: Sequence[int]) -> int:
+        other, found = self.copy(), 0  # what goes wrong there is nothing that anybody has chosen
+        with other._guarded():
+            found = other._matcher.validate_tokens(list(tokens))
+        return 0 if other.error is not None else found
+
+    def copy(self) -> "_State":
+        made = shallow(self)
+        made._matcher, made._tokens = self._matcher.deep_copy(), [*self._tokens]
+        return made
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import upload
 
-FEW = 8  # queries of a sequence that aren't a part of a prompt
+FEW = 16  # queries of a sequence that aren't a part of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class AttentionMetadata:
         state_slots: `[sequences]` int64, where the recurrent states are (`kv_cache.py`); None without any.
         landings: `[sequences]` int64, new tokens behind which the state is copied to the scratch slot, 0 for
             nowhere: of one sequence at most, and a multiple of the delta rule's chunk. None: of none.
+        unsure: `[sequences]` int64, last new tokens of each that its state doesn't take in, because they may
+            be wrong; with `landings`. None of a sequence with more than a chunk of the delta rule.
     """
 
     query_lens: tuple[int, ...]
@@ -52,6 +54,7 @@ class AttentionMetadata:
     lengths: torch.Tensor | None = None
     state_slots: torch.Tensor | None = None
     landings: torch.Tensor | None = None
+    unsure: torch.Tensor | None = None
 
     @property
     def decodes(self) -> bool:

@@ -130,10 +130,14 @@ def recur_at(rule: Rule, states: torch.Tensor, slots: torch.Tensor) -> torch.Ten
     return output
 
 
-def scan_at(rule: Rule, states: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """`scan` on the state at the one of `slots` `[1]`, in place; `[tokens, value_heads, value_dim]`."""
+def scan_at(rule: Rule, states: torch.Tensor, slots: torch.Tensor, keeps: bool = True) -> torch.Tensor:
+    """`scan` on the state at the one of `slots` `[1]`, in place where it `keeps` what comes of it.
+
+    Returns `[tokens, value_heads, value_dim]`.
+    """
     output, after = scan(rule, states.index_select(0, slots)[0])
-    states.index_copy_(0, slots, after[None])
+    if keeps:
+        states.index_copy_(0, slots, after[None])
     return output
 
 

@@ -12,6 +12,9 @@ torch works on it in runs: sequences side by side that have one new token each a
     flat batch   [ s0 | s1 | s2 s2 s2 … s2 s2 ]        runs: rows 0 … 1 of s0 and s1,
                                                         256 rows of s2, the rest of s2
 
+Tokens that were guessed find what stands before them and leave nothing: the state is written behind the last
+one that is sure (`engine/speculation.py`).
+
 Source: Hugging Face transformers, `models/qwen3_5/modeling_qwen3_5.py` (Apache-2.0); Gated Delta Networks,
 https://arxiv.org/abs/2412.06464.
 """
@@ -41,10 +44,16 @@ class TokenRun(NamedTuple):
     sequences: slice
     single: bool  # one token of each sequence; else tokens of one sequence
     lands: bool = False  # its sequence's state is kept then
+    sure: bool = True  # its sequence's state takes them in
 
 
-def runs(query_lens: Sequence[int], landings: Sequence[int] = ()) -> Iterator[TokenRun]:
-    """Cut a batch of sequences with so many new tokens each, and behind `landings` of those that have one."""
+def runs(
+    query_lens: Sequence[int], landings: Sequence[int] = (), unsure: Sequence[int] = ()
+) -> Iterator[TokenRun]:
+    """Cut a batch of sequences with so many new tokens each.
+
+    Behind `landings` of those that have one, and before the last `unsure` ones.
+    """
     row = first = 0
     for index, count in enumerate(query_lens):
         if count == 1 and index + 1 < len(query_lens) and query_lens[index + 1] == 1:
@@ -55,9 +64,10 @@ def runs(query_lens: Sequence[int], landings: Sequence[int] = ()) -> Iterator[To
             row = end
         else:
             end, landing = row + count, row + (landings[index] if landings else 0)
-            for start, stop in pairwise(sorted({*range(row, end, PIECE), landing, end})):
-                lands = row < stop == landing
-                yield TokenRun(slice(start, stop), slice(index, index + 1), single=False, lands=lands)
+            sure = end - (unsure[index] if unsure else 0)
+            for start, stop in pairwise(sorted({*range(row, end, PIECE), landing, sure, end})):
+                lands, mine = row < stop == landing, slice(index, index + 1)
+                yield TokenRun(slice(start, stop), mine, single=False, lands=lands, sure=stop <= sure)
             row = end
         first = index + 1
 
@@ -71,9 +81,10 @@ def empty_beginners(states: StateCache, layer: int, metadata: AttentionMetadata)
         values.index_fill_(0, metadata.state_slots[fresh], 0)
 
 
-def landings_of(metadata: AttentionMetadata) -> list[int]:
-    """New tokens behind which each sequence's state is kept, 0 for nowhere; empty where none is."""
-    return [] if metadata.landings is None else list(map(int, metadata.landings.tolist()))
+def runs_of(metadata: AttentionMetadata) -> Iterator[TokenRun]:
+    """`runs` of a batch that is on the host."""
+    cuts = (metadata.landings, metadata.unsure)
+    return runs(metadata.query_lens, *([] if cut is None else list(map(int, cut.tolist())) for cut in cuts))
 
 
 def keep(states: StateCache, layer: int, state_slots: torch.Tensor) -> None:
@@ -134,7 +145,9 @@ class GatedDeltaNet(nn.Module):
         )
         where = (states.inputs[self.layer], states.recurrent[self.layer], metadata.state_slots)
         ends = (None if metadata.decodes else metadata.starts, metadata.lengths)
-        landing = None if metadata.landings is None else (metadata.landings, states.scratch)
+        landing = None
+        if metadata.landings is not None and metadata.unsure is not None:
+            landing = metadata.landings, metadata.unsure, states.scratch
         return delta_rule.attend(projected, rates, layer, *where, *ends, landing)
 
     def _plain(
@@ -148,11 +161,16 @@ class GatedDeltaNet(nn.Module):
         beta = b.sigmoid()
         decay = -self.A_log.float().exp() * softplus(a.float() + self.dt_bias)
         output = torch.empty_like(gate, memory_format=torch.contiguous_format)
-        for run in runs(metadata.query_lens, landings_of(metadata)):
+        for run in runs_of(metadata):
             rows, mine = run.rows, metadata.state_slots[run.sequences]
-            convolve, remember = (self._step, recur_at) if run.single else (self._slide, scan_at)
-            rule = self._rule(convolve(mixed[rows], states, mine), decay[rows], beta[rows])
-            answer = remember(rule, states.recurrent[self.layer], mine).to(projected.dtype)
+            if run.single:
+                rule = self._rule(self._step(mixed[rows], states, mine), decay[rows], beta[rows])
+                answer = recur_at(rule, states.recurrent[self.layer], mine)
+            else:
+                slid = self._slide(mixed[rows], states, mine, run.sure)
+                rule = self._rule(slid, decay[rows], beta[rows])
+                answer = scan_at(rule, states.recurrent[self.layer], mine, run.sure)
+            answer = answer.to(projected.dtype)
             opened = silu(gate[rows].float()).view(answer.shape)
             output[rows] = (self.norm(answer).float() * opened).to(projected.dtype).flatten(1)
             if run.lands:
@@ -175,11 +193,17 @@ class GatedDeltaNet(nn.Module):
         inputs.index_copy_(0, state_slots, window[:, 1:])
         return self._convolved(window.unbind(1))
 
-    def _slide(self, mixed: torch.Tensor, states: StateCache, state_slots: torch.Tensor) -> torch.Tensor:
-        """The convolution over tokens `[tokens, channels]` of the one sequence at `state_slots`."""
+    def _slide(
+        self, mixed: torch.Tensor, states: StateCache, state_slots: torch.Tensor, sure: bool
+    ) -> torch.Tensor:
+        """The convolution over tokens `[tokens, channels]` of the one sequence at `state_slots`.
+
+        `sure`: whether it remembers them.
+        """
         inputs, count = states.inputs[self.layer], len(mixed)
         window = torch.cat((inputs.index_select(0, state_slots)[0], mixed))
-        inputs.index_copy_(0, state_slots, window[None, count:])
+        if sure:
+            inputs.index_copy_(0, state_slots, window[None, count:])
         return self._convolved(window[tap : tap + count] for tap in range(self.sizes.kernel))
 
     def _convolved(self, taps: Iterable[torch.Tensor]) -> torch.Tensor:

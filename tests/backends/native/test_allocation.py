@@ -186,13 +186,12 @@ def test_graphs_of_prompts_take_what_is_left_and_nothing_else() -> None:
     assert made(FACTS["Qwen/Qwen3.5-4B"], gpu(48 * GIB)).settings.step_graphs
 
 
-def test_no_tokens_are_guessed_where_states_can_not_go_back() -> None:
-    hybrid = FACTS["Qwen/Qwen3.5-4B"]
-    with pytest.raises(RequestError, match="its recurrent states can't go back behind tokens"):
-        made(hybrid, gpu(48 * GIB), speculation="ngram")
-    assert made(hybrid, gpu(48 * GIB), speculation="auto").settings.kv_tokens
-    plan = made(FP8, gpu(48 * GIB), speculation="ngram")
-    assert plan.settings == made(FP8, gpu(48 * GIB)).settings, "it takes no memory"
+@pytest.mark.parametrize("facts", [FP8, FACTS["Qwen/Qwen3.5-4B"]])
+def test_guessing_tokens_takes_no_memory(facts: ModelFacts) -> None:
+    """With recurrent states neither: they stay behind what is guessed."""
+    plan = made(facts, gpu(48 * GIB), speculation="ngram")
+    assert plan.settings == made(facts, gpu(48 * GIB)).settings
+    assert plan.footprint == made(facts, gpu(48 * GIB)).footprint
     assert engine_config(plan, LoadOptions(speculation="ngram")).speculation == "ngram"
     assert engine_config(plan, LoadOptions()).speculation == "off"
 

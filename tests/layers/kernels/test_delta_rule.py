@@ -25,7 +25,10 @@ BATCHES = {  # new tokens of each sequence, and those that it had before
     "chunks": ([64, 65], [0, 3]),
     "a long one beside decodes": ([1, 150, 1, 2], [4, 64, 30, 0]),
     "prompts of one token": ([1, 1, 40], [0, 3, 0]),
+    "guesses": ([2, 1, 8, 63], [9, 4, 1, 5]),
+    "guesses at once": ([15, 8, 2], [0, 70, 3]),
 }
+UNSURE = {2: 1, 8: 7, 15: 7, 63: 60}  # of the new tokens of a sequence with so many
 
 
 def layer(sizes: LinearAttention, device: torch.device, dtype: torch.dtype = torch.float32) -> GatedDeltaNet:
@@ -54,8 +57,9 @@ def batch(new: Sequence[int], before: Sequence[int], device: torch.device) -> At
     slots = torch.tensor([5, 0, 3, 6][: len(new)], device=device)
     landing = [(n - 1) // CHUNK * CHUNK if n == max(new) else 0 for n in new]
     landings = torch.tensor(landing, device=device)
+    unsure = torch.tensor([UNSURE.get(n, 0) for n in new], device=device)
     made = AttentionMetadata(
-        tuple(new), context, tokens, tokens[None], 16, state_slots=slots, landings=landings
+        tuple(new), context, tokens, tokens[None], 16, state_slots=slots, landings=landings, unsure=unsure
     )
     return made.on_device()
 
@@ -86,6 +90,33 @@ def test_a_batch_equals_plain_torch(name: str, sizes: LinearAttention, device: t
     )
 
 
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_guessed_tokens_are_answered_and_leave_nothing(
+    kernels: bool, sizes: LinearAttention, device: torch.device
+) -> None:
+    """What they find is what they find as tokens like any other; the state is that before them."""
+    ours, metadata = layer(sizes, device), batch(*BATCHES["guesses"], device)
+    attend = ours._by_kernels if kernels else ours._plain
+    tokens = len(metadata.slot_mapping)
+    projected = torch.randn(tokens, sizes.channels + sizes.values, device=device)
+    rates = torch.randn(tokens, 2 * sizes.value_heads, device=device)
+    found, all_sure, shorter = (states(sizes, device) for _ in range(3))
+    outputs = attend(projected, rates, found, metadata)
+    wanted = attend(projected, rates, all_sure, replace(metadata, unsure=torch.zeros_like(metadata.unsure)))
+    torch.testing.assert_close(outputs, wanted, atol=2e-5, rtol=1e-4)
+    new, before = BATCHES["guesses"]
+    rows = [first + n for first, count in zip(accumulate([0, *new]), new, strict=False)
+            for n in range(count - UNSURE.get(count, 0))]  # fmt: skip
+    sure = batch([n - UNSURE.get(n, 0) for n in new], before, device)
+    sure = replace(sure, landings=torch.zeros_like(sure.landings), unsure=torch.zeros_like(metadata.unsure))
+    attend(projected[rows], rates[rows], shorter, sure)
+    torch.testing.assert_close(found.recurrent, shorter.recurrent, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(found.inputs, shorter.inputs, atol=0, rtol=0)
+    assert not torch.allclose(found.recurrent, all_sure.recurrent, atol=1e-2)
+    assert not torch.allclose(found.inputs, all_sure.inputs, atol=1e-2)
+
+
 @pytest.mark.parametrize("lengths", [[3, 0, 0], [65, 1, 0]])
 def test_rows_of_nobody_change_nothing(lengths: list[int], device: torch.device) -> None:
     """A CUDA graph's last sequences have no tokens, and its last tokens belong to none."""
@@ -104,6 +135,7 @@ def test_rows_of_nobody_change_nothing(lengths: list[int], device: torch.device)
         lengths=torch.tensor([n + 5 if n else 0 for n in lengths], dtype=torch.int32, device=device),
         state_slots=torch.tensor([5, 0, 0][: len(lengths)], device=device),
         landings=torch.tensor([*metadata.landings.tolist(), 0, 0][: len(lengths)], device=device),
+        unsure=torch.zeros(len(lengths), dtype=torch.int64, device=device),
     )
     outputs = ours._by_kernels(projected, rates, found, padded)
     torch.testing.assert_close(outputs[: sum(real)], wanted, atol=2e-5, rtol=1e-4)

@@ -34,25 +34,14 @@ def allocate(
 
     Raises:
         DoesNotFit: with every large component, and what would fit.
-        RequestError: a wish that no plan can meet; speculation, in a model with recurrent states.
+        RequestError: a wish that no plan can meet.
     """
-    _check_speculation(facts, options)
     if planned is not None and planned.footprint.total_bytes <= place.usable_bytes:
         return planned
     found = allocation_of(choose(facts, options, place, "native"))
     if planned is None:
         return found
     return replace(found, changed=_difference(planned, found))
-
-
-def _check_speculation(facts: ModelFacts, options: LoadOptions) -> None:
-    """Refuse to guess tokens where what was computed for wrong ones can't be taken back."""
-    if options.speculation == "ngram" and any(layer.state_bytes for layer in facts.text.kv_layers):
-        raise RequestError(
-            f"speculation 'ngram' is not for {facts.name}: its recurrent states can't go back behind tokens "
-            "that were guessed wrong; leave --speculation out",
-            field="speculation",
-        )
 
 
 def choose(facts: ModelFacts, options: LoadOptions, place: Place, backend: Engine) -> Choice:

@@ -154,6 +154,7 @@ class StepGraphs:
                 lengths=numbers.lengths,
                 state_slots=None if self._cache.states is None else numbers.state_slots,
                 landings=None if self._cache.states is None else numbers.landings,
+                unsure=None if self._cache.states is None else numbers.unsure,
             ),
             logit_rows=numbers.logit_rows,
             vision_rows=None if buffers.pictured is None else buffers.pictured[:tokens],

@@ -18,6 +18,9 @@ makes the mask after it, and so on. So a `Mask` may know several tokens ahead of
 the engine need not compute one to get the next (`Engine._skip_forced`):
 
     taken   {"              a mask of one token      forced: title   ":      bits: what may follow   ":
+
+Guessed tokens (`speculation.py`) need a mask behind each. A copy of the state makes them, once the network
+has started with the guesses that the grammar takes; those behind right guesses aren't made again.
 """
 
 import os
@@ -70,6 +73,14 @@ class GrammarState(Protocol):
         """
         for state, row in zip(states, bits, strict=True):
             state.fill(row)
+
+    def takes(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` may come next, one after the other; it stays where it is."""
+        ...
+
+    def copy(self) -> "GrammarState":
+        """One of its own, at the same place."""
+        ...
 
 
 class TokenGrammar(Protocol):
@@ -160,6 +171,21 @@ class MaskThreads:
             job()
 
 
+class Foreseen:
+    """Which tokens a choice may take behind some that are guessed."""
+
+    def __init__(self, bits: NDArray[np.int32]) -> None:
+        self.bits = bits
+
+    def wait(self) -> float:
+        """Like `Mask.wait`: it is made."""
+        return 0.0
+
+    def write(self, bits: NDArray[np.int32]) -> None:
+        """See `Mask.write`."""
+        bits[:] = self.bits
+
+
 class Mask:
     """Which tokens one choice may take next, made ahead of the step that needs it.
 
@@ -183,6 +209,7 @@ class Mask:
         self.forced: deque[int] = deque()
         self.state, self.pace = state, pace
         self._bits = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # of the token after `forced`
+        self._foreseen: deque[tuple[int, Foreseen]] = deque()  # guesses after it, and what may follow each
         self._threads = threads
         self._ends = ends
         self._share_s = WAIT_S
@@ -200,6 +227,11 @@ class Mask:
     def ends(self) -> bool:
         """Whether the choice ends with what is forced."""
         return bool(self.forced) and self.forced[-1] in self._ends
+
+    @property
+    def seconds(self) -> float:
+        """How long those of its request took, lately at most."""
+        return self.pace.seconds
 
     @property
     def quick(self) -> bool:
@@ -226,8 +258,13 @@ class Mask:
             known = self.forced.popleft()
             assert token == known, "another token than the one that is forced"
             return
-        self.ready = False
         self._share_s = min(self._share_s + SHARE_S, WAIT_S)
+        if self._foreseen and self._foreseen[0][0] == token:
+            self.state.accept(token)
+            self._bits = self._foreseen.popleft()[1].bits  # the token after it is chosen already
+            return
+        self._foreseen.clear()
+        self.ready = False
         self._threads.ask(self, token, self.pace)
 
     @property
@@ -245,6 +282,33 @@ class Mask:
         if token is not None:
             self.forced.append(token)
         return token is not None and token not in self._ends
+
+    def takes(self, drafts: Sequence[int]) -> int:
+        """How many guesses may come next, one after the other."""
+        assert self.ready, "guesses without a mask"
+        known = [draft == token for draft, token in zip(drafts, self.forced, strict=False)]
+        if not all(known):
+            return known.index(False)
+        return len(known) + self.state.takes(drafts[len(known) :])
+
+    def foresee(self, drafts: Sequence[int]) -> list[Foreseen]:
+        """What may follow each of some guesses that it `takes`."""
+        masks = []
+        for token in list(self.forced)[1 : len(drafts) + 1]:
+            words = np.zeros_like(self._bits)
+            words.view(np.uint32)[token // 32] = 1 << token % 32
+            masks.append(Foreseen(words))
+        if self.forced and len(masks) < len(drafts):
+            masks.append(Foreseen(self._bits))
+        self._foreseen.clear()
+        state = self.state.copy()
+        for token in drafts[len(masks) :]:
+            state.accept(token)
+            mask = Foreseen(np.zeros_like(self._bits))
+            if state.error is None:
+                state.fill(torch.from_numpy(mask.bits))
+            self._foreseen.append((token, mask))
+        return [*masks, *(mask for _, mask in self._foreseen)]
 
     def drop(self) -> None:
         """No mask is needed any more."""
@@ -328,30 +392,3 @@ def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:
         left_s -= mask.wait(max(left_s, 0.0))
         late = late or not mask.ready
     return late
-
-
-def allowed_bits(masks: Sequence[Mask | None], vocab: int, device: torch.device) -> torch.Tensor:
-    """What each row may take next, `[rows, ceil(vocab / 32)]` int32 on `device`; everything without a mask.
-
-    Waits for masks that are not ready; not for the device.
-    """
-    shape = len(masks), (vocab + 31) // 32
-    bits = torch.empty(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
-    for row, mask in zip(bits.numpy(), masks, strict=True):
-        if mask is None:
-            row.fill(-1)
-        else:
-            mask.wait()
-            mask.write(row)
-    return bits.to(device, non_blocking=True)
-
-
-def fill_allowed(masks: Sequence[Mask | None], vocab: int, device: torch.device) -> torch.Tensor:
-    """Which tokens each row may take next, `[rows, vocab]` bool on `device`; one copy for all of them."""
-    return unpacked(allowed_bits(masks, vocab, device), vocab)
-
-
-def unpacked(bits: torch.Tensor, vocab: int) -> torch.Tensor:
-    """`bits` `[rows, ceil(vocab / 32)]` int32 as `[rows, vocab]` bool."""
-    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
-    return ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab].bool()

@@ -115,14 +115,15 @@ def convolve(
 
 
 @launched
-@triton.jit(do_not_specialize=["slots", "starts", "lengths", "landings", "scratch"])
+@triton.jit(do_not_specialize=["slots", "starts", "lengths", "landings", "unsure", "scratch"])
 def slide(
-    projected, inputs, slots, starts, lengths, landings, scratch, LANDS: tl.constexpr,
+    projected, inputs, slots, starts, lengths, landings, unsure, scratch, LANDS: tl.constexpr,
     CHANNELS: tl.constexpr, STRIDE: tl.constexpr, TAPS: tl.constexpr, EACH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (sequence, EACH channels): its last inputs, for the next step.
 
-    With LANDS, those behind `landings` go to slot `scratch`: TAPS tokens or more, or 0 for nowhere.
+    With LANDS, those behind `landings` go to slot `scratch`: TAPS tokens or more, or 0 for nowhere. And those
+    of its last `unsure` tokens aren't among them.
     """
     wait_for_others(PDL)
     sequence = tl.program_id(0)
@@ -133,7 +134,9 @@ def slide(
     known = tl.load(lengths + sequence) > new
     channel = tl.program_id(1) * EACH + tl.arange(0, EACH)
     remembered = inputs + tl.load(slots + sequence).to(tl.int64) * ((TAPS - 1) * CHANNELS) + channel
+    sure = new
     if LANDS:
+        sure -= tl.load(unsure + sequence).to(tl.int32)
         landing = tl.load(landings + sequence)
         kept = inputs + scratch.to(tl.int64) * ((TAPS - 1) * CHANNELS) + channel
         for row in tl.static_range(TAPS - 1):
@@ -141,11 +144,11 @@ def slide(
             inside = channel < tl.where(landing > 0, CHANNELS, 0)
             tl.store(kept + row * CHANNELS, tl.load(here, mask=inside, other=0), mask=inside)
     for row in tl.static_range(TAPS - 1):  # what a row is replaced by stood in a later one, or is new
-        at = new - (TAPS - 1) + row
+        at = sure - (TAPS - 1) + row
         here = projected + (begin + at).to(tl.int64) * STRIDE + channel
         x = tl.load(here, mask=channel < tl.where(at >= 0, CHANNELS, 0), other=0)
         old = channel < tl.where((at < 0) & known, CHANNELS, 0)
-        x += tl.load(remembered + (new + row) * CHANNELS, mask=old, other=0)
+        x += tl.load(remembered + (sure + row) * CHANNELS, mask=old, other=0)
         tl.store(remembered + row * CHANNELS, x, mask=channel < CHANNELS)
 
 
@@ -156,7 +159,7 @@ def convolved(
     slots: torch.Tensor,
     starts: torch.Tensor | None,
     lengths: torch.Tensor,
-    landing: tuple[torch.Tensor, int] | None,
+    landing: tuple[torch.Tensor, torch.Tensor, int] | None,
 ) -> torch.Tensor:
     """Queries, keys and values, `[tokens, channels]`; for the arguments see `delta_rule.attend`."""
     channels, tokens, sequences = layer.channels, len(projected), len(lengths)
@@ -171,7 +174,7 @@ def convolved(
     )  # fmt: skip
     if not single:
         slide[(sequences, triton.cdiv(channels, CHANNELS))](
-            projected, inputs, *where, *(landing or (lengths, 0)), LANDS=landing is not None,
+            projected, inputs, *where, *(landing or (lengths, lengths, 0)), LANDS=landing is not None,
             CHANNELS=channels, STRIDE=projected.shape[1], TAPS=taps, EACH=CHANNELS, num_warps=4, **early,
         )  # fmt: skip
     return out

@@ -179,17 +179,18 @@ def solve(
 
 
 @launched
-@triton.jit(do_not_specialize=["slots", "starts", "lengths", "landings", "scratch", "sequences"])
+@triton.jit(do_not_specialize=["slots", "starts", "lengths", "landings", "unsure", "scratch", "sequences"])
 def scan(
-    mixed, inverse, found, paces, states, slots, starts, lengths, landings, scratch, out, sequences, scale,
-    LANDS: tl.constexpr, CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr,
+    mixed, inverse, found, paces, states, slots, starts, lengths, landings, unsure, scratch, out, sequences,
+    scale, LANDS: tl.constexpr, CHANNELS: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr,
     KEY: tl.constexpr, VALUE: tl.constexpr, WIDE_KEY: tl.constexpr, COLUMNS: tl.constexpr,
     CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One (COLUMNS of S, value head, sequence) of those with more than one new token.
 
     `out` `[tokens, HEADS · VALUE]`: what the queries find, before norm and gate. With LANDS, S behind
-    `landings`, a multiple of CHUNK or 0 for nowhere, goes to slot `scratch`.
+    `landings`, a multiple of CHUNK or 0 for nowhere, goes to slot `scratch`, and the last `unsure` tokens
+    don't enter the S that is written back.
     """
     wait_for_others(PDL)
     precision: tl.constexpr = "ieee" if mixed.dtype.element_ty == tl.float32 else "tf32"
@@ -207,9 +208,10 @@ def scan(
     known = dim < tl.where(tl.load(lengths + sequence) > new, KEY, 0)
     s = tl.load(place, mask=known[:, None] & beside, other=0)
     key_head, tokens = head // (HEADS // KEY_HEADS), tl.load(starts + sequences)
-    landing, kept = 0, place
+    landing, kept, sure = 0, place, new
     if LANDS:
         landing = tl.load(landings + sequence).to(tl.int32)
+        sure -= tl.load(unsure + sequence).to(tl.int32)
         kept += (scratch.to(tl.int64) - slot) * (HEADS * KEY * VALUE)
     for first in range(0, new, CHUNK):
         if LANDS:
@@ -229,7 +231,7 @@ def scan(
         inner = tl.load(found + square, mask=live[:, None], other=0)
         beta = tl.load(paces + head * tokens + begin + token, mask=live, other=0)
         since = tl.load(paces + (HEADS + head) * tokens + begin + token, mask=live, other=0)
-        whole = tl.load(paces + (HEADS + head) * tokens + begin + tl.minimum(first + CHUNK, new) - 1)
+        whole = tl.load(paces + (HEADS + head) * tokens + begin + tl.minimum(first + CHUNK, sure) - 1)
         before = s.to(kind)
         answer = tl.dot(k, before, input_precision=precision) * tl.exp(since)[:, None]
         wanted = (v - answer) * beta[:, None]
@@ -240,6 +242,8 @@ def scan(
             out + (at * HEADS + head) * VALUE + column[None, :], output.to(kind), mask=live[:, None] & beside
         )
         lasting = (change * tl.exp(tl.minimum(whole - since, 0.0))[:, None]).to(kind)
+        if LANDS:
+            lasting = tl.where((token < sure)[:, None], lasting, 0.0).to(kind)
         s = s * tl.exp(whole) + tl.dot(tl.trans(k), lasting, input_precision=precision)
     tl.store(place, s, mask=(dim < KEY)[:, None] & beside)
 
@@ -284,7 +288,7 @@ def attend(
     slots: torch.Tensor,
     starts: torch.Tensor | None,
     lengths: torch.Tensor,
-    landing: tuple[torch.Tensor, int] | None = None,
+    landing: tuple[torch.Tensor, torch.Tensor, int] | None = None,
 ) -> torch.Tensor:
     """What a batch finds, normed and gated, `[tokens, value_heads · value_dim]`; its states move on.
 
@@ -297,7 +301,9 @@ def attend(
         starts: `[sequences + 1]` int32; None where each sequence has one token.
         lengths: `[sequences]` int32, tokens of each once these are taken in; 0 of a row that is nobody's.
         landing: `[sequences]` int64, new tokens of one behind which its state is copied: a multiple of
-            `CHUNK` below their number, 0 of all others. And the slot it is copied to.
+            `CHUNK` below their number, 0 of all others. `[sequences]` int64, last new tokens of each that its
+            state doesn't take in: fewer than it has, and 0 of one with more than `CHUNK`. And the slot that a
+            state is copied to.
     """
     heads, key, value, scale = layer.value_heads, layer.key_dim, layer.value_dim, layer.key_dim**-0.5
     tokens, sequences = len(projected), len(lengths)
@@ -323,8 +329,9 @@ def attend(
         MAX=most_sequences(sequences), num_warps=4,
     )  # fmt: skip
     scan[(triton.cdiv(value, columns), heads, sequences)](
-        mixed, inverse, found, paces, states, *where, *(landing or (lengths, 0)), out, sequences, scale,
-        LANDS=landing is not None, **sizes, COLUMNS=columns, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
+        mixed, inverse, found, paces, states, *where, *(landing or (lengths, lengths, 0)), out, sequences,
+        scale, LANDS=landing is not None, **sizes, COLUMNS=columns, CHUNK=CHUNK, num_warps=warps,
+        num_stages=stages,
     )  # fmt: skip
     gate[(triton.cdiv(tokens * heads, GATED),)](
         projected, layer.norm, starts, out, sequences, layer.norm_eps, CHANNELS=layer.channels, HEADS=heads,

@@ -35,7 +35,7 @@ from snugvl.planner.settings import BLOCK_TOKENS, Settings
 
 TOKENS: Final = 128  # the largest sizes of steps are multiples of
 PATCHES: Final = 4096  # of the largest picture
-SLOT_BYTES: Final = 40  # slot, row of logits, landing, start and length
+SLOT_BYTES: Final = 48  # slot, row of logits, landing, unsure tokens, start and length
 TABLE: Final = 16  # a block table's width is a multiple of
 SMALL_BYTES: Final = 8 << 20  # of the pool, for small tensors
 MOST: Final = 24  # recordings at a time
