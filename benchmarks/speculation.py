@@ -2,6 +2,7 @@
 
     python benchmarks/speculation.py [MODEL] [--device cuda] [--out FILE]
     python benchmarks/speculation.py smollm2 --dtype bfloat16
+    python benchmarks/speculation.py CHECKPOINT --forced          # also of random weights
 
 Kinds of answers: JSON about pictures (pocket was trained on it), free and typed by the grammar of `scene`; of
 other models texts that quote a prompt (a record word for word, the same as JSON, code with a name changed),
@@ -20,7 +21,8 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 from PIL import Image
 
@@ -29,6 +31,8 @@ import snugvl
 from masks import PICTURES, Answers, show, timed
 from snugvl.core.messages import Grammar, Picture, Request, user
 from snugvl.core.sampling import SamplingParams
+from snugvl.engine import speculation
+from snugvl.engine.drafts import NgramIndex
 from snugvl.engine.speculation import Speculation
 from snugvl.tasks import grammar
 from snugvl.tasks.prompts import SCENE
@@ -122,6 +126,63 @@ def level(model: Any, kind: str, clients: int, count: int, tokens: int, rounds: 
     return row
 
 
+class Recorder:
+    """Guesses nothing, and keeps each answer by its prompt."""
+
+    said: ClassVar[dict[tuple[int, ...], list[int]]] = {}
+
+    def __init__(self, prompt: NgramIndex, generated: list[int]) -> None:
+        self.said[tuple(prompt.tokens)] = generated
+
+    def propose(self, most: int) -> list[int]:
+        """None."""
+        return []
+
+
+class Told:
+    """Guesses what was said before, so that steps bring two and three tokens in turn."""
+
+    def __init__(self, prompt: NgramIndex, generated: list[int]) -> None:
+        self.line, self.generated = list(Recorder.said[tuple(prompt.tokens)]), generated
+
+    def propose(self, most: int) -> list[int]:
+        """Three at most, as a head that predicts some tokens would."""
+        start = len(self.generated)
+        places = range(start, min(start + min(most, 3), len(self.line)))
+        return [
+            self.line[place] + (-1 if self.line[place] else 1) * (place % 5 in (1, 4)) for place in places
+        ]
+
+
+def forced(model: Any, clients: int, count: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """What two and a half tokens a step bring, whoever guessed them: off and forced in turn."""
+    engine, asked = model.backend._engine, questions("free", count, tokens)
+    asked = [replace(each, sampling=replace(each.sampling, ignore_eos=True)) for each in asked]
+    guesser = Speculation(replace(engine.config, speculation="ngram"))
+    engine._speculation = guesser
+    with patch.object(speculation, "NgramProposer", Recorder):
+        said, _ = timed(model, asked, 1)
+    speeds: dict[str, list[float]] = {"off": [], "forced": []}
+    steps, differ = dict.fromkeys(speeds, 0), 0
+    for round_ in range(1 + rounds):
+        for name in speeds:
+            off = Speculation(replace(engine.config, speculation="off"))
+            engine._speculation = guesser if name == "forced" else off
+            before = engine.stats.steps
+            with patch.object(speculation, "NgramProposer", Told):
+                found, speed = timed(model, asked, clients)
+            if round_:
+                speeds[name].append(speed)
+                steps[name] += engine.stats.steps - before
+                differ = sum(a != b for a, b in zip(said, found, strict=True))
+    ratios = [mine / off for mine, off in zip(speeds["forced"], speeds["off"], strict=True)]
+    row: dict[str, Any] = {"kind": "forced", "clients": clients, "requests": count}
+    row |= {f"{name}, tokens/s": median(values) for name, values in speeds.items()}
+    row |= {"forced / off": median(ratios), "forced: steps / steps off": steps["forced"] / steps["off"]}
+    row["forced: right of the guessed"] = guesser.accepted / max(guesser.drafted, 1)
+    return row | {"answers that differ": differ}
+
+
 def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(
@@ -131,6 +192,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--levels", default="1:6,8:16,32:32", help="clients and their requests")
+    parser.add_argument("--forced", action="store_true", help="2.5 tokens a step, whoever guessed them")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=32, help="sequences to plan for")
@@ -151,11 +213,14 @@ def main() -> None:
     )
     figures: dict[str, Any] = {"model": options.model, "dtype": model.backend.capabilities.dtype}
     figures |= {"sequences": model.backend._engine.config.max_num_seqs, "levels": []}
-    kinds = ("JSON of pictures", "typed, of pictures")
-    for kind in kinds if options.model == "pocket" else ("quoting", "typed", "free"):
+    kinds = ["JSON of pictures", "typed, of pictures"]
+    if options.model != "pocket":
+        kinds = ["quoting", "typed", "free"]
+    for kind in ["forced"] if options.forced else kinds:
         for pair in options.levels.split(","):
             clients, count = map(int, pair.split(":"))
-            row = level(model, kind, clients, count, options.tokens, options.rounds)
+            sizes = (clients, count, options.tokens, options.rounds)
+            row = forced(model, *sizes) if options.forced else level(model, kind, *sizes)
             figures["levels"].append(row)
             show(row)
     machine.save("speculation", figures, options.out)
