@@ -252,8 +252,8 @@ def main() -> None:
         pack(given.source, given.out)
     else:
         build(
-            given.source, given.out.resolve(), given.targets, cuda=not given.cpu, cublas=given.cublas, jobs=given.jobs,
-            native=given.native,
+            given.source, given.out.resolve(), given.targets, cuda=not given.cpu, cublas=given.cublas,
+            jobs=given.jobs, native=given.native,
         )  # fmt: skip
 
 
