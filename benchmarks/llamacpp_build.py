@@ -55,7 +55,7 @@ VECTOR = re.compile(
 # Operations that no graph of ours has.
 LEFT_KERNELS = (
     "acc", "add-id", "allreduce", "col2im-1d", "conv-transpose-1d", "conv2d", "conv2d-dw", "conv2d-transpose",
-    "conv3d", "count-equal", "cross-entropy-loss", "dsv4-hc", "fwht", "gla", "lightning-indexer", "mean",
+    "conv3d", "count-equal", "cross-entropy-loss", "dsv4-hc", "gla", "lightning-indexer", "mean",
     "opt-step-adamw", "opt-step-sgd", "out-prod", "pad_reflect_1d", "pool1d", "pool2d", "roll", "snake",
     "softcap", "ssm-scan", "sum", "tsembd", "wkv",
 )  # fmt: skip
@@ -194,6 +194,7 @@ def build(
         sys.exit("the build failed")
     for path in (folder / "bin").glob("*"):
         if path.name == "llama-server" or ".so" in path.name:
+            (out / path.name).unlink(missing_ok=True)
             shutil.copy(path, out / path.name, follow_symlinks=False)
     for path in out.glob("*"):
         if path.is_file() and not path.is_symlink():
@@ -251,8 +252,8 @@ def main() -> None:
         pack(given.source, given.out)
     else:
         build(
-            given.source, given.out.resolve(), given.targets, cuda=not given.cpu, cublas=given.cublas, jobs=given.jobs,
-            native=given.native,
+            given.source, given.out.resolve(), given.targets, cuda=not given.cpu, cublas=given.cublas,
+            jobs=given.jobs, native=given.native,
         )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ def llamacpp_flags(choice: Choice) -> list[str]:
     words += ["-fit", "off", "--cache-ram", "0"]
     if settings.on_gpu:
         words += ["-ngl", str(model.facts.text.num_layers + 1 - settings.offloaded)]
+        words += ["-dev", choice.gpus[0].listed] if choice.gpus and choice.gpus[0].listed else []
     else:
         words += ["-dev", "none"]
     if settings.host_experts:

@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("-fa", choices=FLASH)
     found.add_argument("-t", dest="threads", type=int)
     found.add_argument("-fit", choices=("on", "off"))
-    found.add_argument("-dev", choices=("none",))
+    found.add_argument("-dev")  # a Mac's one GPU is taken unnamed
     for flag in ("--no-mmproj", "--no-mmproj-offload", "--no-warmup", "--metrics"):
         found.add_argument(flag, action="store_true")
     return found
