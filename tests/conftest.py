@@ -1,6 +1,7 @@
 """Checkpoints that many tests share, written once a session."""
 # ruff: noqa: E402 - what is set here must be set before the imports
 
+import atexit
 import gc
 import os
 import ssl
@@ -88,11 +89,8 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays: a test that looks for garbage looks for its own."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """At the exit it is all let go of."""
-    gc.unfreeze()
+    # At the exit it is all let go of, but not before pytest's last look for garbage, which looks five times.
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session")
