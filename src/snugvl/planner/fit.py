@@ -265,8 +265,8 @@ class Fitter:
         if not beyond:
             return self._keeping(self._leanest(base), kept)
         fast = next(self.variants(base))
-        if state_bytes(self.option.model, base) and self.option.engine == "native":
-            fast = replace(fast, sequences=base.sequences)
+        if state_bytes(self.option.model, base) and self.option.engine == "native" and not self.cpu:
+            fast = replace(fast, sequences=base.sequences)  # one of the variants; on a CPU there is one
         return self._keeping(fast, kept)
 
     def _leanest(self, base: Settings) -> Settings:
