@@ -8,7 +8,8 @@ answer to it and a short question besides. Its time to the first token, cold (no
 first turn; a new picture's, and that of a second question about it. Then another program takes the memory
 and gives it back: the checkpoints of states are gone with the cache, and tokens must be the same. Medians of
 `--runs` conversations. In bf16 near ties, of which random weights have many, may fall otherwise where a
-prompt is cut otherwise: `--dtype float32` shows that the tokens are equal.
+prompt is cut otherwise: `--dtype float32` shows that the tokens are equal. `--graphs MIB` is memory for CUDA
+graphs of steps with prompts, which `snugvl serve` has where there is room for them.
 """
 
 import argparse
@@ -48,6 +49,7 @@ class Bench:
         sizes = EngineConfig(
             num_blocks=told.tokens // 4, max_model_len=2 * told.tokens, max_num_seqs=4,
             max_batched_tokens=told.chunk, state_checkpoints=8, encoder_cache_bytes=64 << 20,
+            step_graph_bytes=told.graphs << 20,
         )  # fmt: skip
         monitor = PressureMonitor(
             lambda: DeviceMemory(self.free_bytes, 0), PlannedBytes(0), clock=lambda: self.now
@@ -112,7 +114,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("formats", help="layers, or layers+head")
     for name, default in {"device": "cuda", "dtype": "bfloat16", "tokens": 16384, "side": 1024, "answer": 64,
-                          "runs": 3, "chunk": 2048, "out": Path()}.items():  # fmt: skip
+                          "runs": 3, "chunk": 2048, "graphs": 0, "out": Path()}.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=type(default), default=default)
     told = parser.parse_args()
     bench = Bench(told)

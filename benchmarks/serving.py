@@ -57,7 +57,11 @@ class Served:
 
     def ask(self, asked: bytes) -> Record:
         """What came of a request."""
-        return asyncio.run(self._once(asked))
+        return self.ask_all([asked])[0]
+
+    def ask_all(self, asked: Sequence[bytes]) -> list[Record]:
+        """What came of requests that are sent at once."""
+        return asyncio.run(self._sent(asked))
 
     def first_token_s(self, asked: bytes) -> float:
         """Seconds from the start of the process to the first token of an answer that is asked for now."""
@@ -66,11 +70,11 @@ class Served:
         assert record.first_token_s is not None, record.message
         return sent + record.sent_s + record.first_token_s
 
-    async def _once(self, asked: bytes) -> Record:
+    async def _sent(self, asked: Sequence[bytes]) -> list[Record]:
         async with httpx.AsyncClient(timeout=120, trust_env=False) as http:
             level = Level(http, f"{self.url}/v1/chat/completions")
-            await level.run([asked], 1)
-        return read(level.done[0])
+            await level.run(asked, len(asked))
+        return [read(each) for each in level.done]
 
     def get(self, path: str) -> Any:
         """The JSON of a path, whatever its status."""

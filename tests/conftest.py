@@ -1,6 +1,7 @@
 """Checkpoints that many tests share, written once a session."""
 # ruff: noqa: E402 - what is set here must be set before the imports
 
+import atexit
 import gc
 import os
 import ssl
@@ -54,6 +55,7 @@ for _module in (httpx._transports.default, httpx2._transports.default):
     _module.create_ssl_context = _made_once(_module.create_ssl_context)  # type: ignore[attr-defined]
 
 
+@pytest.hookimpl(trylast=True)  # after those that are not asked for are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests begin first: at the end, one process would run them while the others idle.
 
@@ -62,25 +64,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     import torch
 
+    from tests.interpreter import quicken
+
     torch.set_num_threads(1)
+    if os.environ.get("TRITON_INTERPRET"):
+        quicken()
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    longest = ("test_types_are_clean", "test_a_real_vllm_keeps_the_contract", "test_the_python_clients")
-    for process, name in enumerate(longest):
-        for index, item in enumerate(items):
-            if item.name == name:
-                items.insert(process * len(items) // processes, items.pop(index))
-                break
+    longest = (
+        "test_a_real_vllm_keeps_the_contract",
+        "test_the_python_clients",
+        "test_types_are_clean",
+        "test_it_prints_this_in_either_order",
+    )
+    first = [item for name in longest for item in items if item.name == name]
+    items[:] = [item for item in items if item.name not in longest]
+    whole = len(items) + len(first)
+    # In the order of their places, so that none moves another.
+    places = [(k % processes * whole // processes + k // processes, k) for k in range(len(first))]
+    for place, k in sorted(places):
+        items.insert(place, first[k])
 
 
 def pytest_collection_finish() -> None:
     """What was imported and collected stays: a test that looks for garbage looks for its own."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    """At the exit it is all let go of."""
-    gc.unfreeze()
+    # At the exit it is all let go of, but not before pytest's last look for garbage, which looks five times.
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session")

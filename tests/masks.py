@@ -2,7 +2,8 @@
 
 import torch
 
-from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskPace, MaskThreads, unpacked
+from snugvl.engine.sampling.grammar import GrammarState, Mask, MaskPace, MaskThreads
+from snugvl.engine.sampling.sampler import unpacked
 
 
 def mask_of(state: GrammarState, vocab: int) -> Mask:

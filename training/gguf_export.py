@@ -4,7 +4,8 @@
     python -m training.gguf_export Qwen/Qwen3-VL-2B-Instruct OUT.gguf --type Q4_K_M
 
 A model of the catalogue has no weights here: its file has the exact tensors, types and size, and no content
-(a hole, which takes no disk): llama.cpp's buffers don't depend on values. Families: Qwen3 and Qwen3-VL,
+(a hole, which takes no disk): llama.cpp's buffers don't depend on values (`benchmarks/random_gguf.py` fills
+it, for speed). Families: Qwen3 and Qwen3-VL,
 mixtures included, Qwen3.5, and what llama.cpp calls llama. Names come from the package `gguf`; the choice of
 types in Q4_K_M is llama.cpp's.
 """
@@ -52,8 +53,17 @@ class Tensor(NamedTuple):
     value: Callable[[], torch.Tensor] | None
 
 
-def export(source: str, out: Path, kind: str = "F16") -> Path | None:
-    """Write `out`, and for a model that sees mmproj-…; returns the latter."""
+# The bytes of a tensor that has no value: its name, shape and type.
+Fill = Callable[[str, tuple[int, ...], gguf.GGMLQuantizationType], Iterator[np.ndarray[Any, Any]]]
+
+
+def export(
+    source: str, out: Path, kind: str = "F16", *, tokenizer: Path | None = None, fill: Fill | None = None
+) -> Path | None:
+    """Write `out`, and for a model that sees mmproj-…; returns the latter.
+
+    Of a model of the catalogue: `tokenizer` is a folder with the vocabulary, `fill` what its tensors hold.
+    """
     config, tensors, folder = _read(source)
     (name,) = config["architectures"]
     text = config.get("text_config", config)
@@ -63,16 +73,17 @@ def export(source: str, out: Path, kind: str = "F16") -> Path | None:
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
     _text_keys(writer, text, config.get("vision_config", {}))
     writer.add_file_type(FILE_TYPES[kind])
-    _tokenizer(writer, folder, text["vocab_size"])
+    _tokenizer(writer, folder or tokenizer, text["vocab_size"], "qwen2" if tokenizer else "llama-bpe")
     layers = text["num_hidden_layers"]
     names = gguf.get_tensor_name_map(arch, layers)
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     mine = [each for each in tensors if ".visual." not in each.name and not each.name.startswith("mtp.")]
-    _write(writer, [part for each in mine for part in _named(each, names)], out, kind, layers, tied=tied)
+    named = [part for each in mine for part in _named(each, names)]
+    _write(writer, named, out, kind, layers, tied=tied, fill=fill)
     if "vision_config" not in config:
         return None
     beside = out.with_name(f"mmproj-{out.name}")
-    _write_tower(config, [each for each in tensors if ".visual." in each.name], beside, kind)
+    _write_tower(config, [each for each in tensors if ".visual." in each.name], beside, kind, fill)
     return beside
 
 
@@ -126,10 +137,13 @@ def _text_keys(writer: gguf.GGUFWriter, text: Mapping[str, Any], vision: Mapping
         writer.add_full_attention_interval(text.get("full_attention_interval", 4))
 
 
-def _tokenizer(writer: gguf.GGUFWriter, folder: Path | None, size: int) -> None:
-    """The vocabulary; of a model without files names that stand for it."""
+def _tokenizer(writer: gguf.GGUFWriter, folder: Path | None, size: int, pre: str) -> None:
+    """The vocabulary; of a model without files names that stand for it.
+
+    `pre`: how llama.cpp cuts words; "llama-bpe" takes a word that is a token as that, as pocket's does.
+    """
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("llama-bpe")  # it takes a word that is a token as that, as pocket's does
+    writer.add_tokenizer_pre(pre)
     if folder is None:
         writer.add_token_list([f"<{number}>" for number in range(size)])
         writer.add_token_types([1] * size)
@@ -195,9 +209,16 @@ def _type(tensor: Tensor, kind: str, layers: int, *, tied: bool) -> str:
 
 
 def _write(
-    writer: gguf.GGUFWriter, tensors: list[Tensor], out: Path, kind: str, layers: int, *, tied: bool = False
+    writer: gguf.GGUFWriter,
+    tensors: list[Tensor],
+    out: Path,
+    kind: str,
+    layers: int,
+    *,
+    tied: bool = False,
+    fill: Fill | None = None,
 ) -> None:
-    """The file, tensor after tensor; what has no value is a hole."""
+    """The file, tensor after tensor; what has no value is what `fill` says, or a hole."""
     types = [gguf.GGMLQuantizationType[_type(each, kind, layers, tied=tied)] for each in tensors]
     sizes = []
     for tensor, dtype in zip(tensors, types, strict=True):
@@ -214,12 +235,18 @@ def _write(
         if tensor.value is not None:
             file.seek(place)
             gguf.quants.quantize(tensor.value().reshape(tensor.shape).numpy(), dtype).tofile(file)
+        elif fill is not None:
+            file.seek(place)
+            for piece in fill(tensor.name, tensor.shape, dtype):
+                piece.tofile(file)
         place += gguf.GGUFWriter.ggml_pad(nbytes, writer.data_alignment)
     file.truncate(place)
     writer.close()
 
 
-def _write_tower(config: Mapping[str, Any], tensors: list[Tensor], out: Path, kind: str) -> None:
+def _write_tower(
+    config: Mapping[str, Any], tensors: list[Tensor], out: Path, kind: str, fill: Fill | None
+) -> None:
     """The mmproj: Qwen3-VL's tower, which Qwen3.5 has, too; in 16 bits, if not in 32."""
     kind = "F32" if kind == "F32" else "F16"
     vision, text = config["vision_config"], config["text_config"]
@@ -243,7 +270,8 @@ def _write_tower(config: Mapping[str, Any], tensors: list[Tensor], out: Path, ki
     writer.add_vision_spatial_merge_size(vision["spatial_merge_size"])
     writer.add_vision_is_deepstack_layers([number in levels for number in range(vision["depth"])])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, vision["depth"])
-    _write(writer, [part for each in tensors for part in _tower_named(each, names, levels)], out, kind, 0)
+    named = [part for each in tensors for part in _tower_named(each, names, levels)]
+    _write(writer, named, out, kind, 0, fill=fill)
 
 
 def _tower_named(tensor: Tensor, names: gguf.TensorNameMap, levels: list[int]) -> Iterator[Tensor]:

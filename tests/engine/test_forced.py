@@ -18,7 +18,13 @@ from snugvl.engine import checkpoints, overlap
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.sampling import grammar
-from snugvl.engine.sampling.grammar import MOST_FORCED, QUICK_S, WAIT_S, MaskPace, TokenGrammar
+from snugvl.engine.sampling.grammar import (
+    MOST_FORCED,
+    WAIT_S,
+    GrammarState,
+    MaskPace,
+    TokenGrammar,
+)
 from snugvl.engine.scheduler import Schedule
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
@@ -207,7 +213,7 @@ def test_a_mask_looks_no_further_than_so_many_tokens() -> None:
     bits = torch.zeros(2, dtype=torch.int32)
     for _ in range(3):
         mask.accept(mask.forced[0])
-    mask.write(bits)
+    mask.write(bits.numpy())
     assert bits.tolist() == [1 << 4, 0]
 
 
@@ -222,7 +228,7 @@ def test_a_grammar_that_breaks_after_forced_tokens_gives_them_first() -> None:
     assert finish(engine)["a", 0] == [10, 11, 12, "error"]
 
 
-class Late:
+class Late(GrammarState):
     """Free; the mask after `at` tokens takes until `go`."""
 
     error = None
@@ -239,7 +245,6 @@ class Late:
             self.reached.set()
             assert self.go.wait(60)
             time.sleep(2 * WAIT_S)
-        time.sleep(2 * QUICK_S)  # so that threads make them
         bits.fill_(-1)
 
     def accept(self, token: int) -> None:
@@ -252,6 +257,13 @@ class Late:
         raise AssertionError("nobody guesses")
 
 
+@pytest.fixture
+def by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mask is quick enough to be made by the engine itself."""
+    monkeypatch.setattr(grammar, "QUICK_S", 0.0)
+
+
+@pytest.mark.usefixtures("by_threads")
 def test_whose_mask_is_late_waits_alone_though_its_step_has_begun() -> None:
     right = finish_alone(request("slow", [3, 1, 4], max_tokens=12))
     engine, eager = engine_with(True)
@@ -289,11 +301,12 @@ def test_masks_that_always_take_long_keep_nobody_from_running_ahead() -> None:
         engine.add(typed("a", [3, 1, 4]))
         mask = engine._requests["a"][0].grammar
         assert mask is not None
-        mask._pace = pace
+        mask.pace = pace
         finish(engine)
         assert (eager.followed > 0) == runs
 
 
+@pytest.mark.usefixtures("by_threads")
 def test_a_recurrent_state_takes_no_token_twice() -> None:
     """Its step waits for the late mask instead."""
     right = {}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
-from snugvl.engine.sampling.grammar import GrammarState, fill_allowed
-from snugvl.engine.sampling.sampler import Choice, sample
+from snugvl.engine.sampling.grammar import GrammarState
+from snugvl.engine.sampling.sampler import Choice, fill_allowed, sample
 from snugvl.errors import RequestError
 from tests.engine.eager import engine_with
 from tests.engine.toy import VOCAB, Toy, engine, picture, prompt_of, run, tokens
@@ -34,7 +34,7 @@ class Rule:
         return State(self, self.log[-1])
 
 
-class State:
+class State(GrammarState):
     def __init__(self, owner: Rule, seen: list[int]) -> None:
         self.owner = owner
         self.seen = seen

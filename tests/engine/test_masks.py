@@ -9,8 +9,8 @@ import torch
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling.grammar import (
-    AT_ONCE_S,
     QUICK_S,
+    GrammarState,
     Mask,
     MaskPace,
     MaskThreads,
@@ -34,7 +34,7 @@ class Slow:
         return SlowState(self)
 
 
-class SlowState:
+class SlowState(GrammarState):
     error = None
 
     def __init__(self, owner: Slow) -> None:
@@ -123,7 +123,7 @@ def test_a_mask_waits_for_its_share_and_no_longer() -> None:
     mask.wait()
     assert mask.ready
     bits = torch.zeros(2, dtype=torch.int32)
-    mask.write(bits)
+    mask.write(bits.numpy())
     assert bits.eq(-1).all()
 
 
@@ -146,11 +146,12 @@ def test_threads_by_processors() -> None:
 
 
 class Quick(Slow):
-    """Notes which thread makes its masks."""
+    """Notes which threads make its masks, and how many at a time."""
 
     def __init__(self) -> None:
         super().__init__(-1)
         self.makers: list[str] = []
+        self.together: list[int] = []
 
     def start(self) -> "QuickState":  # type: ignore[override]
         return QuickState(self)
@@ -163,20 +164,58 @@ class QuickState(SlowState):
         self.owner.makers.append(threading.current_thread().name)
         bits.fill_(-1)
 
+    @classmethod
+    def fill_all(cls, states: Sequence["QuickState"], bits: torch.Tensor) -> None:
+        assert len(states) == len(bits)
+        states[0].owner.together.append(len(states))
+        super().fill_all(states, bits)
 
-def test_quick_masks_are_made_at_once_within_a_steps_share() -> None:
-    quick, threads, pace = Quick(), MaskThreads(1, 48), MaskPace()
-    mask = Mask(quick.start(), threads, pace)
-    here = threading.current_thread().name
-    for token in range(6):
-        mask.accept(token)
+
+def test_quick_masks_are_made_together_by_who_asks_within_a_steps_share() -> None:
+    quick, threads, here = Quick(), MaskThreads(1, 48), threading.current_thread().name
+    paces = [MaskPace() for _ in range(3)]
+    masks = [Mask(quick.start(), threads, pace) for pace in paces]
+    for mask in masks:
+        mask.accept(0)
         mask.wait()
-        pace.seconds, threads.left_s = 0.0, AT_ONCE_S  # whatever this machine took
-    assert quick.makers[1] == "snugvl-masks", "nobody knows yet how long it takes"
-    assert set(quick.makers[2:]) == {here}
-    threads.left_s = 0.0
-    mask.accept(9)
-    mask.wait()
-    assert quick.makers[-1] == "snugvl-masks", "the step has done enough"
-    assert not settle([mask, None], threads)
-    assert threads.left_s == AT_ONCE_S
+    assert set(quick.makers[3:]) == {"snugvl-masks"}, "nobody knows yet how long they take"
+    for seconds, together in ((0.0, [3]), (0.4 * QUICK_S, [2, 1]), (QUICK_S, [1, 1, 1])):
+        for pace in paces:
+            pace.seconds = seconds  # whatever this machine took
+        quick.together.clear()
+        quick.makers.clear()
+        threads.begin()
+        for mask in masks:
+            mask.accept(0)
+        settle([*masks, None], threads)
+        for mask in masks:
+            mask.wait()
+        assert sorted(quick.together, reverse=True) == together
+        assert quick.makers.count(here) == (0 if seconds == QUICK_S else together[0])
+
+
+def test_one_slow_mask_sends_all_that_were_made_with_it_to_threads() -> None:
+    slow, quick, threads = Slow(2), Quick(), MaskThreads(1, 48)
+    paces = MaskPace(0.0), MaskPace(0.0)
+    masks = [Mask(slow.start(), threads, paces[0]), Mask(quick.start(), threads, paces[1])]
+    for mask in masks:
+        mask.accept(0)
+    settle(masks, threads)
+    assert min(pace.seconds for pace in paces) >= QUICK_S, "one of them, and nobody knows which"
+    slow.go.set()
+    for mask in masks:
+        mask.accept(0)
+        mask.wait()
+    assert quick.makers[-1] == "snugvl-masks"
+    assert masks[1].ready
+    assert paces[1].seconds < paces[0].seconds, "which shows when each is made alone"
+
+
+def test_what_was_dropped_is_not_made_with_the_others() -> None:
+    quick, threads = Quick(), MaskThreads(1, 48)
+    masks = [Mask(quick.start(), threads, MaskPace(0.0)) for _ in range(3)]
+    for mask in masks:
+        mask.accept(0)
+    masks[1].drop()
+    settle(masks[::2], threads)
+    assert quick.together == [2]

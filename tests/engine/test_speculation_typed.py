@@ -15,8 +15,8 @@ from snugvl.engine import speculation
 from snugvl.engine.drafts import Drafts, NgramIndex
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sampling import grammar
-from snugvl.engine.sampling.grammar import AT_ONCE_S, Mask, MaskPace, MaskThreads
-from snugvl.engine.speculation import MOST
+from snugvl.engine.sampling.grammar import Mask, MaskPace, MaskThreads
+from snugvl.engine.speculation import MASKS_S, MOST
 from tests.engine.eager import engine_with, finish, request
 from tests.engine.test_forced import Wide, ask, compiler, schema
 from tests.engine.test_grammar import END, Rule, phrases, turns
@@ -30,7 +30,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is, no mask is late, and there is time for those of guesses."""
     monkeypatch.setattr(grammar, "WAIT_S", PATIENCE_S)
     monkeypatch.setattr(grammar, "FORCING_S", PATIENCE_S)
-    monkeypatch.setattr(speculation, "AT_ONCE_S", PATIENCE_S)
+    monkeypatch.setattr(speculation, "MASKS_S", PATIENCE_S)
 
 
 class Knowing:
@@ -138,7 +138,7 @@ def mask(rule: object = turns, pace: MaskPace | None = None) -> Mask:
 
 def bits_of(made: object) -> list[int]:
     words = torch.zeros((VOCAB + 31) // 32, dtype=torch.int32)
-    made.write(words)  # type: ignore[attr-defined]
+    made.write(words.numpy())  # type: ignore[attr-defined]
     return np.flatnonzero(np.unpackbits(words.numpy().view(np.uint8), bitorder="little")).tolist()
 
 
@@ -184,10 +184,10 @@ def test_whatever_is_chosen_the_next_mask_is_right(chosen: list[int]) -> None:
 def test_right_guesses_make_no_mask_twice() -> None:
     made = mask()
     made.foresee([1, 2, 3])
-    seen = made._state.owner.log  # type: ignore[attr-defined]
+    seen = made.state.owner.log  # type: ignore[attr-defined]
     fills = []
-    original = made._state.fill
-    made._state.fill = lambda bits: fills.append(original(bits))  # type: ignore[method-assign]
+    original = made.state.fill
+    made.state.fill = lambda bits: fills.append(original(bits))  # type: ignore[method-assign]
     for token in (1, 2, 3):
         made.accept(token)
         assert made.ready
@@ -233,12 +233,12 @@ def test_who_guesses_what_the_grammar_refuses_rests_and_pays_nothing(monkeypatch
     assert engine.stats.drafted_tokens == 0
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(0.0, MOST), (AT_ONCE_S / 4, 4), (2 * AT_ONCE_S, 0)])
+@pytest.mark.parametrize(("seconds", "most"), [(0.0, MOST), (MASKS_S / 4, 4), (2 * MASKS_S, 0)])
 def test_slow_masks_leave_no_time_for_guesses(
     seconds: float, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all choices of a step together."""
-    monkeypatch.setattr(speculation, "AT_ONCE_S", AT_ONCE_S)
+    monkeypatch.setattr(speculation, "MASKS_S", MASKS_S)
     monkeypatch.setattr(speculation, "NgramProposer", Sure)
 
     class Fixed(MaskPace):
@@ -252,7 +252,7 @@ def test_slow_masks_leave_no_time_for_guesses(
     for each in engine._scheduler.running:
         assert each.grammar is not None
         each.grammar.wait()
-        each.grammar._pace = Fixed(seconds)
+        each.grammar.pace = Fixed(seconds)
         each.drafts = Drafts(Sure(), width=MOST)
     step = engine._scheduler.schedule()
     found = engine._speculation._guess(step.chunks, 60)

@@ -1,16 +1,21 @@
 """Grammars allow what they should and nothing else, and bad ones are refused before anything starts."""
 
 import json
+import random
 import re
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as Backend
 
 from snugvl.core.messages import Grammar, Tool, ToolUse
-from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
+from snugvl.engine.sampling.grammar import MOST_THREADS, GrammarState, TokenGrammar
+from snugvl.engine.sampling.sampler import unpacked
 from snugvl.errors import RequestError
+from snugvl.inputs import grammar
 from snugvl.inputs.constraints import grammar_text
 from snugvl.inputs.grammar import KEPT, SLICES, GrammarCompiler, _State
 from snugvl.inputs.tokenizer import Tokenizer
@@ -332,6 +337,9 @@ def test_tools_it_refuses(compiler: GrammarCompiler, use: ToolUse, match: str, f
     assert raised.value.field == field
 
 
+LENT: Any = SimpleNamespace(owner=SimpleNamespace(first=b""))
+
+
 def test_what_rust_panics_at_is_an_error_of_the_grammar() -> None:
     class Panic(BaseException):
         """As PyO3's: no Exception."""
@@ -346,10 +354,107 @@ def test_what_rust_panics_at_is_an_error_of_the_grammar() -> None:
         def consume_token(self, token: int) -> None:
             raise Panic("index out of\nbounds")
 
-    state = _State(cast("Any", Matcher()), b"")
+    state = _State(cast("Any", Matcher()), LENT)
     assert state.error is None
     state.accept(3)
     assert state.error == "Panic: index out of bounds"
+
+
+def test_a_panic_in_one_of_several_is_no_error_of_the_others(
+    compiler: GrammarCompiler, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panics:
+        def unsafe_compute_mask_ptr(self, *told: object) -> None:
+            raise BaseException("somebody's")
+
+    answers = compiler.compile(Grammar("regex", "(ab|b)*"), choices=3)
+    states = [moved(answers.start(), backend, "ab") for _ in range(3)]
+    monkeypatch.setattr(grammar, "_executor", Panics)
+    bits = torch.zeros(3, VOCAB // 32, dtype=torch.int32)
+    _State.fill_all(states, bits)
+    assert [state.error for state in states] == [None] * 3
+    assert all(set(row.nonzero()[:, 0].tolist()) == allowed(states[0]) for row in unpacked(bits, VOCAB))
+
+
+def moved(state: GrammarState, backend: Backend, text: str) -> _State:
+    """A state after a text."""
+    assert isinstance(state, _State)
+    for token in backend.encode(text).ids:
+        state.accept(token)
+    return state
+
+
+def test_masks_that_are_made_together_are_those_made_alone(
+    compiler: GrammarCompiler, backend: Backend
+) -> None:
+    schema = Grammar("json_schema", json.dumps({"type": "string", "maxLength": 6}))
+    texts = ['"a', '"ab cd', '"', '"ab cdef', '""', '"\\']
+    answers = compiler.compile(schema, choices=len(texts))
+    states = [moved(answers.start(), backend, text) for text in texts]
+    bits = torch.full((len(texts), VOCAB // 32), 7, dtype=torch.int32)
+    _State.fill_all(states, bits)
+    rows = [set(row.nonzero()[:, 0].tolist()) for row in unpacked(bits, VOCAB)]
+    assert rows == [allowed(state) for state in states]
+    assert len({frozenset(row) for row in rows}) > 3, "they differ"
+    begun = answers.start()
+    assert isinstance(begun, _State)
+    _State.fill_all([states[0], begun], bits[:2])  # one that has taken nothing yet
+    assert set(unpacked(bits, VOCAB)[1].nonzero()[:, 0].tolist()) == allowed(compiler.compile(schema).start())
+
+
+# The automaton of this one has a state for each of its last fourteen letters: more than may be.
+HUNGRY = Grammar("regex", "(a|b)*a(a|b){14}c")
+
+
+def follow(state: GrammarState, backend: Backend, seed: int) -> str | None:
+    """Why a state can't go on after some hundred letters."""
+    draw = random.Random(seed)
+    letters = [backend.token_to_id(letter) for letter in "ab"]
+    for _ in range(400):
+        if state.error is None:
+            allowed(state)
+            state.accept(draw.choice(letters))
+    return state.error
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_one_answer_takes_nothing_from_those_after_it(backend: Backend, together: bool) -> None:
+    """Matchers are used again; an answer that their automata have no room for goes on with new ones."""
+    compiler, alone = compiler_of(backend), list[set[int]]()
+    made = compiler.compile(HUNGRY)  # as long as it lives its matcher is its own
+    for seed in range(60):
+        states = [compiler.compile(HUNGRY).start() for _ in range(1 + together)]
+        assert [follow(state, backend, seed) for state in states] == [None] * len(states)
+        alone = [allowed(state) for state in states]
+        if together:
+            bits = torch.zeros(2, VOCAB // 32, dtype=torch.int32)
+            _State.fill_all(cast("Any", states), bits)
+            assert [set(row.nonzero()[:, 0].tolist()) for row in unpacked(bits, VOCAB)] == alone
+    assert follow(made.start(), backend, 7) is None
+    assert {backend.token_to_id(letter) for letter in "ab"} <= alone[0]
+
+
+def test_matchers_come_back_when_a_request_has_ended(backend: Backend) -> None:
+    compiler = compiler_of(backend)
+    answers = compiler.compile(Grammar("regex", "a+"), choices=3)
+    (compiled,) = compiler._kept.values()
+    states = [answers.start() for _ in range(4)]
+    assert len(compiled._idle) == 0
+    del answers
+    assert len(compiled._idle) == 0, "its choices go on"
+    for state in states:
+        state.accept(backend.token_to_id("a"))
+    del states, state
+    assert len(compiled._idle) == 3
+    again = compiler.compile(Grammar("regex", "a+"), choices=2)
+    assert len(compiled._idle) == 1
+    assert allowed(again.start()) == allowed(compiler_of(backend).compile(Grammar("regex", "a+")).start())
+    many = compiler.compile(Grammar("regex", "a+"), choices=50)
+    del many, again
+    assert len(compiled._idle) == MOST_THREADS, "no more than work at the same time"
+    for other in ("b+", "c+", "b+", "c+"):
+        compiler.compile(Grammar("regex", other))
+    assert len(compiled._idle) == 1, "others are asked for now"
 
 
 @pytest.mark.parametrize("taken", [0, 2, 5])
@@ -384,7 +489,7 @@ def test_what_breaks_while_it_looks_ahead_breaks_nothing() -> None:
         def validate_tokens(self, tokens: list[int]) -> int:
             raise BaseException("index out of bounds")  # as pyo3's PanicException
 
-    state = _State(cast("Any", Matcher()), b"")
+    state = _State(cast("Any", Matcher()), LENT)
     assert state.takes([3, 4]) == 0
     assert state.error is None
     state._panic = "it broke"
@@ -392,8 +497,11 @@ def test_what_breaks_while_it_looks_ahead_breaks_nothing() -> None:
 
 
 def test_a_compiled_grammar_is_kept(compiler: GrammarCompiler) -> None:
-    grammar = Grammar("json_schema", '{"type": "string", "maxLength": 7}')
-    assert compiler.compile(grammar) is compiler.compile(grammar)
+    asked = Grammar("json_schema", '{"type": "string", "maxLength": 7}')
+    compiler.compile(asked)
+    before = list(compiler._kept.values())[-1]
+    compiler.compile(asked)
+    assert list(compiler._kept.values())[-1] is before
     for length in range(KEPT):
         compiler.compile(Grammar("regex", f"a{{{length}}}"))
     assert len(compiler._kept) == KEPT

@@ -14,6 +14,7 @@ from snugvl.checkpoint.catalogue import catalogue_facts
 from snugvl.checkpoint.facts import ModelFacts
 from snugvl.core.options import LoadOptions
 from snugvl.engine.memory import allocate
+from snugvl.hardware.machine import Machine
 from snugvl.planner.checkpoints import CHECKPOINTS, EACH, TOKENS
 from snugvl.planner.footprint.kv import checkpoint_component, state_bytes, state_component
 from snugvl.planner.plan import Choice, allocation_of
@@ -80,6 +81,18 @@ def test_without_a_prefix_cache_or_states_there_are_none() -> None:
         plain = solve([Candidate(qwen3_vl("2B", fp8=True))], machine(total * MIB), Wishes()).choice
         assert plain is not None
         assert plain.settings.state_checkpoints == 0
+
+
+@pytest.mark.parametrize("size", ["0.8B", "2B", "4B"])
+def test_on_a_cpu_what_is_tried_is_what_is_chosen_from(size: str) -> None:
+    """Whatever is free: there sequences don't become fewer, so nothing may be thought to fit with fewer."""
+    found = []
+    for free in range(1 << 10, 24 << 10, 311):
+        host = Machine("linux", (), 2, 24 * GIB, free * MIB, 70 * GIB, "described")
+        found.append(solve([Candidate(FACTS[size])], host, Wishes(backend="native")).choice)
+    scores = [choice.score for choice in found if choice is not None]
+    assert 30 < len(scores) < len(found)
+    assert scores == sorted(scores)
 
 
 @given(

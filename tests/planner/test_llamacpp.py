@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 from training.gguf_export import export
 
+from snugvl.checkpoint.locate import POCKET
 from snugvl.checkpoint.read import facts_of
+from snugvl.cli.serve_plan import on_device
+from snugvl.core.sizes import GIB
 from snugvl.hardware.context_cost import DATA_CENTRE_CONTEXT_BYTES
 from snugvl.hardware.describe import describe
-from snugvl.hardware.machine import Gpu
+from snugvl.hardware.devices import with_others
+from snugvl.hardware.machine import Gpu, Machine
 from snugvl.planner.capabilities import options
-from snugvl.planner.commands import next_command
+from snugvl.planner.commands import next_command, visible
 from snugvl.planner.footprint.ggml import Graph, compute_bytes
 from snugvl.planner.footprint.llamacpp import (
     cache_bytes,
@@ -29,9 +33,12 @@ from snugvl.planner.footprint.total import Device, footprint
 from snugvl.planner.inventory import Inventory, inventory
 from snugvl.planner.llamacpp_speed import llamacpp_rate
 from snugvl.planner.plan import Choice
+from snugvl.planner.report.plain import plain
+from snugvl.planner.report.sections import report
 from snugvl.planner.settings import Settings
 from snugvl.planner.solve import Candidate, require, solve
 from snugvl.planner.wishes import Wishes
+from tests.hardware.listings import LISTINGS
 
 MIB = 1 << 20
 RECORDED = json.loads(
@@ -154,6 +161,9 @@ def test_a_plan_is_a_command(load: Load) -> None:
     assert words[words.index("-c") + 1] == str(choice.settings.context)
     assert words[words.index("--image-max-tokens") + 1] == str(choice.tokens)
     assert words[words.index("-fit") + 1] == "off"
+    assert "--no-warmup" not in words
+    small = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060", max_pixels=1024 * 1024)
+    assert "--no-warmup" in next_command(small, Wishes()), "which would take more than any picture"
     alone = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060", images=0)
     assert "--mmproj" not in next_command(alone, Wishes())
     several = plan(load("Qwen/Qwen3-VL-2B-Instruct"), "RTX 5060", concurrency=3, context=4096)
@@ -263,3 +273,41 @@ def test_a_mixture_with_experts_in_main_memory(load: Load) -> None:
     choice = plan(model, "RTX 2080", images=0)
     assert choice.speed.decode_tokens_per_s is not None
     assert 33.7 / 1.3 <= choice.speed.decode_tokens_per_s <= 33.7 * 1.3, "published: part in main memory"
+
+
+def on(name: str) -> Machine:
+    """A machine of other people: see `tests/hardware/listings.py`."""
+    each = LISTINGS[name]
+    bare = Machine("linux", (), 8, each.ram_gib * GIB, each.free_gib * GIB, 100 * GIB)
+    return with_others(bare, each.text)
+
+
+@pytest.mark.parametrize("name", [name for name in LISTINGS if name not in ("rx-9070-xt-too-new",)])
+def test_other_makers_gpus_have_plans_of_their_own(load: Load, name: str) -> None:
+    model, machine = load("Qwen/Qwen3-VL-4B-Instruct"), on(name)
+    found = solve([Candidate(model.facts)], machine, Wishes())
+    choice, gpu = require(found), machine.others[0]
+    words = next_command(choice, Wishes()).split()
+    assert words[words.index("-dev") + 1] == gpu.listed
+    assert choice.budget.name == gpu.name
+    assert choice.footprint.total_bytes < gpu.free_bytes
+    assert not visible(choice), "no variable of CUDA's"
+    text = plain(report(found, machine))
+    assert "CUDA" not in text
+    assert "NVIDIA" not in text or "NVIDIA" in gpu.name
+    if gpu.unified:
+        assert choice.footprint.named("beside the GPU") > 300 << 20
+        assert choice.footprint.total_bytes < machine.ram_free_bytes
+    # All of the file is somewhere: nothing is computed by the processor where the card is large enough.
+    assert bool(choice.settings.offloaded) == (name == "rx-6950-xt-in-use")
+
+
+def test_other_makers_gpus_are_for_ggufs_alone(load: Load) -> None:
+    machine = on("rx-6700-xt-rocm")
+    checkpoint = solve([Candidate(facts_of(POCKET))], machine, Wishes())
+    assert require(checkpoint).budget.name == "main memory"
+    facts = load("Qwen/Qwen3-VL-4B-Instruct").facts
+    assert (
+        require(solve([Candidate(facts)], on_device("cpu", machine), Wishes())).budget.name == "main memory"
+    )
+    assert require(solve([Candidate(facts)], on_device("auto", machine), Wishes())).budget.gpu is not None

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,18 +120,17 @@ def test_the_numbers_are_those_of_the_code() -> None:
         EngineConfig(1, max_batched_tokens=chunk, max_num_seqs=sequences)
 
 
-@pytest.mark.parametrize("tokens", [2, 16, 17, 32, 33, 64])
-@pytest.mark.parametrize("units", [16, 30, 132])
 @pytest.mark.parametrize("size", ["2B", "4B", "8B"])
-def test_split_products_as_the_kernels_do(size: str, units: int, tokens: int) -> None:
+def test_split_products_as_the_kernels_do(size: str) -> None:
     from snugvl.layers.kernels.products.tiles import matrix_tile
 
     shape = SHAPES[size]
-    for rows, columns, swiglu in (
+    products = (
         (shape.intermediate, shape.hidden, True),
         (shape.hidden, shape.intermediate, False),
         (shape.vocab, shape.hidden, False),
-    ):
+    )
+    for (rows, columns, swiglu), units, tokens in product(products, (16, 30, 132), (2, 16, 17, 32, 33, 64)):
         weights = Linear(columns, 1, bias=False).weights
         high, wide, split, _, _ = matrix_tile(tokens, rows, weights, units, swiglu=swiglu)
         tiles = -(-rows // wide)

@@ -1,9 +1,11 @@
 """A server on a real socket in this process, for tests."""
 
+import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import httpx
@@ -19,6 +21,33 @@ from snugvl.server.settings import ServerSettings
 from tests.patience import PATIENCE_S
 
 
+class Prompt(uvicorn.Server):
+    """Ends when it is told to. Uvicorn's own looks each tenth of a second, and waits another for connections
+    although there are none: a thousand tests would wait for minutes."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
+        await super().startup(sockets)
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # which tells the time in the headers, to the second
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), 1.0)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.server_state.connections or self.server_state.tasks:
+            return await super().shutdown(sockets)
+        for each in (*self.servers, *(sockets or ())):
+            each.close()
+        return await self.lifespan.shutdown()
+
+    def end(self) -> None:
+        """Called by another thread."""
+        self.should_exit = True
+        with suppress(RuntimeError):  # it has ended by itself
+            self._loop.call_soon_threadsafe(self._told.set)
+
+
 @contextmanager
 def live(
     service: EngineService, settings: ServerSettings | None = None, *, app: FastAPI | None = None
@@ -30,16 +59,16 @@ def live(
     settings = replace(settings or ServerSettings(), port=0)
     app = app or create_app(Context(service, settings, Intake.from_settings(settings)))
     listener = listen(settings)
-    server = uvicorn.Server(uvicorn_config(app, settings))
+    server = Prompt(uvicorn_config(app, settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive(), "the server did not start"
-            time.sleep(0.01)
+            time.sleep(0.001)
         yield f"http://127.0.0.1:{address_of(listener)[1]}"
     finally:
-        server.should_exit = True
+        server.end()
         thread.join(PATIENCE_S)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -9,6 +10,7 @@ import pytest
 
 from snugvl.inputs.trials import Trials
 from snugvl.inputs.valid import broken
+from tests.server.fake import CAPABILITIES
 from tests.server.live import asking
 from tests.server.openai.scripted import Scripted, says
 
@@ -106,6 +108,19 @@ def test_what_was_enforced_is_not_validated(http: httpx.Client, scripted: Script
     plain = {"name": "f", "parameters": {"type": "object", "properties": {"tags": {"type": "string"}}}}
     body = {"messages": [HI], "tools": [{"type": "function", "function": plain}]}
     assert "snugvl-warning" not in http.post("/v1/chat/completions", json=body).headers
+
+
+def test_forms_of_an_engine_that_may_break_them_are_validated() -> None:
+    scripted = Scripted(capabilities=replace(CAPABILITIES, exact_forms=False))
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["a", "b"]}}}
+    with asking(scripted) as client:
+        for value, told in (("a", None), ("c", "the answer: the whole breaks enum")):
+            answers(scripted, value, call=False)
+            answer = client.post("/v1/chat/completions", json={"messages": [HI], "response_format": form})
+            assert answer.headers.get("snugvl-warning") == told
+        scripted.capabilities = CAPABILITIES
+        answer = client.post("/v1/chat/completions", json={"messages": [HI], "response_format": form})
+        assert "snugvl-warning" not in answer.headers, "it was enforced"
 
 
 def test_arguments_that_were_cut_are_nobodys_mistake(http: httpx.Client, scripted: Scripted) -> None:

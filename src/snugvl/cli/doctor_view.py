@@ -20,7 +20,9 @@ SCHEMA: Final = 1
 BAR_CELLS: Final = 40
 WIDEST: Final = 110
 _SIZE_WIDTH: Final = 11
-_SYSTEMS: Final = {"linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "other": "Another system"}
+_SYSTEMS: Final = {
+    "linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "macos": "macOS", "other": "Another system",
+}  # fmt: skip
 
 Line = list[tuple[str, str]]  # pieces of text, each with a style of rich or ""
 
@@ -63,7 +65,11 @@ def _report(machine: Machine, advice: Advice, width: int | None) -> Iterator[Lin
     for gpu in machine.gpus:
         yield []
         yield from _gpu(gpu, width, here=machine.source == "probed")
-    if not machine.gpus:
+    for gpu in machine.others:
+        yield []
+        memory = f"{format_size(gpu.free_bytes)} free of {format_size(gpu.total_bytes)}"
+        yield [(gpu.name, "bold"), (f" ({gpu.listed}), {memory}: GGUF files run on it, by llama.cpp.", "")]
+    if not machine.gpus and not machine.others:
         yield []
         yield [("No GPU", "bold"), (": models run on the processor, slowly.", "")]
     if advice.odd:

@@ -31,7 +31,7 @@ Gpu = Annotated[
     ),
 ]
 Os = Annotated[
-    Literal["linux", "wsl2", "windows", "other"] | None,
+    Literal["linux", "wsl2", "windows", "macos", "other"] | None,
     typer.Option("--os", help="The described machine's system (linux by default)."),
 ]
 Held = Annotated[
@@ -57,7 +57,7 @@ class MachineChoice:
     """Which machine a command means; nothing given: this one."""
 
     gpu: str | None = None
-    os: Literal["linux", "wsl2", "windows", "other"] | None = None
+    os: Literal["linux", "wsl2", "windows", "macos", "other"] | None = None
     held: str | None = None
     vram: str | None = None
     gpus: int | None = None

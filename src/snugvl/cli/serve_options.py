@@ -212,10 +212,14 @@ def check_engine(load: LoadOptions, child: ChildOptions, engine: str, why: str) 
     asked = load.said()
     others = {name: having for name, having in child.said().items() if engine not in having}
     if others:
-        said, having = list(others), next(iter(others.values()))
+        said = list(others)
+        able = [each for each in SERVERS if all(each in having for having in others.values())]
+        if not able:  # no engine has them all
+            said, able = said[:1], list(others[said[0]])
+        whose = " and ".join(f"{SERVERS[each]}'s" for each in able)
         raise typer.BadParameter(
-            f"{' and '.join(said)} {_is(said)} {SERVERS[having[0]]}'s alone ({why}); say --backend "
-            f"{having[0]}, or leave {_it(said)} out"
+            f"{' and '.join(said)} {_is(said)} {whose} alone ({why}); say --backend {' or '.join(able)}, or "
+            f"leave {_it(said)} out"
         )
     ours = [name for name in OURS if name in asked and asked[name] not in ("resident", "gpu", "auto")]
     if engine == "transformers" and asked.get("kv_cache") == "fp8":

@@ -248,7 +248,7 @@ def on_device(device: str, machine: Machine) -> Machine:
         RequestError: the device is unknown or not there.
     """
     if device == "cpu":
-        return replace(machine, gpus=())
+        return replace(machine, gpus=(), others=())
     kind, _, index = device.partition(":")
     if kind == "auto" or not machine.gpus:
         return machine

@@ -284,13 +284,12 @@ class Capabilities:
         device: where, as people know it ("NVIDIA GeForce RTX 5060", "CPU").
         dtype: activations and cache, such as "bfloat16".
         weights: as they are in memory, such as "int4, int8 head".
-        most_characters: that a prompt of the whole context can have, white space included; 0 where the engine
-            doesn't tell.
+        most_characters: of a prompt of the whole context, white space included; 0: the engine doesn't tell.
         kv_cache: format of keys and values, such as "fp8"; empty where the engine doesn't tell.
         architecture: of the network, as the checkpoint names it; empty where the engine doesn't tell.
         parameters: number of weights; 0 where the engine doesn't tell.
-        tools: whether the chat template shows tools to the model; else they are described in the system
-            message.
+        tools: whether the chat template shows tools; else the system message describes them.
+        exact_forms: whether an answer can't break its JSON schema; else it is validated when it is complete.
         tool_form: how it writes calls of them.
         language_only: whether the model could see, and was loaded without its vision tower.
         most_images: pictures and videos that a request may have, where whoever started it said so.
@@ -315,6 +314,7 @@ class Capabilities:
     kv_cache: str = ""
     most_characters: int = 0
     most_images: int | None = None
+    exact_forms: bool = True
     plan: "Allocation | None" = None
 
 

@@ -175,14 +175,13 @@ def choose(step: PendingStep, starter: StepStarter) -> None:
         elif row not in step.void and starter.can_recompute and not sequence.can_sample:
             sequence.computed -= 1
             step.void.add(row)
-    choices = [
-        replace(choice, grammar=None) if row in step.void else choice
-        for row, choice in enumerate(map(choice_of, count(), step.sequences))
-    ]
+    masks = [None if row in step.void else each.grammar for row, each in enumerate(step.sequences)]
     if all(map(greedy, step.sequences)):
-        step.sampling = begin_likeliest(step.logits, [choice.grammar for choice in choices])
+        step.sampling = begin_likeliest(step.logits, masks)
         starter.graphs.feed(step.sampling.tokens)
     else:  # what it counts and draws follows from tokens that are read
+        pairs = zip(map(choice_of, count(), step.sequences), masks, strict=True)
+        choices = [replace(choice, grammar=mask) for choice, mask in pairs]
         known = None if step.void else step.sampler
         sampler = known or Sampler(choices, step.logits.shape[1], step.logits.device)
         _choose(step, sampler, starter.graphs)

@@ -50,7 +50,7 @@ from snugvl.engine.blocks import BlockPool
 from snugvl.engine.drafts import Drafts, NgramIndex, NgramProposer
 from snugvl.engine.overlap import choice_of
 from snugvl.engine.request import TokenOutput
-from snugvl.engine.sampling.grammar import AT_ONCE_S, Foreseen, Mask
+from snugvl.engine.sampling.grammar import Foreseen, Mask
 from snugvl.engine.sampling.sampler import Choice
 from snugvl.engine.scheduler import Chunk, Schedule
 from snugvl.engine.sequence import Sequence
@@ -61,6 +61,7 @@ FIRST: Final = 3  # steps of a kind that don't count
 FEW: Final = 3  # steps of a kind that are measured before one is preferred
 KEPT: Final = 15  # measurements that count
 AGAIN: Final = 64  # steps, of which one is of the kind that lost
+MASKS_S: Final = 0.002  # that the masks behind a step's drafts may take
 GAIN: Final = 1.03  # what drafts must bring, beyond what they cost, to be preferred
 
 
@@ -132,7 +133,7 @@ class Speculation:
         running = list(sequences)
         guesses = len(running) < self._config.max_num_seqs and any(
             each.drafts is not None
-            and (each.grammar is None or each.grammar.seconds < AT_ONCE_S)
+            and (each.grammar is None or each.grammar.seconds < MASKS_S)
             and each.drafts.guess(each.length, 1)
             for each in running
         )
@@ -144,7 +145,7 @@ class Speculation:
     def _guess(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
         """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share."""
         found: dict[int, list[int]] = {}
-        left, left_s = min(self._config.max_num_seqs - len(chunks), tokens), AT_ONCE_S
+        left, left_s = min(self._config.max_num_seqs - len(chunks), tokens), MASKS_S
         for row, chunk in enumerate(chunks):
             sequence = chunk.sequence
             share = min(-(-left // (len(chunks) - row)), MOST, _room(chunk))

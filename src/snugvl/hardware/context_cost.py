@@ -31,6 +31,7 @@ TOTAL: Final = "CUDA's total"
 # 719 MiB (H200; 526 of the driver alone). Plans take the higher of those for their kind of card.
 CONTEXT_RANGE_BYTES: Final = (256 * MIB, 719 * MIB)
 DEFAULT_CONTEXT_BYTES: Final = 450 * MIB
+OTHER_CONTEXT_BYTES: Final = 256 * MIB  # assumed
 DATA_CENTRE_CONTEXT_BYTES: Final = 719 * MIB
 
 SECONDS: Final = 180
@@ -39,8 +40,11 @@ QUIET_BYTES: Final = 16 * MIB  # others may change this much meanwhile; more and
 
 
 def estimate(gpu: Gpu) -> int:
-    """The context's bytes where it wasn't measured: more for Hopper and data-centre Blackwell."""
-    return estimate_of(gpu.compute_capability)
+    """The context's bytes where it wasn't measured: more for Hopper and data-centre Blackwell.
+
+    Of other makers' GPUs nothing was measured: torch's libraries aren't there, so it is less.
+    """
+    return estimate_of(gpu.compute_capability) if gpu.api == "cuda" else OTHER_CONTEXT_BYTES
 
 
 def estimate_of(compute_capability: tuple[int, int] | None) -> int:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-OperatingSystem = Literal["linux", "wsl2", "windows", "other"]
+OperatingSystem = Literal["linux", "wsl2", "windows", "macos", "other"]
 Source = Literal["probed", "described", "recorded"]
+Api = Literal["cuda", "rocm", "vulkan", "sycl", "metal"]
 
 
 # Who holds what the driver keeps of a GPU for itself: nobody gets it.
@@ -31,7 +32,7 @@ class Gpu:
         bf16_flops: dense bf16 (fp16 before Ampere) matrix operations per second, or None.
         context_bytes: cost of a CUDA context with torch's libraries, measured on this machine, or None.
         mig: this is a slice of a GPU.
-        index: as CUDA counts the visible ones, `cuda:index`.
+        index: as CUDA counts the visible ones, `cuda:index`; 0 of those that it doesn't know.
         uuid: NVML's, which CUDA_VISIBLE_DEVICES takes; None where described.
         position: as NVML counts all GPUs, and CUDA with CUDA_DEVICE_ORDER=PCI_BUS_ID; None for a slice, and
             where described.
@@ -40,6 +41,9 @@ class Gpu:
         cuda_total_bytes: what CUDA calls the card's total (`cuMemGetInfo`), of which vLLM's utilisation is a
             share: `total_bytes`, NVML's, less what the driver reserves, but under WSL2 all of it. None where
             nobody told.
+        api: how programs reach it; all but CUDA's are llama.cpp's alone.
+        listed: as `llama-server --list-devices` names it, such as "Vulkan1"; empty where it wasn't asked.
+        unified: its memory is main memory.
     """
 
     index: int
@@ -57,6 +61,9 @@ class Gpu:
     position: int | None = None
     link_bandwidth: float | None = None
     cuda_total_bytes: int | None = None
+    api: Api = "cuda"
+    listed: str = ""
+    unified: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -74,6 +81,7 @@ class Machine:
         disk_free_bytes: room where models are downloaded to.
         notes: what was odd while probing, in whole sentences.
         host_ram_bytes: memory of the whole machine where a container may use only `ram_total_bytes` of it.
+        others: GPUs that aren't NVIDIA's, or that NVML doesn't see, the one to be used first.
     """
 
     os: OperatingSystem
@@ -88,3 +96,4 @@ class Machine:
     pinned_bytes: int | None = None
     notes: tuple[str, ...] = ()
     host_ram_bytes: int | None = None
+    others: tuple[Gpu, ...] = ()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snugvl.hardware import context_cost, host, nvml, wsl
+from snugvl.hardware import context_cost, devices, host, nvml, wsl
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 
 
@@ -53,6 +53,8 @@ def probe(
         notes=tuple(notes),
         host_ram_bytes=around.host_ram_bytes,
     )
+    if not machine.gpus:
+        machine = devices.with_others(machine, devices.listing(platform, root, environ))
     return replace(machine, gpus=tuple(_recalled(gpu, environ) for gpu in machine.gpus))
 
 
@@ -67,4 +69,5 @@ def _system(platform: str, *, wsl2: bool) -> OperatingSystem:
         return "wsl2"
     if platform.startswith("linux"):
         return "linux"
-    return "windows" if platform == "win32" else "other"
+    named: dict[str, OperatingSystem] = {"win32": "windows", "darwin": "macos"}
+    return named.get(platform, "other")

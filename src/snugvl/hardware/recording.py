@@ -110,8 +110,8 @@ def _tuple(kinds: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
 
 def _check(machine: Machine) -> None:
     """What types don't say: nothing is negative, nothing free beyond its total."""
-    for index, gpu in enumerate(machine.gpus):
-        where = f"machine.gpus[{index}]"
+    for index, gpu in enumerate((*machine.gpus, *machine.others)):
+        where = f"machine.gpus[{index}]" if index < len(machine.gpus) else "machine.others"
         if not 0 <= gpu.free_bytes <= gpu.total_bytes or not gpu.total_bytes:
             raise ValueError(f"{where}: {gpu.free_bytes} bytes free of {gpu.total_bytes}")
         if any(tenant.held_bytes < 0 for tenant in gpu.tenants):

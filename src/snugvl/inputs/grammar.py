@@ -8,17 +8,22 @@ recurses, and a stack that overflows takes the process along); then it is tried 
     kept? ─ no ─► sizes ─► llguidance's own form ─► tried ─► compiled, first mask ─► kept
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy as shallow
+from functools import cache
+from itertools import cycle
 from threading import Lock
-from typing import Final
+from typing import Final, Self
 
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from snugvl.core.messages import GoOn, Grammar, ToolForm, ToolUse, going_on
-from snugvl.engine.sampling.grammar import GrammarState, TokenGrammar
+from snugvl.engine.sampling.grammar import MOST_THREADS, GrammarState, TokenGrammar, mask_threads
 from snugvl.inputs.constraints import check_choices, grammar_text, one_line, refused, tools_lark
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.inputs.tools.forms import markers
@@ -27,6 +32,8 @@ from snugvl.inputs.trials import Trials
 
 KEPT: Final = 16  # compiled grammars
 KEPT_BYTES: Final = 8 << 20  # of each that is kept, at most
+IN_USE: Final = 2  # of them, those asked for last, keep what several answers at once have found out
+AGAIN_S: Final = 0.02  # that it may take to compile a grammar for all choices of a request
 # Classes of tokens that a mask allows as a whole, where the grammar allows all of a class: white space, and
 # what a JSON string holds, up to so many characters. In strings with a `maxLength` masks of 151,936 tokens
 # take 0.29 ms so, and 0.43 with llguidance's own lengths (10, 30).
@@ -65,10 +72,10 @@ class GrammarCompiler:
             (grammar.kind, grammar.source), lambda: grammar_text(grammar, field), field, go_on
         )
         check_choices(grammar, choices, field)
-        return compiled
+        return compiled.lend(choices)
 
-    def compile_tools(self, use: ToolUse, *, go_on: GoOn = going_on) -> TokenGrammar:
-        """A grammar for an answer with tool calls. `go_on`: as in `compile`.
+    def compile_tools(self, use: ToolUse, *, choices: int = 1, go_on: GoOn = going_on) -> TokenGrammar:
+        """A grammar for an answer with tool calls. `choices`, `go_on`: as in `compile`.
 
         Raises:
             RequestError: a tool's name or schema, or the choice, can't be used.
@@ -78,7 +85,8 @@ class GrammarCompiler:
             lark = tools_lark(self._form, use, self.marker_tokens, self._trials, go_on)
             return LLMatcher.grammar_from_lark(lark)
 
-        return self._compiled(("tools", repr(use)), text, "tools", go_on)
+        compiled = self._compiled(("tools", repr(use)), text, "tools", go_on)
+        return compiled.lend(choices)
 
     def close(self) -> None:
         """End what runs beside this process."""
@@ -107,17 +115,20 @@ class GrammarCompiler:
                 )
             return self._made
 
-    def _compiled(self, key: Kept, make: Callable[[], str], field: str, go_on: GoOn) -> TokenGrammar:
+    def _compiled(self, key: Kept, make: Callable[[], str], field: str, go_on: GoOn) -> "_Compiled":
         """The grammar that was kept for a key, or the one that `make` gives in llguidance's own form."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
+                for old in [*self._kept.values()][:-IN_USE]:
+                    old.forget()
                 return self._kept[key]
         text = make()
         verdict = self._trials.check(text, go_on)
         if verdict.error:
             raise refused(verdict.error, key[0], field)
-        compiled = _Compiled(LLMatcher(self._tokenizer, text, log_level=0, limits=limits()))
+        tokenizer, most = self._tokenizer, KEPT_BYTES // max(verdict.bytes, 1)
+        compiled = _Compiled(lambda: LLMatcher(tokenizer, text, log_level=0, limits=limits()), most)
         if compiled.error is not None:
             raise refused(compiled.error, key[0], field)
         if verdict.bytes <= KEPT_BYTES:
@@ -128,27 +139,83 @@ class GrammarCompiler:
         return compiled
 
 
-class _Compiled:
-    """A grammar whose first mask is known: all choices of all requests begin with it."""
+@cache
+def _executor() -> LLExecutor:
+    """Threads of Rust's, of as many processors as masks get."""
+    return LLExecutor(num_threads=mask_threads())
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
-        self._lock = Lock()
-        self._first = b"" if matcher.is_error() else matcher.compute_bitmask()  # finds what allows nothing
+
+class _Compiled:
+    """A grammar whose first mask is known: all choices of all requests begin with it.
+
+    Copies of a matcher share its automata of words, and a lock that each holds while it makes a mask: on
+    copies of one, eight threads are no faster than one. So matchers are lent, and come back with automata
+    that know more words, which makes the next answer's masks quicker.
+
+    Attributes:
+        error: what is wrong with it, or None.
+    """
+
+    def __init__(self, make: Callable[[], LLMatcher], most: int) -> None:
+        """`most`: matchers that are kept."""
+        begun = time.monotonic()
+        matcher = make()
+        self.make = make
+        self.first = b"" if matcher.is_error() else matcher.compute_bitmask()  # finds what allows nothing
         self.error = matcher.get_error() if matcher.is_error() else None
+        self._idle = deque([matcher], maxlen=min(max(most, 1), MOST_THREADS))
+        self._own = int(AGAIN_S / max(time.monotonic() - begun, AGAIN_S / MOST_THREADS))
+
+    def lend(self, choices: int) -> "_Lent":
+        """Matchers for one request: one for each choice, if they are made quickly."""
+        return _Lent(self, [self._one() for _ in range(min(choices, max(self._own, 1)))])
+
+    def _one(self) -> LLMatcher:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self.make()
+
+    def forget(self) -> None:
+        """Keep one matcher of those that are not lent: each may hold ten megabytes of words."""
+        for _ in range(len(self._idle) - 1):
+            with suppress(IndexError):
+                self._idle.popleft()
+
+    def take_back(self, matchers: Iterable[LLMatcher]) -> None:
+        """Matchers that nobody copies any more."""
+        self._idle.extend(matchers)
+
+
+class _Lent:
+    """Matchers of one request, as long as it or one of its choices lives."""
+
+    def __init__(self, owner: _Compiled, matchers: Sequence[LLMatcher]) -> None:
+        self.owner, self._turns = owner, cycle(matchers)
+        self._back = weakref.finalize(self, owner.take_back, matchers)
+        self._back.atexit = False
 
     def start(self) -> GrammarState:
-        with self._lock:
-            return _State(self._matcher.deep_copy(), self._first)
+        return _State(next(self._turns).deep_copy(), self)
+
+    def keep(self) -> None:
+        """They are not to be lent again."""
+        self._back.detach()
 
 
-class _State:
-    """Where one choice is. What Rust panics at is an error of this grammar, not the end of the engine."""
+class _State(GrammarState):
+    """Where one choice is. What Rust panics at is an error of this grammar, not the end of the engine.
 
-    def __init__(self, matcher: LLMatcher, first: bytes) -> None:
+    Automata only grow, up to a limit. An answer that comes to it in automata that knew others' words, too,
+    goes on with new ones.
+    """
+
+    def __init__(self, matcher: LLMatcher, lent: _Lent) -> None:
         self._matcher = matcher
-        self._first: bytes | None = first  # the mask, until there was a token
+        self._first: bytes | None = lent.owner.first  # the mask, until there was a token
         self._panic: str | None = None
+        self._lent: _Lent | None = lent  # None: nobody else's words are in its automata
+        self._tokens: list[int] = []
 
     @property
     def error(self) -> str | None:
@@ -162,12 +229,41 @@ class _State:
             return
         with self._guarded():
             self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
+            if self._goes_on():
+                self._matcher.unsafe_compute_mask_ptr(bits.data_ptr(), bits.nbytes)
+
+    @classmethod
+    def fill_all(cls, states: Sequence[Self], bits: torch.Tensor) -> None:
+        if len(states) == 1 or any(state._first is not None for state in states):
+            super().fill_all(states, bits)
+            return
+        pairs = [(state._matcher, row) for row, state in enumerate(states)]
+        try:
+            _executor().unsafe_compute_mask_ptr(pairs, bits.data_ptr(), bits[0].nbytes, len(bits))
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+                raise
+            super().fill_all(states, bits)  # it doesn't say whose grammar Rust panicked at
+            return
+        for state, row in zip(states, bits, strict=True):
+            if state._matcher.is_error():
+                state.fill(row)
 
     def accept(self, token: int) -> None:
         self._first = None
         with self._guarded():
             if not self._matcher.is_stopped():  # with `ignore_eos` end-of-sequence tokens go on coming
+                self._tokens.append(token)
                 self._matcher.consume_token(token)
+                self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """Whether an answer that couldn't go on now can, in automata of its own."""
+        if self._lent is None or not self._matcher.is_error():
+            return False
+        self._lent.keep()
+        self._matcher, self._lent = self._lent.owner.make(), None
+        return self._matcher.consume_tokens(self._tokens)
 
     def takes(self, tokens: Sequence[int]) -> int:
         other, found = self.copy(), 0  # what goes wrong there is nothing that anybody has chosen
@@ -176,8 +272,8 @@ class _State:
         return 0 if other.error is not None else found
 
     def copy(self) -> "_State":
-        made = _State(self._matcher.deep_copy(), b"")
-        made._first, made._panic = self._first, self._panic
+        made = shallow(self)
+        made._matcher, made._tokens = self._matcher.deep_copy(), [*self._tokens]
         return made
 
     @contextmanager

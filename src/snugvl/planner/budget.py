@@ -4,7 +4,7 @@
 |---|---|---|
 | WSL2, Windows | 10 % of free, at least 256 MiB | free is not usable there: 0.3 to 1.3 GiB were missing |
 | Linux and others | 3 % of free, 128 MiB to 1 GiB | the band of our own predictions |
-| main memory (no GPU) | 10 % of free, at least 512 MiB | the system's own needs vary |
+| main memory (no GPU, or one that has it) | 10 % of free, at least 512 MiB | the system's own needs vary |
 
 Under WSL2 what exceeds the usable memory silently moves to system memory and runs 2 to 10 times slower.
 A budget never shrinks when more memory is free.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from snugvl.core.sizes import GIB, MIB
 from snugvl.hardware.context_cost import estimate
+from snugvl.hardware.devices import NAMES
 from snugvl.hardware.machine import Gpu, Machine, OperatingSystem
 from snugvl.planner.footprint.offload import HOST_PROCESS_BYTES
 from snugvl.planner.footprint.total import Device
@@ -62,13 +63,22 @@ def gpu_budget(
 ) -> Budget:
     """The budget of one GPU; beyond `limit_bytes` all is margin. For the last two see `Device`."""
     measured = gpu.context_bytes is not None
+    margin = host_margin_bytes(gpu.free_bytes) if gpu.unified else margin_bytes(gpu.free_bytes, system)
     context = gpu.context_bytes if gpu.context_bytes is not None else estimate(gpu)
     return Budget(
         gpu.name,
         gpu.total_bytes,
         gpu.held_bytes,
-        _limited(margin_bytes(gpu.free_bytes, system), gpu.free_bytes, limit_bytes),
-        Device(context, measured, gpu.compute_capability, host_bytes=host_bytes, pinned_bytes=pinned_bytes),
+        _limited(margin, gpu.free_bytes, limit_bytes),
+        Device(
+            context,
+            measured,
+            gpu.compute_capability,
+            host_bytes=host_bytes,
+            pinned_bytes=pinned_bytes,
+            api=NAMES[gpu.api],
+            unified=gpu.unified,
+        ),
         gpu,
     )
 
@@ -96,5 +106,8 @@ def budgets(machine: Machine, limit_bytes: int | None = None) -> list[Budget]:
     """
     host_bytes = max(host_budget(machine).usable_bytes - HOST_PROCESS_BYTES, 0)
     pinned_bytes = machine.pinned_bytes
-    found = [gpu_budget(gpu, machine.os, limit_bytes, host_bytes, pinned_bytes) for gpu in machine.gpus]
+    found = []
+    for gpu in machine.gpus:  # what one in the processor takes is missing in main memory
+        left = max(host_bytes - gpu.free_bytes, 0) if gpu.unified else host_bytes
+        found.append(gpu_budget(gpu, machine.os, limit_bytes, left, pinned_bytes))
     return sorted(found, key=lambda budget: -budget.usable_bytes) or [host_budget(machine, limit_bytes)]

@@ -36,7 +36,7 @@ def visible(choice: Choice) -> tuple[tuple[str, str], ...]:
     An index counts what is visible already, so it won't do. Names would, but vLLM 0.22 takes what is in
     CUDA_VISIBLE_DEVICES for NVML's numbers, which are CUDA's when it goes by the PCI bus.
     """
-    if [gpu.index for gpu in choice.gpus] in ([], [0]):
+    if [gpu.index for gpu in choice.gpus] in ([], [0]) or choice.gpus[0].api != "cuda":
         return ()
     positions = [gpu.position for gpu in choice.gpus]
     if None in positions:  # slices, which have names alone, and machines that were described

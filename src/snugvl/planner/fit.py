@@ -102,9 +102,10 @@ class Fitter:
             return None
         found: list[Fitted] = []
         for kv in self.kv_formats:
-            found += filter(None, (self._best_in(kv),))
-            if found and self.goal(found[-1]) is self.goals[-1]:
-                break  # no coarser cache reaches more
+            if (best := self._best_in(kv)) is not None:
+                found.append(best)
+                if self.goal(best) is self.goals[-1]:
+                    break  # no coarser cache reaches more
         return max(found, key=self._worth, default=None)  # the first of equals
 
     def _worth(self, fitted: Fitted) -> tuple[int, ...]:
@@ -169,9 +170,8 @@ class Fitter:
             if goal is not self.goals[0] and (goal.tokens > most[0] or goal.context > most[1]):
                 continue
             settings = self._first_that_fits(self._offloads(goal))
-            if settings is not None and self.fits_host(
-                settings
-            ):  # else a smaller goal leaves more on the GPU
+            # Where main memory is too small, a smaller goal leaves more on the GPU.
+            if settings is not None and self.fits_host(settings):
                 return self.fitted(settings, goal.tokens)
         return None
 
@@ -265,8 +265,8 @@ class Fitter:
         if not beyond:
             return self._keeping(self._leanest(base), kept)
         fast = next(self.variants(base))
-        if state_bytes(self.option.model, base) and self.option.engine == "native":
-            fast = replace(fast, sequences=base.sequences)
+        if state_bytes(self.option.model, base) and self.option.engine == "native" and not self.cpu:
+            fast = replace(fast, sequences=base.sequences)  # one of the variants; on a CPU there is one
         return self._keeping(fast, kept)
 
     def _leanest(self, base: Settings) -> Settings:

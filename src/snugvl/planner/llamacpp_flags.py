@@ -11,6 +11,9 @@ from snugvl.planner.footprint.llamacpp import CHECKPOINTS, cells, checkpoint_byt
 from snugvl.planner.plan import Choice
 
 BATCH: Final = 2048  # tokens handed over at once; a step computes `-ub` of them
+# Builds of before October 2026 try the tower at their start with a picture of so many tokens, whatever
+# `--image-max-tokens` says, and keep the memory.
+TRIED_TOKENS: Final = 46 * 46
 
 
 def llamacpp_flags(choice: Choice) -> list[str]:
@@ -21,6 +24,7 @@ def llamacpp_flags(choice: Choice) -> list[str]:
     words += ["-fit", "off", "--cache-ram", "0"]
     if settings.on_gpu:
         words += ["-ngl", str(model.facts.text.num_layers + 1 - settings.offloaded)]
+        words += ["-dev", choice.gpus[0].listed] if choice.gpus and choice.gpus[0].listed else []
     else:
         words += ["-dev", "none"]
     if settings.host_experts:
@@ -38,7 +42,9 @@ def llamacpp_flags(choice: Choice) -> list[str]:
         words.append("--no-mmproj-offload")
     if scales(model) and settings.max_pixels is not None:
         side = vision.patch_size * vision.merge_size
-        words += ["--image-max-tokens", str(settings.max_pixels // side**2)]
+        tokens = settings.max_pixels // side**2
+        words += ["--image-max-tokens", str(tokens)]
+        words += ["--no-warmup"] if tokens < TRIED_TOKENS else []
     return words
 
 

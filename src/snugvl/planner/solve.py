@@ -80,6 +80,8 @@ def solve(
     Raises:
         RequestError: the wishes exclude every model, with the reason.
     """
+    if machine.others and not machine.gpus and not found and _reads_gguf(candidates):
+        machine = replace(machine, gpus=machine.others)  # llama.cpp's alone
     found = list(found or budgets(machine, wishes.memory_bytes))
     led = len({candidate.quality for candidate in candidates}) > 1
     fitters: list[tuple[Fitter, int]] = []
@@ -103,6 +105,11 @@ def solve(
     if plan.choice is None and len(candidates) == 1 and machine.gpus:
         return _offloaded(plan, fitters, host_budget(machine))
     return plan
+
+
+def _reads_gguf(candidates: Sequence[Candidate]) -> bool:
+    """Whether somebody has named a GGUF."""
+    return len(candidates) == 1 and candidates[0].facts.gguf is not None
 
 
 def _leads(fitter: Fitter) -> bool:

@@ -196,6 +196,9 @@ async def generate(context: Context, request: Request, *, ceiling: bool = False)
         current().warn(text)
     stream = await _submit(context, request, ceiling)
     generation = Generation(stream, context, started)
+    known, form = context.service.capabilities, request.grammar
+    if known is not None and not known.exact_forms and form is not None and form.kind == "json_schema":
+        current().unenforced.setdefault(None, json.loads(form.source))
     if schemas := current().unenforced:
         generation.check = AnswerCheck(
             context.validation, schemas, lambda text: split_calls(text, context.call_parser(request.tools))

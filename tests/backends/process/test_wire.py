@@ -153,6 +153,24 @@ def test_an_inbox_merges_what_is_unread_choice_by_choice() -> None:
     asyncio.run(test())
 
 
+def test_merged_deltas_count_upwards_and_the_usage_comes_last() -> None:
+    async def test() -> None:
+        inbox = Inbox()
+        inbox.put(Delta("a", 0, completion_tokens=1))
+        inbox.put(Delta("x", 1, completion_tokens=2))
+        inbox.put(Delta("b", 0, completion_tokens=3, finish_reason="stop", usage=Usage(1, 3)))
+        read = [await inbox.get(), await inbox.get()]
+        assert [(delta.text, delta.completion_tokens) for delta in read if delta] == [("x", 2), ("ab", 3)]
+        inbox = Inbox()
+        inbox.put(Delta("a", 0, completion_tokens=1))
+        inbox.put(Delta("x", 1, completion_tokens=2))
+        inbox.put(Delta("b", 0, completion_tokens=3))
+        read = [await inbox.get(), await inbox.get()]
+        assert [(delta.text, delta.completion_tokens) for delta in read if delta] == [("ab", 3), ("x", 3)]
+
+    asyncio.run(test())
+
+
 def test_an_inbox_gives_what_came_before_an_error_first() -> None:
     async def test() -> None:
         inbox = Inbox()

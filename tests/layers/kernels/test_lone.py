@@ -1,6 +1,7 @@
 """The kernel for one row of input against torch on the wide form, and what goes to it."""
 
 from dataclasses import replace
+from itertools import product as product_of
 
 import pytest
 import torch
@@ -97,14 +98,12 @@ def test_int4_at_odd_addresses_is_left_to_other_kernels(
     close(product(x, odd, dtype=torch.float32), linear(x.float(), weights.wide(torch.float32)))
 
 
-@pytest.mark.parametrize("units", [20, 132])
-@pytest.mark.parametrize("columns", [512, 2048, 2560, 3584, 4096, 9728, 12288, 18944])
-@pytest.mark.parametrize("outputs", [1024, 2560, 4096, 6144, 151936])
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
-def test_a_lone_tile_is_one_the_kernel_takes(kind: Format, outputs: int, columns: int, units: int) -> None:
-    empty = torch.empty(0)
-    weights = Weights(kind, outputs, columns, empty)
-    for swiglu in (False, True):
+def test_a_lone_tile_is_one_the_kernel_takes(kind: Format) -> None:
+    widths = (512, 2048, 2560, 3584, 4096, 9728, 12288, 18944)
+    sizes = product_of((1024, 2560, 4096, 6144, 151936), widths, (20, 132), (False, True))
+    for outputs, columns, units, swiglu in sizes:
+        weights = Weights(kind, outputs, columns, torch.empty(0))
         rows, warps, batch, rounds = tiles.lone_tile(outputs, weights, units, swiglu=swiglu)
         assert rows <= kernels.LONE_OUTPUTS
         assert batch >= warps

@@ -36,15 +36,13 @@ OUTSIDE = _words("""
 """)
 
 
-@pytest.mark.parametrize("text", INSIDE)
-def test_special_addresses_are_not_public(text: str) -> None:
-    assert not is_public(ip_address(text))
-    assert not is_foreign(ip_address(text))
+def test_special_addresses_are_not_public() -> None:
+    assert [text for text in INSIDE if is_public(ip_address(text))] == []
+    assert [text for text in INSIDE if is_foreign(ip_address(text))] == []
 
 
-@pytest.mark.parametrize("text", OUTSIDE)
-def test_ordinary_addresses_are_public(text: str) -> None:
-    assert is_public(ip_address(text))
+def test_ordinary_addresses_are_public() -> None:
+    assert [text for text in OUTSIDE if not is_public(ip_address(text))] == []
 
 
 def test_everything_the_library_calls_private_is_refused() -> None:

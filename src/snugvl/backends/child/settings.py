@@ -28,7 +28,7 @@ class Facts:
         images: whether the model sees; None: unknown, then pictures are sent, to be refused by the engine.
         min_pixels, max_pixels: of an image as the model reads it; 0 for unknown or no images.
         pixel_factor: sides of an image as the model reads it are multiples of this; 0 for unknown.
-        device, dtype, weights, architecture, parameters, tools, tool_form: see `Capabilities`.
+        device, dtype, weights, architecture, parameters, tools, tool_form, exact_forms: see `Capabilities`.
         calls: whether the chat template shows calls of tools and their answers.
         image_token: id of the placeholder of pictures in a prompt; -1 for unknown.
         control_tokens: strings that no text of a request may contain; longest first.
@@ -50,6 +50,7 @@ class Facts:
     parameters: int = 0
     tools: bool = True
     tool_form: ToolForm = field(default_factory=ToolForm)
+    exact_forms: bool = True
     calls: bool = True
     image_token: int = -1
     control_tokens: tuple[str, ...] = ()

@@ -22,7 +22,19 @@ from snugvl.backends.child.requests import (
 )
 from snugvl.backends.llamacpp.api import LlamacppApi, ServedGguf
 from snugvl.backends.llamacpp.facts import GgufModel
-from snugvl.core.messages import GoOn, Message, Picture, Request, Text, ToolUse, Video, characters, going_on
+from snugvl.backends.llamacpp.gbnf import gbnf_of, left_out
+from snugvl.core.messages import (
+    GoOn,
+    Grammar,
+    Message,
+    Picture,
+    Request,
+    Text,
+    ToolUse,
+    Video,
+    characters,
+    going_on,
+)
 from snugvl.core.sampling import SamplingParams
 from snugvl.errors import RequestError, RequestTooLarge
 from snugvl.inputs.chat import ChatTemplate, template_texts, texts
@@ -186,19 +198,17 @@ def check_length(request: Request, tokens: int, context: int) -> None:
 
 
 def bodies(
-    request: Request, prompt: Prompt, ids: tuple[int, ...], grammar: str | None, speaker: Speaker
+    request: Request, prompt: Prompt, ids: tuple[int, ...], form: Mapping[str, Any], speaker: Speaker
 ) -> tuple[bytes, ...]:
     """The bodies, one for each choice that has to be computed: a greedy one is asked for once."""
     params = request.sampling
-    fields = _sampling(params, speaker)
+    fields = {**_sampling(params, speaker), **form}
     fields["n_predict"] = params.max_tokens or speaker.model.context_tokens - len(ids)
     fields["prompt"] = list(ids)
     if prompt.pictures:
         fields["prompt"] = {"prompt_string": prompt.text, "multimodal_data": list(prompt.pictures)}
     if request.tools is not None:  # text for whoever parses them, even where they are control tokens
         fields["preserved_tokens"] = list(speaker.model.marker_tokens)
-    if grammar is not None:
-        fields["grammar"] = GUIDED + grammar
     made = []
     for index in range(1 if params.greedy else params.n):
         if params.seed is not None:
@@ -240,28 +250,53 @@ def _sampling(params: SamplingParams, speaker: Speaker) -> dict[str, Any]:
     }
 
 
-def grammar_of(request: Request, speaker: Speaker, trials: Trials, go_on: GoOn = going_on) -> str | None:
-    """The grammar that our own engine would follow, in Lark; None where there is none to follow.
+def form_of(request: Request, speaker: Speaker, trials: Trials, go_on: GoOn = going_on) -> Mapping[str, Any]:
+    """The field that constrains the answer as our own engine would; none where nothing does.
 
     Takes time: call it in a thread.
 
     Raises:
-        RequestError: it can't be used; or this llama.cpp has no llguidance.
+        RequestError: it can't be used; or this llama.cpp has nothing for it.
     """
     if request.tools is not None:
         lark = tools_lark(speaker.model.facts.tool_form, request.tools, speaker.model.marker_tokens, trials)
         try_grammar(LLMatcher.grammar_from_lark(lark), "tools", "tools", trials, go_on)
-        free = request.tools.choice == "auto" and request.tools.form is None
-        if free and not speaker.guided:
-            return None  # calls are found in the text all the same
-        return _guided(_literal(lark), "tools", speaker)
+        if speaker.guided:
+            return {"grammar": GUIDED + _literal(lark)}
+        if request.tools.choice == "auto" and request.tools.form is None:
+            return {}  # calls are found in the text all the same
+        raise _beyond("calls of tools", "tools")
     if request.grammar is None:
-        return None
+        return {}
     field = "response_format"
     text = grammar_text(request.grammar, field)
     try_grammar(text, request.grammar.kind, field, trials, go_on)
     check_choices(request.grammar, request.sampling.n, field)
-    return _guided(lark_of(request.grammar.kind, request.grammar.source), field, speaker)
+    if speaker.guided:
+        return {"grammar": GUIDED + lark_of(request.grammar.kind, request.grammar.source)}
+    return _own_form(request.grammar, field)
+
+
+def _own_form(grammar: Grammar, field: str) -> Mapping[str, Any]:
+    """What every llama-server has: JSON schemas, and GBNF."""
+    if grammar.kind == "json_schema":
+        schema = json.loads(grammar.source)
+        if missing := left_out(schema):
+            raise _beyond(", ".join(missing), field)
+        return {"json_schema": json.loads(_compact(schema))}
+    made = gbnf_of(grammar.source) if grammar.kind == "lark" else None
+    if made is None:
+        kinds = {"regex": "regular expressions", "lark": "Lark grammars beyond rules, literals and groups"}
+        raise _beyond(kinds[grammar.kind], field)
+    return {"grammar": made}
+
+
+def _beyond(what: str, field: str) -> RequestError:
+    return RequestError(
+        f"this llama-server may have no llguidance, and its own grammars (GBNF) can't enforce {what}; use "
+        "the wheel (pip install 'snugvl[llamacpp]', and no --llamacpp-command), or ask without that",
+        field=field,
+    )
 
 
 def lark_of(kind: str, source: str) -> str:
@@ -270,7 +305,12 @@ def lark_of(kind: str, source: str) -> str:
         return source
     if kind == "regex":
         return f"start: /{source.replace('/', chr(92) + '/')}/"
-    return _literal(f"start: %json {json.dumps({**json.loads(source), 'x-guidance': JSON_OPTIONS})}")
+    return f"start: %json {_compact(json.loads(source))}"
+
+
+def _compact(schema: Mapping[str, Any]) -> str:
+    """A schema that lets llguidance write no white space without end; others don't read that."""
+    return _literal(json.dumps({**schema, "x-guidance": JSON_OPTIONS}))
 
 
 def _literal(lark: str) -> str:
@@ -279,14 +319,4 @@ def _literal(lark: str) -> str:
         if isinstance(pattern, str):
             read, literal = (json.dumps({name: text})[1:-1] for text in (pattern, pattern.rstrip("?")))
             lark = lark.replace(read, literal)
-    return lark
-
-
-def _guided(lark: str, field: str, speaker: Speaker) -> str:
-    if not speaker.guided:
-        raise RequestError(
-            "this llama-server may have no llguidance, which constrains answers: use the wheel (pip install "
-            "'snugvl[llamacpp]', and no --llamacpp-command), or ask without a form",
-            field=field,
-        )
     return lark

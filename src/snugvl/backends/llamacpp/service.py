@@ -27,7 +27,7 @@ from snugvl.backends.llamacpp.requests import (
     bodies,
     check_length,
     conversation,
-    grammar_of,
+    form_of,
     prompt_of,
     tokens_of,
 )
@@ -111,6 +111,7 @@ class LlamacppEngine(ChildEngine):
             gpu_uuids=told.gpu_uuids,
             card=told.card,
             parameters=told.parameters,
+            exact_forms=self._guided,
         )
         return complete(facts, served, template_of(served))
 
@@ -120,10 +121,13 @@ class LlamacppEngine(ChildEngine):
         choice: LlamacppChoice = self._choice
         buffers = await asyncio.to_thread(log.read_buffers, life.log)
         gauge = LlamacppGauge(choice.planned, buffers, model.facts.gpu_uuids, model.facts.device)
-        guided = self._command is not None and self._command.guided
-        return _Own(
-            gauge, Speaker(model, self._gguf, served, template_of(served), guided, choice.prefix_cache)
-        )
+        template = template_of(served)
+        return _Own(gauge, Speaker(model, self._gguf, served, template, self._guided, choice.prefix_cache))
+
+    @property
+    def _guided(self) -> bool:
+        """Whether it surely has llguidance: others may, and some end at once when they are asked."""
+        return self._command is not None and self._command.guided
 
     async def prepare(self, request: Request, session: Session, preparation: Preparation) -> Prepared:
         """See `ChildEngine`."""
@@ -131,11 +135,11 @@ class LlamacppEngine(ChildEngine):
         heavy = self._preparers.heavy(request)
         make = partial(prompt_of, request, speaker, preparation.go_on)
         prompt = await self._preparers.run(preparation, make, heavy=heavy)
-        constrain = partial(grammar_of, request, speaker, self._trials, preparation.go_on)
-        grammar = await self._preparers.run(preparation, constrain)
+        constrain = partial(form_of, request, speaker, self._trials, preparation.go_on)
+        form = await self._preparers.run(preparation, constrain)
         ids = await tokens_of(prompt, _api(session), speaker.served)
         check_length(request, len(ids), speaker.model.context_tokens)
-        made = await asyncio.to_thread(bodies, request, prompt, ids, grammar, speaker)
+        made = await asyncio.to_thread(bodies, request, prompt, ids, form, speaker)
         reasoning = reasoning_of(request, speaker.model.facts)
         chunks = LlamacppChunks(request.sampling, len(ids), prompt.image_tokens, reasoning)
         return Prepared(COMPLETION, made, chunks)

@@ -36,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("-fa", choices=FLASH)
     found.add_argument("-t", dest="threads", type=int)
     found.add_argument("-fit", choices=("on", "off"))
-    found.add_argument("-dev", choices=("none",))
-    for flag in ("--no-mmproj", "--no-mmproj-offload", "--metrics"):
+    found.add_argument("-dev")  # a Mac's one GPU is taken unnamed
+    for flag in ("--no-mmproj", "--no-mmproj-offload", "--no-warmup", "--metrics"):
         found.add_argument(flag, action="store_true")
     return found
 
@@ -63,7 +63,7 @@ def parameters(words: list[str]) -> Any:
         made.flash_attn_type = getattr(kinds, f"LLAMA_FLASH_ATTN_TYPE_{FLASH[given.fa]}")
     if given.threads is not None:
         made.cpuparams.n_threads = made.cpuparams_batch.n_threads = given.threads
-    made.fit_params = given.fit == "on"
+    made.fit_params, made.warmup = given.fit == "on", not given.no_warmup
     if given.dev == "none":
         made.n_gpu_layers, made.mmproj_use_gpu, made.no_kv_offload = 0, False, True
     made.endpoint_metrics = given.metrics

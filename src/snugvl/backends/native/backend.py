@@ -200,7 +200,7 @@ class NativeBackend:
 
     def _grammar(self, request: Request, go_on: GoOn) -> TokenGrammar | None:
         if request.tools is not None:
-            return self._grammars.compile_tools(request.tools, go_on=go_on)
+            return self._grammars.compile_tools(request.tools, choices=request.sampling.n, go_on=go_on)
         if request.grammar is None:
             return None
         return self._grammars.compile(request.grammar, choices=request.sampling.n, go_on=go_on)

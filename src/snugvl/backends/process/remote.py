@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Self
 
 from snugvl.core.messages import Delta
@@ -11,11 +12,13 @@ class Inbox:
     """Deltas of one request on their way to one reader. Lives in the server's event loop, without locks.
 
     What the reader has not taken is merged, choice by choice: a reader that is slow gets fewer and longer
-    deltas, and one that never comes costs no more than the answer itself.
+    deltas, and one that never comes costs no more than the answer itself. Merged or not, the count of tokens
+    never falls from one delta to the next, and the usage is on the last one.
     """
 
     def __init__(self) -> None:
-        self._unread: dict[int, Delta] = {}  # by choice, oldest first
+        self._unread: dict[int, Delta] = {}  # by choice, oldest first; the one with the usage last
+        self._counted = 0  # tokens that the reader was told of
         self._ended = False
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
@@ -25,6 +28,8 @@ class Inbox:
         if self._ended:
             return
         earlier = self._unread.get(delta.choice)
+        if delta.usage is not None:
+            self._unread.pop(delta.choice, None)
         self._unread[delta.choice] = delta if earlier is None else _merged(earlier, delta)
         self._wake()
 
@@ -43,7 +48,10 @@ class Inbox:
                 return None
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        return self._unread.pop(next(iter(self._unread)))
+        delta = self._unread.pop(next(iter(self._unread)))
+        # A delta that was merged counts what came after those that are read next, too.
+        self._counted = max(self._counted, delta.completion_tokens)
+        return replace(delta, completion_tokens=self._counted)
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():  # done: the reader may have been cancelled

@@ -5,11 +5,12 @@
 One state belongs to one choice. It sees exactly the tokens of its answer, once each and in order, so chunked
 prefill, preemption and strangers in the batch can't touch it.
 
-A mask may take microseconds or a tenth of a second. Those of a request whose last ones were very quick are
-made at once. Others are made by threads (`MaskThreads`), as soon as the token before them is known, requests
-taking turns; and each choice has a share of time for which a step waits:
+A mask may take microseconds or a tenth of a second. Those of requests whose last ones were quick are made
+together before the next choice, on all processors, and without Python's lock: with a thread for each of them
+threads wait for that lock and not for masks. Others are made by threads (`MaskThreads`), as soon as the token
+before them is known, requests taking turns; and each choice has a share of time for which a step waits:
 
-    engine    sample ─ accept │ … next step │ wait 5 ms at most ─ whoever has its mask goes on ─ sample …
+    engine    sample ─ accept │ … next step │ quick masks ─ wait 5 ms at most ─ whoever has its mask goes on …
     threads                   └ token, mask ┘ one that is not ready is left out of this step
 
 Where a mask allows a single token, that one is forced, whatever the network thinks: the state takes it and
@@ -28,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -38,8 +39,7 @@ from snugvl.errors import RequestError
 
 MOST_THREADS = 8
 WAIT_S = 0.005  # that a step waits for masks, in all
-QUICK_S = 0.0003  # that a mask may take to be made at once: handing it to a thread costs a third of that
-AT_ONCE_S = 0.002  # of masks that are made at once, in a step
+QUICK_S = 0.004  # that a mask may take to be made together with others, and all of them in a step
 SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks are slow soon waits alone
 MOST_FORCED = 64  # tokens that a mask knows ahead; with masks of long literals, fewer:
 FORCING_S = 0.005  # after so long it looks no further
@@ -64,6 +64,15 @@ class GrammarState(Protocol):
     def accept(self, token: int) -> None:
         """Take the token that was sampled."""
         ...
+
+    @classmethod
+    def fill_all(cls, states: Sequence[Self], bits: torch.Tensor) -> None:
+        """Write the mask of each of several states to its row of `bits` `[states, ceil(vocab / 32)]`.
+
+        As `fill` does for one.
+        """
+        for state, row in zip(states, bits, strict=True):
+            state.fill(row)
 
     def takes(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` may come next, one after the other; it stays where it is."""
@@ -99,15 +108,15 @@ class MaskPace:
 
 
 class MaskThreads:
-    """Threads that make masks over `vocab` tokens, from the first job on. Owners (requests) take turns.
+    """Makes masks over `vocab` tokens: threads, where owners (requests) take turns, or who asks for them.
 
-    Attributes:
-        left_s: seconds of this step in which the engine's own thread may make masks; only it uses that.
+    Threads start with their first job. Only the engine's own thread asks for masks.
     """
 
     def __init__(self, threads: int, vocab: int) -> None:
         self.vocab = vocab
-        self.left_s = AT_ONCE_S  # for masks that are made at once, in this step
+        self._left_s = QUICK_S  # for masks that are made together, in this step
+        self._together: list[tuple[Mask, int]] = []  # those, and the tokens before them
         lock = Lock()
         self.changed = Condition(lock)  # notified whenever a job is done
         self._submitted = Condition(lock)
@@ -117,7 +126,22 @@ class MaskThreads:
 
     def begin(self) -> None:
         """A step begins."""
-        self.left_s = AT_ONCE_S
+        self._left_s = QUICK_S
+
+    def ask(self, mask: "Mask", token: int, pace: MaskPace) -> None:
+        """Make the mask after a token: with others that are quick, if that isn't too much for one step."""
+        share_s = pace.seconds / self._threads
+        if pace.seconds < QUICK_S and share_s < self._left_s:
+            self._left_s -= share_s
+            self._together.append((mask, token))
+        else:
+            self.submit(pace, lambda: make([(mask, token)]))
+
+    def make_together(self) -> None:
+        """Make the quick masks that were asked for."""
+        asked, self._together = self._together, []
+        if asked:
+            make(asked, min(self._threads, len(asked)))
 
     def submit(self, owner: Hashable, job: Callable[[], object]) -> None:
         """Run `job`, which must not raise, when it is its owner's turn."""
@@ -157,9 +181,9 @@ class Foreseen:
         """Like `Mask.wait`: it is made."""
         return 0.0
 
-    def write(self, bits: torch.Tensor) -> None:
+    def write(self, bits: NDArray[np.int32]) -> None:
         """See `Mask.write`."""
-        bits.numpy()[:] = self.bits
+        bits[:] = self.bits
 
 
 class Mask:
@@ -181,25 +205,23 @@ class Mask:
             pace: one for all choices of a request.
             ends: tokens that end the choice: nobody asks for a mask after one.
         """
-        self.ready = True
+        self.ready, self.dropped = True, False
         self.forced: deque[int] = deque()
+        self.state, self.pace = state, pace
         self._bits = np.zeros((threads.vocab + 31) // 32, dtype=np.int32)  # of the token after `forced`
         self._foreseen: deque[tuple[int, Foreseen]] = deque()  # guesses after it, and what may follow each
-        self._state = state
         self._threads = threads
-        self._pace = pace
         self._ends = ends
         self._share_s = WAIT_S
-        self._dropped = False
         state.fill(torch.from_numpy(self._bits))
-        if _only(self._bits) is not None:  # the masks after it cost something
+        if state.error is None and self.put(self._bits):  # the masks after it cost something
             self.ready = False
-            threads.submit(pace, lambda: self._make(None))
+            threads.submit(pace, lambda: make([(self, self.forced[-1])]))
 
     @property
     def error(self) -> str | None:
         """Why the grammar can't go on, or None; ask when `ready`."""
-        return None if self.forced else self._state.error
+        return None if self.forced else self.state.error
 
     @property
     def ends(self) -> bool:
@@ -209,29 +231,28 @@ class Mask:
     @property
     def seconds(self) -> float:
         """How long those of its request took, lately at most."""
-        return self._pace.seconds
+        return self.pace.seconds
 
     @property
     def quick(self) -> bool:
         """Whether those of its request were made, lately, in a time for which a step may wait."""
-        return self._pace.seconds < WAIT_S
+        return self.pace.seconds < WAIT_S
 
-    def write(self, bits: torch.Tensor) -> None:
-        """Which tokens may come next to `bits` `[ceil(vocab / 32)]` int32, as `GrammarState.fill` does.
+    def write(self, bits: NDArray[np.int32]) -> None:
+        """Which tokens may come next to `bits` `[ceil(vocab / 32)]`, as `GrammarState.fill` does.
 
         None, if the grammar can't go on.
         """
         assert self.ready, "a mask is read before it is made"
-        words = bits.numpy()
-        if not self.forced and self._state.error is None:
-            words[:] = self._bits
+        if not self.forced and self.state.error is None:
+            bits[:] = self._bits
             return
-        words[:] = 0
+        bits[:] = 0
         if self.forced:
-            words.view(np.uint32)[self.forced[0] // 32] = 1 << self.forced[0] % 32
+            bits.view(np.uint32)[self.forced[0] // 32] = 1 << self.forced[0] % 32
 
     def accept(self, token: int) -> None:
-        """Take the token that was sampled, and begin with the mask after it."""
+        """Take the token that was sampled, and ask for the mask after it."""
         assert self.ready, "a token was sampled without a mask"
         if self.forced:
             known = self.forced.popleft()
@@ -239,15 +260,28 @@ class Mask:
             return
         self._share_s = min(self._share_s + SHARE_S, WAIT_S)
         if self._foreseen and self._foreseen[0][0] == token:
-            self._state.accept(token)
+            self.state.accept(token)
             self._bits = self._foreseen.popleft()[1].bits  # the token after it is chosen already
             return
         self._foreseen.clear()
         self.ready = False
-        if self._pace.seconds < min(QUICK_S, self._threads.left_s):
-            self._threads.left_s -= self._make(token)
-        else:
-            self._threads.submit(self._pace, lambda: self._make(token))
+        self._threads.ask(self, token, self.pace)
+
+    @property
+    def words(self) -> int:
+        """Of its bits."""
+        return len(self._bits)
+
+    def put(self, bits: NDArray[np.int32], more: bool = True) -> bool:
+        """Take `bits` for what may come behind `forced`; whether they force a token that isn't the last.
+
+        `more`: whether it may become longer.
+        """
+        self._bits = bits
+        token = _only(bits) if more and len(self.forced) < MOST_FORCED else None
+        if token is not None:
+            self.forced.append(token)
+        return token is not None and token not in self._ends
 
     def takes(self, drafts: Sequence[int]) -> int:
         """How many guesses may come next, one after the other."""
@@ -255,7 +289,7 @@ class Mask:
         known = [draft == token for draft, token in zip(drafts, self.forced, strict=False)]
         if not all(known):
             return known.index(False)
-        return len(known) + self._state.takes(drafts[len(known) :])
+        return len(known) + self.state.takes(drafts[len(known) :])
 
     def foresee(self, drafts: Sequence[int]) -> list[Foreseen]:
         """What may follow each of some guesses that it `takes`."""
@@ -267,7 +301,7 @@ class Mask:
         if self.forced and len(masks) < len(drafts):
             masks.append(Foreseen(self._bits))
         self._foreseen.clear()
-        state = self._state.copy()
+        state = self.state.copy()
         for token in drafts[len(masks) :]:
             state.accept(token)
             mask = Foreseen(np.zeros_like(self._bits))
@@ -278,7 +312,7 @@ class Mask:
 
     def drop(self) -> None:
         """No mask is needed any more."""
-        self._dropped = True
+        self.dropped = True
 
     def wait(self, most_s: float | None = None) -> float:
         """Wait until it is ready, or for its share of `most_s`; without that, as long as it takes.
@@ -287,6 +321,7 @@ class Mask:
         """
         if self.ready:
             return 0.0
+        self._threads.make_together()
         begun, limit_s = time.monotonic(), None if most_s is None else min(most_s, self._share_s)
         with self._threads.changed:
             self._threads.changed.wait_for(lambda: self.ready, limit_s)
@@ -294,41 +329,48 @@ class Mask:
         self._share_s = max(self._share_s - took_s, 0.0)
         return took_s
 
-    def _make(self, token: int | None) -> float:
-        """Make the mask after a token, or look further than the first one."""
-        begun = time.monotonic()
-        if not self._dropped:
-            if token is not None:
-                self._take(token)
-            self._look_ahead(begun + FORCING_S)
-        seconds = time.monotonic() - begun
-        self._pace.note(seconds / (1 + len(self.forced)))
-        self.ready = True
-        return seconds
 
-    def _take(self, token: int) -> None:
-        self._state.accept(token)
-        if self._state.error is None:
-            self._state.fill(torch.from_numpy(self._bits))
+def make(asked: Sequence[tuple[Mask, int]], processors: int = 1) -> None:
+    """Take a token for each of several masks, and make the mask after it, and what is forced behind it.
 
-    def _look_ahead(self, until: float) -> None:
-        """Take the tokens that masks prove to be forced, until it is late."""
-        while self._state.error is None and (token := _only(self._bits)) is not None:
-            if len(self.forced) == MOST_FORCED or time.monotonic() > until:
-                return
-            self.forced.append(token)
-            if token in self._ends:
-                return
-            self._take(token)
+    `processors`: that share the work.
+    """
+    begun = time.monotonic()
+    masks = [mask for mask, _ in asked]
+    left = [(mask, token) for mask, token in asked if not mask.dropped]
+    while left:
+        for mask, token in left:
+            mask.state.accept(token)
+        sound = [mask for mask, _ in left if mask.state.error is None]
+        bits = torch.empty(len(sound), masks[0].words, dtype=torch.int32)
+        _fill(sound, bits)
+        more = time.monotonic() < begun + FORCING_S
+        left = [(m, m.forced[-1]) for m, row in zip(sound, bits.numpy(), strict=True) if m.put(row, more)]
+    took_s = time.monotonic() - begun
+    if took_s < QUICK_S:  # else somebody's took long, and it will show whose: the next ones are made alone
+        took_s *= processors / len(asked)
+    for mask in masks:
+        mask.pace.note(took_s / (1 + len(mask.forced)))
+        mask.ready = True
+
+
+def _fill(masks: Sequence[Mask], bits: torch.Tensor) -> None:
+    states = [mask.state for mask in masks]
+    kinds = {type(state) for state in states}
+    if len(kinds) == 1:
+        kinds.pop().fill_all(states, bits)
+    else:
+        for state, row in zip(states, bits, strict=True):
+            state.fill(row)
 
 
 def _only(bits: NDArray[np.int32]) -> int | None:
     """The token that is allowed, if it is the only one."""
-    (words,) = bits.nonzero()
-    if len(words) != 1:
+    if np.count_nonzero(bits) != 1:
         return None
-    word = int(bits.view(np.uint32)[words[0]])
-    return None if word & (word - 1) else 32 * int(words[0]) + word.bit_length() - 1
+    (places,) = bits.nonzero()  # sixty times as slow as counting
+    word = int(bits.view(np.uint32)[places[0]])
+    return None if word & (word - 1) else 32 * int(places[0]) + word.bit_length() - 1
 
 
 def gave_up(mask: Mask, where: str) -> RequestError:
@@ -341,6 +383,7 @@ def gave_up(mask: Mask, where: str) -> RequestError:
 
 def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:
     """Wait for masks, each for its share and `WAIT_S` in all; whether one is not ready all the same."""
+    threads.make_together()
     threads.begin()
     left_s, late = WAIT_S, False
     for mask in masks:
@@ -349,30 +392,3 @@ def settle(masks: Iterable[Mask | None], threads: MaskThreads) -> bool:
         left_s -= mask.wait(max(left_s, 0.0))
         late = late or not mask.ready
     return late
-
-
-def allowed_bits(masks: Sequence[Mask | Foreseen | None], vocab: int, device: torch.device) -> torch.Tensor:
-    """What each row may take next, `[rows, ceil(vocab / 32)]` int32 on `device`; everything without a mask.
-
-    Waits for masks that are not ready; not for the device.
-    """
-    shape = len(masks), (vocab + 31) // 32
-    bits = torch.empty(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
-    for row, mask in zip(bits, masks, strict=True):
-        if mask is None:
-            row.fill_(-1)
-        else:
-            mask.wait()
-            mask.write(row)
-    return bits.to(device, non_blocking=True)
-
-
-def fill_allowed(masks: Sequence[Mask | Foreseen | None], vocab: int, device: torch.device) -> torch.Tensor:
-    """Which tokens each row may take next, `[rows, vocab]` bool on `device`; one copy for all of them."""
-    return unpacked(allowed_bits(masks, vocab, device), vocab)
-
-
-def unpacked(bits: torch.Tensor, vocab: int) -> torch.Tensor:
-    """`bits` `[rows, ceil(vocab / 32)]` int32 as `[rows, vocab]` bool."""
-    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
-    return ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab].bool()

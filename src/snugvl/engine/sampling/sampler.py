@@ -21,7 +21,7 @@ import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.filters import Filters
-from snugvl.engine.sampling.grammar import Foreseen, Mask, allowed_bits, fill_allowed, unpacked
+from snugvl.engine.sampling.grammar import Foreseen, Mask
 from snugvl.engine.sampling.penalties import Penalties
 from snugvl.layers.upload import upload
 
@@ -269,3 +269,30 @@ def likeliest(logits: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     highest, tokens = logits.masked_fill(~allowed, -torch.inf).max(-1)
     sound = (logits < torch.inf).all(-1)  # NaN is not lower, either
     return torch.where(sound & (highest > -torch.inf), tokens, -1)
+
+
+def allowed_bits(masks: Sequence[Mask | Foreseen | None], vocab: int, device: torch.device) -> torch.Tensor:
+    """What each row may take next, `[rows, ceil(vocab / 32)]` int32 on `device`; everything without a mask.
+
+    Waits for masks that are not ready; not for the device.
+    """
+    shape = len(masks), (vocab + 31) // 32
+    bits = torch.empty(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
+    for row, mask in zip(bits.numpy(), masks, strict=True):
+        if mask is None:
+            row.fill(-1)
+        else:
+            mask.wait()
+            mask.write(row)
+    return bits.to(device, non_blocking=True)
+
+
+def fill_allowed(masks: Sequence[Mask | Foreseen | None], vocab: int, device: torch.device) -> torch.Tensor:
+    """Which tokens each row may take next, `[rows, vocab]` bool on `device`; one copy for all of them."""
+    return unpacked(allowed_bits(masks, vocab, device), vocab)
+
+
+def unpacked(bits: torch.Tensor, vocab: int) -> torch.Tensor:
+    """`bits` `[rows, ceil(vocab / 32)]` int32 as `[rows, vocab]` bool."""
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    return ((bits[:, :, None] >> shifts) & 1).flatten(1)[:, :vocab].bool()

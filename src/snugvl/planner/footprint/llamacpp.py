@@ -131,9 +131,12 @@ def tower_bytes(model: Inventory, max_pixels: int | None) -> int:
 
 
 def llamacpp_components(
-    model: Inventory, settings: Settings, *, gpu: bool, cublas_bytes: int = 0
+    model: Inventory, settings: Settings, *, gpu: bool, cublas_bytes: int = 0, api: str = "CUDA"
 ) -> list[Component]:
-    """Everything on the GPU; or in main memory, where there is none (`gpu` False)."""
+    """Everything on the GPU; or in main memory, where there is none (`gpu` False).
+
+    `api`: how the GPU is reached; Metal has no scratch beside its buffers.
+    """
     named = placed(model, settings, gpu=gpu)
     file_type = model.facts.gguf.file_type if model.facts.gguf else ""
     parts = [
@@ -157,10 +160,10 @@ def llamacpp_components(
                 "mmproj compute buffer", tower_bytes(model, settings.max_pixels), basis="predicted", why=why
             )
         )
-    if gpu:
-        pool = POOL_BYTES + cublas_bytes
-        parts.append(Component("CUDA pool", pool, basis="default", why="cuBLAS and scratch of products"))
-    else:
+    if gpu and api != "Metal":
+        pool, of = POOL_BYTES + cublas_bytes, "cuBLAS and scratch" if cublas_bytes else "scratch"
+        parts.append(Component(f"{api} pool", pool, basis="default", why=f"{of} of products"))
+    if not gpu:
         each = checkpoint_bytes(model, settings)
         kept = f"{CHECKPOINTS} a slot, for the next turn"
         output = FLOAT * text.vocab_size * settings.concurrency

@@ -32,6 +32,8 @@ class Device:
         multiprocessors: bound how small products are split; that of the largest GPUs where it isn't known.
         host_bytes: what weights beside a GPU may take of main memory; None where nobody has looked.
         pinned_bytes: page-locked main memory that can be had, where it is scarce (WSL2, Windows), or None.
+        api: how the GPU is reached, as people call it.
+        unified: its memory is main memory, so what an engine has beside it counts as well.
     """
 
     context_bytes: int
@@ -42,6 +44,8 @@ class Device:
     multiprocessors: int = MOST_MULTIPROCESSORS
     host_bytes: int | None = None
     pinned_bytes: int | None = None
+    api: str = "CUDA"
+    unified: bool = False
 
     @property
     def cublas_bytes(self) -> int:
@@ -66,7 +70,7 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
     if device.context_bytes:
         parts.append(
             Component(
-                "CUDA context and libraries",
+                f"{device.api} context and libraries",
                 device.context_bytes,
                 basis="measured" if device.context_measured else "default",
                 why="measured on this GPU" if device.context_measured else "documented default, not measured",
@@ -74,8 +78,15 @@ def footprint(model: Inventory, settings: Settings, device: Device) -> Footprint
         )
     if settings.engine == "llamacpp":
         gpu = not device.cpu
+        scratch = device.cublas_bytes if device.api == "CUDA" else 0
+        if device.unified:
+            beside = llamacpp.host_bytes(model, settings)
+            parts.append(
+                Component("beside the GPU", beside, why="embedding, inputs, the process: one memory")
+            )
         return footprint_of(
-            parts + llamacpp.llamacpp_components(model, settings, gpu=gpu, cublas_bytes=device.cublas_bytes)
+            parts
+            + llamacpp.llamacpp_components(model, settings, gpu=gpu, cublas_bytes=scratch, api=device.api)
         )
     parts += weight_components(model, settings)
     cache = kv_component(model, settings)

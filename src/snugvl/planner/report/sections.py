@@ -33,7 +33,9 @@ ENGINE_NAMES = {
     "vllm": "vLLM, a server of its own (installed separately)",
     "llamacpp": "llama.cpp, a server of its own",
 }
-SYSTEMS = {"linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "other": "another system"}
+SYSTEMS = {
+    "linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "macos": "macOS", "other": "another system",
+}  # fmt: skip
 
 
 LONG_WAIT_S: Final = 10.0  # for the first token, that a person notices and asks what to do about it

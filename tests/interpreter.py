@@ -1,0 +1,92 @@
+"""Triton's interpreter, without what it does again and again: the kernels' tests take a third of the time.
+
+- A kernel's launch puts functions for numpy in the place of the language's, and each call within it of
+  another kernel looks through the whole language again, although all is in its place.
+- Whether a sum of integers overflows it looks by a dozen operations of its own, which numpy does in one.
+- The shape of every value is checked, converted and printed anew, and so is the table of numpy's types.
+
+It computes the same, and checks the same.
+"""
+
+import inspect
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+OPERATIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+
+
+def quicken() -> None:
+    """Change this process's interpreter; nothing where kernels run on a GPU."""
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    patch_lang, restore = interpreter._patch_lang, interpreter._LangPatchScope.restore
+    in_place: set[int] = set()  # modules of the language that a launch has changed and not yet restored
+    named: dict[int, set[int]] = {}  # by the globals of a kernel: those that it calls
+
+    def patch_once(fn: Any) -> Any:
+        names = fn.__globals__
+        if id(names) not in named:
+            modules = [value for value in names.values() if inspect.ismodule(value)]
+            named[id(names)] = {id(module) for module in modules if module in (tl, tl.core)}
+        if named[id(names)] and named[id(names)] <= in_place:
+            return interpreter._LangPatchScope()
+        in_place.update(named[id(names)])
+        return patch_lang(fn)
+
+    def restored(self: Any) -> None:
+        """At the end of a launch; scopes of calls within it are never restored."""
+        in_place.clear()
+        restore(self)
+
+    def no_overflow(self: Any, lhs: Any, rhs: Any, operation: Any) -> None:
+        kind = lhs.type.scalar
+        if kind.int_bitwidth >= 64 or not self.builder.options.sanitize_overflow:
+            return
+        left, right = (each.handle.data.astype(np.int64) for each in (lhs, rhs))
+        found = OPERATIONS[operation.__name__](left, right)
+        within = kind.get_int_min_value() <= found.min() and found.max() <= kind.get_int_max_value()
+        assert within, f"int{kind.int_bitwidth} overflow detected for operation {operation.__name__}"
+
+    made = tl.core.block_type.__init__
+    shapes: dict[tuple[int, ...], tuple[Any, int, str]] = {}  # what `made` found of a shape
+
+    def block_of(self: Any, element: Any, shape: Any) -> None:
+        values = shape.values if isinstance(shape, tl.core.tuple) else shape
+        key = tuple([each.value if isinstance(each, tl.constexpr) else each for each in values])
+        if key not in shapes:
+            made(self, element, shape)
+            shapes[key] = (self.shape, self.numel, f"<{self.shape}, ")
+        self.element_ty = element
+        self.shape, self.numel, name = shapes[key]
+        self.name = f"{name}{element}>"
+
+    @cache
+    def constants(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """A tensor's shape and how many elements it has, as the language has them."""
+        return tl.core.tuple([tl.constexpr(size) for size in shape]), tl.constexpr(math.prod(shape))
+
+    def tensor_of(self: Any, handle: Any, kind: Any) -> None:
+        super(tl.tensor, self).__init__()
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.shape, self.numel = constants(tuple(kind.shape.values) if kind.is_block() else ())
+
+    looked_up = interpreter._get_np_dtype
+    types: dict[str, np.dtype[Any]] = {}  # by the name of the type of one element; a pointer has no hash
+
+    def numpys(kind: Any) -> np.dtype[Any]:
+        name = kind.scalar.name
+        if name not in types:
+            types[name] = looked_up(kind)
+        return types[name]
+
+    tl.core.block_type.__init__ = block_of
+    tl.tensor.__init__ = tensor_of
+    interpreter._get_np_dtype = numpys
+    interpreter._patch_lang = patch_once
+    interpreter._LangPatchScope.restore = restored
+    TritonSemantic.binary_op_sanitize_overflow_impl = no_overflow
