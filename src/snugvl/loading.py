@@ -84,8 +84,7 @@ def load(
         step_graphs: on a GPU with plenty of free memory, replay steps with prompts, and small pictures, from
             CUDA graphs (our own engine alone): the first token comes sooner on a fast GPU.
         speculation: guess tokens from prompt and answer ("ngram"), and compute several in a step (our own
-            engine alone; not for models with recurrent states). The answers are the same. Auto does
-            where it is seen to pay, on a CPU alone.
+            engine alone). The answers are the same. Auto does where it is seen to pay.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
         purpose: what the memory is planned for: chat, documents, detect or batch (`snugvl plan --for`).
         images: images of one request that are planned for, and that it may have at most; by default one is

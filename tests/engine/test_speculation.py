@@ -10,10 +10,9 @@ import torch
 from snugvl.core.config import EngineConfig
 from snugvl.engine import checkpoints, speculation
 from snugvl.engine.drafts import Drafts, NgramIndex
-from snugvl.engine.memory import config_for
 from snugvl.engine.request import EngineRequest, TokenOutput
 from snugvl.engine.scheduler import Chunk, Schedule
-from snugvl.engine.speculation import AGAIN, FEW, MOST, Payoff
+from snugvl.engine.speculation import AGAIN, FEW, FIRST, MOST, Payoff, Speculation
 from snugvl.errors import RequestError
 from tests.engine import test_interleaving
 from tests.engine.eager import engine_with, finish, request
@@ -460,19 +459,6 @@ def test_a_step_with_a_prompt_has_no_drafts() -> None:
     assert (True, True) not in seen
 
 
-def test_gpus_go_without_where_it_is_left_to_the_engine() -> None:
-    config = EngineConfig(num_blocks=8, speculation="ngram")
-    for mode in ("ngram", "auto"):
-        for kind in (Toy, HybridToy):
-            assert config_for(kind(), replace(config, speculation=mode)).speculation == mode
-
-    class OnGpu(Toy):
-        device = torch.device("cuda")
-
-    assert config_for(OnGpu(), replace(config, speculation="auto")).speculation == "off"
-    assert config_for(OnGpu(), config).speculation == "ngram"
-
-
 def test_a_mode_that_is_none_is_refused() -> None:
     with pytest.raises(RequestError, match="speculation 'mtp' is unknown; use auto, off, ngram"):
         EngineConfig(num_blocks=8, speculation="mtp")  # type: ignore[arg-type]
@@ -489,8 +475,9 @@ def decide(payoff: Payoff, steps: int, plain_s: float, drafted_s: float, tokens:
 def test_auto_takes_what_pays_and_looks_again_now_and_then() -> None:
     for drafted_s, tokens, pays in ((2.0, 12, True), (2.0, 8, False), (1.0, 4, False), (1.0, 5, True)):
         made = decide(Payoff(), 10 * AGAIN, 1.0, drafted_s, tokens)
-        assert made[: 2 * FEW].count(True) == FEW, "both are measured first"
-        later = made[2 * FEW :]
+        measured = FIRST + FEW
+        assert made[: 2 * measured].count(True) == measured, "both are measured first"
+        later = made[2 * measured :]
         assert abs(later.count(not pays) - len(later) / AGAIN) <= 1
         assert later.count(pays) > 0.95 * len(later)
 
@@ -502,6 +489,107 @@ def test_auto_changes_its_mind_when_answers_change() -> None:
     assert not any(decide(payoff, AGAIN - 1, 1.0, 2.0, 4)[:10])
     decide(payoff, 30 * AGAIN, 1.0, 2.0, 16)
     assert sum(decide(payoff, AGAIN, 1.0, 2.0, 16)) >= AGAIN - 1, "and back"
+
+
+def test_the_first_steps_of_a_kind_decide_nothing() -> None:
+    """Kernels are compiled in them, and graphs captured."""
+    payoff, made = Payoff(), []
+    for _ in range(200):
+        made.append(payoff.try_drafts())
+        slow = made[-1] and made.count(True) <= FIRST
+        payoff.note(made[-1], 1000.0 if slow else 2.0 if made[-1] else 1.0, 12 if made[-1] else 4, 4)
+    later = made[2 * (FIRST + FEW) :]
+    assert later.count(True) > 0.95 * len(later)
+
+
+@pytest.mark.parametrize("kind", [Toy, HybridToy])
+@pytest.mark.parametrize("drafted_s", [1.5, 9.0])
+def test_auto_measures_steps_that_run_ahead_too(
+    kind: type[Toy], drafted_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU plain steps run ahead: what they take is what they add to the tokens before them."""
+    known(kind)
+    monkeypatch.setattr(Prophet, "kind", kind)
+    monkeypatch.setattr(speculation, "NgramProposer", Prophet)
+    engine, eager = engine_with(True, kind(), speculation="auto", **SIZES)
+    assert eager is not None
+    now, noted = [0.0], []
+    engine._speculation._clock = lambda: now[0]
+    one, chunks, note = eager._run, engine._runner.run, Payoff.note
+
+    def ahead() -> object:
+        now[0] += 1.0
+        return one()
+
+    def run(step: Schedule) -> torch.Tensor:
+        now[0] += drafted_s
+        return chunks(step)
+
+    monkeypatch.setattr(eager, "_run", ahead)
+    monkeypatch.setattr(engine._runner, "run", run)
+    monkeypatch.setattr(
+        Payoff, "note", lambda self, *told: (noted.append((*told, eager.followed)), note(self, *told))[1]
+    )
+    shares = []
+    for _ in range(10):
+        engine.add(REQUESTS[0]())
+        before = engine.stats
+        assert {key: line[:-1] for key, line in finish(engine).items()} == {
+            ("greedy", 0): [told[0] for told in right(kind)["greedy", 0]]  # type: ignore[index]
+        }
+        shares.append((engine.stats.drafted_tokens - before.drafted_tokens) / 40)
+        now[0] += 1000.0  # nobody asks for anything
+    assert max(seconds for _, seconds, _, _, _ in noted) < 12, "neither prompts nor idle times"
+    assert {drafted for drafted, *_ in noted} == {True, False}
+    assert all(tokens == 1 for drafted, _, tokens, _, _ in noted if not drafted)
+    if drafted_s < 2:
+        assert min(shares[2:]) > 0.5
+    else:
+        assert sum(shares[2:]) < 8 * (2 * MOST / AGAIN + 0.1)
+        assert eager.followed > 200
+
+
+def test_a_step_that_waited_in_vain_is_part_of_the_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had a guess while a token was under way, and none when it was told; those after it run ahead."""
+    monkeypatch.setattr(
+        Sure, "propose", lambda self, most: [7] if most == 1 and len(self.generated) in (10, 20) else []
+    )
+    monkeypatch.setattr(Sure, "__init__", lambda self, _, generated: setattr(self, "generated", generated))
+    monkeypatch.setattr(speculation, "NgramProposer", Sure)
+    monkeypatch.setattr(Speculation, "_pays", lambda self, streams: True)
+    noted: list[bool] = []
+    monkeypatch.setattr(Payoff, "note", lambda self, drafted, *_: noted.append(drafted))
+    engine, eager = engine_with(True, Toy(), speculation="auto", **SIZES)
+    assert eager is not None
+    engine.add(quoting("a", [1, 2, 3]))
+    finish(engine)
+    assert noted.count(True) == 2
+    assert len(noted) > 35
+    assert eager.started == 3, "twice it began anew"
+
+
+def test_what_is_decided_while_a_token_is_under_way_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    known()
+    monkeypatch.setattr(speculation, "NgramProposer", Prophet)
+    decided: list[bool] = []
+
+    def pays(self: Speculation, streams: int) -> bool:
+        decided.append(len(decided) % 2 == 0)
+        return decided[-1]
+
+    monkeypatch.setattr(Speculation, "_pays", pays)
+    engine, _ = engine_with(True, Toy(), speculation="auto", **SIZES)
+    seen = []
+    original = engine._runner.run
+
+    def run(step: Schedule) -> torch.Tensor:
+        seen.append(sum(len(chunk.drafts) for chunk in step.chunks))
+        return original(step)
+
+    monkeypatch.setattr(engine._runner, "run", run)
+    engine.add(REQUESTS[0]())
+    finish(engine)
+    assert sum(drafts > 0 for drafts in seen) == decided.count(True) > 2
 
 
 def test_one_long_step_decides_nothing() -> None:

@@ -187,7 +187,7 @@ Speculation = Annotated[
     typer.Option(
         "--speculation",
         help="Guess what an answer quotes of prompt and answer, and compute it at once: answers are the "
-        "same. auto: where it is seen to pay, on a CPU alone.",
+        "same. auto: where it is seen to pay.",
     ),
 ]
 MaxQueue = Annotated[

@@ -34,7 +34,7 @@ class EngineConfig:
         skip_forced: whether tokens that a grammar forces are appended at once, without a step for each. The
             answers are the same; `benchmarks/masks.py` says what it brings.
         speculation: whether tokens are guessed from prompt and answer and computed beside the newest one
-            (see `engine.speculation`); "auto" where it is seen to pay, on a CPU alone.
+            (see `engine.speculation`); "auto" where it is seen to pay.
     """
 
     num_blocks: int

@@ -208,7 +208,7 @@ class Engine:
         if self._in_flight is None:
             known = self._generated
             self._advance(step, outputs)
-            self._speculation.learn(step, self._generated - known)
+            self._speculation.learn(len(step.chunks), self._generated - known)
         else:
             self._count(step)
         for chunk in step.later:
@@ -306,10 +306,12 @@ class Engine:
         if self._in_flight is not None:
             self._steps += 1
             self._computed += self._in_flight.tokens
+        known = self._generated
         for sequence, result in pending.results():
             if sequence.state is State.RUNNING:  # it may have been aborted, or a sibling broken
                 self._scheduler.publish(sequence)  # before the token, whose own slot may be in the air
                 outputs += self._emit(sequence, result)
+        self._speculation.learn(len(pending.sequences), self._generated - known)
         if not self._scheduler.running:  # whoever waited for a slot may have needed a picture's rows till now
             self._keep_encodings()
 

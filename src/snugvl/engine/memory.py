@@ -33,20 +33,10 @@ STATES_SMALL_BYTES = 16 << 20
 
 
 def config_for(model: Network, config: EngineConfig) -> EngineConfig:
-    """The configuration as a model can use it.
-
-    With recurrent states there is no prefix cache without checkpoints. "auto" speculation isn't for GPUs (see
-    `speculation.py`).
-    """
+    """The configuration as a model can use it: with recurrent states no prefix cache without checkpoints."""
     checkpoints = config.state_checkpoints if config.prefix_cache and model.config.text.linear else 0
     cached = config.prefix_cache and (model.config.text.linear is None or checkpoints > 0)
-    guesses = config.speculation == "ngram" or model.device.type != "cuda"
-    return replace(
-        config,
-        prefix_cache=cached,
-        state_checkpoints=checkpoints,
-        speculation=config.speculation if guesses else "off",
-    )
+    return replace(config, prefix_cache=cached, state_checkpoints=checkpoints)
 
 
 def allocate(model: Network, config: EngineConfig) -> KVCache:

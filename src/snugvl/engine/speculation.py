@@ -33,8 +33,9 @@ A choice with a grammar has a mask for each row: of guesses those count that its
 other, and for whose masks there is time. What it forces comes at once anyway.
 
 `auto` measures. For about as many streams it keeps what steps with and without drafts took and brought, takes
-the better, and now and then looks again at the other. It never does on a GPU: nothing of this was measured on
-one yet. There steps with drafts wait for the host, and are CUDA graphs only where steps with prompts are.
+the better, and now and then looks again at the other. A step takes from when the tokens before it are told
+until its own are: one that ran ahead of the host takes what it adds, and one with drafts, which can't, pays
+for that. The first ones don't count: kernels are compiled then, and CUDA graphs captured.
 """
 
 import time
@@ -56,6 +57,7 @@ from snugvl.engine.sequence import Sequence
 from snugvl.layers.delta_rule import CHUNK
 
 MOST: Final = 7  # drafts of a sequence in a step: with its newest token as many rows as products take at once
+FIRST: Final = 3  # steps of a kind that don't count
 FEW: Final = 3  # steps of a kind that are measured before one is preferred
 KEPT: Final = 15  # measurements that count
 AGAIN: Final = 64  # steps, of which one is of the kind that lost
@@ -75,8 +77,9 @@ class Speculation:
         self._config = config
         self._clock = clock
         self._payoffs: dict[int, Payoff] = {}  # by streams, in powers of two
-        self._begun: float | None = None  # when the step began that is measured
-        self._repeats = False  # whether it computes drafts of the step before once more
+        self._told: float | None = None  # when tokens were told, if what comes next is measured from there
+        self._guessing = False  # whether that has drafts, or computes some again, or has waited for some
+        self._waits = False  # whether the next step waited, because it is decided that it has drafts
 
     def prepare(self, choices: list[Sequence]) -> None:
         """Let the choices of a new request have drafts, if they can."""
@@ -88,15 +91,14 @@ class Speculation:
 
     def extend(self, step: Schedule, pool: BlockPool) -> None:
         """Add drafts to a step of sequences that decode, where there is room for them and it pays."""
-        self._begun = None
+        waited, self._waits = self._waits, False
         if self._config.speculation == "off" or not _may_draft(step):
+            self._told = None
             return
-        self._begun = self._clock()
-        self._repeats = any(
-            chunk.end - chunk.start > 1 and chunk.sequence.grammar is None for chunk in step.chunks
-        )
+        again = any(chunk.end - chunk.start > 1 and chunk.sequence.grammar is None for chunk in step.chunks)
+        self._guessing = again or waited
         found = self._guess(step.chunks, self._config.max_batched_tokens - step.tokens)
-        if not found or not self._pays(len(step.chunks)):
+        if not found or not (waited or self._pays(len(step.chunks))):
             return
         for row, drafts in found.items():
             chunk = step.chunks[row]
@@ -104,15 +106,18 @@ class Speculation:
             if pool.missing(table, place, place + len(drafts)) > pool.num_free:
                 del drafts[len(table) * pool.block_size - place :]
             if drafts:
+                self._guessing = True
                 step.copies.extend(pool.extend(table, place, place + len(drafts)))
                 step.chunks[row] = replace(chunk, end=place + len(drafts), drafts=tuple(drafts))
 
-    def learn(self, step: Schedule, kept: int) -> None:
-        """A step is done that `extend` has seen, and brought so many tokens."""
-        if self._config.speculation == "auto" and self._begun is not None:
-            drafted = self._repeats or any(chunk.drafts for chunk in step.chunks)
-            seconds = self._clock() - self._begun
-            self._payoff(len(step.chunks)).note(drafted, seconds, kept, len(step.chunks))
+    def learn(self, streams: int, kept: int) -> None:
+        """The tokens of a step of so many streams are told: so many."""
+        if self._config.speculation != "auto":
+            return
+        now = self._clock()
+        if self._told is not None:
+            self._payoff(streams).note(self._guessing, now - self._told, kept, streams)
+        self._told, self._guessing = now, False
 
     def count(self, sequence: Sequence, drafted: int, accepted: int, outputs: list[TokenOutput]) -> None:
         """Of so many drafts that were computed, so many were right; the last of the outputs says so."""
@@ -126,12 +131,16 @@ class Speculation:
     def waits(self, sequences: Iterable[Sequence]) -> bool:
         """Whether the next step is to wait for tokens that are under way: there may be drafts after them."""
         running = list(sequences)
-        return len(running) < self._config.max_num_seqs and any(
+        guesses = len(running) < self._config.max_num_seqs and any(
             each.drafts is not None
             and (each.grammar is None or each.grammar.seconds < MASKS_S)
             and each.drafts.guess(each.length, 1)
             for each in running
         )
+        if guesses and self._pays(len(running)):
+            self._waits = True
+            return True
+        return False
 
     def _guess(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
         """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share."""
@@ -196,10 +205,14 @@ class Payoff:
         default_factory=lambda: (deque(maxlen=KEPT), deque(maxlen=KEPT))
     )
     _tokens: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _first: list[int] = field(default_factory=lambda: [FIRST, FIRST])
     _steps: int = 0
 
     def note(self, drafted: bool, seconds: float, tokens: int, streams: int) -> None:
         """A step took so long, for so many tokens."""
+        if self._first[drafted]:
+            self._first[drafted] -= 1
+            return
         self._seconds[drafted].append(seconds / streams)
         if drafted:
             self._tokens.append(tokens / streams)
