@@ -98,7 +98,8 @@ def cells() -> list[Cell]:
     ]
     found += [Cell("4B", "Q4_K_M", 8192, 4, 4096, "fp8"), Cell("2B", "Q4_K_M", 65536, 1, 8192, "fp8")]
     found += [Cell("3.5-4B", "Q4_K_M", 8192, 4, 1024, "bf16"), Cell("4B", "Q4_K_M", 2048, 1, 256)]
-    found += [Cell("30B", "Q4_K_M", *each) for each in (common[0], common[1], common[2])]
+    for each in (common[0], (8192, 1, 4096, "fp8"), common[2]):  # 17 GB cross the link for each step
+        found.append(Cell("30B", "Q4_K_M", *each))
     found += [
         Cell(model, "Q8_0", *each)
         for model in ("4B", "2B", "3.5-4B", "8B")
