@@ -33,7 +33,7 @@ import machine
 from ballast import MIB, Ballast
 from driver_bytes import ProcessPeak
 from random_gguf import fill
-from serving import NAME, question, serve
+from serving import NAME, Served, question, serve
 from snugvl.bench.record import Record
 from snugvl.bench.workload import Manner, Workload, body
 from snugvl.errors import SnugvlError
@@ -45,6 +45,7 @@ NEAR, NEAR_MIB = 0.03, 96
 CELL_S = 30.0  # one that is begun has so long at least
 FILE_RATE = 400e6  # bytes a second that are surely written
 WORD_TOKENS = 1.05  # of a word of the load's, at most
+PLACES = ("-ngl", "--n-cpu-moe", "--no-mmproj-offload", "-ub")  # flags that say what is where
 SPEED_TOKENS = 128
 SPEED_S = 40.0  # of one engine and format
 SPEED = ("4B", "2B", "3.5-4B")
@@ -98,7 +99,8 @@ def cells() -> list[Cell]:
     ]
     found += [Cell("4B", "Q4_K_M", 8192, 4, 4096, "fp8"), Cell("2B", "Q4_K_M", 65536, 1, 8192, "fp8")]
     found += [Cell("3.5-4B", "Q4_K_M", 8192, 4, 1024, "bf16"), Cell("4B", "Q4_K_M", 2048, 1, 256)]
-    found += [Cell("30B", "Q4_K_M", *each) for each in (common[0], common[1], common[2])]
+    for each in (common[0], (8192, 1, 4096, "fp8"), common[2]):  # 17 GB cross the link for each step
+        found.append(Cell("30B", "Q4_K_M", *each))
     found += [
         Cell(model, "Q8_0", *each)
         for model in ("4B", "2B", "3.5-4B", "8B")
@@ -160,7 +162,7 @@ def run(cell: Cell, path: Path, given: argparse.Namespace) -> dict[str, Any]:
         try:
             with serve(str(path), options(cell, given)) as server, ProcessPeak((ballast.pid,)) as peak:
                 told = server.memory()
-                row |= {"ready_s": server.ready_s, "plan": told.get("plan"), "start": told["ledger"]}
+                row |= {"ready_s": server.ready_s, "flags": flags(server), "start": told["ledger"]}
                 answers = [server.ask(question(None, ANSWER, 99)), *server.ask_all(photos), server.ask(text)]
                 ledger = server.memory()["ledger"]
                 row |= {"ledger": ledger, "answers": [answer(each) for each in answers]}
@@ -170,6 +172,17 @@ def run(cell: Cell, path: Path, given: argparse.Namespace) -> dict[str, Any]:
         except SnugvlError as error:
             row["said"] = str(error)
     return row | {"seconds": time.monotonic() - began}
+
+
+def flags(server: Served) -> dict[str, str]:
+    """Those that llama-server was started with."""
+    for process in server.process.children(recursive=True):
+        words = process.cmdline()
+        if "--image-max-tokens" in words and "-m" in words:
+            words = words[words.index("-m") :]
+            pairs = zip(words, [*words[1:], ""], strict=True)
+            return {name: "" if value.startswith("-") else value for name, value in pairs if name[:1] == "-"}
+    return {}
 
 
 def answer(record: Record) -> dict[str, Any]:
@@ -195,15 +208,12 @@ def show(row: dict[str, Any]) -> None:
         return
     planned, taken = row["planned_bytes"], row["taken_bytes"]
     alone, photo, text = row["answers"][0], row["answers"][1], row["answers"][-1]
-    settings = (row["plan"] or {}).get("settings", {})
-    away = {"layers": settings.get("offloaded"), "experts": settings.get("host_experts")}
-    words = [f"{count} {name} in main memory" for name, count in away.items() if count]
-    words += ["tower in main memory"] if settings.get("vision") == "cpu" else []
+    words = [f"{name} {row['flags'][name]}" for name in PLACES if name in row["flags"]]
     print(
         f"{row['name']:<36}{planned / MIB:>8,.0f}{taken / MIB:>8,.0f}{planned / taken - 1:>+8.1%}"
         f"{(planned - taken) / MIB:>+6.0f} {'ok ' if near(row) else 'OFF'} ready {row['ready_s']:>5.1f} s, "
         f"{photo['prompt_tokens']} tokens in {photo['first_token_s'] or 0:.2f} s, {text['prompt_tokens']} in "
-        f"{text['first_token_s'] or 0:.2f} s, then {alone['tokens_per_s'] or 0:.0f}/s. {', '.join(words)}",
+        f"{text['first_token_s'] or 0:.2f} s, then {alone['tokens_per_s'] or 0:.0f}/s; {' '.join(words)}",
         flush=True,
     )
     off = [

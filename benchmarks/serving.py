@@ -71,7 +71,7 @@ class Served:
         return sent + record.sent_s + record.first_token_s
 
     async def _sent(self, asked: Sequence[bytes]) -> list[Record]:
-        async with httpx.AsyncClient(timeout=120, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=300, trust_env=False) as http:
             level = Level(http, f"{self.url}/v1/chat/completions")
             await level.run(asked, len(asked))
         return [read(each) for each in level.done]

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pynvml  # type: ignore[import-untyped]
 import pytest
 
 from snugvl.core.sizes import GIB, MIB
@@ -52,6 +53,7 @@ def test_which_gpu_is_used(name: str) -> None:
     assert (gpu.listed, gpu.total_bytes // MIB, gpu.free_bytes // MIB, gpu.unified) == wanted
     assert gpu.api != "cuda"
     assert "MiB" not in gpu.name
+    assert any(f"{gpu.name} is for GGUF files alone" in note for note in found.notes)
     assert any("shares main memory" in note for note in found.notes) == (
         name in ("rx-6950-xt-in-use", "rx-7900-xtx-and-processor", "arc-b580", "arc-pro-b70")
     )
@@ -108,10 +110,16 @@ def test_a_machine_without_nvidia_is_asked(tmp_path: Path, platform: str) -> Non
     (tmp_path / "dev/dri").mkdir(parents=True)
     text = LISTINGS["rx-6700-xt-rocm"].text
     environ = install(tmp_path, f"assert sys.argv[1:] == ['--list-devices']\nprint({text!r})")
-    found = probe(root=tmp_path, environ=environ, nvml_module=FakeNvml(), platform=platform)
+    found = probe(
+        root=tmp_path,
+        environ=environ,
+        nvml_module=FakeNvml(init=[pynvml.NVML_ERROR_LIBRARY_NOT_FOUND]),
+        platform=platform,
+    )
     assert found.os == SYSTEMS[platform]
     assert not found.gpus
     assert [gpu.name for gpu in found.others] == ["AMD Radeon RX 6700 XT"]
+    assert not any("NVIDIA" in note for note in found.notes)
 
 
 def test_nothing_is_asked_where_there_can_be_no_gpu(tmp_path: Path) -> None:

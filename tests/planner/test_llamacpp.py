@@ -275,6 +275,25 @@ def test_a_mixture_with_experts_in_main_memory(load: Load) -> None:
     assert 33.7 / 1.3 <= choice.speed.decode_tokens_per_s <= 33.7 * 1.3, "published: part in main memory"
 
 
+def test_weights_in_main_memory_pass_through_the_compute_buffer(load: Load) -> None:
+    """One tensor after the other: a step of a prompt computes with copies of them on the GPU."""
+    for name, change in (
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", {"host_experts": 3}),
+        ("Qwen/Qwen3-VL-8B-Instruct", {"offloaded": 3}),
+    ):
+        model = load(name)
+        base = Settings("llamacpp", context=4096, chunk=512)
+        all_there = decoder_bytes(model, base, gpu=True)
+        largest = max(
+            tensor.nbytes
+            for tensor in model.facts.tensors
+            if tensor.name.startswith(("blk.0.", "blk.1.", "blk.2.")) and tensor.role in ("expert", "linear")
+        )
+        assert decoder_bytes(model, replace(base, **change), gpu=True) - all_there == largest > 20 * MIB
+        few = replace(base, chunk=16)
+        assert decoder_bytes(model, replace(few, **change), gpu=True) == decoder_bytes(model, few, gpu=True)
+
+
 def on(name: str) -> Machine:
     """A machine of other people: see `tests/hardware/listings.py`."""
     each = LISTINGS[name]

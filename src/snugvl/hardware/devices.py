@@ -24,6 +24,8 @@ from snugvl.hardware.machine import Api, Gpu, Machine
 
 PROGRAM: Final = "llama-server"
 HEAD: Final = "Available devices:"
+EXAMPLE: Final = "Qwen/Qwen3-VL-4B-Instruct-GGUF:Q4_K_M"
+NOT_NVIDIA: Final = "No NVIDIA driver"  # what NVML's reader notes, and nobody misses
 LOOK_S: Final = 20.0  # the first look of all compiles Metal's kernels
 # llama.cpp's names, the one to be taken first of those that list the same card.
 APIS: Final[Mapping[str, Api]] = {
@@ -87,9 +89,15 @@ def with_others(machine: Machine, text: str) -> Machine:
             f"{used[0].name} has main memory as its own, of which llama.cpp may take up to "
             f"{format_size(used[0].total_bytes)}: what is planned there is missing for other programs."
         )
+    if used:
+        notes.append(
+            f"{used[0].name} is for GGUF files alone, by llama.cpp, such as {EXAMPLE}; everything else runs on "
+            "the processor."
+        )
     if not found and HEAD in text:
         notes.append("llama-server lists no GPU: its build has nothing for the one here, or doesn't know it.")
-    return replace(machine, others=tuple(used), notes=(*machine.notes, *notes))
+    said = [note for note in machine.notes if not (used and note.startswith(NOT_NVIDIA))]
+    return replace(machine, others=tuple(used), notes=(*said, *notes))
 
 
 def _listed(text: str, machine: Machine) -> Iterator[Gpu]:

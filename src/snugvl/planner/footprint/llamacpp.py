@@ -5,7 +5,9 @@
     KV buffer         cells of every slot, in whole 256; q8_0 takes 34 bytes for 32 values; layers with a
                       window keep the window and a step, in whole 256
     RS buffer         both states of layers with linear attention, float32, one of each slot
-    compute buffer    `llamacpp_graphs.py`; flash attention on CUDA makes f16 of a quantised cache's layer
+    compute buffer    `llamacpp_graphs.py`; flash attention on CUDA makes f16 of a quantised cache's layer;
+                      steps of 32 tokens or more are computed there with copies of weights in main memory,
+                      one tensor after the other
     checkpoints       states and windows at earlier ends of a prompt, in main memory (`--ctx-checkpoints`)
     output buffer     logits of a token of each slot, in main memory
     mmproj            the tower as its file has it, and its own compute buffer for the largest picture
@@ -33,6 +35,7 @@ CELLS: Final = 256  # a cache is made of whole ones
 CHECKPOINTS: Final = 4  # of a slot; llama.cpp's own 32 would take gigabytes of main memory
 QUANTISED_BLOCK: Final = (32, 34)  # values and bytes of q8_0
 HALF: Final = 2
+COPIED_SINCE: Final = 32  # tokens of a step whose products with weights in main memory are the GPU's
 # What ggml keeps of CUDA memory beside its buffers: scratch of products; not in its log.
 POOL_BYTES: Final = 64 << 20
 HOST_PROCESS_BYTES: Final = 160 << 20  # of `llama-server` or Python with the wheel, beside its buffers
@@ -118,7 +121,18 @@ def decoder_bytes(model: Inventory, settings: Settings, *, gpu: bool) -> int:
     if gpu and settings.kv == "fp8":
         layer = max(model.facts.text.kv_layers, key=lambda layer: layer.kv_heads * layer.head_dim)
         nbytes += 2 * HALF * layer.kv_heads * layer.head_dim * cells(settings)
-    return nbytes
+    return nbytes + (_copied(model, settings) if gpu and settings.chunk >= COPIED_SINCE else 0)
+
+
+def _copied(model: Inventory, settings: Settings) -> int:
+    """Of weights that a GPU computes with and doesn't keep: the largest tensor, one copy at a time."""
+    products = (
+        tensor
+        for tensor in model.facts.tensors
+        if tensor.loaded and len(tensor.shape) > 1 and _part(tensor) in (DECODER, EXPERTS)
+    )
+    most = {DECODER: settings.offloaded, EXPERTS: max(settings.offloaded, settings.host_experts)}
+    return max((each.nbytes for each in products if 0 <= _layer(each) < most[_part(each)]), default=0)
 
 
 @lru_cache(maxsize=4096)
