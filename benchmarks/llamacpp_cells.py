@@ -165,6 +165,11 @@ def run(cell: Cell, path: Path, given: argparse.Namespace) -> dict[str, Any]:
                 row |= {"ready_s": server.ready_s, "flags": flags(server), "start": told["ledger"]}
                 answers = [server.ask(question(None, ANSWER, 99)), *server.ask_all(photos), server.ask(text)]
                 ledger = server.memory()["ledger"]
+                if ledger is None:  # it ended meanwhile
+                    row["said"] = (
+                        f"{next((a.message or a.error for a in answers if a.error), '')}\n{server.tail()}"
+                    )
+                    return row | {"seconds": time.monotonic() - began}
                 row |= {"ledger": ledger, "answers": [answer(each) for each in answers]}
                 row["planned_bytes"] = sum(each["planned_bytes"] or 0 for each in ledger["rows"])
                 row["taken_bytes"] = max(peak.take() or 0, ledger["process_bytes"])
@@ -204,7 +209,7 @@ def near(row: dict[str, Any]) -> bool:
 def show(row: dict[str, Any]) -> None:
     """A line, and the parts that are off."""
     if row["said"] is not None:
-        print(f"{row['name']:<36}FAILED: {row['said'][:600]}", flush=True)
+        print(f"{row['name']:<36}FAILED: {row['said'][-1500:]}", flush=True)
         return
     planned, taken = row["planned_bytes"], row["taken_bytes"]
     alone, photo, text = row["answers"][0], row["answers"][1], row["answers"][-1]

@@ -197,6 +197,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=32, help="sequences to plan for")
     parser.add_argument("--context", type=int, default=768)
+    parser.add_argument("--step-graphs", action="store_true", default=None)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     folder = options.model
@@ -209,6 +210,7 @@ def main() -> None:
         dtype=options.dtype,
         concurrency=options.concurrency,
         context=options.context,
+        step_graphs=options.step_graphs,
         speculation="ngram",
     )
     figures: dict[str, Any] = {"model": options.model, "dtype": model.backend.capabilities.dtype}
