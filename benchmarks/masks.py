@@ -33,15 +33,18 @@ from snugvl.errors import SnugvlError
 from snugvl.model import Model
 
 PICTURES = Path(__file__).parent.parent / "examples" / "images"
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "title": {"type": "string", "maxLength": 60},
-        "year": {"type": "integer", "minimum": 1900, "maximum": 2100},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 20}, "minItems": 3, "maxItems": 6},
-    },
-    "required": ["title", "year", "tags"],
-}
+
+
+def schema(*, limited: bool) -> dict[str, Any]:
+    """A small one; `limited`: with a `maxLength` for each string, near which masks take longest."""
+    title, tag = ({"maxLength": 60}, {"maxLength": 20}) if limited else ({}, {})
+    tags = {"type": "array", "items": {"type": "string", **tag}, "minItems": 3, "maxItems": 6}
+    year = {"type": "integer", "minimum": 1900, "maximum": 2100}
+    properties = {"title": {"type": "string", **title}, "year": year, "tags": tags}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+SCHEMAS = {"limited": schema(limited=True), "plain": schema(limited=False)}
 KINDS = ("one by one", "at once", "free")
 Answers = list[tuple[str, int]]
 """Texts, and their tokens."""
@@ -59,10 +62,10 @@ def forced(model: Any, *, at_once: bool) -> Iterator[None]:
         engine.config = kept
 
 
-def question(index: int, *, tokens: int, typed: bool) -> Request:
-    """One of many."""
-    grammar = Grammar("json_schema", json.dumps(SCHEMA)) if typed else None
-    sampling = SamplingParams(max_tokens=tokens, ignore_eos=not typed)
+def question(index: int, *, tokens: int, typed: str | None) -> Request:
+    """One of many. `typed`: its schema's name."""
+    grammar = None if typed is None else Grammar("json_schema", json.dumps(SCHEMAS[typed]))
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=typed is None)
     return Request((user(f"Describe thing number {index}."),), sampling, grammar=grammar)
 
 
@@ -83,9 +86,11 @@ def timed(model: Any, requests: list[Request], clients: int) -> tuple[Answers, f
     return answers, sum(tokens for _, tokens in answers) / (time.perf_counter() - start)
 
 
-def level(model: Any, clients: int, count: int, tokens: int, rounds: int) -> tuple[dict[str, Any], Answers]:
+def level(
+    model: Any, form: str, clients: int, count: int, tokens: int, rounds: int
+) -> tuple[dict[str, Any], Answers]:
     """Tokens a second of so many clients, and the typed answers, which must always be the same."""
-    typed = [question(index, tokens=tokens, typed=True) for index in range(count)]
+    typed = [question(index, tokens=tokens, typed=form) for index in range(count)]
     speeds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     found: list[Answers] = []
     for round_ in range(1 + rounds):
@@ -95,7 +100,7 @@ def level(model: Any, clients: int, count: int, tokens: int, rounds: int) -> tup
                 answers, measured[kind] = timed(model, typed, clients)
             found.append(answers)
         lengths = [tokens for _, tokens in found[-1]]
-        free = [question(i, tokens=length, typed=False) for i, length in enumerate(lengths)]
+        free = [question(i, tokens=length, typed=None) for i, length in enumerate(lengths)]
         _, measured["free"] = timed(model, free, clients)
         for kind in KINDS if round_ else ():
             speeds[kind].append(measured[kind])
@@ -157,6 +162,9 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, help="sequences to plan for")
     parser.add_argument("--least-run", type=int, help="forced tokens that are worth a step of chunks")
     parser.add_argument("--step-graphs", action="store_true", default=None)
+    parser.add_argument(
+        "--schema", choices=SCHEMAS, default="limited", help="strings with a limit, or without"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     overlap.LEAST_RUN = options.least_run or overlap.LEAST_RUN
@@ -168,6 +176,7 @@ def main() -> None:
     )
     figures: dict[str, Any] = {
         "model": options.model,
+        "schema": options.schema,
         "least_run": overlap.LEAST_RUN,
         "levels": [],
         "tasks": [],
@@ -175,7 +184,7 @@ def main() -> None:
     alone: Answers = []
     for pair in options.levels.split(","):
         clients, count = map(int, pair.split(":"))
-        row, answers = level(model, clients, count, options.tokens, options.rounds)
+        row, answers = level(model, options.schema, clients, count, options.tokens, options.rounds)
         alone = alone or answers
         pairs = list(zip(alone, answers, strict=False))
         row |= {"the same as in the first level": f"{sum(a == b for a, b in pairs)} of {len(pairs)}"}

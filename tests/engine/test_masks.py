@@ -4,10 +4,12 @@ import threading
 import time
 from collections.abc import Sequence
 
+import pytest
 import torch
 
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.request import EngineRequest
+from snugvl.engine.sampling import grammar
 from snugvl.engine.sampling.grammar import (
     QUICK_S,
     GrammarState,
@@ -171,7 +173,9 @@ class QuickState(SlowState):
         super().fill_all(states, bits)
 
 
-def test_quick_masks_are_made_together_by_who_asks_within_a_steps_share() -> None:
+def test_quick_masks_are_made_together_by_who_asks_within_a_steps_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     quick, threads, here = Quick(), MaskThreads(1, 48), threading.current_thread().name
     paces = [MaskPace() for _ in range(3)]
     masks = [Mask(quick.start(), threads, pace) for pace in paces]
@@ -179,7 +183,9 @@ def test_quick_masks_are_made_together_by_who_asks_within_a_steps_share() -> Non
         mask.accept(0)
         mask.wait()
     assert set(quick.makers[3:]) == {"snugvl-masks"}, "nobody knows yet how long they take"
-    for seconds, together in ((0.0, [3]), (0.4 * QUICK_S, [2, 1]), (QUICK_S, [1, 1, 1])):
+    share = QUICK_S / 2
+    monkeypatch.setattr(grammar, "TOGETHER_S", 2.5 * share)
+    for seconds, together in ((0.0, [3]), (share, [2, 1]), (QUICK_S, [1, 1, 1])):
         for pace in paces:
             pace.seconds = seconds  # whatever this machine took
         quick.together.clear()

@@ -39,7 +39,8 @@ from snugvl.errors import RequestError
 
 MOST_THREADS = 8
 WAIT_S = 0.005  # that a step waits for masks, in all
-QUICK_S = 0.004  # that a mask may take to be made together with others, and all of them in a step
+QUICK_S = 0.004  # that a mask may take to be made together with others
+TOGETHER_S = 0.008  # that all of them may take in a step
 SHARE_S = 0.001  # of it that a choice gains with each token: one whose masks are slow soon waits alone
 MOST_FORCED = 64  # tokens that a mask knows ahead; with masks of long literals, fewer:
 FORCING_S = 0.005  # after so long it looks no further
@@ -115,7 +116,7 @@ class MaskThreads:
 
     def __init__(self, threads: int, vocab: int) -> None:
         self.vocab = vocab
-        self._left_s = QUICK_S  # for masks that are made together, in this step
+        self._left_s = TOGETHER_S  # for masks that are made together, in this step
         self._together: list[tuple[Mask, int]] = []  # those, and the tokens before them
         lock = Lock()
         self.changed = Condition(lock)  # notified whenever a job is done
@@ -126,7 +127,7 @@ class MaskThreads:
 
     def begin(self) -> None:
         """A step begins."""
-        self._left_s = QUICK_S
+        self._left_s = TOGETHER_S
 
     def ask(self, mask: "Mask", token: int, pace: MaskPace) -> None:
         """Make the mask after a token: with others that are quick, if that isn't too much for one step."""
