@@ -12,7 +12,7 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling import filters
 from snugvl.engine.sampling.filters import support
 from snugvl.engine.sampling.penalties import Penalties
-from snugvl.engine.sampling.sampler import Choice, sample
+from snugvl.engine.sampling.sampler import Choice, begin_likeliest, sample
 from snugvl.engine.sequence import random_stream
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 3.0, 0.0, 3.0, -torch.inf, 1.0]])
@@ -248,3 +248,32 @@ def test_streams_differ_by_choice_and_by_every_bit_of_the_seed() -> None:
     assert len(first) == 21
     assert random_stream(7, 2).random() == random_stream(7, 2).random()
     assert random_stream(None, 0).random() != random_stream(None, 0).random()
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, True),
+        ({"stop": ("x",), "max_tokens": 3}, True),
+        ({"temperature": 0.5}, False),
+        ({"logprobs": 0}, False),
+        ({"logit_bias": {3: 1.0}}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"frequency_penalty": 0.5}, False),
+        ({"presence_penalty": -0.5}, False),
+    ],
+)
+def test_who_only_takes_the_likeliest(params: dict[str, object], expected: bool) -> None:
+    assert Choice(0, SamplingParams(**params)).plain is expected
+
+
+def test_the_likeliest_are_what_a_sampler_gives() -> None:
+    """On a GPU they are found in two launches, without one."""
+    broken = torch.full((1, 8), torch.nan)
+    logits = torch.cat(
+        [torch.randn(20, 8, generator=torch.Generator().manual_seed(3)).round(), LOGITS, broken]
+    )
+    choices = [Choice(row, SamplingParams()) for row in range(len(logits))]
+    own = [result.token_id for result in begin_likeliest(logits, [None] * len(logits)).results()]
+    assert own == [result.token_id for result in sample(logits, choices)]
+    assert own[-1] is None

@@ -32,7 +32,7 @@ import torch
 from snugvl.engine.graphs.decode import DecodeGraphs, DecodeRow, Replay
 from snugvl.engine.packing import Unread
 from snugvl.engine.sampling.penalties import penalizes
-from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampler, begin_likeliest
+from snugvl.engine.sampling.sampler import Choice, PendingSample, Sampled, Sampler, begin_likeliest, plain
 from snugvl.engine.scheduler import Chunk, Schedule, Scheduler
 from snugvl.engine.sequence import Sequence, State, slot_of
 
@@ -97,12 +97,6 @@ class PendingStep:
         return [pair for row, pair in enumerate(pairs) if row not in self.void]
 
 
-def greedy(sequence: Sequence) -> bool:
-    """Whether its next token is the most likely one that is allowed, and no more of the logits is wanted."""
-    params = sequence.request.sampling
-    return params.greedy and params.logprobs is None and not params.logit_bias and not penalizes(params)
-
-
 def decodes(step: Schedule) -> bool:
     """Whether a step computes one generated token of each of its sequences, and nothing of a prompt.
 
@@ -152,7 +146,7 @@ def launch_decode(sequences: list[Sequence], graphs: DecodeGraphs) -> PendingSte
     run = graphs.start(rows_of(sequences))
     masked = any(sequence.grammar is not None for sequence in sequences)
     step = PendingStep(sequences, run.logits, run, masked, len(sequences))
-    if not masked and not all(map(greedy, sequences)):
+    if not masked and not all(plain(each.request.sampling) for each in sequences):
         choices = [choice_of(row, sequence) for row, sequence in enumerate(sequences)]
         _choose(step, Sampler(choices, run.logits.shape[1], run.logits.device), graphs)
     return step
@@ -176,7 +170,7 @@ def choose(step: PendingStep, starter: StepStarter) -> None:
             sequence.computed -= 1
             step.void.add(row)
     masks = [None if row in step.void else each.grammar for row, each in enumerate(step.sequences)]
-    if all(map(greedy, step.sequences)):
+    if all(plain(each.request.sampling) for each in step.sequences):
         step.sampling = begin_likeliest(step.logits, masks)
         starter.graphs.feed(step.sampling.tokens)
     else:  # what it counts and draws follows from tokens that are read

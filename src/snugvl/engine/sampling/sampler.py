@@ -22,7 +22,7 @@ import torch
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.sampling.filters import Filters
 from snugvl.engine.sampling.grammar import Foreseen, Mask
-from snugvl.engine.sampling.penalties import Penalties
+from snugvl.engine.sampling.penalties import Penalties, penalizes
 from snugvl.layers.upload import upload
 
 _ROWS = 32  # sampled at a time: bounds the workspace for n = 128 choices, 128 × 150,000 × 40 bytes otherwise
@@ -47,6 +47,16 @@ class Choice:
     counts: Mapping[int, int] | None = None
     uniform: float = 0.0
     grammar: Mask | Foreseen | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it takes the likeliest of the tokens that its grammar allows, and wants no more."""
+        return plain(self.params)
+
+
+def plain(params: SamplingParams) -> bool:
+    """See `Choice.plain`."""
+    return params.greedy and params.logprobs is None and not params.logit_bias and not penalizes(params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +224,8 @@ def _begin(logits: torch.Tensor, choices: Sequence[Choice]) -> PendingSample:
     rows = [choice.row for choice in choices]
     if rows != list(range(len(logits))):
         logits = logits.index_select(0, upload(rows, torch.int64, logits.device))
+    if logits.is_cuda and all(choice.plain for choice in choices):
+        return begin_likeliest(logits.float(), [choice.grammar for choice in choices])
     own = Sampler(choices, logits.shape[1], logits.device)
     return own.begin(logits.float(), [choice.uniform for choice in choices])
 
