@@ -85,7 +85,7 @@ def test_any_interleaving_gives_the_same_tokens(
     interleave(make(blocks, slots, slots + more, ahead), actions, blocks)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(**WORLDS, states=st.integers(1, 6), spacing=st.integers(1, 2), stops=st.booleans())
 def test_any_interleaving_gives_the_same_tokens_with_states(
     actions: list[tuple[str, object]],

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from functools import cache
 from io import BytesIO
 
 from PIL import Image
@@ -28,6 +29,7 @@ def png(width: int, height: int, body: bytes = b"", *, kind: int = 2) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
+@cache
 def png_bomb(width: int, height: int) -> bytes:
     """A true picture, all black, grey: a few kilobytes for tens of megapixels."""
     compressor = zlib.compressobj(9)
