@@ -91,8 +91,8 @@ def with_others(machine: Machine, text: str) -> Machine:
         )
     if used:
         notes.append(
-            f"{used[0].name} is for GGUF files alone, by llama.cpp, such as {EXAMPLE}; everything else runs on "
-            "the processor."
+            f"{used[0].name} is for GGUF files alone, by llama.cpp, such as {EXAMPLE}; everything else runs "
+            "on the processor."
         )
     if not found and HEAD in text:
         notes.append("llama-server lists no GPU: its build has nothing for the one here, or doesn't know it.")
