@@ -482,6 +482,35 @@ def test_auto_takes_what_pays_and_looks_again_now_and_then() -> None:
         assert later.count(pays) > 0.95 * len(later)
 
 
+def test_auto_looks_again_when_there_is_a_guess() -> None:
+    """Also where a step had none when it was time; asking alone changes nothing."""
+    payoff = Payoff()
+    decide(payoff, 2 * (FIRST + FEW), 1.0, 2.0, 4)
+    payoff.note(True, 2.0, 4, 4)
+    for steps in range(3 * AGAIN):
+        assert {payoff.try_drafts() for _ in range(3)} == {steps >= AGAIN}
+        payoff.note(False, 1.0, 4, 4)
+    payoff.note(True, 2.0, 4, 4)
+    assert not payoff.try_drafts()
+
+
+def test_where_guesses_lose_nobody_looks_for_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs the host time, of which a step that runs ahead has little."""
+    known()
+    monkeypatch.setattr(speculation, "NgramProposer", Prophet)
+    asked: list[int] = []
+    ask = Prophet.propose
+    monkeypatch.setattr(
+        Prophet, "propose", lambda self, most: (asked.append(len(self.generated)), ask(self, most))[1]
+    )
+    for graphs in (False, True):
+        engine, _ = engine_with(graphs, Toy(), speculation="auto", **SIZES)
+        monkeypatch.setattr(Speculation, "_pays", lambda self, streams: False)
+        engine.add(REQUESTS[0]())
+        finish(engine)
+        assert asked == []
+
+
 def test_auto_changes_its_mind_when_answers_change() -> None:
     payoff = Payoff()
     assert decide(payoff, 200, 1.0, 2.0, 12)[-1]

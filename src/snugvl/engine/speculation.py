@@ -60,7 +60,7 @@ MOST: Final = 7  # drafts of a sequence in a step: with its newest token as many
 FIRST: Final = 3  # steps of a kind that don't count
 FEW: Final = 3  # steps of a kind that are measured before one is preferred
 KEPT: Final = 15  # measurements that count
-AGAIN: Final = 64  # steps, of which one is of the kind that lost
+AGAIN: Final = 64  # steps after which there is one of the kind that lost
 MASKS_S: Final = 0.002  # that the masks behind a step's drafts may take
 GAIN: Final = 1.03  # what drafts must bring, beyond what they cost, to be preferred
 
@@ -97,9 +97,9 @@ class Speculation:
             return
         again = any(chunk.end - chunk.start > 1 and chunk.sequence.grammar is None for chunk in step.chunks)
         self._guessing = again or waited
-        found = self._guess(step.chunks, self._config.max_batched_tokens - step.tokens)
-        if not found or not (waited or self._pays(len(step.chunks))):
+        if not (waited or self._pays(len(step.chunks))):
             return
+        found = self._guess(step.chunks, self._config.max_batched_tokens - step.tokens)
         for row, drafts in found.items():
             chunk = step.chunks[row]
             table, place = chunk.sequence.table, chunk.end
@@ -131,16 +131,15 @@ class Speculation:
     def waits(self, sequences: Iterable[Sequence]) -> bool:
         """Whether the next step is to wait for tokens that are under way: there may be drafts after them."""
         running = list(sequences)
-        guesses = len(running) < self._config.max_num_seqs and any(
+        if self._config.speculation == "off" or len(running) >= self._config.max_num_seqs:
+            return False
+        self._waits = self._pays(len(running)) and any(
             each.drafts is not None
             and (each.grammar is None or each.grammar.seconds < MASKS_S)
             and each.drafts.guess(each.length, 1)
             for each in running
         )
-        if guesses and self._pays(len(running)):
-            self._waits = True
-            return True
-        return False
+        return self._waits
 
     def _guess(self, chunks: list[Chunk], tokens: int) -> dict[int, list[int]]:
         """Drafts by row: no more than rows of logits and `tokens` are left, of which each has its share."""
@@ -206,10 +205,11 @@ class Payoff:
     )
     _tokens: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _first: list[int] = field(default_factory=lambda: [FIRST, FIRST])
-    _steps: int = 0
+    _since: list[int] = field(default_factory=lambda: [0, 0])  # steps, since the last one of the kind
 
     def note(self, drafted: bool, seconds: float, tokens: int, streams: int) -> None:
         """A step took so long, for so many tokens."""
+        self._since[drafted], self._since[not drafted] = 0, self._since[not drafted] + 1
         if self._first[drafted]:
             self._first[drafted] -= 1
             return
@@ -218,10 +218,9 @@ class Payoff:
             self._tokens.append(tokens / streams)
 
     def try_drafts(self) -> bool:
-        """Whether the next step that could have drafts is to have them."""
-        self._steps += 1
+        """Whether the next step is to have drafts, if there are any."""
         without, with_drafts = self._seconds
         if len(with_drafts) < FEW or len(without) < FEW:
             return len(with_drafts) <= len(without)
         better = fmean(self._tokens) * median(without) > GAIN * median(with_drafts)
-        return better != (self._steps % AGAIN == 0)
+        return better != (self._since[not better] >= AGAIN)
