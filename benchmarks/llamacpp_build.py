@@ -243,7 +243,9 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="without CUDA")
     parser.add_argument("--native", action="store_true", help="for this machine's processor alone")
     parser.add_argument("--cublas", type=Path, help="the unpacked wheel nvidia-cublas")
-    parser.add_argument("--targets", nargs="+", default=["llama-server", "ggml-cpu"], metavar="TARGET")
+    parser.add_argument(
+        "--targets", nargs="+", metavar="TARGET", help="instead of the server and its backends"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     if given.what == "tree":
@@ -251,8 +253,9 @@ def main() -> None:
     elif given.what == "pack":
         pack(given.source, given.out)
     else:
+        targets = given.targets or ["llama-server", "ggml-cpu", *([] if given.cpu else ["ggml-cuda"])]
         build(
-            given.source, given.out.resolve(), given.targets, cuda=not given.cpu, cublas=given.cublas,
+            given.source, given.out.resolve(), targets, cuda=not given.cpu, cublas=given.cublas,
             jobs=given.jobs, native=given.native,
         )  # fmt: skip
 

