@@ -256,7 +256,7 @@ def test_what_is_not_installed_is_passed_over(
         (["--backend", "native", "--sleep-after", "5"], "--sleep-after is vLLM's alone (--backend native)"),
         (["--backend", "transformers", "--no-retry", "--vllm-command", "v"], "--vllm-command and --no-retry"),
         (["--backend", "native", "--no-retry"], "--no-retry is vLLM's and llama.cpp's alone"),
-        (["--backend", "native", "--no-retry", "--sleep-after", "5"], "--sleep-after is vLLM's alone"),
+        (["--backend", "native", "--no-retry", "--sleep-after", "5"], "--sleep-after are vLLM's alone"),
         (["--backend", "native", "--vllm-command", "v", "--llamacpp-command", "l"], "say --backend vllm,"),
         (["--sleep-after", "5"], "say --backend vllm"),
         (["--backend", "native", "--trust-remote-code"], "runs no checkpoint's code"),
