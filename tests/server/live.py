@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 
 import httpx
 import uvicorn
@@ -16,9 +17,33 @@ from snugvl.core.service import EngineService
 from snugvl.server.app import create_app
 from snugvl.server.connection import address_of, listen, uvicorn_config
 from snugvl.server.context import Context
+from snugvl.server.intake.decoders import Decoders, memory_for_pictures
+from snugvl.server.intake.fetch import Fetcher
 from snugvl.server.intake.intake import Intake
+from snugvl.server.intake.settings import IntakeSettings
 from snugvl.server.settings import ServerSettings
 from tests.patience import PATIENCE_S
+
+
+@cache
+def decoders() -> Decoders:
+    """For the pictures of every server in this process: each would start processes of its own."""
+    settings = IntakeSettings()
+    return Decoders("pictures", settings.workers, memory_for_pictures(settings.image))
+
+
+class Shared(Intake):
+    """Its decoders outlive it; what one of its own does at its end, `tests/server/intake` sees."""
+
+    def __init__(self, settings: IntakeSettings | None = None, *, fetcher: Fetcher | None = None) -> None:
+        super().__init__(settings, fetcher=fetcher)
+        self._pictures.close()
+        self._pictures = decoders()
+
+    async def close(self) -> None:
+        """All but the pictures' decoders."""
+        self._pictures = Decoders("pictures", 1, 0)  # which never starts
+        await super().close()
 
 
 class Prompt(uvicorn.Server):
@@ -57,7 +82,7 @@ def live(
     `app`: in place of one that serves `service`.
     """
     settings = replace(settings or ServerSettings(), port=0)
-    app = app or create_app(Context(service, settings, Intake.from_settings(settings)))
+    app = app or create_app(Context(service, settings, Shared.from_settings(settings)))
     listener = listen(settings)
     server = Prompt(uvicorn_config(app, settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

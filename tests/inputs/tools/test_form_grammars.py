@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -39,7 +40,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return tokenizer(request.param == "marker tokens")
 
 
+@cache
 def compiler_of(backend: Backend, form: ToolForm) -> GrammarCompiler:
+    """One for all tests: each tries grammars in processes of its own."""
     eos = frozenset(backend.token_to_id(text) for text in ("<|im_end|>", "<|endoftext|>"))
     return GrammarCompiler(Tokenizer(backend, eos_ids=eos), VOCAB, form)
 
