@@ -103,7 +103,7 @@ def convert(source: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     AutoTokenizer.from_pretrained(source, gguf_file=FILE).save_pretrained(target)
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32)
     values = model.config.to_dict()
