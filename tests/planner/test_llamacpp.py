@@ -197,6 +197,17 @@ def test_experts_go_to_main_memory_first(load: Load) -> None:
     assert host_bytes(model, fewer) == host_bytes(model, choice.settings) - moved
 
 
+def test_layers_leave_beside_the_cache_that_was_asked_for(load: Load) -> None:
+    """With the wider one more of them would."""
+    model, least = load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), dict[str, int]()
+    for kv in ("bf16", "fp8"):
+        choice = plan(model, "RTX 5060", context=32768, kv_cache=kv)
+        assert choice.settings.kv == kv
+        assert ("-ctk q8_0" in next_command(choice, Wishes())) == (kv == "fp8")
+        least[kv] = choice.settings.offloaded
+    assert 0 < least["fp8"] < least["bf16"]
+
+
 def test_layers_leave_before_the_tower(load: Load) -> None:
     base = Settings("llamacpp", max_pixels=1024 * SIDE**2)
     kinds = offloads(load("Qwen/Qwen3-VL-8B-Instruct", "Q8_0"), base)

@@ -182,11 +182,11 @@ class Fitter:
 
     def _offloads(self, goal: Goal) -> list[list[Settings]]:
         """Ways with less and less on the GPU, by kind."""
-        base, model = self.base(goal, "bf16", Spread()), self.option.model
+        kv: KVFormat = next(iter(self.kv_formats), "bf16")
+        base, model = self.base(goal, kv, Spread()), self.option.model
         if self.option.engine == "llamacpp":
             return llamacpp.offloads(model, next(self.variants(base)))
-        counts = range(model.facts.text.num_layers + 1)
-        return [[replace(base, vision="cpu", offloaded=count) for count in counts]]
+        return [[replace(base, vision="cpu", offloaded=n) for n in range(model.facts.text.num_layers + 1)]]
 
     def why_not_offloaded(self) -> str:
         """What is missing even with layers in main memory, with the numbers."""
