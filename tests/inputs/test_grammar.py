@@ -417,6 +417,19 @@ def follow(state: GrammarState, backend: Backend, seed: int) -> str | None:
     return state.error
 
 
+def test_what_takes_long_to_compile_is_compiled_once_for_a_request(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "AGAIN_S", 0.0)
+    answers = compiler_of(backend).compile(Grammar("regex", "a+b"), choices=5)
+    states = [answers.start() for _ in range(5)]
+    for count, state in enumerate(states):  # copies, each at a place of its own
+        for _ in range(count):
+            state.accept(backend.token_to_id("a"))
+    ends = [backend.token_to_id("b") in allowed(state) for state in states]
+    assert ends == [False, True, True, True, True]
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_one_answer_takes_nothing_from_those_after_it(backend: Backend, together: bool) -> None:
     """Matchers are used again; an answer that their automata have no room for goes on with new ones."""
@@ -434,7 +447,10 @@ def test_one_answer_takes_nothing_from_those_after_it(backend: Backend, together
     assert {backend.token_to_id(letter) for letter in "ab"} <= alone[0]
 
 
-def test_matchers_come_back_when_a_request_has_ended(backend: Backend) -> None:
+def test_matchers_come_back_when_a_request_has_ended(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "AGAIN_S", 60.0)  # however long this machine takes
     compiler = compiler_of(backend)
     answers = compiler.compile(Grammar("regex", "a+"), choices=3)
     (compiled,) = compiler._kept.values()

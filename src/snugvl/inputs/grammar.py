@@ -33,7 +33,7 @@ from snugvl.inputs.trials import Trials
 KEPT: Final = 16  # compiled grammars
 KEPT_BYTES: Final = 8 << 20  # of each that is kept, at most
 IN_USE: Final = 2  # of them, those asked for last, keep what several answers at once have found out
-AGAIN_S: Final = 0.02  # that it may take to compile a grammar for all choices of a request
+AGAIN_S: Final = 0.02  # of processor time, that compiling a grammar for all choices of a request may take
 # Classes of tokens that a mask allows as a whole, where the grammar allows all of a class: white space, and
 # what a JSON string holds, up to so many characters. In strings with a `maxLength` masks of 151,936 tokens
 # take 0.29 ms so, and 0.43 with llguidance's own lengths (10, 30).
@@ -158,13 +158,13 @@ class _Compiled:
 
     def __init__(self, make: Callable[[], LLMatcher], most: int) -> None:
         """`most`: matchers that are kept."""
-        begun = time.monotonic()
+        begun = time.thread_time()
         matcher = make()
         self.make = make
         self.first = b"" if matcher.is_error() else matcher.compute_bitmask()  # finds what allows nothing
         self.error = matcher.get_error() if matcher.is_error() else None
         self._idle = deque([matcher], maxlen=min(max(most, 1), MOST_THREADS))
-        self._own = int(AGAIN_S / max(time.monotonic() - begun, AGAIN_S / MOST_THREADS))
+        self._own = int(AGAIN_S / max(time.thread_time() - begun, AGAIN_S / MOST_THREADS))
 
     def lend(self, choices: int) -> "_Lent":
         """Matchers for one request: one for each choice, if they are made quickly."""
