@@ -13,12 +13,12 @@ from pathlib import Path
 
 from snugvl.core.sizes import format_size, megapixels
 from snugvl.hardware.describe import describe
-from snugvl.hardware.machine import Machine
+from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner.commands import next_command
 from snugvl.planner.footprint.images import scales
 from snugvl.planner.plan import Choice, Plan
 from snugvl.planner.recommend import catalogue_candidates
-from snugvl.planner.report.sections import ENGINES, SYSTEMS
+from snugvl.planner.report.sections import ENGINES
 from snugvl.planner.solve import Candidate, solve
 from snugvl.planner.wishes import Wishes
 

@@ -4,45 +4,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Self
 
 from snugvl.backends.receiver import Receiver
-from snugvl.core.messages import Capabilities, Delta, Request, Text, check_sight
+from snugvl.core.messages import Delta
 from snugvl.engine.request import TokenOutput
-from snugvl.errors import EngineError, RequestError
-
-
-def check_combination(request: Request) -> None:
-    """Refuse what contradicts itself."""
-    if request.prompt is not None and request.messages:
-        raise RequestError("a request has messages or a prompt, not both", field="prompt")
-    if request.prompt is not None and request.tools is not None:
-        raise RequestError("tools need a conversation; a bare prompt has no place for them", field="tools")
-    if request.grammar is not None and request.tools is not None:
-        raise RequestError(
-            "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
-        )
-
-
-def check_pictures(request: Request, capabilities: Capabilities) -> None:
-    """Refuse pictures and videos before any work: where the model doesn't see, and more than were planned.
-
-    Raises:
-        RequestError: with how many there are, how many are taken, and how to start it for more.
-    """
-    most, count = capabilities.most_images, 0
-    blamed: str | None = None
-    for index, message in enumerate(request.messages):
-        seen = sum(not isinstance(part, Text) for part in message.content)
-        if seen:
-            check_sight(capabilities, f"messages[{index}].content")
-        count += seen
-        if blamed is None and most is not None and count > most:
-            blamed = f"messages[{index}].content"
-    if blamed is not None:
-        taken = f"at most {most} (--images {most})" if most else "none (--images 0)"
-        raise RequestError(
-            f"the conversation has {count} pictures, and {capabilities.model} was started to take {taken}; "
-            f"send fewer, or start it with --images {count}",
-            field=blamed,
-        )
+from snugvl.errors import EngineError
 
 
 def fail_all(receivers: dict[str, Receiver], error: EngineError) -> None:

@@ -12,7 +12,7 @@ from snugvl.cli.stdout import write
 from snugvl.core.sizes import format_size
 from snugvl.hardware import context_cost
 from snugvl.hardware.advice import Advice
-from snugvl.hardware.machine import Gpu, Machine
+from snugvl.hardware.machine import SYSTEMS, Gpu, Machine
 from snugvl.hardware.recording import as_json
 from snugvl.hardware.software import TorchBuild
 
@@ -20,9 +20,7 @@ SCHEMA: Final = 1
 BAR_CELLS: Final = 40
 WIDEST: Final = 110
 _SIZE_WIDTH: Final = 11
-_SYSTEMS: Final = {
-    "linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "macos": "macOS", "other": "Another system",
-}  # fmt: skip
+_SYSTEMS: Final = {**SYSTEMS, "other": "Another system"}
 
 Line = list[tuple[str, str]]  # pieces of text, each with a style of rich or ""
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from PIL.Image import Image
 
 from snugvl.core.sampling import SamplingParams
-from snugvl.errors import RequestError
 
 if TYPE_CHECKING:
     from snugvl.planner.plan import Allocation
@@ -20,8 +19,6 @@ GoOn = Callable[[], None]
 """Called between two parts of some work; it raises where nobody wants the rest."""
 
 Role = Literal["system", "user", "assistant", "tool"]
-SEES = "Qwen/Qwen3-VL-2B-Instruct-FP8"
-"""A small model that sees, for whoever sends a picture to one that doesn't."""
 
 
 def going_on() -> None:
@@ -339,23 +336,6 @@ class Backend(Protocol):
     def close(self) -> None:
         """Abort everything and free the model."""
         ...
-
-
-def check_sight(capabilities: Capabilities, field: str = "messages") -> None:
-    """Raise RequestError, with a way out, if this model takes no pictures; `field` is where one was sent."""
-    if capabilities.images:
-        return
-    if capabilities.language_only:
-        raise RequestError(
-            f"{capabilities.model} runs without its vision tower (--language-only) and reads text alone; "
-            "start it without that option to send pictures",
-            field=field,
-        )
-    raise RequestError(
-        f"{capabilities.model} reads text alone and takes no pictures; load a model that sees, such as "
-        f"{SEES}",
-        field=field,
-    )
 
 
 def user(*parts: Part | str | Image) -> Message:

@@ -1,12 +1,15 @@
 """A machine as the planner sees it. Nothing here probes anything; all sizes are bytes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 OperatingSystem = Literal["linux", "wsl2", "windows", "macos", "other"]
 Source = Literal["probed", "described", "recorded"]
 Api = Literal["cuda", "rocm", "vulkan", "sycl", "metal"]
-
+SYSTEMS: Final[Mapping[OperatingSystem, str]] = {
+    "linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "macos": "macOS", "other": "another system",
+}  # fmt: skip
 
 # Who holds what the driver keeps of a GPU for itself: nobody gets it.
 RESERVED: Final = "driver (reserved)"

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
-from snugvl.core.messages import Capabilities, ToolForm, ToolUse, check_sight
+from snugvl.core.checks import check_sight
+from snugvl.core.messages import Capabilities, ToolForm, ToolUse
 from snugvl.core.service import EngineService
 from snugvl.errors import EngineUnavailable, ModelNotServed
 from snugvl.inputs.tools.forms import call_parser

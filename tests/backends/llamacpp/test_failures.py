@@ -3,13 +3,11 @@
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from training.gguf_export import export
 
@@ -22,16 +20,15 @@ from snugvl.core.messages import Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import DoesNotFit, EngineError, EngineUnavailable, RequestError
+from tests.backends.children import QUICK, processes, started
 from tests.backends.contract.engines import read
 from tests.backends.vllm.helpers import GARBAGE, free_port, listening
 from tests.backends.vllm.real.install import missing
 from tests.backends.waiting import ready
-from tests.patience import NEVER_S
 from tests.patience import until_async as until
 
 pytestmark = pytest.mark.anyio
 LOGS = Path(__file__).parents[2] / "diagnose" / "logs"
-QUICK = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=NEVER_S)
 SHORT = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=0.3)
 FLAGS = ("-c", "512", "-np", "1", "-fit", "off", "--cache-ram", "0", "-t", "1", "-dev", "none")
 
@@ -46,30 +43,11 @@ def pocket(tmp_path_factory: pytest.TempPathFactory) -> LlamacppChoice:
     return LlamacppChoice("pocket", ("-m", str(out), *FLAGS), command=None)
 
 
-def processes(service: LlamacppEngine) -> set[psutil.Process]:
-    """Everything that belongs to the engine now."""
-    if service.pid is None:
-        return set()
-    try:
-        nanny = psutil.Process(service.pid)
-        return {nanny, *nanny.children(recursive=True)}
-    except psutil.NoSuchProcess:
-        return set()
-
-
-@asynccontextmanager
-async def engine(choice: LlamacppChoice, supervision: Supervision = QUICK) -> AsyncIterator[LlamacppEngine]:
-    """Started; closed at the end, and nothing is left of it."""
-    service = LlamacppEngine(choice, supervision)
-    family: set[psutil.Process] = set()
-    await service.start()
-    try:
-        yield service
-        family |= processes(service)
-    finally:
-        family |= processes(service)
-        await service.close()
-        assert not [process for process in family if process.is_running()]
+def engine(
+    choice: LlamacppChoice, supervision: Supervision = QUICK
+) -> AbstractAsyncContextManager[LlamacppEngine]:
+    """See `started`."""
+    return started(LlamacppEngine(choice, supervision))
 
 
 async def failure(choice: LlamacppChoice) -> Exception:

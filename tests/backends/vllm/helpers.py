@@ -5,12 +5,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from snugvl.backends.child.settings import Facts
 from snugvl.backends.process.supervised import Supervision
@@ -18,12 +16,11 @@ from snugvl.backends.vllm.service import VllmEngine
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.core.messages import Delta, Request, Stream, user
 from snugvl.core.sampling import SamplingParams
-from tests.patience import NEVER_S
+from tests.backends.children import QUICK, started
 
 HERE = Path(__file__).parent
 FAKE = (sys.executable, "-S", str(HERE / "fake_vllm.py"))
 GARBAGE = (sys.executable, "-S", str(HERE / "garbage.py"))
-QUICK = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=NEVER_S)
 
 
 def fake(behaviour: str = "echo", model: str = "echo", **changes: Any) -> VllmChoice:
@@ -31,19 +28,9 @@ def fake(behaviour: str = "echo", model: str = "echo", **changes: Any) -> VllmCh
     return VllmChoice(model, **({"command": (*FAKE, behaviour), "facts": Facts()} | changes))
 
 
-@asynccontextmanager
-async def engine(choice: VllmChoice, supervision: Supervision = QUICK) -> AsyncIterator[VllmEngine]:
-    """Started; closed at the end, and nothing is left of it."""
-    service = VllmEngine(choice, supervision)
-    family: set[psutil.Process] = set()
-    await service.start()
-    try:
-        yield service
-        family |= processes(service)
-    finally:
-        family |= processes(service)
-        await service.close()
-        assert not [process for process in family if process.is_running()]
+def engine(choice: VllmChoice, supervision: Supervision = QUICK) -> AbstractAsyncContextManager[VllmEngine]:
+    """See `started`."""
+    return started(VllmEngine(choice, supervision))
 
 
 def free_port() -> int:
@@ -51,17 +38,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def processes(service: VllmEngine) -> set[psutil.Process]:
-    """Everything that belongs to the engine now."""
-    if service.pid is None:
-        return set()
-    try:
-        nanny = psutil.Process(service.pid)
-        return {nanny, *nanny.children(recursive=True)}
-    except psutil.NoSuchProcess:
-        return set()
 
 
 def say(text: str, **sampling: Any) -> Request:

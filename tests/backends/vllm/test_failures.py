@@ -22,17 +22,16 @@ from snugvl.backends.process.supervised import Supervision
 from snugvl.backends.vllm.settings import VllmChoice
 from snugvl.diagnose.result import Diagnosis
 from snugvl.errors import DoesNotFit, EngineError, EngineUnavailable, RequestError
+from tests.backends.children import QUICK, processes
 from tests.backends.vllm.helpers import (
     FAKE,
     GARBAGE,
     HERE,
-    QUICK,
     answer,
     engine,
     fake,
     free_port,
     listening,
-    processes,
     read,
     say,
 )

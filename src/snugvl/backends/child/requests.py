@@ -11,6 +11,7 @@ from PIL import Image
 
 from snugvl.backends.child.settings import Facts
 from snugvl.checkpoint.resize import smart_resize
+from snugvl.core.checks import check_combination
 from snugvl.core.messages import Capabilities, GoOn, Picture, Request
 from snugvl.core.sampling import check_scores
 from snugvl.errors import RequestError, RequestTooLarge
@@ -87,14 +88,7 @@ def check(request: Request, model: ServedModel) -> None:
     """Refuse what contradicts itself, in the words of our own engine."""
     known = len(request.prompt) if isinstance(request.prompt, tuple) else 0
     check_scores(request.sampling, None if request.prompt is None else known)
-    if request.prompt is not None and request.messages:
-        raise RequestError("a request has messages or a prompt, not both", field="prompt")
-    if request.prompt is not None and request.tools is not None:
-        raise RequestError("tools need a conversation; a bare prompt has no place for them", field="tools")
-    if request.grammar is not None and request.tools is not None:
-        raise RequestError(
-            "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
-        )
+    check_combination(request)
     if request.prompt is None and not request.messages:
         raise RequestError("the conversation is empty; send at least one message", field="messages")
     if request.prompt is not None and not request.prompt:

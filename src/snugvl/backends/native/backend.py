@@ -12,11 +12,10 @@ from snugvl.backends.native.worker import EngineWorker
 from snugvl.backends.receiver import Receiver
 from snugvl.backends.streams import (
     ReceiverStream,
-    check_combination,
-    check_pictures,
     deliver,
     fail_all,
 )
+from snugvl.core.checks import check_combination, check_pictures
 from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, going_on
 from snugvl.core.sampling import check_scores
 from snugvl.core.service import Load, Tokens

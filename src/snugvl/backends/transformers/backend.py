@@ -14,7 +14,7 @@ import torch
 from snugvl.backends.measure import Meter
 from snugvl.backends.place import Place
 from snugvl.backends.receiver import Receiver
-from snugvl.backends.streams import ReceiverStream, check_combination, check_pictures
+from snugvl.backends.streams import ReceiverStream
 from snugvl.backends.transformers.engine import TransformersEngine
 from snugvl.backends.transformers.network import HOST_WEIGHTS, split_bytes
 from snugvl.backends.transformers.opening import Checkpoint, Inputs, tokenizer_of
@@ -22,6 +22,7 @@ from snugvl.backends.transformers.prompts import Preparer
 from snugvl.backends.transformers.resolution import Resolution, resolution_of
 from snugvl.backends.transformers.sampling import GenerationRequest, ModelPrompt
 from snugvl.backends.transformers.sizes import Costs, fit, longest
+from snugvl.core.checks import check_combination, check_pictures
 from snugvl.core.ledger import Ledger, LedgerRow
 from snugvl.core.messages import Capabilities, GoOn, Message, Request, ToolUse, going_on
 from snugvl.core.sampling import check_scores

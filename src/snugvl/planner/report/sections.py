@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from snugvl.core.sizes import format_size, megapixels
-from snugvl.hardware.machine import Machine
+from snugvl.hardware.machine import SYSTEMS, Machine
 from snugvl.planner.commands import next_command, plain_command
 from snugvl.planner.footprint.images import scales
 from snugvl.planner.footprint.llamacpp import host_bytes as llamacpp_host_bytes
@@ -33,9 +33,6 @@ ENGINE_NAMES = {
     "vllm": "vLLM, a server of its own (installed separately)",
     "llamacpp": "llama.cpp, a server of its own",
 }
-SYSTEMS = {
-    "linux": "Linux", "wsl2": "WSL2", "windows": "Windows", "macos": "macOS", "other": "another system",
-}  # fmt: skip
 
 
 LONG_WAIT_S: Final = 10.0  # for the first token, that a person notices and asks what to do about it

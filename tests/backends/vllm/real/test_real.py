@@ -17,7 +17,8 @@ from snugvl.core.sampling import SamplingParams
 from snugvl.errors import EngineError, EngineUnavailable, RequestError, RequestTooLarge
 from snugvl.inputs.tools.hermes import HermesParser
 from snugvl.inputs.tools.parser import CallStarted
-from tests.backends.vllm.helpers import engine, processes, read
+from tests.backends.children import processes
+from tests.backends.vllm.helpers import engine, read
 from tests.backends.vllm.real.install import pocket
 
 # Beyond the contract of all backends (tests/backends/contract/test_real_vllm.py).

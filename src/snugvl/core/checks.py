@@ -1,0 +1,61 @@
+"""What is wrong with a request, whichever engine gets it."""
+
+from typing import Final
+
+from snugvl.core.messages import Capabilities, Request, Text
+from snugvl.errors import RequestError
+
+SEES: Final = "Qwen/Qwen3-VL-2B-Instruct-FP8"  # a small one, for whoever sends a picture to one that doesn't
+
+
+def check_combination(request: Request) -> None:
+    """Refuse what contradicts itself."""
+    if request.prompt is not None and request.messages:
+        raise RequestError("a request has messages or a prompt, not both", field="prompt")
+    if request.prompt is not None and request.tools is not None:
+        raise RequestError("tools need a conversation; a bare prompt has no place for them", field="tools")
+    if request.grammar is not None and request.tools is not None:
+        raise RequestError(
+            "a request constrains its answer by tools or by a grammar, not by both", field="response_format"
+        )
+
+
+def check_pictures(request: Request, capabilities: Capabilities) -> None:
+    """Refuse pictures and videos before any work: where the model doesn't see, and more than were planned.
+
+    Raises:
+        RequestError: with how many there are, how many are taken, and how to start it for more.
+    """
+    most, count = capabilities.most_images, 0
+    blamed: str | None = None
+    for index, message in enumerate(request.messages):
+        seen = sum(not isinstance(part, Text) for part in message.content)
+        if seen:
+            check_sight(capabilities, f"messages[{index}].content")
+        count += seen
+        if blamed is None and most is not None and count > most:
+            blamed = f"messages[{index}].content"
+    if blamed is not None:
+        taken = f"at most {most} (--images {most})" if most else "none (--images 0)"
+        raise RequestError(
+            f"the conversation has {count} pictures, and {capabilities.model} was started to take {taken}; "
+            f"send fewer, or start it with --images {count}",
+            field=blamed,
+        )
+
+
+def check_sight(capabilities: Capabilities, field: str = "messages") -> None:
+    """Raise RequestError, with a way out, if this model takes no pictures; `field` is where one was sent."""
+    if capabilities.images:
+        return
+    if capabilities.language_only:
+        raise RequestError(
+            f"{capabilities.model} runs without its vision tower (--language-only) and reads text alone; "
+            "start it without that option to send pictures",
+            field=field,
+        )
+    raise RequestError(
+        f"{capabilities.model} reads text alone and takes no pictures; load a model that sees, such as "
+        f"{SEES}",
+        field=field,
+    )

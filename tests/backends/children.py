@@ -1,0 +1,39 @@
+"""What the tests of engines share that are servers of other programs: vLLM and llama.cpp."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import psutil
+
+from snugvl.backends.child.service import ChildEngine
+from snugvl.backends.lives import Supervision
+from tests.patience import NEVER_S
+
+QUICK = Supervision(ping_s=0.05, snapshot_s=0.02, backoff_s=0.05, watchdog_s=NEVER_S)
+Engine = TypeVar("Engine", bound=ChildEngine)
+
+
+def processes(service: ChildEngine) -> set[psutil.Process]:
+    """Everything that belongs to the engine now."""
+    if service.pid is None:
+        return set()
+    try:
+        nanny = psutil.Process(service.pid)
+        return {nanny, *nanny.children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+@asynccontextmanager
+async def started(service: Engine) -> AsyncIterator[Engine]:
+    """Started; closed at the end, and nothing is left of it."""
+    family: set[psutil.Process] = set()
+    await service.start()
+    try:
+        yield service
+        family |= processes(service)
+    finally:
+        family |= processes(service)
+        await service.close()
+        assert not [process for process in family if process.is_running()]
