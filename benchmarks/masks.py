@@ -8,6 +8,7 @@ by one, with those appended at once (`EngineConfig.skip_forced`), and as many fr
 three in turn, `--rounds` times, after a round that isn't counted; medians of tokens a second, and of the
 ratios within a round. Greedy answers must be equal: one by one and at once, alone and in company.
 
+`--schema limited` has a `maxLength` for each string, near which a mask takes longest; `plain` has none.
 Then tasks: objects and boxes of the pictures in `examples/images`, tokens a second and seconds an answer,
 with forced tokens one by one and at once. `--least-run` is how many forced tokens are worth a step of chunks
 on a GPU (`engine/overlap.py`); `--step-graphs` captures CUDA graphs of such steps wherever they fit.
