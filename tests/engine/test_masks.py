@@ -202,8 +202,10 @@ def test_quick_masks_are_made_together_by_who_asks_within_a_steps_share(
 
 def test_one_slow_mask_sends_all_that_were_made_with_it_to_threads() -> None:
     slow, quick, threads = Slow(2), Quick(), MaskThreads(1, 48)
-    paces = MaskPace(0.0), MaskPace(0.0)
-    masks = [Mask(slow.start(), threads, paces[0]), Mask(quick.start(), threads, paces[1])]
+    paces = [MaskPace(0.0) for _ in range(4)]
+    masks = [
+        Mask(each.start(), threads, pace) for each, pace in zip((slow, *[quick] * 3), paces, strict=True)
+    ]
     for mask in masks:
         mask.accept(0)
     settle(masks, threads)
