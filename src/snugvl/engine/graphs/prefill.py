@@ -20,19 +20,18 @@ and then: they go launch by launch as ever.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.graphs.capture import GraphPool
-from snugvl.engine.packing import Numbers, Shape, Unread, numbers_of, pack, shape_of, table_width
+from snugvl.engine.packing import Numbers, Shape, Staging, Unread, numbers_of, shape_of, table_width
 from snugvl.engine.request import VisionItem
 from snugvl.engine.scheduler import Chunk
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.upload import copy_to
 from snugvl.models.batch import ForwardBatch, GridTHW, Network, encoded
 
 FEWEST: Final = (
@@ -55,12 +54,14 @@ class _StepBuffers:
         pictured: `[tokens]` bool, placeholders; None in a model without pictures.
         embeds: `[tokens, (1 + levels) · hidden]`, theirs.
         logits: `[sequences, vocab]` float32.
+        numbers: the parts of `flat` for each size.
     """
 
     flat: torch.Tensor
     pictured: torch.Tensor | None
     embeds: torch.Tensor | None
     logits: torch.Tensor
+    numbers: dict[Shape, Numbers[torch.Tensor]] = field(default_factory=dict)
 
 
 class StepGraphs:
@@ -74,6 +75,7 @@ class StepGraphs:
         self._max_sequences = config.max_num_seqs
         self._blocks = table_width(-(-config.max_model_len // cache.block_size))
         self._seen = False  # whether the last step had placeholders, whose rows are still there
+        self._staging: Staging | None = None
 
     def run(
         self, chunks: Sequence[Chunk], embeds: Sequence[torch.Tensor], unread: Unread | None = None
@@ -92,10 +94,14 @@ class StepGraphs:
         if not self._graph_pool.admit(key):
             return None
         buffers = self._graph_pool.buffers("buffers of steps", self._buffers)
-        flat = buffers.flat[: shape.size]
+        if self._staging is None:
+            self._staging = Staging(len(buffers.flat), self._model.device)
         # Placeholders are not part of a graph: as many of them as there are, behind its own numbers.
-        copy_to(flat, pack(chunks, shape, self._cache.block_size))
-        numbers = numbers_of(flat, shape)
+        flat = buffers.flat[: shape.size]
+        self._staging.copy(chunks, shape, self._cache.block_size, flat)
+        if shape not in buffers.numbers:
+            buffers.numbers[shape] = numbers_of(flat, shape)
+        numbers = buffers.numbers[shape]
         if unread is not None:
             unread.put(numbers)
         self._see(buffers, numbers.pictured[: exact.pictured], embeds)
