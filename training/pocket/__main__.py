@@ -33,11 +33,11 @@ def call(module: str, *options: object, processes: int = 1) -> None:
 
 def train(out: Path, minutes: float, init: str) -> None:
     """Train, or go on with what was cut off, until the minutes are up."""
-    options: list[object] = ["--out", out, "--minutes", minutes, "--word-share", 0.55, "--strip-share", 0.45]
+    options: list[object] = ["--out", out, "--minutes", minutes, "--word-share", 0.55]
     if (out / "state.pt").exists():
         options.append("--resume")
     elif init:
-        options += ["--init", init, "--rate", 0.0018, "--warmup", 100, "--steady", 0.2]
+        options += ["--init", init, "--rate", 0.0016, "--warmup", 100, "--steady", 0.2]
     call("train", *options, processes=max(1, torch.cuda.device_count()))
     (out / "trained").touch()
 
