@@ -1,5 +1,6 @@
 """Scenes, their holdouts, and whether questions and captions tell the truth."""
 
+import copy
 import json
 import random
 import re
@@ -7,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from training.pocket import (
+    compare,
     foreign,
     geometry,
     honesty,
@@ -76,6 +78,21 @@ def test_the_final_scenes_are_those_of_the_card():
     strips = {i: s for i, s in sizes.items() if max(s) > 6 * min(s)}
     assert len(strips) == 14
     assert (strips[31], strips[81], strips[969]) == ((732, 100), (120, 828), (807, 95))
+
+
+def test_a_target_that_new_weights_lose_is_named():
+    known = {name: json.loads((compare.SHIPPED / f"{name}.json").read_text())
+             for name in ("evaluation", "edges", "openmoji")}  # fmt: skip
+    for name, found in known.items():
+        same = list(compare.rows(name, found, found))
+        assert same
+        assert not {row.verdict for row in same} & {"lost", "gained"}
+    worse = copy.deepcopy(known["evaluation"])
+    worse["tiers"]["shapes"]["questions"], worse["tiers"]["words"]["questions"] = 0.949, 0.96
+    changed = {row.name: row.verdict for row in compare.rows("evaluation", known["evaluation"], worse)}
+    assert changed["evaluation, shapes: questions"] == "lost"
+    assert changed["evaluation, words: questions"] in ("gained", "met")
+    assert {row.verdict for row in compare.rows("strips", {}, known["evaluation"])} <= {"met", "missed"}
 
 
 def test_fonts_are_split():
