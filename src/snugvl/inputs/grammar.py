@@ -245,9 +245,9 @@ class _State(GrammarState):
                 raise
             super().fill_all(states, bits)  # it doesn't say whose grammar Rust panicked at
             return
-        for state, row in zip(states, bits, strict=True):
+        for row, state in enumerate(states):
             if state._matcher.is_error():
-                state.fill(row)
+                state.fill(bits[row])
 
     def accept(self, token: int) -> None:
         self._first = None

@@ -336,7 +336,7 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1) -> None:
 
     `processors`: that share the work.
     """
-    begun = time.monotonic()
+    begun, spent = time.monotonic(), time.thread_time()
     masks = [mask for mask, _ in asked]
     left = [(mask, token) for mask, token in asked if not mask.dropped]
     while left:
@@ -347,9 +347,12 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1) -> None:
         _fill(sound, bits)
         more = time.monotonic() < begun + FORCING_S
         left = [(m, m.forced[-1]) for m, row in zip(sound, bits.numpy(), strict=True) if m.put(row, more)]
-    took_s = time.monotonic() - begun
-    if took_s < QUICK_S:  # else somebody's took long, and it will show whose: the next ones are made alone
-        took_s *= processors / len(asked)
+    if len(asked) == 1:  # a thread that waits for Python's lock would take its mask for a slow one
+        took_s = time.thread_time() - spent
+    else:
+        took_s = time.monotonic() - begun
+        if took_s < QUICK_S:  # else somebody's took long, and it will show whose: the next are made alone
+            took_s *= processors / len(asked)
     for mask in masks:
         mask.pace.note(took_s / (1 + len(mask.forced)))
         mask.ready = True
