@@ -11,7 +11,7 @@ from snugvl.core.config import EngineConfig
 from snugvl.engine import checkpoints, speculation
 from snugvl.engine.drafts import Drafts, NgramIndex
 from snugvl.engine.request import EngineRequest, TokenOutput
-from snugvl.engine.scheduler import Chunk, Schedule
+from snugvl.engine.schedule import Chunk, Schedule
 from snugvl.engine.speculation import AGAIN, FEW, FIRST, MOST, Payoff, Speculation
 from snugvl.errors import RequestError
 from tests.engine import test_interleaving

@@ -26,9 +26,9 @@ import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.graphs.capture import GraphPool
-from snugvl.engine.packing import Numbers, Shape, Unread, numbers_of, pack, shape_of, table_width
+from snugvl.engine.packing import Numbers, Shape, Unread, left_by, numbers_of, pack, shape_of, table_width
 from snugvl.engine.request import VisionItem
-from snugvl.engine.scheduler import Chunk
+from snugvl.engine.schedule import Chunk
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.upload import copy_to
@@ -78,7 +78,7 @@ class StepGraphs:
             embeds: the encoder rows of all placeholders, in their order, in pieces.
             unread: tokens that only the device knows.
         """
-        exact = shape_of(chunks)
+        exact = shape_of(chunks, predicts=self._cache.recent is not None)
         if exact.tokens > self._most or max(exact.sequences, exact.logits) > self._max_sequences:
             return None
         shape = self._shape(exact)
@@ -88,7 +88,7 @@ class StepGraphs:
         buffers = self._graph_pool.buffers("buffers of steps", self._buffers)
         flat = buffers.flat[: shape.size]
         # Placeholders are not part of a graph: as many of them as there are, behind its own numbers.
-        copy_to(flat, pack(chunks, shape, self._cache.block_size))
+        copy_to(flat, pack(chunks, shape, self._cache.block_size, self._cache.nobodys))
         numbers = numbers_of(flat, shape)
         if unread is not None:
             unread.put(numbers)
@@ -108,7 +108,8 @@ class StepGraphs:
 
     def _buffers(self) -> _StepBuffers:
         config, device = self._model.config, self._model.device
-        most = Shape(self._most, self._max_sequences, self._blocks, self._max_sequences, self._most)
+        predicts = self._cache.recent is not None
+        most = Shape(self._most, self._max_sequences, self._blocks, self._max_sequences, self._most, predicts)
         pictured = embeds = None
         if config.vision is not None:
             width = (1 + len(config.vision.deepstack_layers)) * config.text.hidden_size
@@ -159,6 +160,7 @@ class StepGraphs:
             logit_rows=numbers.logit_rows,
             vision_rows=None if buffers.pictured is None else buffers.pictured[:tokens],
             vision_embeds=None if buffers.embeds is None else buffers.embeds[:tokens],
+            predictor=left_by(numbers),
         )
         buffers.logits[:sequences].copy_(self._model.forward(batch, self._cache))
 
