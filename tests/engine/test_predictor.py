@@ -15,8 +15,9 @@ from snugvl.core.config import RECENT, EngineConfig
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import checkpoints
 from snugvl.engine.blocks import BlockPool
+from snugvl.engine.drafts import Drafts
 from snugvl.engine.engine import Engine
-from snugvl.engine.predictor import MOST_DRAFTS, Drafter
+from snugvl.engine.predictor import Drafter
 from snugvl.engine.request import EngineRequest
 from snugvl.engine.sequence import Sequence
 from snugvl.engine.speculation import Speculation
@@ -33,6 +34,7 @@ from tests.engine.test_speculation_states import asked, said
 from tests.engine.toy import run, tokens
 
 CPU = torch.device("cpu")
+GREEDY = SamplingParams(max_tokens=3)
 SIZES = {"num_blocks": 80, "block_size": 8, "max_model_len": 160, "max_batched_tokens": 40}
 
 
@@ -42,11 +44,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = hybrid.write(tmp_path_factory.mktemp("hybrid"), hybrid.Options(predictor=True))
     learn(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def theirs(folder: Path) -> Qwen3_5ForConditionalGeneration:
-    return Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -149,24 +146,29 @@ def foretold(
     return tokens_
 
 
+@pytest.fixture(params=["learned", "random"])
+def either(
+    request: pytest.FixtureRequest, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A predictor whose drafts are often right, or one that any change of a number takes elsewhere."""
+    if request.param == "learned":
+        return folder
+    monkeypatch.setattr(Drafts, "learn", lambda *_: None)  # it is never right, and asked all the same
+    return hybrid.write(tmp_path, hybrid.Options(predictor=True))
+
+
 def test_drafts_are_those_of_transformers_parts(
-    folder: Path,
-    model: LoadableNetwork,
-    theirs: Qwen3_5ForConditionalGeneration,
-    drafted: list[tuple[Sequence, int, list[int]]],
+    either: Path, drafted: list[tuple[Sequence, int, list[int]]]
 ) -> None:
-    """With pictures, in company, with wrong drafts before them; but for what a chunk's end cut off."""
-    engine = Engine(model, EngineConfig(**SIZES | {"max_batched_tokens": 160}, speculation="mtp"))
-    said(engine, asked())
-    predictor = predictor_in(folder, theirs)
-    assert {len(drafts) for *_, drafts in drafted} >= {2, MOST_DRAFTS}
+    """With pictures, in company, with wrong drafts before them."""
+    model = load_model(either, dtype=torch.float32, device=CPU, predictor=True)
+    theirs = Qwen3_5ForConditionalGeneration.from_pretrained(either, dtype=torch.float32)
+    said(Engine(model, EngineConfig(**SIZES, speculation="mtp")), asked())
+    predictor = predictor_in(either, theirs)
     assert any(each.prompt.vision for each, *_ in drafted)
-    for each, length, drafts in drafted:
-        answer = each.generated[:length]
-        assert drafts == foretold(predictor, theirs, each.request, answer, len(drafts)), (
-            each.request.request_id
-        )
     assert len(drafted) > 40
+    for each, length, drafts in drafted[:: len(drafted) // 24]:
+        assert drafts == foretold(predictor, theirs, each.request, each.generated[:length], len(drafts))
 
 
 @pytest.mark.parametrize("kind", ["plain", "checkpoints", "graphs"])
@@ -190,7 +192,7 @@ def test_answers_are_those_without(
     together = engine_of(config)
     assert said(together, asked()) == right
     stats = together.stats
-    assert stats.accepted_tokens > 0.6 * stats.drafted_tokens > 30
+    assert stats.accepted_tokens > 0.5 * stats.drafted_tokens > 30
     assert stats.generated_tokens > 1.5 * (stats.generated_tokens - stats.accepted_tokens)
     for item in asked():
         alone = said(engine_of(config), [item])
@@ -203,29 +205,27 @@ def test_answers_are_those_without(
 
 
 def test_where_nobody_guessed_for_a_while_the_predictor_catches_up(
-    folder: Path,
-    model: LoadableNetwork,
-    theirs: Qwen3_5ForConditionalGeneration,
-    drafted: list[tuple[Sequence, int, list[int]]],
-    monkeypatch: pytest.MonkeyPatch,
+    either: Path, drafted: list[tuple[Sequence, int, list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the hidden states that decode graphs leave; if that was too long it is not asked any more."""
-    pauses = range(4, 20)
-    monkeypatch.setattr(Speculation, "_pays", lambda self, streams: len(item_of()) not in pauses)
+    pauses = range(4, 14)
+    monkeypatch.setattr(Speculation, "_pays", lambda self, streams: len(generated()) not in pauses)
 
-    def item_of() -> list[int]:
+    def generated() -> list[int]:
         return engine._requests["0"][0].generated if engine._requests else []
 
+    model = load_model(either, dtype=torch.float32, device=CPU, predictor=True)
+    theirs = Qwen3_5ForConditionalGeneration.from_pretrained(either, dtype=torch.float32)
     engine = Engine(model, EngineConfig(**SIZES, speculation="mtp"))
     eager = EagerGraphs(engine)
     engine._runner.graphs, engine._runner.has_graphs = eager, True
     item = asked()[0]
     said(engine, [item])
     assert eager.started + eager.followed >= len(pauses) - 2, "they have run ahead"
-    predictor = predictor_in(folder, theirs)
+    predictor = predictor_in(either, theirs)
     later = [each for each in drafted if each[1] >= pauses.stop]
     assert later
-    for each, length, drafts in later:
+    for each, length, drafts in later[:6]:
         assert drafts == foretold(predictor, theirs, item, each.generated[:length], len(drafts))
     sequence = later[0][0]
     sequence.lag, sequence.foreseen = 0, sequence.computed - RECENT
@@ -243,36 +243,37 @@ def test_a_typed_answer_takes_drafts_that_its_grammar_takes(model: LoadableNetwo
     assert tokens(run(engine, item)["a"]) == tokens(run(without, item)["a"])
 
 
-def test_a_second_turn_starts_from_the_predictors_entries(model: LoadableNetwork) -> None:
+def test_a_second_turn_starts_from_the_predictors_entries(
+    model: LoadableNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are part of the blocks: an answer that goes on finds its drafts as right as before."""
+    monkeypatch.setattr(checkpoints, "SPACING", 1)
     item = asked()[0]
     engine = Engine(model, EngineConfig(**SIZES, speculation="mtp", state_checkpoints=6))
     line = tokens(run(engine, item)["0"])
     before = engine.stats
-    again = EngineRequest("b", (*item.prompt_ids, *line[:12]), item.sampling)
-    assert tokens(run(engine, again)["b"])[: len(line) - 12] == line[12:]
+    again = EngineRequest("b", (*item.prompt_ids, *line[:14]), item.sampling)
+    assert tokens(run(engine, again)["b"])[: len(line) - 14] == line[14:]
     after = engine.stats
     assert after.prefix_hit_tokens > before.prefix_hit_tokens
     assert after.accepted_tokens > before.accepted_tokens
 
 
 def test_what_is_drawn_has_the_distribution_without(model: LoadableNetwork) -> None:
-    """Without seeds: 400 answers of three tokens each way, and how often each token was the second one."""
-    counts: dict[str, dict[int, int]] = {}
+    """Without seeds: of how many answers a token is the second one, which the predictor may have guessed."""
+    shares: dict[str, list[float]] = {}
     for mode in ("off", "mtp"):
-        engine = Engine(model, EngineConfig(**SIZES | {"num_blocks": 200}, max_num_seqs=32, speculation=mode))
-        drawn = SamplingParams(max_tokens=3, temperature=1.0, n=8)
-        found = counts[mode] = {}
-        for number in range(50):
-            outputs = run(engine, EngineRequest(str(number), requests()[0].prompt_ids, drawn))
-            for choice in range(8):
-                second = tokens(outputs[str(number)], choice)[1]
-                found[second] = found.get(second, 0) + 1
-    assert engine.stats.drafted_tokens > 100
-    # Half the sum of differences: of 400 draws each from the same 320 tokens below 0.35, nearly always.
-    everything = counts["off"].keys() | counts["mtp"].keys()
-    apart = sum(abs(counts["off"].get(t, 0) - counts["mtp"].get(t, 0)) for t in everything) / 800
-    assert apart < 0.4
+        engine = Engine(model, EngineConfig(**SIZES | {"num_blocks": 400}, max_num_seqs=64, speculation=mode))
+        drawn = SamplingParams(max_tokens=3, temperature=0.5, n=25)
+        asked_ = [EngineRequest(str(number), requests()[0].prompt_ids, drawn) for number in range(6)]
+        outputs = run(engine, *asked_)
+        said_ = [tokens(outputs[item.request_id], choice)[1] for item in asked_ for choice in range(25)]
+        likely = tokens(run(engine, replace(asked_[0], request_id="x", sampling=GREEDY))["x"])[1]
+        shares[mode] = [said_.count(likely) / len(said_), len(set(said_)) / len(said_)]
+    assert engine.stats.drafted_tokens > 20
+    for off, mtp in zip(shares["off"], shares["mtp"], strict=True):  # of 150: a deviation is below 0.04
+        assert abs(off - mtp) < 0.2
+    assert 0 < shares["off"][0] < 1
 
 
 @pytest.fixture

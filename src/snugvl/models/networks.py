@@ -39,6 +39,7 @@ class LoadableNetwork(nn.Module):
         super().__init__()
         self.config = config
         self.model = model
+        self._first_rows: tuple[Linear] | None = None  # of the head; in a tuple, as they are no part of it
         if not config.tie_word_embeddings:
             self.lm_head = Linear(config.text.hidden_size, config.text.vocab_size)
 
@@ -123,7 +124,9 @@ class LoadableNetwork(nn.Module):
 
     def guess(self, predicted: torch.Tensor) -> torch.Tensor:
         """See `PredictingNetwork`."""
-        logits: torch.Tensor = self._head.first(HEAD_ROWS)(predicted, dtype=torch.float32)
+        if self._first_rows is None:  # not before the weights have their place
+            self._first_rows = (self._head.first(HEAD_ROWS),)
+        logits: torch.Tensor = self._first_rows[0](predicted, dtype=torch.float32)
         return logits.argmax(-1)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
