@@ -40,7 +40,7 @@ class Shape:
         blocks: of a block table.
         logits: rows whose logits are wanted.
         pictured: placeholders.
-        predicts: whether there is a multi-token predictor, for which each token leaves something.
+        recent: rows of `KVCache.recent`, for a multi-token predictor, the last of which is nobody's; 0 without.
     """
 
     tokens: int
@@ -48,7 +48,7 @@ class Shape:
     blocks: int
     logits: int
     pictured: int
-    predicts: bool = False
+    recent: int = 0
 
     @property
     def size(self) -> int:
@@ -75,8 +75,8 @@ class Shape:
             lines,
             lines,
             lines,
-            self.tokens * self.predicts,
-            self.tokens * self.predicts,
+            self.tokens if self.recent else 0,
+            self.tokens if self.recent else 0,
             *ends,
         )
 
@@ -136,15 +136,15 @@ class Unread:
         numbers.ids.index_copy_(0, numbers.logit_rows.index_select(0, rows), ids)
 
 
-def shape_of(chunks: Sequence[Chunk], *, predicts: bool = False) -> Shape:
-    """Exactly what chunks need."""
+def shape_of(chunks: Sequence[Chunk], recent: int = 0) -> Shape:
+    """Exactly what chunks need; `recent`: see `Shape`."""
     return Shape(
         tokens=sum(chunk.end - chunk.start for chunk in chunks),
         sequences=len(chunks),
         blocks=table_width(max(len(chunk.sequence.table) for chunk in chunks)),
         logits=sum(chunk.logits for chunk in chunks),
         pictured=sum(len(chunk.sequence.prompt.placeholders_in(chunk.start, chunk.end)) for chunk in chunks),
-        predicts=predicts,
+        recent=recent,
     )
 
 
@@ -180,15 +180,51 @@ def left_by(numbers: Numbers[torch.Tensor]) -> PredictorBatch | None:
     return PredictorBatch(numbers.recent, numbers.following) if len(numbers.recent) else None
 
 
-def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int, nobodys: int = 0) -> torch.Tensor:
-    """The numbers of `chunks` on the host, `[shape.size]` int64.
-
-    `nobodys`: where hidden states go that no predictor reads.
-    """
+def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor:
+    """The numbers of `chunks` on the host, `[shape.size]` int64."""
     flat = torch.zeros(shape.size, dtype=torch.int64)
-    lines = Numbers[Array](*(part.numpy() for part in numbers_of(flat, shape)))
+    _fill(lines_of(flat, shape), chunks, shape, block_size)
+    return flat
+
+
+def lines_of(flat: torch.Tensor, shape: Shape) -> Numbers[Array]:
+    """The parts of `flat` `[shape.size]` int64 of the host, for numpy."""
+    return Numbers[Array](*(part.numpy() for part in numbers_of(flat, shape)))
+
+
+class Staging:
+    """Where steps of a few shapes are packed over and over, and copied from: two places, taken in turns.
+
+    What is found once a shape (views, page-locked memory) would take longer than to fill in a small step.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """For shapes of `size` values at most."""
+        pinned = device.type == "cuda"
+        self._places = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+        self._copied = [torch.cuda.Event() if pinned else None for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._lines: dict[tuple[int, Shape], Numbers[Array]] = {}
+        self._turn = 0
+
+    def copy(self, chunks: Sequence[Chunk], shape: Shape, block_size: int, target: torch.Tensor) -> None:
+        """Pack `chunks`, and start to copy that to `target` `[shape.size]`."""
+        self._turn = turn = 1 - self._turn
+        copied, flat = self._copied[turn], self._places[turn][: shape.size]
+        if copied is not None:
+            copied.synchronize()  # of the step before the last one: it is, unless nobody has read that
+        if (turn, shape) not in self._lines:
+            self._lines[turn, shape] = lines_of(flat, shape)
+        flat.zero_()
+        _fill(self._lines[turn, shape], chunks, shape, block_size)
+        target.copy_(flat, non_blocking=True)
+        if copied is not None:
+            copied.record()
+
+
+def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], shape: Shape, block_size: int) -> None:
+    """Write the numbers of `chunks`; all are zero."""
     lines.slots[:] = -1
-    lines.recent[:] = nobodys
+    lines.recent[:] = shape.recent - 1
     lines.following[:] = -1
     end = logits = pictured = 0
     for row, chunk in enumerate(chunks):
@@ -210,14 +246,13 @@ def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int, nobodys: int = 
         lines.unsure[row] = chunk.unsure
         lines.starts[row] = start
         lines.lengths[row] = chunk.end
-        if shape.predicts:
+        if shape.recent:
             known = max(end - RECENT, start)  # the last ones, each of a place of its own
             lines.recent[known:end] = recent_row(sequence, places[known - start :])
             lines.following[end - 1] = next(iter(sequence.ids(chunk.end, chunk.end + 1)), 0)
         lines.logit_rows[logits : logits + chunk.logits] = np.arange(end - chunk.logits, end)
         logits += chunk.logits
     lines.starts[len(chunks) :] = end
-    return flat
 
 
 def recent_row(sequence: SequenceState, places: Array) -> Array:

@@ -39,7 +39,7 @@ from snugvl.engine.sequence import Sequence as SequenceState
 from snugvl.engine.sequence import slot_of
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.upload import copy_to
+from snugvl.layers.upload import to_device
 from snugvl.models.batch import ForwardBatch, PredictingNetwork
 
 MOST_DRAFTS: Final = 3  # of a sequence: each takes a pass of its own, and is right less often than the last
@@ -159,11 +159,11 @@ class Drafter:
         pooled = self.graph_pool is not None and self.graph_pool.admit(key)
         if self.graph_pool is not None and pooled:
             buffers = self.graph_pool.buffers("buffers of drafts", self._buffers)
-            copy_to(buffers.lines[:size], torch.from_numpy(lines))
+            buffers.lines[:size].copy_(to_device(torch.from_numpy(lines), self._model.device))
             self.graph_pool.run(key, lambda: self._draft(buffers, size, count))
         else:
             buffers = self._buffers()
-            copy_to(buffers.lines[:size], torch.from_numpy(lines))
+            buffers.lines[:size].copy_(to_device(torch.from_numpy(lines), self._model.device))
             self._draft(buffers, size, count)
         return buffers.drafts[: len(sequences), :count]
 
@@ -179,10 +179,7 @@ class Drafter:
         ids, lengths = lines[:, 0].long(), lines[:, 1].contiguous()
         deltas, tables = lines[:, 2].long(), lines[:, _FIELDS:].contiguous()
         rows = lines[:, 3].long() * RECENT + (lengths.long() - 1) % RECENT
-        hidden = recent.index_select(0, torch.where(lengths > 0, rows, self._cache.nobodys))
-        starts = None
-        if not lines.is_cuda:  # plain attention takes true lengths from the host, or with these from tensors
-            starts = torch.cat((lengths.new_zeros(1), (lengths > 0).cumsum(0, dtype=torch.int32)))
+        hidden = recent.index_select(0, torch.where(lengths > 0, rows, self._cache.recent_rows - 1))
         for number in range(count):
             positions, slots = places(lengths, deltas, tables, self._cache.block_size)
             metadata = AttentionMetadata(
@@ -191,7 +188,6 @@ class Drafter:
                 slot_mapping=slots,
                 block_tables=tables,
                 block_size=self._cache.block_size,
-                starts=starts,
                 lengths=lengths,
             )
             hidden = self._model.predict(ids, hidden, positions, self._cache, metadata)

@@ -220,9 +220,8 @@ class Runner:
             embeds: the encoder rows of all placeholders, in their order, in pieces.
             unread: tokens that only the device knows.
         """
-        model, shape = self.model, shape_of(chunks, predicts=self.cache.recent is not None)
-        packed = pack(chunks, shape, self.cache.block_size, self.cache.nobodys)
-        numbers = numbers_of(to_device(packed, model.device), shape)
+        model, shape = self.model, shape_of(chunks, self.cache.recent_rows)
+        numbers = numbers_of(to_device(pack(chunks, shape, self.cache.block_size), model.device), shape)
         if unread is not None:
             unread.put(numbers)
         kernels = model.device.type == "cuda"

@@ -186,9 +186,9 @@ class KVCache:
         values.index_copy_(0, slots, value)
 
     @property
-    def nobodys(self) -> int:
-        """The row of `recent` that is nobody's."""
-        return 0 if self.recent is None else len(self.recent) - 1
+    def recent_rows(self) -> int:
+        """Rows of `recent`, the last of which is nobody's; 0 without any."""
+        return 0 if self.recent is None else len(self.recent)
 
     def copy_recent(self, source: int, target: int, count: int) -> None:
         """Let the `count` hidden states of one slot be another's."""

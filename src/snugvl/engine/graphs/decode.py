@@ -282,7 +282,7 @@ class _DecodeGraph:
         if self._cache.recent is None:
             return None
         rows = self._state_slots * RECENT + (self._lengths.long() - 1) % RECENT
-        return PredictorBatch(torch.where(slots >= 0, rows, self._cache.nobodys))
+        return PredictorBatch(torch.where(slots >= 0, rows, self._cache.recent_rows - 1))
 
 
 def places(
