@@ -40,7 +40,7 @@ class Shape:
         blocks: of a block table.
         logits: rows whose logits are wanted.
         pictured: placeholders.
-        recent: rows of `KVCache.recent`, for a multi-token predictor, the last of which is nobody's; 0 without.
+        recent: rows of `KVCache.recent`, for a predictor, the last of which is nobody's; 0 without one.
     """
 
     tokens: int
