@@ -13,9 +13,9 @@ ratios within a round. Where others use the processor, too, the ratio of process
 answers must be equal, but for ties of rounding: how many differ is printed. `smollm2` is the one real
 language model that a package index has (`training/smollm2.py`).
 
-`--method mtp`: the checkpoint's multi-token predictor guesses instead of n-grams. Forced, it computes its drafts,
-and others are checked: of random weights it is never right, and takes as long. A checkpoint whose predictor is
-right is `training/predictor.py`'s.
+`--method mtp`: the checkpoint's multi-token predictor guesses instead of n-grams. Forced, it computes its
+drafts, and others are checked: of random weights it is never right, and takes as long. One that is right is
+`training/predictor.py`'s, which has a measurement of its own.
 """
 
 import argparse
