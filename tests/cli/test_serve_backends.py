@@ -280,7 +280,7 @@ def test_what_is_not_installed_is_passed_over(
         (["--attach", "http://h:1", "--step-graphs"], "--step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--no-step-graphs"], "--no-step-graphs can't be chosen for a vLLM"),
         (["--attach", "http://h:1", "--tower", "resident"], "--tower can't be chosen for a vLLM"),
-        (["--backend", "vllm", "--speculation", "ngram"], "--speculation ngram is our own engine's alone"),
+        (["--backend", "vllm", "--speculation", "mtp"], "--speculation mtp is our own engine's alone"),
         (["--backend", "vllm", "--embedding", "cpu"], "--embedding cpu is our own engine's alone"),
         (["--attach", "http://h:1", "--embedding", "cpu"], "--embedding can't be chosen for a vLLM"),
     ],

@@ -7,7 +7,7 @@ took"), and what a step needs is in no line. So the plan's rows are joined to th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psutil
@@ -60,12 +60,12 @@ def read_counters(text: str) -> Counters:
             config, engines = labels, engines + 1
     usage = sum(usages) / len(usages) if usages else 0.0
     blocks = _whole(config.get("num_gpu_blocks")) * max(engines, 1)
-    load = Load(
+    sizes = Load(
         free_blocks=blocks - round(blocks * usage),
         num_blocks=blocks,
         block_size=_whole(config.get("block_size")) or 1,
-        **sums,
     )
+    load = replace(sizes, **sums)
     return Counters(load, usage, _whole(config.get("kv_cache_memory_bytes")) or None)
 
 
