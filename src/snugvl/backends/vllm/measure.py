@@ -7,8 +7,8 @@ took"), and what a step needs is in no line. So the plan's rows are joined to th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -47,7 +47,7 @@ class Counters:
 
 def read_counters(text: str) -> Counters:
     """The counters of all engines of one server."""
-    sums = dict.fromkeys(_SUMS.values(), 0)
+    sums: dict[str, Any] = dict.fromkeys(_SUMS.values(), 0)
     usages: list[float] = []
     config: Mapping[str, str] = {}
     engines = 0
@@ -60,12 +60,12 @@ def read_counters(text: str) -> Counters:
             config, engines = labels, engines + 1
     usage = sum(usages) / len(usages) if usages else 0.0
     blocks = _whole(config.get("num_gpu_blocks")) * max(engines, 1)
-    sizes = Load(
+    load = Load(
         free_blocks=blocks - round(blocks * usage),
         num_blocks=blocks,
         block_size=_whole(config.get("block_size")) or 1,
+        **sums,
     )
-    load = replace(sizes, **sums)
     return Counters(load, usage, _whole(config.get("kv_cache_memory_bytes")) or None)
 
 
