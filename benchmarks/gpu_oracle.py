@@ -3,9 +3,9 @@
 Preprocessing, logits and up to 64 greedy tokens, for prompts with 0, 1 and 3 images and a video. In float32
 both must agree; in bfloat16 each is compared with the float32 logits of transformers, so that ours has the
 oracle's own rounding as its yardstick. Where tokens differ, the oracle's own logits of that step say how
-clearly it chose: the difference between its token and ours (`margin`), beside the error of its bfloat16 logits
-at the prompt's tokens (`noise`, root of the mean square). Random weights leave many such ties; a trained model
-few.
+clearly it chose: the difference between its token and ours (`margin`), beside the error of its bfloat16
+logits at the prompt's tokens (`noise`, root of the mean square). Random weights leave many such ties; a
+trained model few.
 
 Then the same tokens once more by recordings, and with guesses of which most are right (`--speculation`).
 
