@@ -64,6 +64,32 @@ class Storage:
     embedding: Literal["gpu", "cpu"] = "gpu"
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the files hold, by the network's names."""
+
+    tensors: Mapping[str, TensorEntry]
+    matrices: Mapping[str, PackedMatrix]
+    form: Fp8Blocks | PackedInt4 | None
+
+    @property
+    def blocks(self) -> Fp8Blocks | None:
+        return _blocks(self.form)
+
+    def entry(self, name: str) -> TensorEntry:
+        """The tensor, or the codes of a 4-bit matrix."""
+        return self.matrices[name].words if name in self.matrices else self.tensors[name]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenCheckpoint:
+    """A network without memory, what its files hold, and how it is to be stored."""
+
+    model: LoadableNetwork
+    stored: Stored
+    storage: Storage
+
+
 def load_model(
     folder: Path,
     *,
@@ -87,6 +113,29 @@ def load_model(
         UnsupportedModel: an architecture, dtype or quantisation that this engine doesn't run.
         NoPageLockedMemory: there is none for the embedding; nothing was taken of the device yet.
     """
+    opened = open_checkpoint(folder, dtype=dtype, storage=storage, language_only=language_only)
+    model, storage = opened.model, opened.storage
+    if storage.embedding == "cpu":
+        to_main_memory(model.decoder.embed_tokens, device)
+    units = [] if model.tower is None or storage.streamed is None else model.tower.units
+    host = to_host(units, pinned=storage.streamed == "pinned")
+    room_size = room_bytes(units, [len(each) for each in host])
+    give_memory(model, device, room_size)
+    room = torch.empty(room_size, dtype=torch.uint8, device=device)
+    fill(dict(targets_of(model)), opened.stored, device, readers, progress)
+    if model.tower is not None and units:
+        model.tower.weights = WeightStream(units, host, room, CopyStream(device))
+    return model
+
+
+def open_checkpoint(
+    folder: Path, *, dtype: torch.dtype, storage: Storage | None = None, language_only: bool = False
+) -> OpenCheckpoint:
+    """The network that `folder` describes, without memory and in its final formats; its files are checked.
+
+    Raises:
+        CheckpointError, UnsupportedModel: as `load_model`.
+    """
     config = read_config(folder)
     if language_only:
         config = replace(config, vision=None)
@@ -97,26 +146,16 @@ def load_model(
     form = config.quantization
     matrices: dict[str, PackedMatrix] = {}
     if isinstance(form, PackedInt4):
-        known = {name for name, _ in _targets(model)}
+        known = {name for name, _ in targets_of(model)}
         tensors, matrices = ready_made.collect(tensors, form, folder, known)
     check_names(model, config, tensors, folder, matrices)
     if isinstance(form, PackedInt4):
         inside = {id(module) for module in model.decoder.layers.modules()}
-        ready_made.store(dict(_targets(model)), matrices, form, inside)
+        ready_made.store(dict(targets_of(model)), matrices, form, inside)
         storage = storage or Storage("int4")
     storage = storage or Storage()
     choose_formats(model, storage, form)
-    if storage.embedding == "cpu":
-        to_main_memory(model.decoder.embed_tokens, device)
-    units = [] if model.tower is None or storage.streamed is None else model.tower.units
-    host = to_host(units, pinned=storage.streamed == "pinned")
-    room_size = room_bytes(units, [len(each) for each in host])
-    _give_memory(model, device, room_size)
-    room = torch.empty(room_size, dtype=torch.uint8, device=device)
-    _fill(dict(_targets(model)), _Stored(tensors, matrices, form), device, readers, progress)
-    if model.tower is not None and units:
-        model.tower.weights = WeightStream(units, host, room, CopyStream(device))
-    return model
+    return OpenCheckpoint(model, Stored(tensors, matrices, form), storage)
 
 
 def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | PackedInt4 | None) -> None:
@@ -149,26 +188,9 @@ def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
     return linear.columns % (storage.group if storage.layers == "int4" else GROUP) == 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """What the files hold, by the network's names."""
-
-    tensors: Mapping[str, TensorEntry]
-    matrices: Mapping[str, PackedMatrix]
-    form: Fp8Blocks | PackedInt4 | None
-
-    @property
-    def blocks(self) -> Fp8Blocks | None:
-        return _blocks(self.form)
-
-    def entry(self, name: str) -> TensorEntry:
-        """The tensor, or the codes of a 4-bit matrix."""
-        return self.matrices[name].words if name in self.matrices else self.tensors[name]
-
-
-def _fill(
+def fill(
     targets: Mapping[str, LoadTarget],
-    stored: _Stored,
+    stored: Stored,
     device: torch.device,
     readers: int,
     progress: Callable[[int, int], None] | None,
@@ -181,7 +203,7 @@ def _fill(
     inference = torch.is_inference_mode_enabled()  # of the caller, who made the tensors; a thread has its own
     files: list[TensorFiles] = []
 
-    def fill(pair: tuple[str, TensorEntry]) -> int:
+    def read(pair: tuple[str, TensorEntry]) -> int:
         name, entry = pair
         if not hasattr(own, "files"):
             own.files = TensorFiles(by_name, stored.blocks, device)
@@ -196,7 +218,7 @@ def _fill(
 
     pool = ThreadPoolExecutor(readers if device.type == "cuda" else 1, thread_name_prefix="snugvl-load")
     try:
-        for nbytes in pool.map(fill, entries):
+        for nbytes in pool.map(read, entries):
             done += nbytes
             if progress is not None:
                 progress(done, total)
@@ -265,7 +287,7 @@ def without_memory(config: ModelConfig) -> LoadableNetwork:
         return network_of(config)
 
 
-def _give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
+def give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
     """`model.to_empty(device=device)`, which imports all of sympy for a second on the way.
 
     On a GPU in one piece, of which torch's allocator then cuts the tensors: pieces of their own would be
@@ -299,7 +321,7 @@ def check_names(
     matrices: Mapping[str, PackedMatrix],
 ) -> None:
     """Compare names, shapes and dtypes of the checkpoint with the network's, before any memory is taken."""
-    targets = dict(_targets(model))
+    targets = dict(targets_of(model))
     for name, target in targets.items():
         if name in matrices:
             assert isinstance(config.quantization, PackedInt4)
@@ -348,7 +370,7 @@ def _check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Block
         )
 
 
-def _targets(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
+def targets_of(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
     """Checkpoint tensor names and the rows of parameters they fill."""
     packed = {
         f"{name}.{part}": parts
