@@ -169,7 +169,7 @@ def test_smaller_pictures_cost_what_transformers_says(tiny_whole: Path) -> None:
 
 def test_passes_find_the_references_own_answer(tiny_whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer with an FP8 cache soon differs, of random weights; passes end at transformers' own."""
-    question = Question("caption", max_tokens=24)
+    question = Question("caption", max_tokens=40)
     engines: list[str] = []
     load = stages.load_engine
     monkeypatch.setattr(
@@ -186,7 +186,7 @@ def test_passes_find_the_references_own_answer(tiny_whole: Path, monkeypatch: py
     for item, before, outcome in zip(comparison.items, first, outcomes, strict=True):
         assert outcome.complete
         side, tokens = comparison.reference, ()
-        while len(tokens) < 24 and not side.ends & set(tokens):
+        while len(tokens) < 40 and not side.ends & set(tokens):
             best = oracle_logits(model, comparison, item, (*tokens, 0))[-1].argmax().item()
             tokens = (*tokens, int(best))
         assert outcome.reference == side.text(tokens)

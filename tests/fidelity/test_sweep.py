@@ -156,7 +156,7 @@ def test_the_plan_takes_what_there_is(tiny_whole: Path) -> None:
     comparison, _ = compared(tiny_whole, items(1), weights=["bf16"])
     side = comparison.reference
     load = memory.Load(Extent(9000, 8900, 35600), 2, 200)
-    with closing(side.network(CPU, 1, lambda _read: None)) as network:
+    with closing(side.network(CPU, lambda _read: None)) as network:
 
         def plan(device_mib: int, host_mib: int = 4096) -> memory.PassPlan:
             place = Place(torch.device("cuda"), "a GPU", device_mib << 20, (8, 9), gpu=GPU)

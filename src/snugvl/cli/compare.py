@@ -29,7 +29,7 @@ SOME_FAILED: Final = 7
 INTERRUPTED: Final = 130
 PASSES: Final = 4
 COMPARED: dict[str, Any] = {
-    name: options.LOAD[name] for name in ("device", "dtype", "context", "memory", "embedding", "thinking")
+    name: options.LOAD[name] for name in ("device", "dtype", "context", "memory", "thinking")
 }
 TaskName = Literal["caption", "ask", "detect", "scene"]
 
@@ -107,7 +107,14 @@ def compare(
     recursive: options.Recursive = False,
     *,
     load: LoadOptions,
-    result: OutputChoice,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON Lines: an object an answer, then one a variant.")
+    ] = False,
+    output: options.Output = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an unfinished comparison of the same --output.")
+    ] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure what formats, image sizes or another model cost on these pictures.
 
@@ -120,6 +127,7 @@ def compare(
         "max_pixels": _numbers(max_pixels),
         "models": list(other_model or []),
     }
+    result = OutputChoice(json, output, resume, quiet)
     names = sources.expand(images, recursive=recursive)
     if sources.STDIN in names:
         raise InputError("compare reads each picture several times, and standard input only once; give files")

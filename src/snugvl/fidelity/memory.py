@@ -1,13 +1,14 @@
 """What a pass over a network holds, planned before it begins, on the device and in main memory.
 
-    always     context, kernels, small tensors, buffers of the files, hidden states where there is room
+    always     context, kernels, small tensors, hidden states where there is room
     vision     the tower, what it computes with
     prefill    a decoder layer, keys and values of one layer and one sequence, a chunk's workspace
     decode     slices of both heads, and their logits
 
-The widest chunk that fits is taken. Hidden states of all tokens wait on the device if they fit there, else in
-main memory, where the pictures' encodings wait in any case. If all of them are too many, the questions are
-divided: each part then reads the files once.
+What reads a part into its place needs room before the part computes, so of both the larger one counts. The
+widest chunk that fits is taken, with as many readers as fit beside it. Hidden states of all tokens wait on the
+device if they fit there, else in main memory, where the pictures' encodings wait in any case. If all of them
+are too many, the questions are divided: each part then reads the files once.
 
 Parts of the network are counted as they are (they exist without memory), the rest by the formulas of the
 planner.
@@ -15,6 +16,7 @@ planner.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 import torch
@@ -74,6 +76,7 @@ class PassPlan:
         sizes: how it is computed.
         batches: numbers of the questions that are done together, each with a reading of the files.
         host_bytes: of main memory, beside a GPU.
+        readers: threads that read a part into its place.
     """
 
     footprint: Footprint
@@ -81,6 +84,7 @@ class PassPlan:
     sizes: SweepSizes
     batches: tuple[tuple[int, ...], ...]
     host_bytes: int
+    readers: int
 
 
 def plan_pass(side: Participant, network: LayeredNetwork, loads: Sequence[Load], place: Place) -> PassPlan:
@@ -89,69 +93,55 @@ def plan_pass(side: Participant, network: LayeredNetwork, loads: Sequence[Load],
     Raises:
         DoesNotFit: not even the smallest chunk fits, or one question doesn't; with the numbers.
     """
-    hidden = side.config.text.hidden_size * side.settings.itemsize
-    needed = [load.tokens * hidden for load in loads]
-    seen = 0 if side.facts.vision is None else encoder_bytes_per_token(side.inventory, side.settings.itemsize)
-    pictured = [load.extent.image_tokens * seen for load in loads]
-    for chunk in CHUNKS:
-        parts = _components(side, network, loads, place, chunk)
-        fixed = footprint_of(parts).total_bytes
-        room = place.usable_bytes - fixed
-        if place.device.type == "cpu":
-            waiting = [a + b for a, b in zip(needed, pictured, strict=True)]
-            if room >= max(waiting):
-                return _plan(side, place, parts, chunk, place.device, list(_batches(waiting, room)), waiting)
-        elif room >= 0:
-            home = place.device if room >= sum(needed) else torch.device("cpu")
-            waiting = (
-                pictured if home == place.device else [a + b for a, b in zip(needed, pictured, strict=True)]
-            )
-            host = place.host_bytes // HOST_SHARE if place.host_bytes is not None else sum(waiting)
-            if host >= max(waiting):
-                batches = list(_batches(waiting, host))
-                on_device = needed if home == place.device else [0] * len(needed)
-                return _plan(side, place, parts, chunk, home, batches, on_device, waiting)
-    largest = max(footprint_of(parts).counted, key=lambda part: part.nbytes)
+    cpu, itemsize = place.device.type == "cpu", side.settings.itemsize
+    hidden = side.config.text.hidden_size * itemsize
+    encoded = 0 if side.facts.vision is None else encoder_bytes_per_token(side.inventory, itemsize)
+    states = [load.tokens * hidden for load in loads]
+    pictures = [load.extent.image_tokens * encoded for load in loads]
+    both, none = [a + b for a, b in zip(states, pictures, strict=True)], [0] * len(loads)
+    host = sum(both) if place.host_bytes is None else place.host_bytes // HOST_SHARE
+    for chunk, readers in product(CHUNKS, (1,) if cpu else native.READERS):
+        parts = _components(side, network, loads, place, chunk, readers)
+        room = place.usable_bytes - footprint_of(parts).total_bytes
+        home = place.device if cpu or room >= sum(states) else torch.device("cpu")
+        inside, beside = (both, none) if cpu else (states, pictures) if home == place.device else (none, both)
+        waiting, limit = (inside, room) if cpu else (beside, host)
+        if room < 0 or limit < max(waiting):
+            continue
+        batches = tuple(_batches(waiting, limit))
+        held, out = (max(sum(each[n] for n in batch) for batch in batches) for each in (inside, beside))
+        why = "of every token that waits for its next layer" + (", and pictures" if cpu else "")
+        parts.append(Component("hidden states", held, why=why))
+        sizes = SweepSizes(chunk, side.settings.kv, home)
+        return PassPlan(footprint_of(parts), place.usable_bytes, sizes, batches, out, readers)
+    found = footprint_of(parts)
+    largest = max(found.counted, key=lambda part: part.nbytes)
     raise DoesNotFit(
-        f"comparing with {side.capabilities.model} needs {format_size(fixed + max(needed) + max(pictured))} "
-        f"at once, the largest part being {largest.name} ({format_size(largest.nbytes)}); "
+        f"comparing with {side.capabilities.model} needs "
+        f"{format_size(found.total_bytes + max(both))} at once, the largest part being {largest.name} ({format_size(largest.nbytes)}); "
         f"{format_size(place.usable_bytes)} can be had; free some, or compare smaller pictures (--max-pixels)"
     )
 
 
-def _plan(
-    side: Participant,
-    place: Place,
-    parts: list[Component],
-    chunk: int,
-    home: torch.device,
-    batches: list[list[int]],
-    device: Sequence[int],
-    host: Sequence[int] = (),
-) -> PassPlan:
-    held = max(sum(device[number] for number in batch) for batch in batches)
-    parts = [*parts, Component("hidden states", held, why="of every token that waits for its next layer")]
-    beside = max((sum(host[number] for number in batch) for batch in batches), default=0) if host else 0
-    sizes = SweepSizes(chunk, side.settings.kv, home)
-    return PassPlan(footprint_of(parts), place.usable_bytes, sizes, tuple(map(tuple, batches)), beside)
-
-
-def _batches(nbytes: Sequence[int], room: int) -> Iterator[list[int]]:
+def _batches(nbytes: Sequence[int], room: int) -> Iterator[tuple[int, ...]]:
     """As many in a row as fit into `room` together."""
-    batch: list[int] = []
-    held = 0
+    batch: tuple[int, ...] = ()
     for number, size in enumerate(nbytes):
-        if batch and held + size > room:
+        if batch and sum(nbytes[each] for each in batch) + size > room:
             yield batch
-            batch, held = [], 0
-        batch.append(number)
-        held += size
+            batch = ()
+        batch = (*batch, number)
     if batch:
         yield batch
 
 
 def _components(
-    side: Participant, network: LayeredNetwork, loads: Sequence[Load], place: Place, chunk: int
+    side: Participant,
+    network: LayeredNetwork,
+    loads: Sequence[Load],
+    place: Place,
+    chunk: int,
+    readers: int,
 ) -> list[Component]:
     """All but what waits."""
     model, device = side.inventory, place.planned()
@@ -170,15 +160,13 @@ def _components(
             Component("cuBLAS workspace", device.cublas_bytes, basis="measured"),
             Component("small tensors", native.SMALL_TENSORS_BYTES, basis="measured"),
         ]
-    readers = 1 if device.cpu else native.READERS[0]
-    parts.append(
-        Component("buffers of the files", native.loading_bytes(model, settings, readers), basis="predicted")
-    )
+    buffers = native.loading_bytes(model, settings, readers)
     if net.tower is not None and (patches := max(load.extent.patches for load in loads)):
         tokens = patches // model.facts.vision.merge_size**2 if model.facts.vision is not None else 0
         work = native_workspace(model, ImageSize(tokens, patches), itemsize, settings.vision_weights)
         parts.append(Component("vision tower", part_bytes(net.tower), "vision"))
-        parts.append(Component("vision workspace", work, "vision", "predicted", f"{patches:,} patches"))
+        why = f"{patches:,} patches"
+        parts.append(Component("vision workspace", max(work, buffers), "vision", "predicted", why))
     layer = max(part_bytes(each) for each in net.decoder.layers)
     cached = kv_bytes(model, settings, -(-longest // DEFAULT_BLOCK_SIZE) * DEFAULT_BLOCK_SIZE)
     cached = (cached - state_bytes(model, settings)) // max(side.config.text.kv_layers, 1)
@@ -189,7 +177,7 @@ def _components(
         *parts,
         Component("a decoder layer", layer, "prefill"),
         Component("KV cache of a layer", cached + recurrent, "prefill", why=f"{longest:,} tokens"),
-        Component("workspace", work, "prefill", "predicted", f"{chunk:,} tokens of a chunk"),
+        Component("workspace", max(work, buffers), "prefill", "predicted", f"{chunk:,} tokens of a chunk"),
         Component("slices of the heads", heads, "decode", why="a part of the vocabulary at a time"),
     ]
 

@@ -135,10 +135,10 @@ class Participant:
         whole = storage_of(self.settings, self._system)
         return replace(whole, streamed=None, embedding="gpu")
 
-    def network(self, device: torch.device, readers: int, told: Callable[[int], None]) -> LayeredNetwork:
+    def network(self, device: torch.device, told: Callable[[int], None]) -> LayeredNetwork:
         """Its network, of which one part is in memory at a time; `told`: see `LayeredNetwork`."""
         opened = open_checkpoint(self.folder, dtype=self.dtype, storage=self.storage())
-        return LayeredNetwork(opened, device, readers=readers, told=told)
+        return LayeredNetwork(opened, device, told=told)
 
     def close(self) -> None:
         """End what runs beside this process."""

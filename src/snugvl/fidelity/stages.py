@@ -29,7 +29,7 @@ from snugvl.fidelity.sweep import Sequences, Sweep
 from snugvl.fidelity.variants import Variant, allocation_of
 from snugvl.fidelity.work import Work
 from snugvl.models.layered import LayeredNetwork
-from snugvl.planner.footprint.native import LATE_BYTES, READERS
+from snugvl.planner.footprint.native import LATE_BYTES
 
 JUDGED_ROWS: Final = 8192  # tokens whose states are in main memory at once: 64 MiB of an 8B, on each side
 Tokens = tuple[int, ...]
@@ -76,7 +76,6 @@ class Stages:
         self.device = device_of(options.device)
         self.rows: list[MemoryRow] = []
         self._memory_bytes = options.memory_bytes
-        self._readers = READERS[0] if self.device.type == "cuda" else 1
 
     def place(self) -> Place:
         """What is free now. Nothing of an engine or a pass that is over is held any more."""
@@ -87,7 +86,7 @@ class Stages:
     @contextmanager
     def network(self, side: Participant) -> Iterator[LayeredNetwork]:
         """A network, of which one part is in memory at a time."""
-        network = side.network(self.device, self._readers, self.clock.read)
+        network = side.network(self.device, self.clock.read)
         try:
             yield network
         finally:
@@ -155,6 +154,7 @@ class Stages:
             ]
             with self.network(side) as network:
                 plan = plan_pass(side, network, loads, place)
+                network.readers = plan.readers
                 cap(place, LATE_BYTES)
                 with self._measured(stage, plan.footprint.total_bytes):
                     for batch in plan.batches:

@@ -34,21 +34,20 @@ class LayeredNetwork:
     Attributes:
         model: the network; its parts have no memory but within `part`.
         device: where parts are.
+        readers: threads that read a part into its place on a GPU.
     """
 
     def __init__(
         self,
         opened: OpenCheckpoint,
         device: torch.device,
-        *,
-        readers: int = GPU_READERS,
-        told: Callable[[int], None] | None = None,
+        told: Callable[[int], None] = lambda _read: None,
     ) -> None:
         """`told`: given the bytes of files that were read, now and then."""
         self.model: LoadableNetwork = opened.model
-        self.device = device
+        self.device, self.readers = device, GPU_READERS
         self._stored = opened.stored
-        self._readers, self._told = readers, told or (lambda _read: None)
+        self._told = told
         names = {id(target.parameter): name for name, target in targets_of(self.model)}
         self._table, self._head = (
             self._stored.entry(names[id(each.weight)])
@@ -91,7 +90,7 @@ class LayeredNetwork:
                 self._told(done - last)
                 last = done
 
-            fill(targets, self._stored, self.device, self._readers, told)
+            fill(targets, self._stored, self.device, self.readers, told)
             yield
         finally:
             module.to("meta")
