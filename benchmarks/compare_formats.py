@@ -5,8 +5,8 @@
 
 A ballast process (`ballast.py`) holds the rest of the card. The peak is the driver's, of the whole command
 with its context; beside each stage's plan stands what torch held, which the context isn't part of. Main
-memory's peak is that of the process. Random weights answer nonsense, so their KL says nothing; time and memory
-don't depend on the values. `warm`: the page cache is large enough for the files, and may have had them.
+memory's peak is that of the process. Random weights answer nonsense, so their KL says nothing; time and
+memory don't depend on the values. `warm`: the page cache has room for the files, and may have had them.
 """
 
 import argparse

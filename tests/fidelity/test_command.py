@@ -246,7 +246,5 @@ def test_another_model_of_the_same_tokens(
     for number, question in product(range(2), ("What?", "Where?")):
         title = f"{pictures / str(number)}.png: {question}\n  {'reference':{wide}}  "
         assert title in shown
-        reference, variant, *_ = shown.partition(title)[2].split(f"\n  {other}, fp32  ")
-        assert reference
-        assert variant
+        reference, _, *_ = shown.partition(title)[2].split(f"\n  {other}, fp32  ")
         assert not reference.endswith("…")  # it is known to its end

@@ -6,9 +6,9 @@
     decode     slices of both heads, and their logits
 
 What reads a part into its place needs room before the part computes, so of both the larger one counts. The
-widest chunk that fits is taken, with as many readers as fit beside it. Hidden states of all tokens wait on the
-device if they fit there, else in main memory, where the pictures' encodings wait in any case. If all of them
-are too many, the questions are divided: each part then reads the files once.
+widest chunk that fits is taken, with as many readers as fit beside it. Hidden states of all tokens wait on
+the device if they fit there, else in main memory, where pictures' encodings wait in any case. If there are too
+many, the questions are divided: each part then reads the files once.
 
 Parts of the network are counted as they are (they exist without memory), the rest by the formulas of the
 planner.
@@ -118,7 +118,8 @@ def plan_pass(side: Participant, network: LayeredNetwork, loads: Sequence[Load],
     largest = max(found.counted, key=lambda part: part.nbytes)
     raise DoesNotFit(
         f"comparing with {side.capabilities.model} needs "
-        f"{format_size(found.total_bytes + max(both))} at once, the largest part being {largest.name} ({format_size(largest.nbytes)}); "
+        f"{format_size(found.total_bytes + max(both))} at once, "
+        f"the largest part being {largest.name} ({format_size(largest.nbytes)}); "
         f"{format_size(place.usable_bytes)} can be had; free some, or compare smaller pictures (--max-pixels)"
     )
 
