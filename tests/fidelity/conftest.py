@@ -1,5 +1,7 @@
 """Pocket and a tiny checkpoint of random weights, with what compares them and transformers beside."""
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,19 @@ def tiny_whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     image, video, start, end = (ids[name] for name in names)
     return checkpoints.write(folder, checkpoints.Options(vocab=512, placeholders=(image, video, start, end)))
+
+
+@pytest.fixture(scope="session")
+def tiny_other(tiny_whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same tokens, other weights."""
+    folder = tmp_path_factory.mktemp("other")
+    shutil.copytree(tiny_whole, folder, dirs_exist_ok=True)
+    values = json.loads((tiny_whole / "config.json").read_text())
+    image, video, start, end = (
+        values[f"{name}_token_id"] for name in ("image", "video", "vision_start", "vision_end")
+    )
+    options = checkpoints.Options(vocab=512, placeholders=(image, video, start, end), seed=1)
+    return checkpoints.write(folder, options)
 
 
 def scene(number: int, size: tuple[int, int] = (224, 160)) -> Image.Image:

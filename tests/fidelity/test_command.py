@@ -1,7 +1,6 @@
 """`snugvl compare`: its table and records, what resumes, what it refuses."""
 
 import json
-import shutil
 import weakref
 from collections.abc import Callable
 from itertools import product
@@ -13,7 +12,6 @@ import pytest
 from snugvl.cli.app import run
 from snugvl.fidelity import stages
 from snugvl.fidelity.sweep import Sweep
-from tests import checkpoints
 from tests.fidelity.conftest import scene
 
 
@@ -133,9 +131,13 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
     compare: Run, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = (pictures, "--weights", "bf16", "--kv-cache", "fp8", *SHORT, "--quiet", "-o")
-    assert compare(*command, tmp_path / "whole.jsonl").code == 0
     made: list[str] = []
     sweep, load = Sweep.run, stages.load_engine
+    with monkeypatch.context() as patch:
+        patch.setattr(Sweep, "run", lambda one: (made.append("sweep"), sweep(one))[1])
+        assert compare(*command, tmp_path / "whole.jsonl").code == 0
+    whole = len(made)
+    made.clear()
 
     def interrupted(one: Sweep) -> Any:
         made.append("sweep")
@@ -153,12 +155,15 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
     with (work / "answers-0.jsonl").open("a") as file:
         file.write('{"number": 1, "tok')  # killed in the middle of a line
     loaded: list[object] = []
+    made.clear()
+    monkeypatch.setattr(Sweep, "run", lambda one: (made.append("sweep"), sweep(one))[1])
     monkeypatch.setattr(
         stages, "load_engine", lambda options, **more: (loaded.append(1), load(options, **more))[1]
     )
     assert compare(*command, output, "--resume") == Ran(0, "", "")
     assert records(output.read_text())[:-1] == records((tmp_path / "whole.jsonl").read_text())[:-1]
     assert len(loaded) <= 1  # for drafts alone: the answers were there
+    assert len(made) == whole - 1  # and what the variant's own pass had found
     assert not work.exists()
     again = compare(*command[:-2], "-o", output, "--resume")
     assert (again.code, "nothing to do" in again.err) == (0, True)
@@ -227,24 +232,28 @@ def test_standard_input_and_missing_models_are_refused(
     assert compare(pictures / "none.png", "--weights", "bf16").code == 3
 
 
-def test_another_model_of_the_same_tokens(
-    compare: Run, pictures: Path, tiny_whole: Path, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(tiny_whole, other)
-    values = json.loads((tiny_whole / "config.json").read_text())
-    ids = tuple(values[f"{name}_token_id"] for name in ("image", "video", "vision_start", "vision_end"))
-    checkpoints.write(other, checkpoints.Options(vocab=512, placeholders=ids, seed=1))
-    command = (pictures, "-q", "What?", "-q", "Where?", "--quiet", "--other-model", other, "--max-tokens", 6)
+def test_another_model_of_the_same_tokens(compare: Run, pictures: Path, tiny_other: Path) -> None:
+    command = (
+        pictures,
+        "-q",
+        "What?",
+        "-q",
+        "Where?",
+        "--quiet",
+        "--other-model",
+        tiny_other,
+        "--max-tokens",
+        6,
+    )
     ran = compare(*command, "--passes", 1, "--json")
     assert ran.code == 0, ran.err
     *answers, summary, _ = records(ran.out)
-    assert all(each["variant"] == f"{other}, fp32" for each in answers)
+    assert all(each["variant"] == f"{tiny_other}, fp32" for each in answers)
     assert (summary["summary"]["kl"] > 0.1, summary["summary"]["incomplete"]) == (True, 4)
     shown = compare(*command, "--passes", 8).out
-    wide = len(f"{other}, fp32")
+    wide = len(f"{tiny_other}, fp32")
     for number, question in product(range(2), ("What?", "Where?")):
         title = f"{pictures / str(number)}.png: {question}\n  {'reference':{wide}}  "
         assert title in shown
-        reference, _, *_ = shown.partition(title)[2].split(f"\n  {other}, fp32  ")
+        reference, _, *_ = shown.partition(title)[2].split(f"\n  {tiny_other}, fp32  ")
         assert not reference.endswith("…")  # it is known to its end

@@ -194,6 +194,20 @@ def test_passes_find_the_references_own_answer(tiny_whole: Path, monkeypatch: py
     assert len(engines) > 3  # one draft is not enough
 
 
+def test_drafts_of_boxes_follow_their_grammar(tiny_whole: Path, tiny_other: Path) -> None:
+    """The reference's answer under a grammar is what an engine gives that runs the reference whole."""
+    question = Question("detect", max_tokens=24)
+    own = ran(tiny_whole, items(2, question), passes=1, weights=["bf16"])[2]
+    said: dict[str, Any] = {"weights": ["bf16"], "models": [str(tiny_other)]}
+    comparison, work, outcomes = ran(tiny_whole, items(2, question), passes=64, **said)
+    assert any(work.records(f"drafts-{number}") for number in range(2, 65))
+    assert not all(each.same for each in outcomes)
+    assert all(each.complete for each in outcomes)
+    assert [each.reference for each in outcomes] == [each.answer for each in own]
+    grammar = comparison.reference.grammar(question, (224, 160))
+    assert grammar is not None
+
+
 def test_boxes_are_matched_by_label_and_overlap() -> None:
     def found(*objects: tuple[str, tuple[float, float, float, float]]) -> Detections:
         boxes = (Box(x1=a, y1=b, x2=c, y2=d) for _, (a, b, c, d) in objects)

@@ -5,9 +5,9 @@
     prefill    a decoder layer, keys and values of one layer and one sequence, a chunk's workspace
     decode     slices of both heads, and their logits
 
-What reads a part into its place needs room before the part computes, so of both the larger one counts. The
-widest chunk that fits is taken, with as many readers as fit beside it. Hidden states of all tokens wait on
-the device if they fit there, else in main memory, where pictures' encodings wait in any case. If there are too
+What reads a part into its place needs room before that computes, so of both the larger one counts. The
+widest chunk that fits is taken, with as many readers as fit. Hidden states of all tokens wait on the
+device if they fit, else in main memory, where encodings of pictures wait in any case. If there are too
 many, the questions are divided: each part then reads the files once.
 
 Parts of the network are counted as they are (they exist without memory), the rest by the formulas of the
