@@ -88,10 +88,10 @@ def test_the_best_token_is_one_that_the_mask_allows(network: Open) -> None:
     assert judge(Side(one, right), None, masks).best.tolist() == wanted
 
 
-class _Digits:
+class Digits:
     """A grammar of one token after the other, 1, 2, 3, …"""
 
-    def start(self) -> "_Digits":
+    def start(self) -> "Digits":
         self.at = 1
         return self
 
@@ -104,6 +104,6 @@ class _Digits:
 
 
 def test_masks_follow_the_answer() -> None:
-    masks = masks_of(_Digits(), (1, 2, 5), 64)  # type: ignore[arg-type]
+    masks = masks_of(Digits(), (1, 2, 5), 64)  # type: ignore[arg-type]
     assert masks[:, 0].tolist() == [1 << 1, 1 << 2, 1 << 3]
     assert masks.shape == (3, 2)
