@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from snugvl.cli.app import run
 from snugvl.fidelity import stages
@@ -168,6 +169,21 @@ def test_an_interrupted_comparison_goes_on_where_it_was(
     again = compare(*command[:-2], "-o", output, "--resume")
     assert (again.code, "nothing to do" in again.err) == (0, True)
     assert compare(*command, output).code == 3
+
+
+def test_memory_that_others_take_is_told_and_the_work_is_kept(
+    compare: Run, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(_sweep: Sweep) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    output = tmp_path / "out.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(Sweep, "run", short)
+        ran = compare(pictures, "--weights", "bf16", *SHORT, "--quiet", "-o", output)
+    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert "CUDA out of memory. Tried to allocate 2.00 GiB; other programs may have taken" in ran.err
+    assert compare(pictures, "--weights", "bf16", *SHORT, "--quiet", "-o", output, "--resume").code == 0
 
 
 def test_another_comparison_is_not_continued(

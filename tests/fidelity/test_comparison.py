@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, DynamicCache
 
+from snugvl.backends.place import place_on
 from snugvl.core.options import LoadOptions
 from snugvl.errors import RequestError
 from snugvl.fidelity import stages
@@ -19,7 +21,7 @@ from snugvl.fidelity.comparison import Comparison
 from snugvl.fidelity.questions import Question
 from snugvl.fidelity.results import Boxes, Outcome, figures
 from snugvl.fidelity.results import compared as boxes_of
-from snugvl.fidelity.variants import variants_of
+from snugvl.fidelity.variants import allocation_of, variants_of
 from snugvl.fidelity.work import Work
 from snugvl.layers.kv_cache import E4M3
 from snugvl.layers.weights import to_int4, to_int8
@@ -150,6 +152,34 @@ def test_a_kv_cache_in_fp8_costs_what_transformers_says(tiny_whole: Path) -> Non
     assert found[0].rivals[0].name == "fp32, fp8 KV cache"
     check(found, 0, model, model, 1e-5, lambda: _E4m3Cache(config=model.config))
     assert max(max(each.score.kl) for each in found[2] if each.score) > 1e-3
+
+
+def test_a_rounded_tower_costs_what_transformers_says(tiny_whole: Path) -> None:
+    found = ran(tiny_whole, items(1), weights=["bf16"], tower_weights=["int8"])
+    assert found[0].rivals[0].name == "fp32, int8 tower"
+    right, ours = oracle(tiny_whole), oracle(tiny_whole)
+    for name, module in ours.named_modules():
+        if "visual" in name and isinstance(module, torch.nn.Linear):
+            columns = module.in_features
+            rounded = to_int8(module.weight.data, columns if columns % 128 else 128)
+            module.weight.data = rounded.wide(torch.float32)
+    check(found, 0, right, ours, 1e-6)
+    assert max(max(each.score.kl) for each in found[2] if each.score) > 1e-5
+
+
+def test_a_plan_keeps_its_formats_in_less_memory(tiny_whole: Path) -> None:
+    """The second engine finds less: its head stays as wide, and is not rounded to make room."""
+    variant = variants_of(LoadOptions(str(tiny_whole), device="cpu", weights="int8"))[0]
+    place = place_on(torch.device("cpu"), 700 << 20)
+    first = allocation_of(variant, place)
+    kept = replace(first.settings, head="int8", vision_weights="int8")
+    again = allocation_of(variant, place, kept)
+    assert (again.settings.head, again.settings.vision_weights) == ("int8", "int8")
+    assert again.footprint.total_bytes <= again.usable_bytes
+    tight = replace(place, limit_bytes=again.footprint.total_bytes - 1)
+    least = allocation_of(variant, tight, first.settings)
+    assert least.settings.weights_name == first.settings.weights_name
+    assert least.footprint.total_bytes <= least.usable_bytes < again.footprint.total_bytes
 
 
 def test_smaller_pictures_cost_what_transformers_says(tiny_whole: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,12 @@ Model = Annotated[
 @options.grouped(COMPARED)
 def compare(
     model: Model,
-    images: options.Pictures,
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGE...", help="Files (PDFs too), folders or quoted globs ('photos/**/*.jpg')."
+        ),
+    ],
     weights: Annotated[
         str | None,
         typer.Option(
@@ -174,10 +180,11 @@ def _compare(
             output=result.path,
             resume=result.resume,
         )
-        if not result.quiet:
-            for line in compare_view.plan_lines(comparison):
-                say(line)
-        outcomes = comparison.run()
+        with closing(comparison):
+            if not result.quiet:
+                for line in compare_view.plan_lines(comparison):
+                    say(line)
+            outcomes = comparison.run()
     compare_view.show(comparison, outcomes, result)
     work.remove()
     broken = failed + sum(each.error is not None for each in outcomes)

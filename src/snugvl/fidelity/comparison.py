@@ -96,6 +96,11 @@ class Comparison:
             self._clock.measured(network.stored_bytes(layer), time.monotonic() - began)
         return self._clock.left_s or 0.0
 
+    def close(self) -> None:
+        """End what runs beside this process. Safe to call twice."""
+        for side in (self.reference, *(rival.side for rival in self.rivals)):
+            side.close()
+
     @torch.inference_mode()
     def run(self) -> list[Outcome]:
         """All outcomes, variant by variant in the order of the questions.

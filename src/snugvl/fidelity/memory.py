@@ -108,7 +108,7 @@ def plan_pass(side: Participant, network: LayeredNetwork, loads: Sequence[Load],
         waiting, limit = (inside, room) if cpu else (beside, host)
         if room < 0 or limit < max(waiting):
             continue
-        batches = tuple(_batches(waiting, limit))
+        batches = tuple(in_batches(waiting, limit))
         held, out = (max(sum(each[n] for n in batch) for batch in batches) for each in (inside, beside))
         why = "of every token that waits for its next layer" + (", and pictures" if cpu else "")
         parts.append(Component("hidden states", held, why=why))
@@ -124,11 +124,11 @@ def plan_pass(side: Participant, network: LayeredNetwork, loads: Sequence[Load],
     )
 
 
-def _batches(nbytes: Sequence[int], room: int) -> Iterator[tuple[int, ...]]:
-    """As many in a row as fit into `room` together."""
+def in_batches(sizes: Sequence[int], room: int) -> Iterator[tuple[int, ...]]:
+    """Numbers of as many in a row as fit into `room` together, one at least."""
     batch: tuple[int, ...] = ()
-    for number, size in enumerate(nbytes):
-        if batch and sum(nbytes[each] for each in batch) + size > room:
+    for number, size in enumerate(sizes):
+        if batch and sum(sizes[each] for each in batch) + size > room:
             yield batch
             batch = ()
         batch = (*batch, number)

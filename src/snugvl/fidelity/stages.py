@@ -116,7 +116,7 @@ class Stages:
         missing = {n: prefix for n, prefix in prefixes.items() if n not in found}
         if missing:
             place = self.place()
-            allocation = allocation_of(rival.variant, place)
+            allocation = allocation_of(rival.variant, place, rival.side.settings)
             self.clock.begin(stage, text, len(missing))
             with self._measured(stage, allocation.footprint.total_bytes):
                 loaded = load_engine(
@@ -181,7 +181,9 @@ class Stages:
             right, ours: what reads the reference's and the variant's.
             whole: the answers, of which the last tokens are judged.
         """
-        for some in _few({n: len(right[n]()) for n in right}):
+        numbers = list(right)
+        for batch in memory.in_batches([len(right[n]()) for n in numbers], JUDGED_ROWS):
+            some = [numbers[place] for place in batch]
             states = [right[n]() for n in some]
             masks = self._masks(reference, some, whole, list(map(len, states)))
             with self.network(reference) as network:
@@ -266,20 +268,6 @@ class Stages:
 def stored_bytes(side: Participant) -> int:
     """Bytes of files that one reading of all of a model takes."""
     return sum(tensor.nbytes for tensor in side.facts.tensors if tensor.loaded)
-
-
-def _few(counts: Mapping[int, int]) -> Iterator[list[int]]:
-    """Questions whose answers' states are in main memory together."""
-    batch: list[int] = []
-    held = 0
-    for n, count in counts.items():
-        if batch and held + count > JUDGED_ROWS:
-            yield batch
-            batch, held = [], 0
-        batch.append(n)
-        held += count
-    if batch:
-        yield batch
 
 
 def _split(

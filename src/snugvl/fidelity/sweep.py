@@ -147,6 +147,8 @@ class Sweep:
                 read = item.reader(self._network.device, self._network.dtype)
                 rows = encoded(self._network.model.encode_in_steps(read, item.grid_thw))
                 self._encoded[digest] = rows.cpu()
+                del rows
+        release(self._network.device)  # the tower's one piece, which no layer would fill
 
     def _begin(self) -> None:
         """Embeddings of all tokens, and pictures' in the place of their placeholders."""

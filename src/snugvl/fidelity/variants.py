@@ -91,8 +91,11 @@ def name_of(variant: Variant, settings: Settings, reference: str, *, sized: bool
     return ", ".join(parts)
 
 
-def allocation_of(variant: Variant, place: Place) -> Allocation:
+def allocation_of(variant: Variant, place: Place, formats: Settings | None = None) -> Allocation:
     """How a variant's engine will run at `place`.
+
+    Args:
+        formats: what it ran in before, which it keeps at the price of conversations at once.
 
     Raises:
         DoesNotFit: with the numbers.
@@ -100,15 +103,17 @@ def allocation_of(variant: Variant, place: Place) -> Allocation:
     """
     facts = replace(facts_of(str(locate(variant.load.model)), offline=True), name=variant.load.model)
     found = allocate(facts, variant.load, place)
-    wanted = variant.tower_weights
-    if wanted is None or wanted == found.settings.vision_weights:
+    kept = formats or found.settings
+    tower = variant.tower_weights or kept.vision_weights
+    settings = replace(found.settings, head=kept.head, vision_weights=tower)
+    if settings == found.settings:
         return found
-    settings = replace(found.settings, vision_weights=wanted)
-    needed = footprint(inventory(facts), settings, found.device)
-    if needed.total_bytes > found.usable_bytes:
-        raise DoesNotFit(
-            f"{variant.load.model} with its vision tower in {wanted} needs "
-            f"{format_size(needed.total_bytes)}; "
-            f"{format_size(found.usable_bytes)} can be had"
-        )
-    return replace(found, settings=settings, footprint=needed)
+    least = replace(settings, pool_tokens=0, concurrency=1, step_graphs=False, encoder_cache_bytes=0)
+    for each in (settings, least):
+        needed = footprint(inventory(facts), each, found.device)
+        if needed.total_bytes <= found.usable_bytes:
+            return replace(found, settings=each, footprint=needed)
+    raise DoesNotFit(
+        f"{variant.load.model} in {least.weights_name} needs {format_size(needed.total_bytes)}; "
+        f"{format_size(found.usable_bytes)} can be had"
+    )
