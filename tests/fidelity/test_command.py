@@ -13,6 +13,8 @@ import torch
 from snugvl.cli.app import run
 from snugvl.fidelity import stages
 from snugvl.fidelity.sweep import Sweep
+from tests import text_checkpoints
+from tests.checkpoint import gguf_samples
 from tests.fidelity.conftest import scene
 
 
@@ -239,13 +241,22 @@ def test_what_is_wrong_is_one_line(
     assert ran.out == ""
 
 
-def test_standard_input_and_missing_models_are_refused(
-    compare: Run, pictures: Path, monkeypatch: Any
+def test_what_has_no_pictures_is_refused(
+    compare: Run, pictures: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("snugvl.cli.sources._stdin", lambda: "-")
     assert "give files" in compare("-", "--weights", "bf16").err
     assert compare(pictures, model="no/such").code == 4
     assert compare(pictures / "none.png", "--weights", "bf16").code == 3
+    gguf = compare(pictures, model=gguf_samples.model(tmp_path / "m.gguf"))
+    assert (gguf.code, "is a GGUF" in gguf.err) == (3, True)
+    text = compare(
+        pictures,
+        model=text_checkpoints.write(
+            tmp_path / "text", text_checkpoints.Text(text_checkpoints.LLAMA, "llama")
+        ),
+    )
+    assert (text.code, "reads no pictures" in text.err) == (3, True)
 
 
 def test_another_model_of_the_same_tokens(compare: Run, pictures: Path, tiny_other: Path) -> None:

@@ -167,7 +167,10 @@ def _compare(
     max_tokens, reference_pixels, passes = numbers
     variants = variants_of(base, **axes)
     questions = [Question(task, text, check_names(objects), max_tokens or 0) for task, text, objects in asked]
-    items, failed = _items(base.model, names, questions)
+    choice = ModelChoice(base.model, pocket=base.model == DEFAULT_MODEL)
+    items, failed = _items(choice, names, questions)
+    if not result.quiet:
+        session.tell(choice)
     with compare_view.progress(shown=not result.quiet) as tell:
         comparison, work = comparison_of(
             base,
@@ -193,7 +196,9 @@ def _compare(
         raise typer.Exit(SOME_FAILED)
 
 
-def _items(model: str, names: Sequence[str], questions: Sequence[Question]) -> tuple[list[Item], int]:
+def _items(
+    choice: ModelChoice, names: Sequence[str], questions: Sequence[Question]
+) -> tuple[list[Item], int]:
     """What can be asked, and how many answers can't be had because a picture can't be read.
 
     Raises:
@@ -201,7 +206,7 @@ def _items(model: str, names: Sequence[str], questions: Sequence[Question]) -> t
     """
     from snugvl.fidelity.stages import Item
 
-    read = session.reader(ModelChoice(model, pocket=model == DEFAULT_MODEL), videos=False)
+    read = session.reader(choice, videos=False)
     items: list[Item] = []
     failed = 0
     for name in names:

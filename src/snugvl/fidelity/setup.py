@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from snugvl.backends.place import Place, device_of, place_on
+from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.checkpoint.safetensors import weight_files
@@ -48,6 +49,7 @@ def comparison_of(
         RequestError: a wish that can't be met.
         InputError: there is an unfinished comparison already, or another one.
     """
+    _refuse_gguf(base.model, *(variant.load.model for variant in variants))
     device = device_of(base.device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # makes the context, so that all plans are of what is left beside it
@@ -75,6 +77,16 @@ def comparison_of(
     rivals = _rivals(reference, variants, plans, limits, place)
     made = Comparison(reference, rivals, items, base, passes=passes, work=work, tell=tell)
     return made, work
+
+
+def _refuse_gguf(*models: str) -> None:
+    """Our own engine computes both sides, and reads no GGUF."""
+    for model in models:
+        if gguf_files(model) is not None:
+            raise RequestError(
+                f"{model} is a GGUF, which our own engine doesn't read; compare the model it was made of",
+                field="model",
+            )
 
 
 def _limits(
