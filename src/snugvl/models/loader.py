@@ -14,7 +14,7 @@ no network has (`unloaded`). Ready-made 4-bit matrices are `models/ready_made.py
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -36,9 +36,10 @@ from snugvl.models import ready_made
 from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.ready_made import LoadTarget, PackedMatrix
-from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, TensorFiles, TensorPiece, dequantise
+from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, TensorPiece, check_dtype, dequantise
 
 GPU_READERS = 4
+WIDE = ("BF16", "F16", "F32")  # dtypes of what isn't quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ def load_model(
     readers: int = GPU_READERS,
     progress: Callable[[int, int], None] | None = None,
     language_only: bool = False,
+    predictor: bool = False,
 ) -> LoadableNetwork:
     """Build the network that `folder` describes and fill it.
 
@@ -107,13 +109,15 @@ def load_model(
         readers: threads that fill a GPU, each with a piece of its own there.
         progress: called after every tensor with the bytes of weights read, and those of all.
         language_only: leave the vision tower out.
+        predictor: load the multi-token predictor, too.
 
     Raises:
+        RequestError: there is no predictor.
         CheckpointError: names the file and tensor to blame.
         UnsupportedModel: an architecture, dtype or quantisation that this engine doesn't run.
         NoPageLockedMemory: there is none for the embedding; nothing was taken of the device yet.
     """
-    opened = open_checkpoint(folder, dtype=dtype, storage=storage, language_only=language_only)
+    opened = open_checkpoint(folder, dtype, storage, language_only=language_only, predictor=predictor)
     model, storage = opened.model, opened.storage
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
@@ -129,16 +133,19 @@ def load_model(
 
 
 def open_checkpoint(
-    folder: Path, *, dtype: torch.dtype, storage: Storage | None = None, language_only: bool = False
+    folder: Path,
+    dtype: torch.dtype,
+    storage: Storage | None = None,
+    *,
+    language_only: bool = False,
+    predictor: bool = False,
 ) -> OpenCheckpoint:
-    """The network that `folder` describes, without memory and in its final formats; its files are checked.
-
-    Raises:
-        CheckpointError, UnsupportedModel: as `load_model`.
-    """
+    """The network that `folder` describes, without memory and in its final formats; see `load_model`."""
     config = read_config(folder)
     if language_only:
         config = replace(config, vision=None)
+    if predictor:
+        config = config.with_predictor()
     model = without_memory(config)
     tensors = _renamed(read_tensors(folder), model.aliases)
     model.requires_grad_(False).eval()
@@ -154,15 +161,23 @@ def open_checkpoint(
         ready_made.store(dict(targets_of(model)), matrices, form, inside)
         storage = storage or Storage("int4")
     storage = storage or Storage()
-    choose_formats(model, storage, form)
+    choose_formats(model, storage, form, {name for name, each in tensors.items() if each.dtype in WIDE})
     return OpenCheckpoint(model, Stored(tensors, matrices, form), storage)
 
 
-def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | PackedInt4 | None) -> None:
-    """Choose the formats, before there is memory. What a format can't hold stays as it is."""
-    blocks = _blocks(form)
+def choose_formats(
+    model: LoadableNetwork,
+    storage: Storage,
+    form: Fp8Blocks | PackedInt4 | None,
+    wide: Collection[str] = (),
+) -> None:
+    """Choose the formats, before there is memory. What a format can't hold stays as it is.
+
+    `wide`: tensors that an FP8 checkpoint stores wide, which don't become FP8.
+    """
+    blocks, config = _blocks(form), model.config
     head = model.decoder.embed_tokens
-    heads = [head] if model.config.tie_word_embeddings else [head, model.lm_head]
+    heads = [head] if config.tie_word_embeddings else [head, model.lm_head]
     for linear in heads:
         if linear.columns % GROUP == 0:
             linear.store_as(storage.head)
@@ -172,8 +187,14 @@ def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | P
         )
     if isinstance(form, PackedInt4) and storage.layers != "int4":
         raise UnsupportedModel(f"4-bit weights stay 4-bit, not {storage.layers}; use int4 or auto")
-    for module in () if isinstance(form, PackedInt4) else model.decoder.layers.modules():
-        if isinstance(module, Linear) and module.quantises and _fits(module, storage, blocks):
+    stay = {
+        id(target.linear) for name, target in targets_of(model) if storage.layers == "fp8" and name in wide
+    }
+    layers = chain(model.decoder.layers.modules(), model.mtp.modules() if config.text.predictors else ())
+    for module in () if isinstance(form, PackedInt4) else layers:
+        if not isinstance(module, Linear) or not module.quantises or id(module) in stay:
+            continue
+        if _fits(module, storage, blocks):
             module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
     for module in () if model.tower is None else model.tower.modules():
         if isinstance(module, Linear):  # towers have odd widths: a scale for a whole row then
@@ -335,7 +356,7 @@ def check_names(
                 f"{entry.file}: tensor {entry.name!r} has shape {list(entry.shape)}, "
                 f"config.json asks for {list(target.shape)}"
             )
-        _check_dtype(entry, tensors.get(name + SCALE_SUFFIX), _blocks(config.quantization))
+        check_dtype(entry, tensors.get(name + SCALE_SUFFIX), _blocks(config.quantization))
     for name, entry in (tensors | {name: matrix.words for name, matrix in matrices.items()}).items():
         known = name in targets or name.removesuffix(SCALE_SUFFIX) in targets
         tied_head = name == "lm_head.weight" and config.tie_word_embeddings
@@ -347,27 +368,6 @@ def check_names(
 
 def _blocks(form: Fp8Blocks | PackedInt4 | None) -> Fp8Blocks | None:
     return form if isinstance(form, Fp8Blocks) else None
-
-
-def _check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Blocks | None) -> None:
-    if entry.dtype not in DTYPES:
-        raise UnsupportedModel(
-            f"{entry.file}: tensor {entry.name!r} is {entry.dtype}; weights may be {', '.join(DTYPES)}"
-        )
-    if entry.dtype != "F8_E4M3":
-        return
-    if blocks is None:
-        raise CheckpointError(
-            f"{entry.file}: tensor {entry.name!r} is FP8 but config.json names no fp8 quantization"
-        )
-    if scale is None:
-        raise CheckpointError(f"{entry.file}: FP8 tensor {entry.name!r} has no {SCALE_SUFFIX[1:]} beside it")
-    expected = (-(-entry.shape[0] // blocks.rows), -(-entry.shape[1] // blocks.columns))
-    if scale.shape != expected or scale.dtype not in ("BF16", "F32", "F16"):
-        raise CheckpointError(
-            f"{scale.file}: tensor {scale.name!r} is {scale.dtype} {list(scale.shape)}, "
-            f"expected {list(expected)} scales for blocks of {blocks.rows}x{blocks.columns}"
-        )
 
 
 def targets_of(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
