@@ -34,11 +34,12 @@ def plan_lines(comparison: Comparison) -> Iterator[str]:
     plans = comparison.plans().values()
     held = max(plan.footprint.total_bytes for plan in plans)
     host = max(plan.host_bytes for plan in plans)
-    beside = f", {format_size(host)} of main memory" if host else ""
+    beside = f" beside {format_size(host)} of main memory" if host else ""
+    engines = max(rival.engine_bytes for rival in rivals)
+    usable = min(plan.usable_bytes for plan in plans)
     yield (
-        f"a pass holds {format_size(held)} of "
-        f"{format_size(min(plan.usable_bytes for plan in plans))}{beside}; "
-        f"up to {format_size(comparison.reading_bytes)} are read"
+        f"of {format_size(usable)} an engine holds {format_size(engines)}, then a pass "
+        f"{format_size(held)}{beside}; up to {format_size(comparison.reading_bytes)} are read"
     )
     yield f"the reading takes up to {_time(comparison.estimate())}, besides the time of the answers"
 

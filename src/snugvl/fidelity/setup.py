@@ -130,5 +130,5 @@ def _rivals(
             raise RequestError(f"two of the variants are the same here: {name}; leave one out")
         side = Participant(variant.load, plan.settings, place, limit)
         check_tokens(reference, side)
-        found[name] = Rival(variant, side, name)
+        found[name] = Rival(variant, side, name, plan.footprint.total_bytes)
     return list(found.values())

@@ -47,11 +47,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rival:
-    """A variant that is compared with the reference, and what results call it."""
+    """A variant that is compared with the reference, what results call it, and what its engine will hold."""
 
     variant: Variant
     side: Participant
     name: str
+    engine_bytes: int
 
 
 @dataclass(slots=True)

@@ -233,7 +233,7 @@ class Sweep:
         device = self._network.device
         blocks = table_width(-(-end // DEFAULT_BLOCK_SIZE))
         table = torch.arange(blocks, dtype=torch.int32, device=device).clamp_(max=self._cache.num_blocks - 1)
-        return AttentionMetadata(
+        metadata = AttentionMetadata(
             query_lens=(end - start,),
             context_lens=(end,),
             slot_mapping=torch.arange(start, end, device=device),
@@ -243,6 +243,7 @@ class Sweep:
             if self._cache.states is None
             else torch.zeros(1, dtype=torch.int64, device=device),
         )
+        return metadata.on_device() if device.type == "cuda" else metadata
 
     def _make_cache(self, longest: int) -> KVCache:
         """Keys and values of one layer, and one recurrent state with its copies."""
