@@ -158,9 +158,11 @@ def backend_for(options: LoadOptions) -> Literal["native", "transformers", "llam
     gguf = gguf_files(options.model) is not None
     if gguf and options.backend in ("auto", "llamacpp"):
         return "llamacpp"
+    if gguf and options.backend == "native":
+        return "native"
     if gguf or options.backend == "llamacpp":
         raise RequestError(
-            f"backend {options.backend!r} reads no GGUF file; use auto or llamacpp"
+            f"backend {options.backend!r} reads no GGUF file; use auto, native or llamacpp"
             if gguf
             else f"backend 'llamacpp' reads GGUF files, and {options.model} is none; leave it out",
             field="backend",

@@ -9,7 +9,8 @@ from typing import Any
 from snugvl.checkpoint.facts import FactSource, ModelFacts, Role, TensorFact
 from snugvl.checkpoint.families import describe, parse_config
 from snugvl.checkpoint.families.network import Network
-from snugvl.checkpoint.gguf_facts import ARCHITECTURE, gguf_facts
+from snugvl.checkpoint.gguf_facts import gguf_facts
+from snugvl.checkpoint.gguf_network import ARCHITECTURE
 from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.quantized import Packing, check_whole, elements, place, read_packing
 from snugvl.checkpoint.safetensors import read_tensors

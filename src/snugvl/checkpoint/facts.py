@@ -112,6 +112,8 @@ class GgufFacts:
         experts_used: of a token; 0 without experts.
         deepstack: embeddings of a picture's token beyond the first, one for each of the first layers.
         file, projector: the first part and the mmproj on this machine, or "".
+        levels: blocks of the tower after which a deepstack merger stands.
+        why_not: why our own engine doesn't run it, or "".
     """
 
     file_type: str
@@ -119,6 +121,8 @@ class GgufFacts:
     deepstack: int = 0
     file: str = ""
     projector: str = ""
+    levels: tuple[int, ...] = ()
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)

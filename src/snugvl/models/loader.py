@@ -28,8 +28,10 @@ from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, PackedInt4
 from snugvl.checkpoint.families import read_config
+from snugvl.checkpoint.gguf_folder import GGUF, read_weights
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.errors import CheckpointError, UnsupportedModel
+from snugvl.layers.ggml import ggml_type
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import GROUP, Format
 from snugvl.models import ready_made
@@ -91,7 +93,8 @@ def load_model(
     if language_only:
         config = replace(config, vision=None)
     model = without_memory(config)
-    tensors = _renamed(read_tensors(folder), model.aliases)
+    gguf = (folder / GGUF).is_file()
+    tensors = _renamed(read_weights(folder) if gguf else read_tensors(folder), model.aliases)
     model.requires_grad_(False).eval()
     model.to(dtype)  # still without memory
     form = config.quantization
@@ -105,7 +108,8 @@ def load_model(
         ready_made.store(dict(_targets(model)), matrices, form, inside)
         storage = storage or Storage("int4")
     storage = storage or Storage()
-    choose_formats(model, storage, form)
+    blocks = ready_made.store_blocks(dict(_targets(model)), tensors)
+    choose_formats(model, storage, form, as_stored=blocks)
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
@@ -119,13 +123,22 @@ def load_model(
     return model
 
 
-def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | PackedInt4 | None) -> None:
-    """Choose the formats, before there is memory. What a format can't hold stays as it is."""
+def choose_formats(
+    model: LoadableNetwork,
+    storage: Storage,
+    form: Fp8Blocks | PackedInt4 | None,
+    *,
+    as_stored: bool = False,
+) -> None:
+    """Choose the formats, before there is memory. What a format can't hold stays as it is.
+
+    `as_stored`: the decoder's layers are a GGUF's, of which some tensors are meant to stay wide.
+    """
     blocks = _blocks(form)
     head = model.decoder.embed_tokens
     heads = [head] if model.config.tie_word_embeddings else [head, model.lm_head]
     for linear in heads:
-        if linear.columns % GROUP == 0:
+        if linear.columns % GROUP == 0 and linear.format == "bf16":
             linear.store_as(storage.head)
     if storage.layers == "fp8" and blocks is None:
         raise UnsupportedModel(
@@ -133,11 +146,12 @@ def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | P
         )
     if isinstance(form, PackedInt4) and storage.layers != "int4":
         raise UnsupportedModel(f"4-bit weights stay 4-bit, not {storage.layers}; use int4 or auto")
-    for module in () if isinstance(form, PackedInt4) else model.decoder.layers.modules():
+    keep = as_stored or isinstance(form, PackedInt4)
+    for module in () if keep else model.decoder.layers.modules():
         if isinstance(module, Linear) and module.quantises and _fits(module, storage, blocks):
             module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
     for module in () if model.tower is None else model.tower.modules():
-        if isinstance(module, Linear):  # towers have odd widths: a scale for a whole row then
+        if isinstance(module, Linear) and module.format == "bf16":  # odd widths have a scale for a row
             module.store_as(storage.tower, module.columns if module.columns % GROUP else GROUP)
 
 
@@ -210,6 +224,9 @@ def _place(piece: TensorPiece, target: LoadTarget, blocks: Fp8Blocks | None) -> 
     """Put rows of a checkpoint tensor where they go, in the format they stay in."""
     start, linear = target.start + piece.start, target.linear
     values = piece.values
+    if linear is not None and linear.format == "ggml":
+        linear.put_bytes(start, values)
+        return
     if piece.scale is not None and blocks is not None:
         if linear is not None and linear.format == "fp8":
             linear.put_blocks(start, values, piece.scale)
@@ -328,6 +345,8 @@ def _blocks(form: Fp8Blocks | PackedInt4 | None) -> Fp8Blocks | None:
 
 
 def _check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Blocks | None) -> None:
+    if ggml_type(entry.dtype):
+        return
     if entry.dtype not in DTYPES:
         raise UnsupportedModel(
             f"{entry.file}: tensor {entry.name!r} is {entry.dtype}; weights may be {', '.join(DTYPES)}"
@@ -359,11 +378,12 @@ def _targets(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
     for name, parameter in model.named_parameters():
         linear = linears.get(id(parameter))
         owner, suffix = name.rsplit(".", 1)
+        whole = parameter.shape[0] if linear is None else linear.rows  # a GGUF's blocks are bytes
         if owner not in packed:
-            yield name, LoadTarget(parameter, 0, parameter.shape[0], linear)
+            yield name, LoadTarget(parameter, 0, whole, linear)
             continue
         start = 0
         for part, rows in packed[owner]:
             yield f"{owner.rsplit('.', 1)[0]}.{part}.{suffix}", LoadTarget(parameter, start, rows, linear)
             start += rows
-        assert start == parameter.shape[0], f"the parts of {name} are not the whole"
+        assert start == whole, f"the parts of {name} are not the whole"

@@ -26,9 +26,11 @@ from pathlib import Path
 import torch
 
 from snugvl.checkpoint.architecture import PackedInt4
+from snugvl.checkpoint.gguf_network import INSTEAD as INSTEAD_OF_BLOCKS
 from snugvl.checkpoint.quantized import INSTEAD
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
+from snugvl.layers.ggml import ggml_type
 from snugvl.layers.linear import Linear
 from snugvl.models.tensor_files import DTYPES, TensorFiles
 
@@ -192,6 +194,33 @@ def store(
             assert linear.scale is not None
             linear.scale = torch.empty_like(linear.scale, dtype=DTYPES[matrices[name].scales.dtype])
             linear.zero = torch.empty_like(linear.scale)
+
+
+def store_blocks(targets: Mapping[str, LoadTarget], tensors: Mapping[str, TensorEntry]) -> bool:
+    """Give what is quantised in a GGUF its own blocks; whether anything of the decoder is.
+
+    Raises:
+        UnsupportedModel: a tensor that can't be, or a matrix of which only a part is.
+    """
+    parts: dict[int | str, list[tuple[TensorEntry, LoadTarget]]] = defaultdict(list)
+    for name, target in targets.items():
+        if name in tensors:  # ready-made 4-bit matrices are none of a GGUF's
+            parts[id(target.linear) if target.linear is not None else name].append((tensors[name], target))
+    found = False
+    for each in parts.values():
+        quantised = [entry for entry, target in each if ggml_type(entry.dtype)]
+        if not quantised:
+            continue
+        first, linear = quantised[0], each[0][1].linear
+        kinds = [(kind, target.rows) for entry, target in each if (kind := ggml_type(entry.dtype))]
+        if linear is None or len(kinds) < len(each):
+            raise UnsupportedModel(
+                f"{first.file}: tensor {first.name!r} is {first.dtype}, but not what our engine has in one "
+                f"matrix with it: {INSTEAD_OF_BLOCKS}"
+            )
+        linear.store_blocks(kinds)
+        found = True
+    return found
 
 
 def fill(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles, form: PackedInt4) -> None:

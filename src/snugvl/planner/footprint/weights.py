@@ -10,7 +10,8 @@
 A matrix whose sides don't divide so stays 16-bit, as do norms, biases, and what embeds patches and positions;
 embedding, lm_head and the vision tower are 16-bit or int8 (our engine alone), a tower's matrix with a scale a
 row where its columns don't divide. With float32 activations, 16-bit is 32-bit. Ready-made 4- and
-8-bit checkpoints stay as they are stored; our engine has a 16-bit zero point beside each scale.
+8-bit checkpoints stay as they are stored; our engine has a 16-bit zero point beside each scale. A GGUF's
+blocks are the file's bytes in another order, what isn't quantised in it is 16-bit.
 
 A streamed vision tower keeps its blocks and mergers in main memory, each in one piece with its tensors at
 multiples of 256 bytes. They pass through a room on the GPU for the largest block beside the largest piece
@@ -42,6 +43,7 @@ WIDE_SCALE_BYTES: Final = 4
 STREAM_ALIGNMENT: Final = 256
 STREAMED: Final = re.compile(r"\bvisual\.(?P<piece>blocks\.\d+|merger|deepstack_merger_list\.\d+)\.")
 HEADS: Final = ("embedding", "lm_head")
+JOINED: Final = re.compile(r"(?<=\.)(?:[qkv]_proj|gate_proj|up_proj)(?=\.)")
 
 LABELS: Final[dict[Part, str]] = {
     "decoder": "weights: decoder",
@@ -130,7 +132,7 @@ def matrix_parts(
 def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
     """Bytes of the tensors that one of `group` becomes in memory."""
     wide = (settings.itemsize * group.elements,)
-    if group.kind == "packed":
+    if group.kind in ("packed", "blocks"):
         return (group.nbytes,)
     native = settings.engine == "native"
     if group.kind == "scale":  # our engine's are counted with their matrix
@@ -151,17 +153,20 @@ def loaded_parts(group: Group, settings: Settings) -> tuple[int, ...]:
 
 def sizes(model: Inventory, settings: Settings, part: Part) -> Iterator[tuple[int, int]]:
     """(bytes, how many) of the tensors of one part."""
-    packed = any(group.kind == "packed" for group in model.groups)
+    packed = any(group.kind in ("packed", "blocks") for group in model.groups)
     for group in model.groups:
         if group.part != part:
             continue
-        beside = packed and group.kind in ("scale", "matrix")
+        beside = packed and group.kind in ("scale", "matrix") and group.part == "decoder"
         for nbytes in ready_made_parts(group, settings) if beside else loaded_parts(group, settings):
             yield nbytes, group.count
 
 
 def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     """The same of our decoder as it is allocated: queries, keys, values are one matrix, gate and up too."""
+    if model.has("blocks", "decoder"):
+        yield from _joined_blocks(model, settings)
+        return
     w = widths(model)
     stored, columns_of_scale = model.facts.quantization == "fp8", ready_made_group(model)
     for rows, columns in ((w.q + 2 * w.k, w.h), (w.h, w.q), (2 * w.i, w.h), (w.h, w.i)):
@@ -170,6 +175,21 @@ def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     for group in model.groups:
         if group.part == "decoder" and group.kind == "plain":
             yield settings.itemsize * group.elements, group.count
+
+
+def _matrix(found: re.Match[str]) -> str:
+    return "gate_up" if found[0] in ("gate_proj", "up_proj") else "qkv"
+
+
+def _joined_blocks(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
+    """The same of a GGUF's, whose tensors differ from layer to layer."""
+    made: dict[str, int] = defaultdict(int)
+    for tensor in model.facts.tensors:
+        group = group_of(tensor)
+        if group.part == "decoder":
+            parts = ready_made_parts if group.kind == "matrix" else loaded_parts
+            made[JOINED.sub(_matrix, tensor.name)] += sum(parts(group, settings))
+    yield from ((nbytes, 1) for nbytes in made.values())
 
 
 def weight_components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
@@ -207,7 +227,7 @@ def _vllm_components(model: Inventory, settings: Settings) -> tuple[Component, .
         nbytes[tensor.part] += tensor.nbytes
     share = settings.tensor_parallel * settings.pipeline_parallel
     parts = [
-        Component(LABELS[part], nbytes[part], why=_why(part, settings, share))
+        Component(LABELS[part], nbytes[part], why=_why(model, part, settings, share))
         for part in PARTS
         if nbytes[part]
     ]
@@ -248,7 +268,7 @@ def _components(model: Inventory, settings: Settings) -> tuple[Component, ...]:
         resident += entries
         crossing = crossing_bytes(model, settings) if place == "streamed" else 0
         streamed = f", a room through which {format_size(crossing)} stream" if crossing else ""
-        parts.append(Component(LABELS[part], nbytes, why=_why(part, settings, share) + streamed))
+        parts.append(Component(LABELS[part], nbytes, why=_why(model, part, settings, share) + streamed))
     exact = sum(size * count for size, count in resident)
     rounding = max(0, _reserved(resident, exact, settings) - exact)
     why = "one segment, and small ones"
@@ -314,9 +334,11 @@ def weight_bytes(model: Inventory, settings: Settings) -> int:
     return sum(size * count for part in PARTS for size, count in sizes(model, settings, part))
 
 
-def _why(part: Part, settings: Settings, share: int) -> str:
+def _why(model: Inventory, part: Part, settings: Settings, share: int) -> str:
     shared = f", shared by {share} GPUs" if share > 1 else ""
     plain = "fp32" if settings.itemsize == 4 else "bf16"
     kind: str = settings.vision_weights if part == "vision" else settings.head
     kind = settings.weights if part == "decoder" else kind
+    if model.facts.gguf is not None and model.has("blocks", part):
+        return f"{model.facts.gguf.file_type} as stored"
     return f"{plain if kind == 'bf16' else kind}{shared}"
