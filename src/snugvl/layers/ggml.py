@@ -138,10 +138,12 @@ def wide_planes(planes: Sequence[torch.Tensor], kind: GgmlType) -> torch.Tensor:
             codes = codes | (_high(planes[1], 2) << 4)
     values = codes.view(rows, -1, layout.group).float()
     if kind == "Q6_K":
-        values = values - 32
+        values -= 32
     scale, offset = _affine(planes, kind)
-    values = values * scale[..., None]
-    return (values if offset is None else values + offset[..., None]).flatten(1)
+    values *= scale[..., None]
+    if offset is not None:
+        values += offset[..., None]
+    return values.flatten(1)
 
 
 def _affine(planes: Sequence[torch.Tensor], kind: GgmlType) -> tuple[torch.Tensor, torch.Tensor | None]:
