@@ -69,7 +69,7 @@ def load(
         memory: most that may be taken, in bytes or as a size such as "7200MiB", a GPU's CUDA context
             included; by default what is free, less a margin. On a GPU torch is held to it.
         backend: auto takes our own engine where it runs the model, llama.cpp for a GGUF file (in a process of
-            its own), else transformers.
+            its own; "native" reads many of them, too), else transformers.
         language_only: leave the vision tower out; pictures are refused, and its memory is free.
         prefix_cache: start a prompt from what earlier ones with the same beginning have left. The time to the
             first token then tells whether somebody asked like that before. Transformers never does it.
