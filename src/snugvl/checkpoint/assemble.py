@@ -61,6 +61,7 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
         download_bytes=material.download_bytes,
         native=positions is not None,
         native_positions=positions if limited else None,
+        ordered=packing is not None and packing.ordered,
     )
 
 

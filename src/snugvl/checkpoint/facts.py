@@ -137,6 +137,7 @@ class ModelFacts:
         quantization: "fp8", "int4", "int8" as stored, or None for plain weights.
         download_bytes: weight files and the small files beside them.
         native: our own engine runs it.
+        ordered: of a ready-made 4-bit checkpoint, whose groups' columns don't stand together.
         gguf: what is known of a GGUF alone; None for a safetensors checkpoint.
         native_positions: tokens of a context that our own engine runs, where they are fewer than the
             checkpoint allows (LongRoPE beyond its original context).
@@ -155,6 +156,7 @@ class ModelFacts:
     download_bytes: int
     native: bool
     native_positions: int | None = None
+    ordered: bool = False
     gguf: GgufFacts | None = None
 
     @property

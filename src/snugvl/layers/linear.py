@@ -37,6 +37,8 @@ class Linear(nn.Module):
         self.zero: torch.Tensor | None
         self.register_buffer("scale", None)
         self.register_buffer("zero", None)
+        self.order: torch.Tensor | None
+        self.register_buffer("order", None)
 
     def store_as(self, kind: Format, group: int = GROUP) -> None:
         """Give the weights the shapes of a format, before they are given memory.
@@ -145,8 +147,11 @@ class Linear(nn.Module):
     ) -> torch.Tensor:
         """`x` `[tokens, columns]` → `[tokens, rows]`, or half of the rows with `swiglu`.
 
-        `residual` `[tokens, rows]` is added, and may be written over.
+        `residual` `[tokens, rows]` is added, and may be written over. With an `order` `[parts, columns]` the
+        weights' columns are those of `x` in that order.
         """
+        if self.order is not None:
+            x, norm = (x if norm is None else norm(x)).index_select(1, self.order[0]), None
         # The library is quicker for bf16 rows, and takes columns that don't divide into groups.
         if x.is_cuda and (self.format != "bf16" or (x.shape[0] == 1 and self.columns % GROUP == 0)):
             from snugvl.layers.kernels.products.linear import product  # needs triton, which only GPUs bring

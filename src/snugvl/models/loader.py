@@ -118,6 +118,7 @@ def load_model(
     _give_memory(model, device, room_size)
     room = torch.empty(room_size, dtype=torch.uint8, device=device)
     _fill(dict(_targets(model)), _Stored(tensors, matrices, form), device, readers, progress)
+    ready_made.check_orders(dict(_targets(model)))
     if model.tower is not None and units:
         model.tower.weights = WeightStream(units, host, room, CopyStream(device))
     return model

@@ -37,6 +37,7 @@ from snugvl.planner.settings import Settings
 
 GROUP: Final = 128  # columns that share a scale; rows and columns of an FP8 block
 SCALE_BYTES: Final = 2
+ORDER_BYTES: Final = 4  # of a column's place, where groups' columns don't stand together
 BLOCK_SCALE_BYTES: Final = 4
 NF4_BLOCK: Final = 64  # values that share a scale
 WIDE_SCALE_BYTES: Final = 4
@@ -69,13 +70,15 @@ def int4_parts(rows: int, columns: int, group: int = GROUP) -> tuple[int, ...]:
     return () if columns % group else (rows * columns // 2, scales, scales)
 
 
-def ready_made_parts(group: Group, settings: Settings) -> tuple[int, ...]:
+def ready_made_parts(group: Group, settings: Settings, *, ordered: bool = False) -> tuple[int, ...]:
     """What is beside ready-made integers: their scales, and what wasn't meant to be packed."""
     if settings.engine != "native":
         return (group.nbytes,)
     if group.kind == "matrix":
         return (settings.itemsize * group.elements,)
-    # Stored zero points, orders and shapes are wider integers.
+    if ordered and len(group.shape) == 1 and group.nbytes == ORDER_BYTES * group.elements:
+        return (group.nbytes,)
+    # Stored zero points and shapes are wider integers, and so are orders that say nothing.
     return (group.nbytes, group.nbytes) if group.nbytes == SCALE_BYTES * group.elements else ()
 
 
@@ -158,8 +161,11 @@ def sizes(model: Inventory, settings: Settings, part: Part) -> Iterator[tuple[in
         if group.part != part:
             continue
         beside = packed and group.kind in ("scale", "matrix") and group.part == "decoder"
-        for nbytes in ready_made_parts(group, settings) if beside else loaded_parts(group, settings):
-            yield nbytes, group.count
+        ordered = model.facts.ordered
+        parts = (
+            ready_made_parts(group, settings, ordered=ordered) if beside else loaded_parts(group, settings)
+        )
+        yield from ((nbytes, group.count) for nbytes in parts)
 
 
 def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
@@ -172,6 +178,8 @@ def joined(model: Inventory, settings: Settings) -> Iterator[tuple[int, int]]:
     for rows, columns in ((w.q + 2 * w.k, w.h), (w.h, w.q), (2 * w.i, w.h), (w.h, w.i)):
         for nbytes in matrix_parts(rows, columns, settings, stored_fp8=stored, group=columns_of_scale):
             yield nbytes, model.facts.text.num_layers
+    for columns in (3 * w.h, w.q, 2 * w.h, w.i) if model.facts.ordered else ():
+        yield ORDER_BYTES * columns, model.facts.text.num_layers
     for group in model.groups:
         if group.part == "decoder" and group.kind == "plain":
             yield settings.itemsize * group.elements, group.count
