@@ -108,8 +108,9 @@ def main() -> None:
     asked = list(prompts(given.prompts))
     apart = weights()
     print(f"the largest difference of a weight from what transformers reads: {apart:g}", flush=True)
-    with exactly() as model:
+    with exactly(None, "-t", "1") as model:  # its threads wait for each other by looking again and again
         theirs = answers(model, asked, AT_ONCE)
+    print("llama.cpp has answered", flush=True)
     options: dict[str, Any] = {"dtype": "float32", "context": CONTEXT, "concurrency": OURS_AT_ONCE}
     with snugvl.load(smollm2.file(), device="cpu", backend="native", **options) as model:
         ours = answers(model.backend, asked, OURS_AT_ONCE)

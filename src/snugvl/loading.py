@@ -83,8 +83,10 @@ def load(
             leaves it to the chat template, but for pictures where the vendor's scores speak against it.
         step_graphs: on a GPU with plenty of free memory, replay steps with prompts, and small pictures, from
             CUDA graphs (our own engine alone): the first token comes sooner on a fast GPU.
-        speculation: guess tokens from prompt and answer ("ngram"), and compute several in a step (our own
-            engine alone). The answers are the same. Auto does where it is seen to pay.
+        speculation: guess tokens from prompt and answer ("ngram"), or by the multi-token predictor that the
+            checkpoint carries ("mtp": Qwen3.5), and compute several in a step (our own engine alone). The
+            answers are the same. Auto does where it is seen to pay, by the predictor where there is one and
+            a GPU has plenty of free memory for it.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
         purpose: what the memory is planned for: chat, documents, detect or batch (`snugvl plan --for`).
         images: images of one request that are planned for, and that it may have at most; by default one is
@@ -136,7 +138,7 @@ def refuse_ours(options: LoadOptions) -> None:
         "embedding": options.embedding == "cpu",
         "kv_cache": options.kv_cache == "fp8",
         "step_graphs": options.step_graphs is not None,
-        "speculation": options.speculation == "ngram",
+        "speculation": options.speculation in ("ngram", "mtp"),
     }
     for name, said in ours.items():
         if said:

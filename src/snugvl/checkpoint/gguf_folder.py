@@ -21,7 +21,7 @@ from snugvl.checkpoint.gguf_facts import QWEN_TOKENS
 from snugvl.checkpoint.gguf_files import GgufFiles
 from snugvl.checkpoint.gguf_network import config_of, entries_of, parsed, squares
 from snugvl.checkpoint.gguf_tokenizer import KEPT, tokenizer_files
-from snugvl.checkpoint.safetensors import TensorEntry
+from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.checkpoint.section import read_json
 from snugvl.core.folders import cache_folder
 from snugvl.errors import CheckpointError
@@ -88,11 +88,13 @@ def documents_of(files: GgufFiles) -> dict[str, Mapping[str, Any]]:
 
 
 def read_weights(folder: Path) -> dict[str, TensorEntry]:
-    """All tensors of the GGUF that a folder stands for, by our network's names.
+    """All tensors of a checkpoint folder; of one that stands for a GGUF, by our network's names.
 
     Raises:
         CheckpointError: a file is broken or gone.
     """
+    if not (folder / GGUF).is_file():
+        return read_tensors(folder)
     places = read_json(folder / GGUF)
     headers = [read_gguf(Path(path)) for path in places["parts"]]
     tower: GgufHeader | None = None if places["projector"] is None else read_gguf(Path(places["projector"]))

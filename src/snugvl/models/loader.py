@@ -14,7 +14,7 @@ no network has (`unloaded`). Ready-made 4-bit matrices are `models/ready_made.py
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -28,8 +28,8 @@ from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, PackedInt4
 from snugvl.checkpoint.families import read_config
-from snugvl.checkpoint.gguf_folder import GGUF, read_weights
-from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
+from snugvl.checkpoint.gguf_folder import read_weights
+from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.ggml import ggml_type
 from snugvl.layers.linear import Linear
@@ -41,6 +41,7 @@ from snugvl.models.ready_made import LoadTarget, PackedMatrix
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, TensorFiles, TensorPiece, dequantise
 
 GPU_READERS = 4
+WIDE = ("BF16", "F16", "F32")  # dtypes of what isn't quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ def load_model(
     readers: int = GPU_READERS,
     progress: Callable[[int, int], None] | None = None,
     language_only: bool = False,
+    predictor: bool = False,
 ) -> LoadableNetwork:
     """Build the network that `folder` describes and fill it.
 
@@ -83,8 +85,10 @@ def load_model(
         readers: threads that fill a GPU, each with a piece of its own there.
         progress: called after every tensor with the bytes of weights read, and those of all.
         language_only: leave the vision tower out.
+        predictor: load the multi-token predictor, too.
 
     Raises:
+        RequestError: there is no predictor.
         CheckpointError: names the file and tensor to blame.
         UnsupportedModel: an architecture, dtype or quantisation that this engine doesn't run.
         NoPageLockedMemory: there is none for the embedding; nothing was taken of the device yet.
@@ -92,9 +96,10 @@ def load_model(
     config = read_config(folder)
     if language_only:
         config = replace(config, vision=None)
+    if predictor:
+        config = config.with_predictor()
     model = without_memory(config)
-    gguf = (folder / GGUF).is_file()
-    tensors = _renamed(read_weights(folder) if gguf else read_tensors(folder), model.aliases)
+    tensors = _renamed(read_weights(folder), model.aliases)
     model.requires_grad_(False).eval()
     model.to(dtype)  # still without memory
     form = config.quantization
@@ -108,8 +113,8 @@ def load_model(
         ready_made.store(dict(_targets(model)), matrices, form, inside)
         storage = storage or Storage("int4")
     storage = storage or Storage()
-    blocks = ready_made.store_blocks(dict(_targets(model)), tensors)
-    choose_formats(model, storage, form, as_stored=blocks)
+    ready_made.store_blocks(dict(_targets(model)), tensors)
+    choose_formats(model, storage, form, {name for name, each in tensors.items() if each.dtype in WIDE})
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
@@ -128,16 +133,16 @@ def choose_formats(
     model: LoadableNetwork,
     storage: Storage,
     form: Fp8Blocks | PackedInt4 | None,
-    *,
-    as_stored: bool = False,
+    wide: Collection[str] = (),
 ) -> None:
-    """Choose the formats, before there is memory. What a format can't hold stays as it is.
+    """Choose the formats, before there is memory. What a format can't hold stays as it is, and so does all
+    that a GGUF has beside its blocks.
 
-    `as_stored`: the decoder's layers are a GGUF's, of which some tensors are meant to stay wide.
+    `wide`: tensors that an FP8 checkpoint stores wide, which don't become FP8.
     """
-    blocks = _blocks(form)
+    blocks, config = _blocks(form), model.config
     head = model.decoder.embed_tokens
-    heads = [head] if model.config.tie_word_embeddings else [head, model.lm_head]
+    heads = [head] if config.tie_word_embeddings else [head, model.lm_head]
     for linear in heads:
         if linear.columns % GROUP == 0 and linear.format == "bf16":
             linear.store_as(storage.head)
@@ -147,9 +152,13 @@ def choose_formats(
         )
     if isinstance(form, PackedInt4) and storage.layers != "int4":
         raise UnsupportedModel(f"4-bit weights stay 4-bit, not {storage.layers}; use int4 or auto")
-    keep = as_stored or isinstance(form, PackedInt4)
-    for module in () if keep else model.decoder.layers.modules():
-        if isinstance(module, Linear) and module.quantises and _fits(module, storage, blocks):
+    stay = {id(target.linear) for name, target in _targets(model) if storage.layers == "fp8" and name in wide}
+    layers = chain(model.decoder.layers.modules(), model.mtp.modules() if config.text.predictors else ())
+    gguf = any(isinstance(each, Linear) and each.parts for each in model.decoder.layers.modules())
+    for module in () if gguf or isinstance(form, PackedInt4) else layers:
+        if not isinstance(module, Linear) or not module.quantises or id(module) in stay:
+            continue
+        if _fits(module, storage, blocks):
             module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
     for module in () if model.tower is None else model.tower.modules():
         if isinstance(module, Linear) and module.format == "bf16":  # odd widths have a scale for a row

@@ -204,8 +204,8 @@ def store(
                 )
 
 
-def store_blocks(targets: Mapping[str, LoadTarget], tensors: Mapping[str, TensorEntry]) -> bool:
-    """Give what is quantised in a GGUF its own blocks; whether anything of the decoder is.
+def store_blocks(targets: Mapping[str, LoadTarget], tensors: Mapping[str, TensorEntry]) -> None:
+    """Give what is quantised in a GGUF its own blocks, before there is memory.
 
     Raises:
         UnsupportedModel: a tensor that can't be, or a matrix of which only a part is.
@@ -214,7 +214,6 @@ def store_blocks(targets: Mapping[str, LoadTarget], tensors: Mapping[str, Tensor
     for name, target in targets.items():
         if name in tensors:  # ready-made 4-bit matrices are none of a GGUF's
             parts[id(target.linear) if target.linear is not None else name].append((tensors[name], target))
-    found = False
     for each in parts.values():
         quantised = [entry for entry, target in each if ggml_type(entry.dtype)]
         if not quantised:
@@ -227,8 +226,6 @@ def store_blocks(targets: Mapping[str, LoadTarget], tensors: Mapping[str, Tensor
                 f"matrix with it: {INSTEAD_OF_BLOCKS}"
             )
         linear.store_blocks(kinds)
-        found = True
-    return found
 
 
 def fill(matrix: PackedMatrix, target: LoadTarget, files: TensorFiles, form: PackedInt4) -> None:

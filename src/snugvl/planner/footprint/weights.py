@@ -51,6 +51,7 @@ LABELS: Final[dict[Part, str]] = {
     "embedding": "weights: embedding",
     "lm_head": "weights: lm_head",
     "vision": "weights: vision tower",
+    "predictor": "weights: predictor",
 }
 
 
@@ -346,7 +347,7 @@ def _why(model: Inventory, part: Part, settings: Settings, share: int) -> str:
     shared = f", shared by {share} GPUs" if share > 1 else ""
     plain = "fp32" if settings.itemsize == 4 else "bf16"
     kind: str = settings.vision_weights if part == "vision" else settings.head
-    kind = settings.weights if part == "decoder" else kind
+    kind = settings.weights if part in ("decoder", "predictor") else kind
     if model.facts.gguf is not None and model.has("blocks", part):
         return f"{model.facts.gguf.file_type} as stored"
     return f"{plain if kind == 'bf16' else kind}{shared}"
