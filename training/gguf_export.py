@@ -122,9 +122,13 @@ def _alternating(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
 
 
 def rewrite(
-    source: Path, out: Path, change: Callable[[Any], tuple[np.ndarray[Any, Any], Any]], split: int = 0
+    source: Path,
+    out: Path,
+    change: Callable[[Any], tuple[np.ndarray[Any, Any], Any]],
+    split: int = 0,
+    more: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> None:
-    """The same file with other tensors.
+    """The same file with other tensors, and `more`.
 
     `change`: from one of `gguf.GGUFReader`'s to its values, or its bytes `[rows, bytes]` and their type.
     `split`: tensors of a part, or 0.
@@ -141,6 +145,8 @@ def rewrite(
     for tensor in reader.tensors:
         values, kind = change(tensor)
         writer.add_tensor(tensor.name, values, raw_dtype=kind)
+    for name, values in (more or {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

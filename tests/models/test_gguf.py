@@ -1,5 +1,6 @@
 """GGUF files on our own engine: every value as ggml itself reads it, and what answers come of them."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,14 @@ import pytest
 import torch
 from PIL import Image
 from training.gguf_export import rewrite
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import snugvl
 from snugvl.backends.native.loading import load_engine
 from snugvl.checkpoint.gguf_files import gguf_files
 from snugvl.checkpoint.gguf_folder import folder_of
+from snugvl.checkpoint.gguf_network import FACTORS
 from snugvl.core.messages import Picture, Text, user
 from snugvl.core.options import LoadOptions
 from snugvl.core.sampling import SamplingParams
@@ -26,6 +30,7 @@ from tests import gguf_models
 from tests.checkpoints import IMAGE
 from tests.gguf_models import Pair
 from tests.models.forward import Prompt, logits
+from tests.text_checkpoints import LLAMA3
 
 CPU = torch.device("cpu")
 TYPES: tuple[GgmlType, ...] = tuple(LAYOUTS)
@@ -94,6 +99,25 @@ def test_text_models(architecture: str, kind: str, tied: bool, tmp_path: Path) -
     torch.testing.assert_close(logits(ours, prompt), logits(wide, prompt), atol=2e-4, rtol=1e-4)
 
 
+def test_llama_3_turns_by_the_files_own_factors(tmp_path: Path) -> None:
+    """transformers computes its frequencies from the configuration, llama.cpp stores what divides them."""
+    pair = gguf_models.text_model(tmp_path, "LlamaForCausalLM", "llama", mixed)
+    config = json.loads((pair.wide / "config.json").read_text()) | {"rope_scaling": LLAMA3}
+    (pair.wide / "config.json").write_text(json.dumps(config))
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**config))
+    plain = config.get("rope_theta", 10000.0) ** (-torch.arange(0, 64, 2) / 64)
+    factors = {FACTORS: (plain / theirs.inv_freq).float().numpy()}
+    assert len(set(factors[FACTORS].tolist())) > 2
+    file = tmp_path / "scaled.gguf"
+    rewrite(pair.model, file, lambda each: (each.data, each.tensor_type), more=factors)
+    ours, wide = loaded(Pair(file, None, pair.wide))
+    prompt = Prompt([3 + (37 * i + i * i) % 250 for i in range(80)])
+    expected = logits(wide, prompt)
+    torch.testing.assert_close(logits(ours, prompt), expected, atol=2e-4, rtol=1e-4)
+    unscaled, _ = loaded(Pair(pair.model, None, pair.wide))
+    assert (logits(unscaled, prompt) - expected).abs().max() > 5e-3
+
+
 def test_parts_of_a_file_are_one_model(tmp_path: Path) -> None:
     whole = gguf_models.text_model(tmp_path, "Qwen3ForCausalLM", "qwen3", mixed)
     parts = tmp_path / "parts"
@@ -122,6 +146,8 @@ def test_from_a_file_to_an_answer_about_a_picture(tmp_path: Path) -> None:
         options = LoadOptions(str(model), device="cpu", dtype="float32", context=512, backend="native")
         made = load_engine(options)
         assert made.weights == {name: made.planned[name] for name in made.weights}
+        said = "F32" if model == pair.model else "fp32"  # what the file says of itself
+        assert made.backend.capabilities.weights == said
         answers.append("".join(delta.text for delta in made.backend.submit(request)))
         made.backend.close()
     assert answers[0] == answers[1]

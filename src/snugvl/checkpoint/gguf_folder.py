@@ -10,16 +10,18 @@ import hashlib
 import json
 import secrets
 import shutil
+import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from snugvl.checkpoint.families import parse_config
 from snugvl.checkpoint.gguf import GgufHeader, read_gguf
 from snugvl.checkpoint.gguf_facts import QWEN_TOKENS
 from snugvl.checkpoint.gguf_files import GgufFiles
-from snugvl.checkpoint.gguf_network import config_of, entries_of, parsed, squares
+from snugvl.checkpoint.gguf_network import FACTORS, config_of, entries_of, parsed, placed, squares
 from snugvl.checkpoint.gguf_tokenizer import KEPT, tokenizer_files
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.checkpoint.section import read_json
@@ -28,6 +30,7 @@ from snugvl.errors import CheckpointError
 from snugvl.version import __version__
 
 GGUF: Final = "gguf.json"
+MAX_FACTORS: Final = 4096  # half of the values of a head
 KEEP: Final = 8  # folders; the vocabulary of one takes up to 11 MB
 
 
@@ -70,7 +73,8 @@ def documents_of(files: GgufFiles) -> dict[str, Mapping[str, Any]]:
     images = None if tower is None else tower.values
     tensors = [each for one in (header, *more, *([] if tower is None else [tower])) for each in one.tensors]
     parsed(values, images, tensors, where)
-    config = config_of(values, images, tensors, where)
+    config = config_of(values, images, tensors, where, _factors([header, *more]))
+    parse_config(config, where)
     documents: dict[str, Mapping[str, Any]] = {
         **tokenizer_files(values, where),
         "config.json": config,
@@ -101,6 +105,18 @@ def read_weights(folder: Path) -> dict[str, TensorEntry]:
     if len({path.name for path in map(Path, places["parts"])}) != len(headers):
         raise CheckpointError(f"{folder / GGUF} names a part twice")
     return entries_of(headers, tower)
+
+
+def _factors(headers: Sequence[GgufHeader]) -> list[float] | None:
+    """The divisors of the rotary frequencies, where a file has some."""
+    entry = next((each for each in placed(headers) if each.name == FACTORS), None)
+    if entry is None:
+        return None
+    if entry.dtype != "F32" or entry.nbytes > MAX_FACTORS * 4:
+        raise CheckpointError(f"{entry.file}: tensor {FACTORS} is {entry.dtype} {list(entry.shape)}")
+    with entry.file.open("rb") as file:
+        file.seek(entry.offset)
+        return [number for (number,) in struct.iter_unpack("<f", file.read(entry.nbytes))]
 
 
 def _hash(files: GgufFiles) -> str:

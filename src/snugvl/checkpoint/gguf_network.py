@@ -38,6 +38,7 @@ ALTERNATING: Final = ("llama",)  # whose queries and keys have the halves of a h
 BLOCKS: Final = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 PLAIN: Final = ("F32", "F16", "BF16")
 INSTEAD: Final = "use --backend llamacpp"
+FACTORS: Final = "rope_freqs.weight"  # divisors of the rotary frequencies: Llama 3's scaling
 UNREAD: Final = ("rope.scaling.type", "expert_count", "attention.sliding_window", "rope.scaling.factor")
 _VISUAL = "model.visual."
 _LAYER = {
@@ -95,13 +96,18 @@ def our_name(name: str, decoder: str, levels: Sequence[int]) -> str | None:
 
 
 def config_of(
-    values: Mapping[str, Any], images: Mapping[str, Any] | None, tensors: Iterable[Stored], where: str
+    values: Mapping[str, Any],
+    images: Mapping[str, Any] | None,
+    tensors: Sequence[Stored],
+    where: str,
+    factors: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """What transformers' `config.json` of the same model says, as far as our engine reads it.
 
     Args:
         values: the metadata; where the vocabulary was kept, ids of vision tokens are looked up in it.
         images: the metadata of the mmproj, or None: a Qwen3-VL is read as its text model then.
+        factors: the content of `FACTORS`, where it was read; a plan needs none.
 
     Raises:
         CheckpointError: a key is missing or nonsense.
@@ -121,6 +127,8 @@ def config_of(
     text = _text(section, kind, shapes)
     if kind != "qwen3vl" and images is not None:
         raise UnsupportedModel(f"{where} is a {kind} that sees, which our engine doesn't run: {INSTEAD}")
+    if factors is not None:
+        text["rope_scaling"] = {"type": "longrope", "short_factor": list(factors), "attention_factor": 1.0}
     if images is None:
         # Text alone turns all three axes by the same position: a Qwen3-VL without its tower is a Qwen3.
         return text | {"architectures": [NATIVE["qwen3" if kind == "qwen3vl" else kind]]}
@@ -146,7 +154,7 @@ def parsed(
     config = parse_config(config_of(values, images, tensors, where), where)
     decoder, levels = prefix_of(values, images), levels_of(images)
     for tensor in tensors:
-        if our_name(tensor.name, decoder, levels) is None:
+        if our_name(tensor.name, decoder, levels) is None and tensor.name != FACTORS:
             raise UnsupportedModel(
                 f"{where} has a tensor {plain(tensor.name)}, which our engine doesn't know: {INSTEAD}"
             )
@@ -174,6 +182,8 @@ def ours(facts: ModelFacts) -> ModelFacts:
         name = our_name(tensor.name, decoder, facts.gguf.levels) or tensor.name
         role: Role = "other" if tensor.role == "linear" and len(tensor.shape) < 2 else tensor.role
         same = made.get(name)
+        if name == FACTORS:
+            tensor = tensor._replace(loaded=False)
         if same is not None:  # the other frame of a pair
             rows, channels, *sides = tensor.shape
             whole = (rows, channels, 2, *sides)
@@ -195,7 +205,9 @@ def entries_of(headers: Sequence[GgufHeader], tower: GgufHeader | None) -> dict[
     kind = str(values.get(ARCHITECTURE))
     heads = _heads(Section(_below(values, kind), headers[0].where)) if kind in ALTERNATING else {}
     found: dict[str, TensorEntry] = {}
-    for entry in _placed((*headers, *([] if tower is None else [tower]))):
+    for entry in placed((*headers, *([] if tower is None else [tower]))):
+        if entry.name == FACTORS:  # in the configuration: `gguf_folder.py`
+            continue
         name = our_name(entry.name, decoder, levels) or entry.name
         part = name.rpartition(".")[0].rpartition(".")[2]
         entry = replace(entry, heads=heads.get(part, 0))
@@ -212,7 +224,8 @@ def entries_of(headers: Sequence[GgufHeader], tower: GgufHeader | None) -> dict[
     return found
 
 
-def _placed(headers: Iterable[GgufHeader]) -> Iterator[TensorEntry]:
+def placed(headers: Iterable[GgufHeader]) -> Iterator[TensorEntry]:
+    """All tensors of files, by llama.cpp's names."""
     for header in headers:
         for tensor, offset in zip(header.tensors, header.offsets, strict=True):
             yield TensorEntry(

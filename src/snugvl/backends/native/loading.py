@@ -135,6 +135,8 @@ def load_engine(
         most_images=options.images,
         plan=allocation,
     )
+    if facts.gguf is not None and counted.has("blocks", "decoder"):
+        capabilities = replace(capabilities, weights=facts.gguf.file_type)
     thinking = Thinking(options.thinking, thinks_about_pictures(facts.family))
     backend = NativeBackend(engine, processor, capabilities, thinking)
     held = _held(network, settings)
