@@ -16,6 +16,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -31,8 +32,8 @@ from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
-from snugvl.layers.weights import GROUP, Format
-from snugvl.models import ready_made
+from snugvl.layers.weights import FEW_BITS, GROUP, GROUPS, Format
+from snugvl.models import ready_made, sensitivity
 from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.ready_made import LoadTarget, PackedMatrix
@@ -49,7 +50,7 @@ class Storage:
         layers: the decoder layers' linears; "fp8" keeps an FP8 checkpoint's own blocks. Those that are 4-bit
             in the checkpoint stay so, whatever else there is stays as wide: "int4" says that of them.
         head: embedding and head ("bf16" or "int8").
-        group: columns that share a scale in int4.
+        group: columns that share a scale in int4, int5 and int6; None: as many as is usual.
         tower: the vision tower's matrices ("bf16" or "int8"), but for the patches' own.
         streamed: the tower's blocks and mergers stay in main memory (`models/main_memory.py`), "pinned"
             where that can be had or "plain"; None keeps them on the device.
@@ -58,10 +59,16 @@ class Storage:
 
     layers: Format = "bf16"
     head: Format = "bf16"
-    group: int = GROUP
+    group: int | None = None
     tower: Format = "bf16"
     streamed: Literal["pinned", "plain"] | None = None
     embedding: Literal["gpu", "cpu"] = "gpu"
+
+    @property
+    def columns(self) -> int:
+        """That share a scale in a matrix of a layer."""
+        asked = self.group if self.layers in FEW_BITS else None
+        return asked or GROUPS.get(self.layers, GROUP)
 
 
 def load_model(
@@ -106,6 +113,8 @@ def load_model(
         storage = storage or Storage("int4")
     storage = storage or Storage()
     choose_formats(model, storage, form)
+    if storage.layers in FEW_BITS and not isinstance(form, PackedInt4):
+        _weigh_inputs(model, _Stored(tensors, matrices, form), dtype, device, readers)
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
@@ -116,7 +125,30 @@ def load_model(
     _fill(dict(_targets(model)), _Stored(tensors, matrices, form), device, readers, progress)
     if model.tower is not None and units:
         model.tower.weights = WeightStream(units, host, room, CopyStream(device))
+    sensitivity.forget(model)
     return model
+
+
+def _weigh_inputs(
+    model: LoadableNetwork, stored: "_Stored", dtype: torch.dtype, device: torch.device, readers: int
+) -> None:
+    """Let the decoder's matrices know what to be rounded for. Their layers are read once more for this."""
+    wide = without_memory(replace(model.config, vision=None))
+    wide.requires_grad_(False).eval().to(dtype)
+
+    def layer_ready(layer: nn.Module) -> None:
+        _give_memory(layer, device, 0)
+        held = {id(parameter) for parameter in layer.parameters()}
+        targets = {name: target for name, target in _targets(wide) if id(target.parameter) in held}
+        _fill(targets, stored, device, readers, None)
+
+    embedding = next(name for name, target in _targets(wide) if target.linear is wide.decoder.embed_tokens)
+    with closing(TensorFiles({}, None, device)) as files:
+        ids = sensitivity.some_ids(model.config.text.vocab_size)
+        embedded = files.rows(stored.entry(embedding), ids).to(dtype)
+    sensitivity.weigh_inputs(model, wide, embedded, layer_ready)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the network is one piece of memory, in which nothing else may lie
 
 
 def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | PackedInt4 | None) -> None:
@@ -135,7 +167,7 @@ def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | P
         raise UnsupportedModel(f"4-bit weights stay 4-bit, not {storage.layers}; use int4 or auto")
     for module in () if isinstance(form, PackedInt4) else model.decoder.layers.modules():
         if isinstance(module, Linear) and module.quantises and _fits(module, storage, blocks):
-            module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
+            module.store_as(storage.layers, storage.columns)
     for module in () if model.tower is None else model.tower.modules():
         if isinstance(module, Linear):  # towers have odd widths: a scale for a whole row then
             module.store_as(storage.tower, module.columns if module.columns % GROUP else GROUP)
@@ -146,7 +178,7 @@ def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
         # Packed parts (q, k, v) begin at whole blocks, and the blocks are the kernels' own.
         square = blocks is not None and (blocks.rows, blocks.columns) == (GROUP, GROUP)
         return square and linear.columns % GROUP == 0 and linear.rows % GROUP == 0
-    return linear.columns % (storage.group if storage.layers == "int4" else GROUP) == 0
+    return linear.columns % storage.columns == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,12 @@ class TensorFiles:
         values = self._read(entry, 0, entry.nbytes).view(_ALL[entry.dtype]).view(entry.shape)
         return values.to(self._device, copy=True)  # out of the buffer, which the next read reuses
 
+    def rows(self, entry: TensorEntry, wanted: list[int]) -> torch.Tensor:
+        """Some rows of a plain tensor `[rows, columns]`, on the device."""
+        nbytes = entry.nbytes // entry.shape[0]
+        read = (self._read(entry, row * nbytes, nbytes).view(_ALL[entry.dtype]).clone() for row in wanted)
+        return torch.stack(list(read)).to(self._device)
+
     def pieces(self, entry: TensorEntry, multiple: int = 1) -> Iterator[TensorPiece]:
         """A tensor in pieces of whole rows (and whole FP8 blocks), each gone when the next is asked for.
 

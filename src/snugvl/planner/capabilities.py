@@ -22,6 +22,7 @@ from snugvl.planner.footprint.weights import embedding_bytes, keeps_fp8, tower_b
 from snugvl.planner.inventory import Inventory
 from snugvl.planner.settings import (
     ENGINES,
+    FEW_BITS,
     Engine,
     HeadFormat,
     KVFormat,
@@ -96,7 +97,7 @@ class Option:
     @property
     def made(self) -> bool:
         """The format is made while loading, and not the stored one."""
-        return self.weights in ("int8", "int4") and self.weights != self.model.facts.quantization
+        return self.weights in ("int8", *FEW_BITS) and self.weights != self.model.facts.quantization
 
     @property
     def by_bits(self) -> bool:
@@ -215,7 +216,7 @@ def native_options(model: Inventory, device: Device, wishes: Wishes) -> list[Opt
         return Refusal("native", every)
     if device.cpu:
         return _on_cpu(model, device, wishes)
-    formats: list[WeightFormat] = ["fp8", "bf16", "int8", "int4"]
+    formats: list[WeightFormat] = ["fp8", "bf16", "int8", *FEW_BITS]
     if stored == "int4":
         formats = ["int4"]
     elif keeps_fp8(model) and wishes.weights != "bf16":
@@ -245,7 +246,7 @@ def _on_cpu(model: Inventory, device: Device, wishes: Wishes) -> list[Option]:
     formats: list[WeightFormat] = ["fp32"] if wide else ["bf16"]
     if wide and wishes.float32 is None:
         formats.append("bf16")
-    formats += ["fp8", "int8", "int4"] if keeps_fp8(model) else ["int8", "int4"]
+    formats += [*(("fp8",) if keeps_fp8(model) else ()), "int8", *FEW_BITS]
     if stored == "int4":
         formats = ["int4"]
     return [

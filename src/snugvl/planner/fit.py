@@ -17,7 +17,7 @@ from snugvl.planner.footprint.offload import host_bytes
 from snugvl.planner.footprint.step_graphs import recorded
 from snugvl.planner.footprint.total import footprint
 from snugvl.planner.goals import COMFORT, CONTEXT_GRAIN, Goal, comfort, goals
-from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, KVFormat, Settings, WeightFormat
+from snugvl.planner.settings import BLOCK_TOKENS, DEFAULT_SEQUENCES, LOW_BIT, KVFormat, Settings, WeightFormat
 from snugvl.planner.wishes import LEAST_ROOM_TOKENS, Wishes
 
 PARALLEL = (2, 4, 8)  # GPUs that vLLM shares a layer among
@@ -72,7 +72,7 @@ def tier(option: Option, settings: Settings, *, cpu: bool) -> int:
 
     transformers reads low bits by bitsandbytes, and a CPU widens them for every token.
     """
-    slow = option.by_bits or (cpu and option.weights in ("fp8", "int8", "int4"))
+    slow = option.by_bits or (cpu and option.weights in LOW_BIT)
     return (cost(option, settings) >= NOTICEABLE) + slow
 
 
