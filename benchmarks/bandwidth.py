@@ -1,6 +1,7 @@
 """How much of the read bandwidth a decode step reaches, where the rest goes, and what a slower card gets.
 
     python benchmarks/bandwidth.py 2b-fp8=/ck/2b-fp8:fp8 4b-int4=/ck/4b-fp8:int4+int8 … [--out FILE]
+    python benchmarks/bandwidth.py 4b-int4=/ck/4b-fp8:int4+int8 --multiprocessors 30
     python benchmarks/bandwidth.py pocket=POCKET:bf16 --device cpu --dtype float32     # without a GPU
 
 Each argument is NAME=FOLDER:LAYERS[+HEAD], formats as in `models.loader.Storage`. One sequence decodes
@@ -10,6 +11,10 @@ the read bandwidth, measured first. Kernels are timed by torch's profiler over a
 beyond the sum of its kernels is launches, gaps and the host. From Hopper on a kernel starts while the one
 before it ends, and its time begins there: the sum may exceed the step.
 
+`--multiprocessors 30` holds the process to so many of the GPU's (a green context), as many as small cards
+have; tiles are chosen as for a card with so many, and the bandwidth is what so many reach. It prints how long
+a product takes on the whole GPU, held, and held from a CUDA graph, so that one sees that it is.
+
 On a card of 448 GB/s (RTX 5060) two figures bound what to expect: the same fraction of the bandwidth as here
 (low: short kernels waste less of a slower memory), and the floor plus as many milliseconds as here lie above
 it (high: those of a smaller chip are no fewer).
@@ -18,7 +23,9 @@ it (high: those of a smaller chip are no fewer).
 import argparse
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,6 +38,7 @@ from snugvl.core.config import EngineConfig
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine.engine import Engine
 from snugvl.engine.request import EngineRequest
+from snugvl.layers.kernels.device import described, hardware_of
 from snugvl.models.loader import Storage, load_model
 
 WARM_STEPS = 24
@@ -64,6 +72,50 @@ def read_bandwidth(device: torch.device) -> float:
         _wait(device)
         best = max(best, size / (time.perf_counter() - start))
     return best
+
+
+@contextmanager
+def held_to(units: int, device: torch.device, figures: dict[str, Any]) -> Iterator[None]:
+    """Hold this thread to so many multiprocessors while the block runs; tiles are chosen as for so many.
+
+    Of some GPUs it is held to a few more, as they come in groups. Before any stream is made: torch makes
+    several at once, and each stays in the context that it was made in.
+    """
+    from torch.cuda.green_contexts import GreenContext
+
+    product = {"whole": product_s(device)}
+    context: Any = GreenContext.create(num_sms=units, device_id=device.index or 0)
+    context.set_context()
+    try:
+        product |= {"held": product_s(device), "held, from a graph": product_s(device, graph=True)}
+        for name, seconds in product.items():
+            print(f"a product, {name}: {seconds * 1e3:.3f} ms")
+        figures |= {"multiprocessors": units, "product_s": product}
+        with described(replace(hardware_of(device), units=units)):
+            yield
+    finally:
+        context.pop_context()
+
+
+def product_s(device: torch.device, *, graph: bool = False) -> float:
+    """Seconds of a product that takes as long as there are few multiprocessors, the least of a few."""
+    left = torch.ones(4096, 4096, dtype=torch.bfloat16, device=device)
+    out = torch.empty_like(left)
+    torch.mm(left, left, out=out)
+    run: Callable[[], object] = lambda: torch.mm(left, left, out=out)  # noqa: E731
+    if graph:
+        recording, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.graph(recording, stream=stream):
+            run()
+        run = recording.replay
+    times = []
+    for _ in range(5):
+        _wait(device)
+        start = time.perf_counter()
+        run()
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _wait(device: torch.device) -> None:
@@ -182,9 +234,20 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--context", type=int, default=256, help="tokens of the prompt")
+    parser.add_argument("--multiprocessors", type=int, help="to which the process is held")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
+    figures: dict[str, Any] = {}
+    with ExitStack() as held:
+        if arguments.multiprocessors:
+            held.enter_context(held_to(arguments.multiprocessors, device, figures))
+        figures |= compare(arguments, device, dtype)
+    machine.save("bandwidth", figures, arguments.out)
+
+
+def compare(arguments: argparse.Namespace, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """All models."""
     bandwidth = read_bandwidth(device)
     print(f"read bandwidth {bandwidth / 1e12:.3f} TB/s")
     print(f"{'':<12}{'reads':>11}{'floor':>8}{'step':>8}   {'share':>7}")
@@ -192,7 +255,7 @@ def main() -> None:
     for model in arguments.models:
         rows.append(measure(model, device, dtype, bandwidth, arguments.context, arguments.steps))
         show(rows[-1])
-    machine.save("bandwidth", {"read_bytes_per_s": bandwidth, "results": rows}, arguments.out)
+    return {"read_bytes_per_s": bandwidth, "results": rows}
 
 
 if __name__ == "__main__":

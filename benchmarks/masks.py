@@ -8,6 +8,9 @@ by one, with those appended at once (`EngineConfig.skip_forced`), and as many fr
 three in turn, `--rounds` times, after a round that isn't counted; medians of tokens a second, and of the
 ratios within a round. Greedy answers must be equal: one by one and at once, alone and in company.
 
+`--served` measures as `snugvl serve` works: the engine has a process to itself, and clients don't take turns
+with it in one interpreter. Then forced tokens are always appended at once.
+
 `--schema limited` has a `maxLength` for each string, near which a mask takes longest; `plain` has none.
 Then tasks: objects and boxes of the pictures in `examples/images`, tokens a second and seconds an answer,
 with forced tokens one by one and at once. `--least-run` is how many forced tokens are worth a step of chunks
@@ -15,6 +18,7 @@ on a GPU (`engine/overlap.py`); `--step-graphs` captures CUDA graphs of such ste
 """
 
 import argparse
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +31,7 @@ from typing import Any
 
 import machine
 import snugvl
+from snugvl.backends.process.supervised import EngineChoice, SupervisedEngine
 from snugvl.core.messages import Grammar, Request, user
 from snugvl.core.sampling import SamplingParams
 from snugvl.engine import overlap
@@ -116,6 +121,70 @@ def level(
     return row, found[0]
 
 
+async def served(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens a second of each level, typed and free, of an engine in a process of its own."""
+    choice = EngineChoice(
+        options.model,
+        device=options.device,
+        concurrency=options.concurrency,
+        step_graphs=options.step_graphs,
+    )
+    service = SupervisedEngine(choice)
+    await service.start()
+    while service.health.state != "ready":
+        if service.failure is not None:
+            raise service.failure
+        await asyncio.sleep(0.1)
+    try:
+        return [
+            await served_level(service, options, *map(int, pair.split(":")))
+            for pair in options.levels.split(",")
+        ]
+    finally:
+        await service.close()
+
+
+async def served_level(
+    service: SupervisedEngine, options: argparse.Namespace, clients: int, count: int
+) -> dict[str, Any]:
+    """One of them."""
+
+    async def answered(asked: Request) -> tuple[str, int]:
+        text, tokens = "", 0
+        async with places:
+            async for delta in await service.submit(asked):
+                text += delta.text
+                tokens = tokens if delta.usage is None else delta.usage.completion_tokens
+        return text, tokens
+
+    async def timed(requests: list[Request]) -> tuple[Answers, float]:
+        start = time.perf_counter()
+        answers = await asyncio.gather(*map(answered, requests))
+        return answers, sum(tokens for _, tokens in answers) / (time.perf_counter() - start)
+
+    places, found = asyncio.Semaphore(clients), list[Answers]()
+    typed = [question(index, tokens=options.tokens, typed=options.schema) for index in range(count)]
+    speeds: dict[str, list[float]] = {"typed": [], "free": []}
+    for round_ in range(2 + options.rounds):  # graphs of sizes that come again are recorded in the second
+        answers, measured = await timed(typed)
+        found.append(answers)
+        free = [question(i, tokens=length, typed=None) for i, (_, length) in enumerate(answers)]
+        _, other = await timed(free)
+        if round_ > 1:
+            speeds["typed"].append(measured)
+            speeds["free"].append(other)
+    ratios = [mine / free for mine, free in zip(speeds["typed"], speeds["free"], strict=True)]
+    row: dict[str, Any] = {"clients": clients, "requests": count}
+    row |= {f"{kind}, tokens/s": median(values) for kind, values in speeds.items()}
+    row["typed / free"] = median(ratios)
+    row["answers that differ"] = sum(
+        a != b for other in found[1:] for a, b in zip(found[0], other, strict=True)
+    )
+    row["complete JSON"] = f"{sum(_is_json(text) for text, _ in found[0])} of {count}"
+    show(row)
+    return row
+
+
 def task(model: Any, name: str, ask: Callable[[Path], object], rounds: int) -> dict[str, Any]:
     """A task on all pictures, with forced tokens one by one and at once."""
     engine, pictures = model.backend._engine, sorted(PICTURES.glob("*.png"))
@@ -167,7 +236,13 @@ def main() -> None:
         "--schema", choices=SCHEMAS, default="limited", help="strings with a limit, or without"
     )
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--served", action="store_true", help="by an engine in a process of its own")
     options = parser.parse_args()
+    figures: dict[str, Any]
+    if options.served:
+        figures = {"model": options.model, "schema": options.schema, "served": asyncio.run(served(options))}
+        machine.save("masks", figures, options.out)
+        return
     overlap.LEAST_RUN = options.least_run or overlap.LEAST_RUN
     model: Model = snugvl.load(
         options.model,
@@ -175,7 +250,7 @@ def main() -> None:
         concurrency=options.concurrency,
         step_graphs=options.step_graphs,
     )
-    figures: dict[str, Any] = {
+    figures = {
         "model": options.model,
         "schema": options.schema,
         "least_run": overlap.LEAST_RUN,

@@ -135,7 +135,17 @@ def test_steps_of_one_size_share_a_recording_that_the_second_one_makes() -> None
         assert made.captures == min(max(index - 1, 0), 1), "not before the second one's token is told"
         made.capture_due()
         assert (made.captures, made.replays) == (min(index, 1), max(index - 1, 0))
-    assert [size_of(length) for length in (1, 63, 64, 65, 2048)] == [64, 64, 64, 128, 2048]
+    assert [size_of(length) for length in (1, 8, 9, 17, 33, 64, 65, 2048)] == [
+        8,
+        8,
+        16,
+        32,
+        64,
+        64,
+        128,
+        2048,
+    ]
+    assert [size_of(length, pictured=True) for length in (1, 32, 65)] == [64, 64, 128]
     assert [size_of(length) for length in (512, 513, 1049, 1153)] == [512, 640, 1152, 1280]
 
 
@@ -185,15 +195,15 @@ def test_the_least_recently_used_goes() -> None:
         run(here, request(f"{name}{length}", *[3] * length, max_tokens=1))
         made.capture_due()
 
-    for length in (10, 70, 10, 70):
+    for length in (40, 70, 40, 70):
         ask("a", length)
     assert list(made._replays) == [("step", 64, 1), ("step", 128, 1)]
-    ask("b", 10)
+    ask("b", 40)
     for name in "cd":
         ask(name, 200)
     assert list(made._replays) == [("step", 64, 1), ("step", 256, 1)]
     assert made.captures == 3
-    for length in (130, 10, 70, 300, 130):  # two others of no recording came since the first of 130
+    for length in (130, 40, 70, 300, 130):  # two others of no recording came since the first of 130
         ask("e", length)
     assert made.captures == 3
 

@@ -1,6 +1,7 @@
 """Paged attention against plain softmax over each sequence alone, for any mix of chunks and block tables."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,9 +31,12 @@ def plain(
 
 
 def run(
-    sequences: Sequence[tuple[int, int]], seed: int, window: int | None = None
+    sequences: Sequence[tuple[int, int]], seed: int, window: int | None = None, *, apart: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cached, new) tokens of each sequence → our output and the plain one, `[new tokens, heads, dim]`."""
+    """(cached, new) tokens of each sequence → our output and the plain one, `[new tokens, heads, dim]`.
+
+    `apart`: as in small CUDA graphs of steps, token by token, with tokens and sequences of nobody.
+    """
     generator = torch.Generator().manual_seed(seed)
     needed = [-(-(cached + new) // BLOCK) for cached, new in sequences]
     cache = KVCache(
@@ -63,7 +67,20 @@ def run(
     metadata = AttentionMetadata(
         tuple(new for _, new in sequences), tuple(sum(s) for s in sequences), torch.cat(slots), tables, BLOCK
     )
-    ours = paged_attention(torch.cat(queries), cache, 1, metadata, DIM**-0.5, window)
+    flat, tokens = torch.cat(queries), sum(new for _, new in sequences)
+    if apart:
+        known = metadata.on_device()
+        assert known.starts is not None
+        assert known.lengths is not None
+        filled = replace(
+            known,
+            block_tables=torch.nn.functional.pad(tables, (0, 0, 0, 2)),
+            starts=torch.cat([known.starts, known.starts[-1:].expand(2)]),
+            lengths=torch.nn.functional.pad(known.lengths, (0, 2)),
+        )
+        metadata = filled.token_by_token(tokens + 3)
+        flat = torch.nn.functional.pad(flat, (0, 0, 0, 0, 0, 3))
+    ours = paged_attention(flat, cache, 1, metadata, DIM**-0.5, window)[:tokens]
     return ours, torch.cat(expected)
 
 
@@ -71,6 +88,13 @@ def run(
 @given(sequences=lengths, seed=st.integers(0, 1000))
 def test_any_mix_of_prefills_chunks_and_decodes(sequences: list[tuple[int, int]], seed: int) -> None:
     ours, expected = run(sequences, seed)
+    torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(sequences=lengths, seed=st.integers(0, 1000), window=st.none() | st.integers(1, 12))
+def test_few_tokens_one_by_one(sequences: list[tuple[int, int]], seed: int, window: int | None) -> None:
+    ours, expected = run(sequences, seed, window, apart=True)
     torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=0)
 
 

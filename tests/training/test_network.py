@@ -1,7 +1,11 @@
 """Drawing, training, resuming and exporting, at toy size."""
 
 import dataclasses
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,6 +68,37 @@ def test_both_painters_agree(trainer, drawn, pool):
         mine = render.unpatch(patches[i], *grid)
         theirs = paint(scene, (), random.Random(1), {}).resize(mine.shape[1::-1], Image.Resampling.BICUBIC)
         assert np.abs(mine.astype(float) - np.asarray(theirs)).mean() < 5
+
+
+def test_the_longest_strip_fits_its_row(trainer, drawn):
+    scene = dataclasses.replace(drawn[0], width=778, height=62, things=())  # three rows of 26 tokens
+    packer = packing.Packer(tokens.Encoder(trainer.pack.tokenizer))
+    rows, columns = geometry.token_grid(scene.width, scene.height)
+    ids, parts, positions, spans = packer.row(scene, random.Random(0))
+    assert rows * columns == 78
+    assert (ids == packer.image).sum() == 78
+    assert ids[packing.TEXT - 1] == packer.close
+    assert (parts[: packing.TEXT] == 0).sum() == packing.HEAD + 78 + 1
+    assert positions[2].max() >= packing.HEAD + 25
+    assert spans
+
+
+def test_every_core_but_one_draws_scenes(tmp_path):
+    """`nproc` says OMP_NUM_THREADS: the script once trained with no workers for that reason."""
+    given = tmp_path / "given"
+    fake = tmp_path / "python3"
+    fake.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exec "{sys.executable}" "$@"\necho "$@" > "{given}"\nexit 3\n'
+    )
+    fake.chmod(0o755)
+    script = Path(train.__file__).parent / "gpu.sh"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(
+        [script, tmp_path / "out", "9"], env=os.environ | {"PATH": path}, check=False, capture_output=True
+    )
+    words = given.read_text().split()
+    gpus, cores = max(1, torch.cuda.device_count()), len(os.sched_getaffinity(0))
+    assert int(words[words.index("--workers") + 1]) == max(1, (cores - gpus) // gpus)
 
 
 def test_a_part_sees_only_the_picture_and_itself(trainer, batch):

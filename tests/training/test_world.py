@@ -1,5 +1,6 @@
 """Scenes, their holdouts, and whether questions and captions tell the truth."""
 
+import copy
 import json
 import random
 import re
@@ -7,6 +8,7 @@ import re
 import numpy as np
 import pytest
 from training.pocket import (
+    compare,
     foreign,
     geometry,
     honesty,
@@ -15,6 +17,7 @@ from training.pocket import (
     language,
     lettering,
     looks,
+    packing,
     phrasebook,
     questions,
     scenes,
@@ -52,6 +55,44 @@ def test_evaluation_seeks_what_is_held_out(cast, pool):
     found = [scenes.draw_scene(rng, scenes.Recipe(evaluation=True), cast, pool) for _ in range(60)]
     assert all(world.unseen_canvas(s.width, s.height) for s in found)
     assert sum(scoring.unseen_pair(s) for s in found) > 10
+
+
+def test_strips_are_drawn_as_often_as_asked_and_at_every_ratio():
+    rng = random.Random(3)
+    recipe = scenes.Recipe(slim_share=0.25, max_tokens=packing.IMAGE)
+    sizes = [scenes._canvas(rng, recipe) for _ in range(2000)]
+    ratios = [max(s) / min(s) for s in sizes]
+    assert 0.22 < sum(r > 5.9 for r in ratios) / 2000 < 0.32
+    for least, most in ((6, 8), (8, 11), (11, 13.5), (13.5, 16.1)):
+        assert sum(least <= r < most for r in ratios) > 60, (least, most)
+    slim = [s for s, r in zip(sizes, ratios, strict=True) if r > 5.9]
+    assert 0.4 < sum(w > h for w, h in slim) / len(slim) < 0.6
+    tokens = {rows * columns for rows, columns in (geometry.token_grid(*s) for s in sizes)}
+    assert {75, 78} <= tokens  # about 12:1 gets three rows of 25 or 26
+    assert not any(world.unseen_canvas(*s) for s in sizes)
+
+
+def test_the_final_scenes_are_those_of_the_card():
+    recipe = scenes.Recipe(evaluation=True, word_share=0.34)
+    sizes = {i: scenes._canvas(random.Random(f"final {i}"), recipe) for i in range(1000)}
+    strips = {i: s for i, s in sizes.items() if max(s) > 6 * min(s)}
+    assert len(strips) == 14
+    assert (strips[31], strips[81], strips[969]) == ((732, 100), (120, 828), (807, 95))
+
+
+def test_a_target_that_new_weights_lose_is_named():
+    known = {name: json.loads((compare.SHIPPED / f"{name}.json").read_text())
+             for name in ("evaluation", "edges", "openmoji")}  # fmt: skip
+    for name, found in known.items():
+        same = list(compare.rows(name, found, found))
+        assert same
+        assert not {row.verdict for row in same} & {"lost", "gained"}
+    worse = copy.deepcopy(known["evaluation"])
+    worse["tiers"]["shapes"]["questions"], worse["tiers"]["words"]["questions"] = 0.949, 0.96
+    changed = {row.name: row.verdict for row in compare.rows("evaluation", known["evaluation"], worse)}
+    assert changed["evaluation, shapes: questions"] == "lost"
+    assert changed["evaluation, words: questions"] in ("gained", "met")
+    assert {row.verdict for row in compare.rows("strips", {}, known["evaluation"])} <= {"met", "missed"}
 
 
 def test_fonts_are_split():

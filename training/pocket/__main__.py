@@ -33,23 +33,23 @@ def call(module: str, *options: object, processes: int = 1) -> None:
 
 def train(out: Path, minutes: float, init: str) -> None:
     """Train, or go on with what was cut off, until the minutes are up."""
-    options: list[object] = ["--out", out, "--minutes", minutes, "--word-share", 0.55, "--strip-share", 0.45]
+    options: list[object] = ["--out", out, "--minutes", minutes, "--word-share", 0.55]
     if (out / "state.pt").exists():
         options.append("--resume")
     elif init:
-        options += ["--init", init, "--rate", 0.0018, "--warmup", 100, "--steady", 0.2]
+        options += ["--init", init, "--rate", 0.0016, "--warmup", 100, "--steady", 0.2]
     call("train", *options, processes=max(1, torch.cuda.device_count()))
     (out / "trained").touch()
 
 
 def evaluate(out: Path, scenes: int) -> None:
-    """Measure what has no figures yet: every set of pictograms, then the edges of the world."""
-    for name in MEASURED:
+    """Measure what has no figures yet: every set of pictograms, strips, then the edges of the world."""
+    runs: dict[str, tuple[object, ...]] = {n: ("--pictograms", n, "--scenes", scenes) for n in MEASURED}
+    runs["strips"] = ("--strips", "--scenes", max(1, scenes // 5))
+    for name, options in runs.items():
         path = out / f"{name}.json"
         if not path.exists():
-            call(
-                "evaluate", "--model", out / "model", "--pictograms", name, "--scenes", scenes, "--json", path
-            )
+            call("evaluate", "--model", out / "model", *options, "--json", path)
     if not (out / "edges.json").exists():
         call("edges", "--model", out / "model", "--json", out / "edges.json")
 
@@ -70,6 +70,13 @@ def card(out: Path) -> str:
         label = f"{name} (never trained on)" if source.held_out else name
         figures = " | ".join(str(tier[row]) for row in ("questions", "caption facts", "F1@0.5"))
         lines.append(f"| {label} | {source.licence} | {figures} |")
+    tiers = json.loads((out / "strips.json").read_text())["tiers"]
+    slim = [t for t in tiers if t.endswith(":1")]
+    lines += ["", "| strips | " + " | ".join(slim) + " |", "|---" * (len(slim) + 1) + "|"]
+    lines += [
+        f"| {row} | " + " | ".join(str(tiers[t].get(row, "–")) for t in slim) + " |"
+        for row in ("scenes", *ROWS)
+    ]
     edges = json.loads((out / "edges.json").read_text())
     shades, honest = edges["palettes"], edges["honesty"]
     lines += ["", f"Shades of palettes: {shades['all']} of {shades['questions']} questions."]

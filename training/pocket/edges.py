@@ -110,6 +110,16 @@ def measure_honesty(model: Any, threads: int) -> dict[str, Any]:
             "mistakes": [a[:3] for a in answers if not a[3]]}  # fmt: skip
 
 
+def measure(folder: Path, threads: int) -> dict[str, Any]:
+    """Both measurements of a model folder, and the minutes that they took."""
+    started = time.monotonic()
+    with snugvl.load(folder) as model:
+        result: dict[str, Any] = {
+            "palettes": measure_shades(model, threads), "honesty": measure_honesty(model, threads),
+        }  # fmt: skip
+    return result | {"minutes": round((time.monotonic() - started) / 60, 1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -118,12 +128,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    started = time.monotonic()
-    with snugvl.load(args.model) as model:
-        result: dict[str, Any] = {
-            "palettes": measure_shades(model, args.threads), "honesty": measure_honesty(model, args.threads),
-        }  # fmt: skip
-    result["minutes"] = round((time.monotonic() - started) / 60, 1)
+    result = measure(args.model, args.threads)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -4,6 +4,7 @@
 
 Every picture has a size never trained on, words are in fonts never trained on, sizes and colour-shape pairs
 are drawn from the held-out ones where possible. `--split dev` uses other seeds, to look at while developing.
+`--strips` draws nothing but pictures from 6:1 to 16:1, of which there are fourteen among the first thousand.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from training.pocket import (
     language,
     lettering,
     looks,
+    packing,
     pictograms,
     scoring,
     tasks,
@@ -39,6 +41,7 @@ import snugvl
 from snugvl.backends.native import loading
 
 FOLDER = Path(__file__).parents[2] / "src/snugvl/pocket"
+STRIPS = {8: "6:1 to 8:1", 11: "8:1 to 11:1", 17: "11:1 to 16:1"}  # tiers by the ratio they end before
 QUESTIONS = 5  # a scene, beside the captions, the boxes, the analysis and the reading
 
 
@@ -61,12 +64,16 @@ def stage(name: str) -> Stage:
     return Stage(looks.audition({name: arrays}, 0, 0, 1)[1], images, lettering.font_files(held_out=True))
 
 
-def make(split: str, index: int, on: Stage) -> tuple[Scene, Image.Image, list[Exchange]]:
-    """Scene number `index` of a split: truth, picture, questions."""
+def make(
+    split: str, index: int, on: Stage, strips: bool = False
+) -> tuple[Scene, Image.Image, list[Exchange]]:
+    """Scene number `index` of a split, or of its strips: truth, picture, questions."""
     from training.pocket.paint import paint
 
     rng = random.Random(f"{split} {index}")
     recipe = Recipe(evaluation=True, word_share=0.34)
+    if strips:
+        recipe = replace(recipe, slim_share=1.0, max_tokens=packing.IMAGE)
     scene = draw_scene(rng, recipe, on.cast, lettering.Live(on.fonts))
     while not scene.things:
         scene = draw_scene(rng, recipe, on.cast, lettering.Live(on.fonts))
@@ -158,6 +165,7 @@ def measure(
     tower: str,
     kv_cache: str,
     pictogram_set: str = "noto",
+    strips: bool = False,
 ) -> Part:
     """Tallies by tier, and every mistake, of some scenes: one model, many threads that share its batches."""
     on = stage(pictogram_set)
@@ -165,7 +173,7 @@ def measure(
     wrong: list[Any] = []
 
     def work(index: int) -> tuple[Scene, Tally, list[Any]]:
-        scene, image, asked = make(split, index, on)
+        scene, image, asked = make(split, index, on, strips)
         return scene, *judge(model, scene, image, asked, index)
 
     with (
@@ -174,8 +182,10 @@ def measure(
         ThreadPoolExecutor(threads) as pool,
     ):
         for scene, tally, mistakes in pool.map(work, range(first, first + count)):
-            slim = max(scene.width / scene.height, scene.height / scene.width) > 6
-            extra = {"unseen pairs": scoring.unseen_pair(scene), "beyond 6:1": slim}
+            ratio = max(scene.width / scene.height, scene.height / scene.width)
+            extra = {"unseen pairs": scoring.unseen_pair(scene), "beyond 6:1": ratio > 6}
+            if strips:
+                extra[STRIPS[next(most for most in STRIPS if ratio < most)]] = True
             for name in ("all", scoring.tier(scene), *(n for n, yes in extra.items() if yes)):
                 group = groups.setdefault(name, Tally())
                 merge(group, tally)
@@ -195,12 +205,14 @@ def evaluate(
     tower: str = "bf16",
     kv_cache: str = "auto",
     pictogram_set: str = "noto",
+    strips: bool = False,
 ) -> dict[str, Any]:
     """All measures by tier, with every mistake; the same for any number of processes."""
     started = time.monotonic()
     ends = [first + count * n // processes for n in range(processes + 1)]
     jobs = [
-        (folder, split, a, b - a, threads, weights, tower, kv_cache, pictogram_set) for a, b in pairwise(ends)
+        (folder, split, a, b - a, threads, weights, tower, kv_cache, pictogram_set, strips)
+        for a, b in pairwise(ends)
     ]
     if processes == 1:
         parts = [measure(*jobs[0])]
@@ -231,6 +243,7 @@ def main() -> None:
     parser.add_argument("--tower", default="bf16", help="the same of the vision tower: bf16 (as it is), int8")
     parser.add_argument("--kv-cache", default="auto", help="format of keys and values: bf16, fp8")
     parser.add_argument("--pictograms", choices=tuple(pictograms.SETS), default="noto")
+    parser.add_argument("--strips", action="store_true", help="pictures from 6:1 to 16:1 only")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result = evaluate(
@@ -244,6 +257,7 @@ def main() -> None:
         args.tower,
         args.kv_cache,
         args.pictograms,
+        args.strips,
     )
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

@@ -14,13 +14,17 @@ cd "$(dirname "$0")/../.."
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
 export NCCL_NVLS_ENABLE=0 # NVLink multicast is not available on lent machines
 gpus=$(python3 -c 'import torch; print(max(1, torch.cuda.device_count()))')
-workers=$((($(nproc) - gpus) / gpus))
+# One core a GPU is the training's, the rest draw scenes. `nproc` would say OMP_NUM_THREADS, not the cores.
+workers=$(python3 -c "import os; print(max(1, (len(os.sched_getaffinity(0)) - $gpus) // $gpus))")
+echo "$gpus GPUs, $workers workers each"
+# Batches travel through shared memory: some 10 MB each, three a worker.
+df -m /dev/shm | tail -n 1
 made=$(mktemp -d)
 mkdir -p "$out"
 status=0
-timeout -k 5 $((seconds + 25)) python3 -m torch.distributed.run --standalone --nproc-per-node "$gpus" \
+timeout -k 3 $((seconds + 10)) python3 -m torch.distributed.run --standalone --nproc-per-node "$gpus" \
     -m training.pocket.train --out "$made" --init "${INIT:-src/snugvl/pocket}" --until $((now + seconds - 6)) \
-    --workers "$workers" --rate 0.0018 --warmup 100 --steady 0.2 --word-share 0.55 --strip-share 0.45 \
+    --workers "$workers" --rate 0.0016 --warmup 100 --steady 0.2 --word-share 0.55 \
     --save-every 60 --check 0 --no-checkpoint --seed 11 "$@" || status=$?
 cp "$made/log.jsonl" "$out"
 split -b 12M "$made/model/model.safetensors" "$out/part_"

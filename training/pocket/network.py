@@ -137,16 +137,16 @@ class Vision(nn.Module):
         self.deepstack_merger_list = nn.ModuleList(Merger(s, after=True) for _ in s.deepstack)
 
     def places(self, grids: torch.Tensor) -> tuple[torch.Tensor, Angles]:
-        """Position embeddings [batch, 288, vision] and rotary (cos, sin) [batch, 1, 288, dim / 2]."""
+        """Position embeddings [batch, 320, vision] and rotary (cos, sin) [batch, 1, 320, dim / 2]."""
         row, column, _ = render.patch_places(grids)
         side, grids = self.size.grid, grids.long() * 2
         y = row / (grids[:, :1] - 1).clamp_min(1) * (side - 1)
         x = column / (grids[:, 1:] - 1).clamp_min(1) * (side - 1)
         # Hat functions times the table: bilinear, and its gradient is a product instead of a scatter.
         knots = torch.arange(side, device=row.device)
-        near_y = (1 - (y[..., None] - knots).abs()).clamp_min(0)  # [batch, 288, side]
+        near_y = (1 - (y[..., None] - knots).abs()).clamp_min(0)  # [batch, 320, side]
         near_x = (1 - (x[..., None] - knots).abs()).clamp_min(0)
-        weights = (near_y[..., :, None] * near_x[..., None, :]).flatten(2)  # [batch, 288, side * side]
+        weights = (near_y[..., :, None] * near_x[..., None, :]).flatten(2)  # [batch, 320, side * side]
         with torch.autocast(row.device.type, enabled=False):
             table = weights @ self.pos_embed.weight.float()
         half = self.size.vision_hidden // self.size.vision_heads // 2
@@ -155,7 +155,7 @@ class Vision(nn.Module):
         return table, (turns.cos(), turns.sin())
 
     def forward(self, patches: torch.Tensor, grids: torch.Tensor, mask: Mask) -> list[torch.Tensor]:
-        """Image tokens, then one tensor of them a deepstack level: each [batch, 72, hidden]."""
+        """Image tokens, then one tensor of them a deepstack level: each [batch, 80, hidden]."""
         places, angles = self.places(grids)
         x = self.patch_embed["proj"](patches) + places
         levels = []

@@ -1,6 +1,6 @@
 """Scenes to training arrays: several exchanges share one picture in one row of fixed length.
 
-    row:   <|im_start|> user \\n <|vision_start|> | 72 image tokens | <|vision_end|> | exchanges, padding
+    row:   <|im_start|> user \\n <|vision_start|> | 80 image tokens | <|vision_end|> | exchanges, padding
     part:  0 0 0 0                               | -1 in padding   | 0              | 1 1 2 2 2 3 ... -1 -1
 
 A token sees earlier tokens of part 0 and of its own part, and positions start again after the picture for
@@ -21,7 +21,7 @@ from training.pocket.looks import Cast
 from training.pocket.questions import Asker, Exchange
 from training.pocket.scenes import Recipe, Scene, Thing, draw_scene
 
-HEAD, IMAGE, ROW = 4, 72, 320  # tokens before the picture, of the picture at most, of a row
+HEAD, IMAGE, ROW = 4, 80, 328  # tokens before the picture, of the picture at most (strips: 78), of a row
 TEXT = HEAD + IMAGE + 1  # where exchanges begin
 ANSWERS = 128  # answer tokens a row, on average, that the loss has room for
 OBJECTS, WORDS = 10, 3

@@ -1,6 +1,6 @@
 """Pictures drawn where the network sees them: straight into normalised patches, on the GPU, any grid a row.
 
-`patches` is [batch, 288, 3 * 256]: patches in Qwen's order (2x2 blocks in reading order), each laid out as
+`patches` is [batch, 320, 3 * 256]: patches in Qwen's order (2x2 blocks in reading order), each laid out as
 channel, row, column, values (v - 127.5) / 127.5. The second frame of a still picture repeats the first, so
 the patch embedding of training adds both halves of its weight. Patches beyond a row's grid hold nonsense.
 """
@@ -53,7 +53,7 @@ def _level(sprites: Sequence[np.ndarray], side: int) -> torch.Tensor:
 
 
 def patch_places(grids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(row, column, valid) of each of the 288 patches, [batch, 288], from grids [batch, 2] of tokens."""
+    """(row, column, valid) of each of the 320 patches, [batch, 320], from grids [batch, 2] of tokens."""
     index = torch.arange(packing.IMAGE * 4, device=grids.device)
     rows, columns = grids[:, :1].long(), grids[:, 1:].long()
     block, inner = index // 4, index % 4
@@ -63,7 +63,7 @@ def patch_places(grids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
 
 
 def coordinates(grids: torch.Tensor, scenes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x, y) of every pixel in the author's pixels, [batch, 288, 256]."""
+    """(x, y) of every pixel in the author's pixels, [batch, 320, 256]."""
     row, column, _ = patch_places(grids)
     inner = torch.arange(PIXELS, device=grids.device)
     side = geometry.PATCH
@@ -91,7 +91,7 @@ def _grainy(x: torch.Tensor, y: torch.Tensor, seed: torch.Tensor) -> torch.Tenso
 
 
 def paint_background(x: torch.Tensor, y: torch.Tensor, scenes: torch.Tensor) -> torch.Tensor:
-    """The empty picture, 0..255: [batch, 3, 288, 256]."""
+    """The empty picture, 0..255: [batch, 3, 320, 256]."""
     f = scenes[:, :, None, None]
     w, h, pattern, period, cos, sin, phase, seed = (f[:, k] for k in (0, 1, 8, 9, 10, 11, 12, 16))
     along = (x - w / 2) * cos + (y - h / 2) * sin
@@ -236,7 +236,7 @@ def _bilinear(
 
 
 def finish(canvas: torch.Tensor, scenes: torch.Tensor) -> torch.Tensor:
-    """Grain, rounding to bytes, normalising, patch layout: [batch, 288, 768] bfloat16."""
+    """Grain, rounding to bytes, normalising, patch layout: [batch, 320, 768] bfloat16."""
     noise = torch.randn(canvas.shape, device=canvas.device, dtype=canvas.dtype)
     canvas = (canvas + noise * scenes[:, 13, None, None, None]).clamp(0, 255).round()
     patches = ((canvas - 127.5) / 127.5).to(torch.bfloat16).transpose(1, 2)
@@ -255,7 +255,7 @@ class Renderer:
 
     @torch.no_grad()
     def __call__(self, batch: packing.Batch) -> torch.Tensor:
-        """Patches of the batch's pictures: [batch, 288, 768] bfloat16."""
+        """Patches of the batch's pictures: [batch, 320, 768] bfloat16."""
         atlas = self.atlas
         x, y = self.start(batch.grids, batch.scenes)
         canvas = self.background(x, y, batch.scenes)
@@ -279,7 +279,7 @@ class Renderer:
 
 
 def unpatch(patches: torch.Tensor, rows: int, columns: int) -> np.ndarray:
-    """One row's picture as bytes, [height, width, 3], from patches [288, 768]: to look at."""
+    """One row's picture as bytes, [height, width, 3], from patches [320, 768]: to look at."""
     used = (
         patches[: rows * columns * 4].float().reshape(rows, columns, 2, 2, 3, geometry.PATCH, geometry.PATCH)
     )

@@ -17,6 +17,8 @@ from training.pocket.world import Rgb
 
 Box = tuple[float, float, float, float]
 Kind = Literal["shape", "pictogram", "word"]
+SLIM = 6.0, 16.0  # long side over short side of a strip
+SIDES = 64, 1024  # pixels: the shortest and the longest side of a picture
 UNIT = 255.0  # about the side, in pixels, of the square picture that the network sees
 
 
@@ -104,24 +106,40 @@ class Recipe:
     evaluation: bool = False
     word_share: float = 0.35
     strip_share: float = 0.3  # of pictures of any shape down to 1:16, among those that are not square
+    slim_share: float = 0.0  # of pictures between SLIM[0] and SLIM[1], beside those
     photo_share: float = 0.0
     max_tokens: int = 72
 
 
+def _strip(rng: random.Random) -> tuple[int, int]:
+    """The sides of a strip in pixels, every ratio as likely as the others (on a logarithmic scale).
+
+    The ratio comes first: a random area and a random ratio rarely fit between the shortest and the longest
+    side, and the more rarely the slimmer the strip is.
+    """
+    ratio = math.exp(rng.uniform(*map(math.log, SLIM)))
+    short = math.exp(rng.uniform(math.log(SIDES[0]), math.log(SIDES[1] / ratio)))
+    sides = round(short * ratio), round(short)
+    return sides if rng.random() < 0.5 else sides[::-1]
+
+
 def _canvas(rng: random.Random, recipe: Recipe) -> tuple[int, int]:
+    slim = recipe.slim_share > 0 and rng.random() < recipe.slim_share
     while True:
-        if rng.random() < 0.35:
+        if slim:
+            width, height = _strip(rng)
+        elif rng.random() < 0.35:
             width = height = rng.choice(
                 (64, 96, 128, 192, 224, 256, 300, 384, 400, 512, 640, 768, 1000, 1024)
             )
         else:
             area = math.exp(rng.uniform(math.log(80), math.log(860)))
-            slim = rng.random() < recipe.strip_share  # strips down to 1:16 among ordinary pictures
-            ratio = math.exp(rng.uniform(-2.78, 2.78) if slim else rng.triangular(-1.6, 1.6, 0))
+            wide = rng.random() < recipe.strip_share  # strips down to 1:16 among ordinary pictures
+            ratio = math.exp(rng.uniform(-2.78, 2.78) if wide else rng.triangular(-1.6, 1.6, 0))
             width, height = round(area * ratio**0.5), round(area / ratio**0.5)
-        if recipe.evaluation:
+        if recipe.evaluation and not slim:
             height += rng.randrange(10)
-        if not (64 <= width <= 1024 and 64 <= height <= 1024):
+        if not (SIDES[0] <= min(width, height) and max(width, height) <= SIDES[1]):
             continue
         if world.unseen_canvas(width, height) != recipe.evaluation:
             continue

@@ -48,6 +48,7 @@ class Plan:
     words: int = 240_000  # printed words in the pool
     word_share: float = 0.45  # of scenes
     strip_share: float = 0.3  # of pictures that may be as slim as 1:16
+    slim_share: float = 0.25  # of pictures from 1:6 to 1:16
     photo_share: float = 0.06  # of pictures that are none of this world
     copies: int = 3  # altered copies of every drawing of a pictogram
     textures: int = 500  # made-up pictures of the world outside, beside the photographs
@@ -91,8 +92,9 @@ class Trainer:
         )
         self._say("pictograms altered")
         self.recipe = Recipe(
-            word_share=plan.word_share, strip_share=plan.strip_share, photo_share=plan.photo_share
-        )
+            word_share=plan.word_share, strip_share=plan.strip_share, slim_share=plan.slim_share,
+            photo_share=plan.photo_share, max_tokens=packing.IMAGE,
+        )  # fmt: skip
         self.size = size or network.Size(tokens.Encoder(self.pack.tokenizer).size)
         self.model = network.Pocket(self.size).to(self.device)
         self.optimizer = Optimizer(self.model)

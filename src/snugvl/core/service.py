@@ -47,6 +47,7 @@ class Load:
             `planned_blocks` is 0 where the engine's cache never changes.
         encoder_queries: pictures that prompts needed; `encoder_hits` of them were encoded already.
         drafted_tokens: that were guessed and computed; `accepted_tokens`: those of them that were right.
+        forced_tokens: that a grammar left no choice of, and that took no step of their own.
         shortages: steps that ran out of memory and were tried again in parts.
         kernel_compilations: kernels that requests waited for; `graph_captures`: CUDA graphs, likewise.
         recorded: CUDA graphs of steps with prompts and of pictures that there are now.
@@ -68,6 +69,7 @@ class Load:
     prefix_query_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    forced_tokens: int = 0
     faults: int = 0
     shortages: int = 0
     kernel_compilations: int = 0

@@ -163,7 +163,46 @@ def numbers_of(flat: torch.Tensor, shape: Shape) -> Numbers[torch.Tensor]:
 def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor:
     """The numbers of `chunks` on the host, `[shape.size]` int64."""
     flat = torch.zeros(shape.size, dtype=torch.int64)
-    lines = Numbers[Array](*(part.numpy() for part in numbers_of(flat, shape)))
+    _fill(lines_of(flat, shape), chunks, block_size)
+    return flat
+
+
+def lines_of(flat: torch.Tensor, shape: Shape) -> Numbers[Array]:
+    """The parts of `flat` `[shape.size]` int64 of the host, for numpy."""
+    return Numbers[Array](*(part.numpy() for part in numbers_of(flat, shape)))
+
+
+class Staging:
+    """Where steps of a few shapes are packed over and over, and copied from: two places, taken in turns.
+
+    What is found once a shape (views, page-locked memory) would take longer than to fill in a small step.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """For shapes of `size` values at most."""
+        pinned = device.type == "cuda"
+        self._places = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+        self._copied = [torch.cuda.Event() if pinned else None for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._lines: dict[tuple[int, Shape], Numbers[Array]] = {}
+        self._turn = 0
+
+    def copy(self, chunks: Sequence[Chunk], shape: Shape, block_size: int, target: torch.Tensor) -> None:
+        """Pack `chunks`, and start to copy that to `target` `[shape.size]`."""
+        self._turn = turn = 1 - self._turn
+        copied, flat = self._copied[turn], self._places[turn][: shape.size]
+        if copied is not None:
+            copied.synchronize()  # of the step before the last one: it is, unless nobody has read that
+        if (turn, shape) not in self._lines:
+            self._lines[turn, shape] = lines_of(flat, shape)
+        flat.zero_()
+        _fill(self._lines[turn, shape], chunks, block_size)
+        target.copy_(flat, non_blocking=True)
+        if copied is not None:
+            copied.record()
+
+
+def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], block_size: int) -> None:
+    """Write the numbers of `chunks`; all are zero."""
     lines.slots[:] = -1
     end = logits = pictured = 0
     for row, chunk in enumerate(chunks):
@@ -175,10 +214,10 @@ def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor
         table = np.asarray(sequence.table)
         places = np.arange(chunk.start, chunk.end)
         lines.slots[start:end] = table[places // block_size] * block_size + places % block_size
-        found = sequence.prompt.placeholders_in(chunk.start, chunk.end)
-        lines.pictured[pictured : pictured + len(found)] = found
-        lines.pictured[pictured : pictured + len(found)] += start - chunk.start
-        pictured += len(found)
+        if len(found := sequence.prompt.placeholders_in(chunk.start, chunk.end)):
+            lines.pictured[pictured : pictured + len(found)] = found
+            lines.pictured[pictured : pictured + len(found)] += start - chunk.start
+            pictured += len(found)
         lines.tables[row, : len(table)] = table
         lines.state_slots[row] = slot_of(sequence)
         lines.landings[row] = max(chunk.landing - chunk.start, 0)
@@ -188,14 +227,14 @@ def pack(chunks: Sequence[Chunk], shape: Shape, block_size: int) -> torch.Tensor
         lines.logit_rows[logits : logits + chunk.logits] = np.arange(end - chunk.logits, end)
         logits += chunk.logits
     lines.starts[len(chunks) :] = end
-    return flat
 
 
 def _positions(chunk: Chunk, out: Array) -> None:
     """M-RoPE positions of a chunk to `out` `[3, tokens]`: the prompt's own, then counting on."""
     prompt = chunk.sequence.prompt
     own = max(min(chunk.end, len(prompt)) - chunk.start, 0)
-    out[:, :own] = prompt.positions[:, chunk.start : chunk.start + own].numpy()
+    if own:
+        out[:, :own] = prompt.positions[:, chunk.start : chunk.start + own].numpy()
     out[:, own:] = np.arange(chunk.start + own, chunk.end) + prompt.delta
 
 

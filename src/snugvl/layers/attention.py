@@ -43,6 +43,7 @@ class AttentionMetadata:
             nowhere: of one sequence at most, and a multiple of the delta rule's chunk. None: of none.
         unsure: `[sequences]` int64, last new tokens of each that its state doesn't take in, because they may
             be wrong; with `landings`. None of a sequence with more than a chunk of the delta rule.
+        apart: the same tokens, each as a sequence of its own (`token_by_token`), by which kernels attend.
     """
 
     query_lens: tuple[int, ...]
@@ -55,6 +56,7 @@ class AttentionMetadata:
     state_slots: torch.Tensor | None = None
     landings: torch.Tensor | None = None
     unsure: torch.Tensor | None = None
+    apart: "AttentionMetadata | None" = None
 
     @property
     def decodes(self) -> bool:
@@ -76,6 +78,24 @@ class AttentionMetadata:
         if self.lengths is not None:
             lengths = tuple(self.lengths.tolist())
         return replace(self, query_lens=new, context_lens=lengths)
+
+    def token_by_token(self, tokens: int) -> "AttentionMetadata":
+        """With `apart`, for a few tokens: so their contexts are split over programs, as those of decodes are.
+
+        `tokens`: of the batch, the last ones of which may belong to nobody. Needs `starts` and `lengths`.
+        """
+        starts, lengths = self.starts, self.lengths
+        assert starts is not None
+        assert lengths is not None
+        place = torch.arange(tokens, dtype=torch.int32, device=starts.device)
+        owner = torch.searchsorted(starts[1:], place, right=True).clamp_(max=len(lengths) - 1)
+        seen = lengths[owner] - starts[owner + 1] + place + 1
+        seen = torch.where(place < starts[-1], seen, 0)  # nobody's see nothing
+        ones = (1,) * tokens
+        apart = AttentionMetadata(
+            ones, ones, self.slot_mapping, self.block_tables[owner], self.block_size, lengths=seen
+        )
+        return replace(self, apart=apart)
 
     def slots(self, sequence: int, length: int) -> torch.Tensor:
         """Slots of the first `length` tokens of a sequence, `[length]` int64."""
@@ -99,6 +119,7 @@ def paged_attention(
     their blocks all the same: other layers and the prefix cache may need them.
     The new keys and values must be in the cache already. Returns `[tokens, heads, head_dim]`.
     """
+    metadata = metadata.apart or metadata
     if query.is_cuda:
         from snugvl.layers.kernels.attention import paged as kernels  # needs triton, which only GPUs bring
 
@@ -115,6 +136,7 @@ def paged_attention(
     if metadata.starts is not None:
         metadata = metadata.on_host()
     elif metadata.decodes:
+        metadata = metadata.on_host()
         return _decode(query, cache, layer, metadata, scale, window)
     output = torch.empty_like(query)
     together = _single(metadata)
@@ -179,7 +201,7 @@ def _decode(
     blocks = -(-longest // metadata.block_size)
     offsets = torch.arange(metadata.block_size, device=query.device)
     slots = (metadata.block_tables[:, :blocks, None] * metadata.block_size + offsets).flatten(1)[:, :longest]
-    lengths = torch.tensor(metadata.context_lens, device=query.device)
+    lengths = torch.tensor(metadata.context_lens, device=query.device).clamp_(min=1)  # 0: nobody's
     place = torch.arange(longest, device=query.device)
     mask = place < lengths[:, None]
     if window is not None:

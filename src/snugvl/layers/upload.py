@@ -20,8 +20,3 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor.to(device)
     # torch keeps the pinned copy until the transfer is done, and gives its memory to later ones.
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def copy_to(target: torch.Tensor, tensor: torch.Tensor) -> None:
-    """A tensor of the host copied to `target`, likewise."""
-    target.copy_(tensor.pin_memory() if target.is_cuda else tensor, non_blocking=True)

@@ -124,6 +124,7 @@ class NativeBackend:
             prefix_query_tokens=stats.prefix_query_tokens,
             drafted_tokens=stats.drafted_tokens,
             accepted_tokens=stats.accepted_tokens,
+            forced_tokens=stats.forced_tokens,
             faults=stats.faults,
             shortages=stats.shortages,
             kernel_compilations=stats.kernel_compilations,

@@ -3,11 +3,12 @@
 A large GPU is done with such a step in half of the time that the host needs to start its hundreds of kernels.
 A graph has a fixed size, so a step is filled up to the next one (`packing.py`):
 
-    tokens       [ a prompt's chunk | another's | decodes | ░░░░░░ ]    up to 64, 128, … 512, 640, 768, …
+    tokens       [ a prompt's chunk | another's | decodes | ░░░░░░ ]    8, 16, 32, 64, 128, … 512, 640, …
     sequences    [ 0                | 1         | 2 3 4   | ░░░    ]    up to 1, 8 or all that may run
 
 Padded tokens belong to nobody, are written nowhere, and their rows are read by no other row. Kernels are
-started for the largest chunk that the size could hold; most of their blocks find nothing to do.
+started for the largest chunk that the size could hold; most of their blocks find nothing to do. The smallest
+sizes are for guessed and forced tokens: they have no pictures, and attend as decodes do, a token at a time.
 
 Pictures enter by a row for every token: zeros, and a bool that says no, where there is no placeholder. Logits
 come from one buffer, of as many rows as sequences; drafts (`speculation.py`) take the rows of some.
@@ -19,21 +20,25 @@ and then: they go launch by launch as ever.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
 
 from snugvl.core.config import EngineConfig
 from snugvl.engine.graphs.capture import GraphPool
-from snugvl.engine.packing import Numbers, Shape, Unread, numbers_of, pack, shape_of, table_width
+from snugvl.engine.packing import Numbers, Shape, Staging, Unread, numbers_of, shape_of, table_width
 from snugvl.engine.request import VisionItem
 from snugvl.engine.scheduler import Chunk
 from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kv_cache import KVCache
-from snugvl.layers.upload import copy_to
 from snugvl.models.batch import ForwardBatch, GridTHW, Network, encoded
 
+FEWEST: Final = (
+    8,
+    16,
+    32,
+)  # tokens, of steps without pictures; a product reads its weights for 16 as for one
 FINE, FINE_MOST = 64, 512  # tokens: sizes are multiples of this, up to so many
 TOKENS = 128  # and of this beyond: a ninth of a step in vain at most, and few enough sizes to meet again
 FEW = 8  # sequences of the middle size
@@ -49,12 +54,14 @@ class _StepBuffers:
         pictured: `[tokens]` bool, placeholders; None in a model without pictures.
         embeds: `[tokens, (1 + levels) · hidden]`, theirs.
         logits: `[sequences, vocab]` float32.
+        numbers: the parts of `flat` for each size.
     """
 
     flat: torch.Tensor
     pictured: torch.Tensor | None
     embeds: torch.Tensor | None
     logits: torch.Tensor
+    numbers: dict[Shape, Numbers[torch.Tensor]] = field(default_factory=dict)
 
 
 class StepGraphs:
@@ -64,10 +71,11 @@ class StepGraphs:
         self._model = model
         self._cache = cache
         self._graph_pool = graph_pool
-        self._most = size_of(config.max_batched_tokens)
+        self._most = size_of(config.max_batched_tokens, pictured=True)
         self._max_sequences = config.max_num_seqs
         self._blocks = table_width(-(-config.max_model_len // cache.block_size))
         self._seen = False  # whether the last step had placeholders, whose rows are still there
+        self._staging: Staging | None = None
 
     def run(
         self, chunks: Sequence[Chunk], embeds: Sequence[torch.Tensor], unread: Unread | None = None
@@ -86,10 +94,14 @@ class StepGraphs:
         if not self._graph_pool.admit(key):
             return None
         buffers = self._graph_pool.buffers("buffers of steps", self._buffers)
-        flat = buffers.flat[: shape.size]
+        if self._staging is None:
+            self._staging = Staging(len(buffers.flat), self._model.device)
         # Placeholders are not part of a graph: as many of them as there are, behind its own numbers.
-        copy_to(flat, pack(chunks, shape, self._cache.block_size))
-        numbers = numbers_of(flat, shape)
+        flat = buffers.flat[: shape.size]
+        self._staging.copy(chunks, shape, self._cache.block_size, flat)
+        if shape not in buffers.numbers:
+            buffers.numbers[shape] = numbers_of(flat, shape)
+        numbers = buffers.numbers[shape]
         if unread is not None:
             unread.put(numbers)
         self._see(buffers, numbers.pictured[: exact.pictured], embeds)
@@ -98,12 +110,13 @@ class StepGraphs:
 
     def _shape(self, exact: Shape) -> Shape:
         """The next size."""
-        tokens = size_of(exact.tokens)
+        tokens = size_of(exact.tokens, pictured=exact.pictured > 0)
         sizes = [size for size in (1, FEW) if size < self._max_sequences]
         wanted = max(exact.sequences, exact.logits)  # drafts have rows of logits of their own
         lines = next((size for size in sizes if size >= wanted), self._max_sequences)
+        pictured = tokens if tokens >= FINE else 0
         return replace(
-            exact, tokens=tokens, sequences=lines, blocks=self._blocks, logits=lines, pictured=tokens
+            exact, tokens=tokens, sequences=lines, blocks=self._blocks, logits=lines, pictured=pictured
         )
 
     def _buffers(self) -> _StepBuffers:
@@ -141,30 +154,36 @@ class StepGraphs:
     def _step(self, buffers: _StepBuffers, numbers: Numbers[torch.Tensor], shape: Shape) -> None:
         """What is captured."""
         tokens, sequences = shape.tokens, shape.sequences
+        metadata = AttentionMetadata(
+            query_lens=(tokens,) + (1,) * (sequences - 1),
+            context_lens=(tokens,) * sequences,
+            slot_mapping=numbers.slots,
+            block_tables=numbers.tables,
+            block_size=self._cache.block_size,
+            starts=numbers.starts,
+            lengths=numbers.lengths,
+            state_slots=None if self._cache.states is None else numbers.state_slots,
+            landings=None if self._cache.states is None else numbers.landings,
+            unsure=None if self._cache.states is None else numbers.unsure,
+        )
+        pictured, embeds = buffers.pictured, buffers.embeds
+        if not shape.pictured:
+            metadata, pictured, embeds = metadata.token_by_token(tokens), None, None
         batch = ForwardBatch(
             input_ids=numbers.ids,
             positions=numbers.positions,
-            attention=AttentionMetadata(
-                query_lens=(tokens,) + (1,) * (sequences - 1),
-                context_lens=(tokens,) * sequences,
-                slot_mapping=numbers.slots,
-                block_tables=numbers.tables,
-                block_size=self._cache.block_size,
-                starts=numbers.starts,
-                lengths=numbers.lengths,
-                state_slots=None if self._cache.states is None else numbers.state_slots,
-                landings=None if self._cache.states is None else numbers.landings,
-                unsure=None if self._cache.states is None else numbers.unsure,
-            ),
+            attention=metadata,
             logit_rows=numbers.logit_rows,
-            vision_rows=None if buffers.pictured is None else buffers.pictured[:tokens],
-            vision_embeds=None if buffers.embeds is None else buffers.embeds[:tokens],
+            vision_rows=None if pictured is None else pictured[:tokens],
+            vision_embeds=None if embeds is None else embeds[:tokens],
         )
         buffers.logits[:sequences].copy_(self._model.forward(batch, self._cache))
 
 
-def size_of(tokens: int) -> int:
-    """Tokens of the graph that holds so many."""
+def size_of(tokens: int, *, pictured: bool = False) -> int:
+    """Tokens of the graph that holds so many; `pictured`: some of them a picture's."""
+    if tokens <= FEWEST[-1] and not pictured:
+        return next(size for size in FEWEST if size >= tokens)
     unit = FINE if tokens <= FINE_MOST else TOKENS
     return -(-tokens // unit) * unit
 
