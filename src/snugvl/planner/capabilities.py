@@ -37,6 +37,7 @@ from snugvl.planner.wishes import Wishes
 PACKED: Final = "the package that made the {} weights (compressed-tensors, gptqmodel, …); loading names it"
 BITS: Final = "bitsandbytes, which makes {} weights with transformers (pip install bitsandbytes)"
 
+PLANES_CAPABILITY: Final = (8, 0)  # whose kernels unpack five and six bits
 NATIVE_CAPABILITY: Final = (7, 5)  # oldest GPUs that our kernels are compiled for (`other_cards.py`)
 VLLM_CAPABILITY: Final = (7, 5)  # oldest GPUs that vLLM runs on; FP8 weights through Marlin from here on, too
 VLLM_FP8_KV_CAPABILITY: Final = (8, 9)
@@ -223,6 +224,8 @@ def native_options(model: Inventory, device: Device, wishes: Wishes) -> list[Opt
         formats.remove("bf16")  # the same quality in twice the memory
     elif not keeps_fp8(model):
         formats.remove("fp8")
+    if capability is not None and capability < PLANES_CAPABILITY:
+        formats = [each for each in formats if each not in ("int6", "int5")]
     wide = bool(wishes.float32)
     return [
         Option(

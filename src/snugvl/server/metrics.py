@@ -27,7 +27,11 @@ ENGINE_COUNTERS = (
     ("snugvl_prefix_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
     ("snugvl_drafted_tokens", "Tokens guessed and computed beside the newest one.", "drafted_tokens"),
     ("snugvl_accepted_tokens", "Guessed tokens that were right.", "accepted_tokens"),
-    ("snugvl_forced_tokens", "Tokens that a grammar left no choice of, without a step each.", "forced_tokens"),
+    (
+        "snugvl_forced_tokens",
+        "Tokens that a grammar left no choice of, without a step each.",
+        "forced_tokens",
+    ),
     ("snugvl_engine_faults", "Steps of the engine that failed.", "faults"),
     ("snugvl_engine_shortages", "Steps that ran out of memory and were tried in parts.", "shortages"),
     ("snugvl_kernel_compilations", "Kernels compiled while requests waited.", "kernel_compilations"),
