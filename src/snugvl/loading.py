@@ -57,8 +57,8 @@ def load(
         dtype: activations, KV cache (unless it is FP8), and weights that stay as wide; auto takes bfloat16
             (float16 before Ampere) on a GPU, and on a CPU float32 where it leaves half of the free memory.
         weights: format of the decoder's weights in memory. Auto keeps a checkpoint that is stored in 4 bits,
-            and on a GPU an FP8 one, as it is; of others it takes bf16, int8, int6, int5 or int4, the first that
-            fits, with embedding and lm_head in int8 where that makes room. On a CPU it takes `dtype`.
+            and on a GPU an FP8 one, as it is; of others it takes bf16, int8, int6, int5 or int4, the first
+            that fits, with embedding and lm_head in int8 where that makes room. On a CPU it takes `dtype`.
         kv_cache: format of keys and values: that of the activations (bf16), or fp8, half as large, of our own
             engine alone. Auto takes fp8 on a GPU, where it makes room for larger images or a longer context,
             for models that normalise their keys.
@@ -83,8 +83,10 @@ def load(
             leaves it to the chat template, but for pictures where the vendor's scores speak against it.
         step_graphs: on a GPU with plenty of free memory, replay steps with prompts, and small pictures, from
             CUDA graphs (our own engine alone): the first token comes sooner on a fast GPU.
-        speculation: guess tokens from prompt and answer ("ngram"), and compute several in a step (our own
-            engine alone). The answers are the same. Auto does where it is seen to pay.
+        speculation: guess tokens from prompt and answer ("ngram"), or by the multi-token predictor that the
+            checkpoint carries ("mtp": Qwen3.5), and compute several in a step (our own engine alone). The
+            answers are the same. Auto does where it is seen to pay, by the predictor where there is one and
+            a GPU has plenty of free memory for it.
         trust_remote_code: run Python files that the checkpoint brings (transformers only).
         purpose: what the memory is planned for: chat, documents, detect or batch (`snugvl plan --for`).
         images: images of one request that are planned for, and that it may have at most; by default one is
@@ -136,7 +138,7 @@ def refuse_ours(options: LoadOptions) -> None:
         "embedding": options.embedding == "cpu",
         "kv_cache": options.kv_cache == "fp8",
         "step_graphs": options.step_graphs is not None,
-        "speculation": options.speculation == "ngram",
+        "speculation": options.speculation in ("ngram", "mtp"),
     }
     for name, said in ours.items():
         if said:

@@ -24,7 +24,7 @@ from snugvl.engine.sampling.grammar import (
     MaskPace,
     TokenGrammar,
 )
-from snugvl.engine.scheduler import Schedule
+from snugvl.engine.schedule import Schedule
 from snugvl.inputs.grammar import GrammarCompiler
 from snugvl.inputs.tokenizer import Tokenizer
 from snugvl.layers.kv_cache import KVCache

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from snugvl.checkpoint.facts import KVLayer, TensorFact
-from snugvl.models.loader import segment_bytes
+from snugvl.models.allocation import segment_bytes
 from snugvl.planner.footprint import vllm
 from snugvl.planner.footprint.allocator import reserved_bytes, together_bytes, up
 from snugvl.planner.footprint.component import Component, footprint_of

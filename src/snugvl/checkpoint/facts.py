@@ -4,20 +4,22 @@ Read from `config.json`, the preprocessor's configuration and safetensors header
 The native engine's own, stricter view of what it runs is `architecture.ModelConfig`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 Role = Literal[
     "vision", "connector", "embedding", "lm_head", "linear", "expert", "norm", "scale", "other"
 ]  # fmt: skip
 FactSource = Literal["folder", "hub cache", "hub", "catalogue", "file"]
+PREDICTOR: Final = "mtp."  # what names of a multi-token predictor's tensors begin with
 
 
 class TensorFact(NamedTuple):
     """One stored tensor. `role` "linear": a matrix of a decoder layer; "scale": a quantised one's scales.
 
-    `loaded` False: stored, but no network has it (Qwen3.5's mtp.*, old rotary tables): it costs disk only.
+    `loaded` False: stored, but no network has it (old rotary tables), or none unasked (Qwen3.5's mtp.*): it
+    costs disk only.
     """
 
     name: str
@@ -136,6 +138,8 @@ class ModelFacts:
         gguf: what is known of a GGUF alone; None for a safetensors checkpoint.
         native_positions: tokens of a context that our own engine runs, where they are fewer than the
             checkpoint allows (LongRoPE beyond its original context).
+        predictor: keys and values of the multi-token predictor that the files carry, all of it; or None.
+        predicts: it is loaded, too.
     """
 
     name: str
@@ -152,6 +156,19 @@ class ModelFacts:
     native: bool
     native_positions: int | None = None
     gguf: GgufFacts | None = None
+    predictor: KVLayer | None = None
+    predicts: bool = False
+
+    def with_predictor(self) -> "ModelFacts":
+        """With its multi-token predictor loaded, if it has one."""
+        if self.predictor is None or self.predicts:
+            return self
+        tensors = tuple(
+            tensor._replace(loaded=True) if tensor.name.startswith(PREDICTOR) else tensor
+            for tensor in self.tensors
+        )
+        text = replace(self.text, kv_layers=(*self.text.kv_layers, self.predictor))
+        return replace(self, text=text, tensors=tensors, predicts=True)
 
     @property
     def elements(self) -> int:

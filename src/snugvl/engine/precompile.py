@@ -10,7 +10,7 @@ does: `tests/engine/test_precompile.py` holds it to that with a mix of requests.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -29,8 +29,8 @@ from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import Format
-from snugvl.models.batch import ForwardBatch, GridTHW, encoded
-from snugvl.models.loader import without_memory
+from snugvl.models.allocation import without_memory
+from snugvl.models.batch import ForwardBatch, GridTHW, PredictorBatch, encoded
 from snugvl.models.networks import LoadableNetwork
 
 SHORT = 64  # tokens of a prompt that comes alone seldom: a question with its template has more
@@ -158,9 +158,19 @@ def rehearse(network: LoadableNetwork, config: EngineConfig) -> None:
     long, short = ([n for n in reversed(prompts) if (n > SHORT) is wanted] for wanted in (True, False))
     for lengths in ((1,), *((n,) for n in long), *((1,) * n for n in decodes), *((n,) for n in short)):
         network.forward(_batch(lengths, cache), cache)
+    for count in decodes if network.config.text.predictors else ():
+        _draft(network, cache, count)
     _around(network, cache)
     scores = torch.empty(2, network.config.text.vocab_size, device=network.device)
     support(scores, [SamplingParams(top_k=5), SamplingParams(top_p=0.5)])
+
+
+def _draft(network: LoadableNetwork, cache: KVCache, count: int) -> None:
+    """What the predictor computes for so many sequences, beyond what it does of prompts."""
+    batch = _batch((1,) * count, cache)
+    hidden = torch.empty(count, network.config.text.hidden_size, dtype=network.dtype, device=network.device)
+    attention = replace(batch.attention, starts=None)
+    network.guess(network.predict(batch.input_ids, hidden, batch.positions, cache, attention))
 
 
 def _around(network: LoadableNetwork, cache: KVCache) -> None:
@@ -212,6 +222,7 @@ def _batch(lengths: tuple[int, ...], cache: KVCache) -> ForwardBatch:
             unsure=None if cache.states is None else numbers(sequences),
         ),
         logit_rows=numbers(sequences),
+        predictor=None if cache.recent is None else PredictorBatch(numbers(tokens), numbers(tokens)),
     )
 
 

@@ -92,6 +92,19 @@ class Linear(nn.Module):
         parts = self.weight, self.scale, self.zero, self.group, self.upper
         return Weights(self.format, self.rows, self.columns, *parts)
 
+    def first(self, rows: int) -> "Linear":
+        """A layer of the first rows alone, on the same memory; itself where it has no more."""
+        if rows >= self.rows:
+            return self
+        with torch.device("meta"):
+            part = Linear(self.columns, rows)
+        part.format, part.group = self.format, self.group
+        part.weight = nn.Parameter(self.weight[:rows], requires_grad=False)
+        assert self.bias is None
+        assert self.format != "fp8", "its blocks span rows"
+        part.scale, part.zero = (None if each is None else each[:rows] for each in (self.scale, self.zero))
+        return part
+
     def lookup(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows `ids` `[n]`, as an embedding: `[n, columns]`."""
         if ids.is_cuda:

@@ -14,18 +14,17 @@ no network has (`unloaded`). Ready-made 4-bit matrices are `models/ready_made.py
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, PackedInt4
 from snugvl.checkpoint.families import read_config
@@ -34,12 +33,14 @@ from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import FEW_BITS, GROUP, GROUPS, Format
 from snugvl.models import ready_made, sensitivity
+from snugvl.models.allocation import give_memory, without_memory
 from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
-from snugvl.models.networks import LoadableNetwork, network_of
+from snugvl.models.networks import LoadableNetwork
 from snugvl.models.ready_made import LoadTarget, PackedMatrix
 from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, TensorFiles, TensorPiece, dequantise
 
 GPU_READERS = 4
+WIDE = ("BF16", "F16", "F32")  # dtypes of what isn't quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def load_model(
     readers: int = GPU_READERS,
     progress: Callable[[int, int], None] | None = None,
     language_only: bool = False,
+    predictor: bool = False,
 ) -> LoadableNetwork:
     """Build the network that `folder` describes and fill it.
 
@@ -88,8 +90,10 @@ def load_model(
         readers: threads that fill a GPU, each with a piece of its own there.
         progress: called after every tensor with the bytes of weights read, and those of all.
         language_only: leave the vision tower out.
+        predictor: load the multi-token predictor, too.
 
     Raises:
+        RequestError: there is no predictor.
         CheckpointError: names the file and tensor to blame.
         UnsupportedModel: an architecture, dtype or quantisation that this engine doesn't run.
         NoPageLockedMemory: there is none for the embedding; nothing was taken of the device yet.
@@ -97,6 +101,8 @@ def load_model(
     config = read_config(folder)
     if language_only:
         config = replace(config, vision=None)
+    if predictor:
+        config = config.with_predictor()
     model = without_memory(config)
     tensors = _renamed(read_tensors(folder), model.aliases)
     model.requires_grad_(False).eval()
@@ -112,7 +118,7 @@ def load_model(
         ready_made.store(dict(_targets(model)), matrices, form, inside)
         storage = storage or Storage("int4")
     storage = storage or Storage()
-    choose_formats(model, storage, form)
+    choose_formats(model, storage, form, {name for name, each in tensors.items() if each.dtype in WIDE})
     if storage.layers in FEW_BITS and not isinstance(form, PackedInt4):
         _weigh_inputs(model, _Stored(tensors, matrices, form), dtype, device, readers)
     if storage.embedding == "cpu":
@@ -120,7 +126,7 @@ def load_model(
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
     host = to_host(units, pinned=storage.streamed == "pinned")
     room_size = room_bytes(units, [len(each) for each in host])
-    _give_memory(model, device, room_size)
+    give_memory(model, device, room_size)
     room = torch.empty(room_size, dtype=torch.uint8, device=device)
     _fill(dict(_targets(model)), _Stored(tensors, matrices, form), device, readers, progress)
     if model.tower is not None and units:
@@ -137,7 +143,7 @@ def _weigh_inputs(
     wide.requires_grad_(False).eval().to(dtype)
 
     def layer_ready(layer: nn.Module) -> None:
-        _give_memory(layer, device, 0)
+        give_memory(layer, device, 0)
         held = {id(parameter) for parameter in layer.parameters()}
         targets = {name: target for name, target in _targets(wide) if id(target.parameter) in held}
         _fill(targets, stored, device, readers, None)
@@ -151,11 +157,19 @@ def _weigh_inputs(
         torch.cuda.empty_cache()  # the network is one piece of memory, in which nothing else may lie
 
 
-def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | PackedInt4 | None) -> None:
-    """Choose the formats, before there is memory. What a format can't hold stays as it is."""
-    blocks = _blocks(form)
+def choose_formats(
+    model: LoadableNetwork,
+    storage: Storage,
+    form: Fp8Blocks | PackedInt4 | None,
+    wide: Collection[str] = (),
+) -> None:
+    """Choose the formats, before there is memory. What a format can't hold stays as it is.
+
+    `wide`: tensors that an FP8 checkpoint stores wide, which don't become FP8.
+    """
+    blocks, config = _blocks(form), model.config
     head = model.decoder.embed_tokens
-    heads = [head] if model.config.tie_word_embeddings else [head, model.lm_head]
+    heads = [head] if config.tie_word_embeddings else [head, model.lm_head]
     for linear in heads:
         if linear.columns % GROUP == 0:
             linear.store_as(storage.head)
@@ -165,8 +179,12 @@ def choose_formats(model: LoadableNetwork, storage: Storage, form: Fp8Blocks | P
         )
     if isinstance(form, PackedInt4) and storage.layers != "int4":
         raise UnsupportedModel(f"4-bit weights stay 4-bit, not {storage.layers}; use int4 or auto")
-    for module in () if isinstance(form, PackedInt4) else model.decoder.layers.modules():
-        if isinstance(module, Linear) and module.quantises and _fits(module, storage, blocks):
+    stay = {id(target.linear) for name, target in _targets(model) if storage.layers == "fp8" and name in wide}
+    layers = chain(model.decoder.layers.modules(), model.mtp.modules() if config.text.predictors else ())
+    for module in () if isinstance(form, PackedInt4) else layers:
+        if not isinstance(module, Linear) or not module.quantises or id(module) in stay:
+            continue
+        if _fits(module, storage, blocks):
             module.store_as(storage.layers, storage.columns)
     for module in () if model.tower is None else model.tower.modules():
         if isinstance(module, Linear):  # towers have odd widths: a scale for a whole row then
@@ -273,54 +291,6 @@ def _renamed(
             )
         found[ours] = entry
     return found
-
-
-class _NoInitialValues(TorchFunctionMode):
-    """Makes `torch.nn.init` do nothing.
-
-    The values come from the files; and drawing them for a tensor without memory imports all of
-    `torch._dynamo`, which takes longer than loading a small model.
-    """
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(function, "__module__", None) == "torch.nn.init":  # a C method has no module
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return function(*args, **kwargs)
-
-
-def without_memory(config: ModelConfig) -> LoadableNetwork:
-    """The network that a configuration describes, on torch's device for tensors without memory."""
-    with torch.device("meta"), _NoInitialValues():
-        return network_of(config)
-
-
-def _give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
-    """`model.to_empty(device=device)`, which imports all of sympy for a second on the way.
-
-    On a GPU in one piece, of which torch's allocator then cuts the tensors: pieces of their own would be
-    rounded up to 2 MiB each, or lie in 20 MiB with holes (`planner/footprint/allocator.py`). `beside`: bytes
-    of the next tensor after these.
-    """
-    if device.type == "cuda":
-        sizes = [tensor.nbytes for tensor in chain(model.parameters(), model.buffers()) if tensor.is_meta]
-        torch.empty(segment_bytes([*sizes, beside]), dtype=torch.uint8, device=device)
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.is_meta:  # it has a place in main memory
-                continue
-            made = torch.empty(tuple(parameter.shape), dtype=parameter.dtype, device=device)
-            setattr(module, name, nn.Parameter(made, requires_grad=False))
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:
-                setattr(module, name, torch.empty(tuple(buffer.shape), dtype=buffer.dtype, device=device))
-
-
-def segment_bytes(sizes: Iterable[int]) -> int:
-    """Of one segment for all tensors of more than 1 MiB, each to 512 bytes: torch keeps others apart."""
-    return sum(-(-size // 512) * 512 for size in sizes if size > 1 << 20)
 
 
 def check_names(

@@ -110,6 +110,7 @@ class Option:
         parts = (settings.head, settings.vision_weights, settings.vision, settings.embedding)
         mine = self.parts.head, self.parts.vision_weights, self.parts.vision, self.parts.embedding
         same = (settings.engine, settings.weights) == (self.engine, self.weights)
+        same = same and settings.predictor == self.model.facts.predicts
         return same and (self.engine != "native" or parts == mine) and settings.float32 == self.float32
 
     @property

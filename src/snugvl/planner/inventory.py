@@ -8,11 +8,11 @@ from functools import lru_cache
 from math import prod
 from typing import Any, Final, Literal
 
-from snugvl.checkpoint.facts import KVLayer, ModelFacts, Role, TensorFact
+from snugvl.checkpoint.facts import PREDICTOR, KVLayer, ModelFacts, Role, TensorFact
 
-Part = Literal["vision", "embedding", "lm_head", "decoder"]
+Part = Literal["vision", "embedding", "lm_head", "decoder", "predictor"]
 Kind = Literal["plain", "matrix", "fp8", "scale", "tower", "packed"]
-PARTS: Final[tuple[Part, ...]] = ("decoder", "embedding", "lm_head", "vision")
+PARTS: Final[tuple[Part, ...]] = ("decoder", "predictor", "embedding", "lm_head", "vision")
 PLAIN: Final = frozenset(("BF16", "F16", "F32", "F64"))
 POSITIONS: Final = "pos_embed.weight"
 
@@ -67,8 +67,8 @@ def inventory(facts: ModelFacts) -> Inventory:
     """Group the tensors of a model. A stored head that is tied is left out: no engine loads it."""
     alike: dict[tuple[Any, ...], list[TensorFact]] = defaultdict(list)  # quicker than a group for each tensor
     for tensor in facts.tensors:
-        learned = tensor.name.endswith(POSITIONS)
-        alike[tensor.role, tensor.dtype, tensor.shape, tensor.nbytes, tensor.loaded, learned].append(tensor)
+        named = tensor.name.endswith(POSITIONS), tensor.name.startswith(PREDICTOR)
+        alike[tensor.role, tensor.dtype, tensor.shape, tensor.nbytes, tensor.loaded, named].append(tensor)
     counts: dict[Group, int] = defaultdict(int)
     for tensors in alike.values():
         one = group_of(tensors[0])
@@ -87,7 +87,8 @@ def group_of(tensor: TensorFact) -> Group:
 
 
 def _part(tensor: TensorFact) -> Part:
-    return _PARTS.get(tensor.role, "decoder")
+    rest: Part = "predictor" if tensor.name.startswith(PREDICTOR) else "decoder"
+    return _PARTS.get(tensor.role, rest)
 
 
 def _kind(tensor: TensorFact, part: Part) -> Kind:
@@ -100,7 +101,8 @@ def _kind(tensor: TensorFact, part: Part) -> Kind:
     # Learned positions are looked up, not multiplied; patches are embedded by a tensor of more dimensions.
     if part == "vision" and len(tensor.shape) == 2 and not tensor.name.endswith(POSITIONS):
         return "tower"
-    return "matrix" if part == "decoder" and tensor.role in ("linear", "expert") else "plain"
+    layer = part in ("decoder", "predictor")
+    return "matrix" if layer and tensor.role in ("linear", "expert") else "plain"
 
 
 @dataclass(frozen=True, slots=True)

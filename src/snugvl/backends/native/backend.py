@@ -122,6 +122,7 @@ class NativeBackend:
             encoder_hits=stats.encoder_hits,
             prefix_hit_tokens=stats.prefix_hit_tokens,
             prefix_query_tokens=stats.prefix_query_tokens,
+            draft_method=stats.draft_method,
             drafted_tokens=stats.drafted_tokens,
             accepted_tokens=stats.accepted_tokens,
             forced_tokens=stats.forced_tokens,

@@ -100,6 +100,8 @@ def load_engine(
     reader.shutdown(wait=False)
     allocation = allocate(facts, options, place, planned)
     settings = allocation.settings
+    if settings.predictor:
+        counted = inventory(facts.with_predictor())
     cap_bytes = cap(place, LATE_BYTES)
     mark("memory is planned and capped")
     if allocation.changed:
@@ -152,6 +154,7 @@ def _network(
             readers=_readers(model, allocation, place),
             progress=_of_weights(report),
             language_only=settings.language_only,
+            predictor=settings.predictor,
         )
     except NoPageLockedMemory as error:
         raise DoesNotFit(

@@ -48,6 +48,7 @@ LABELS: Final[dict[Part, str]] = {
     "embedding": "weights: embedding",
     "lm_head": "weights: lm_head",
     "vision": "weights: vision tower",
+    "predictor": "weights: predictor",
 }
 
 
@@ -326,5 +327,5 @@ def _why(part: Part, settings: Settings, share: int) -> str:
     shared = f", shared by {share} GPUs" if share > 1 else ""
     plain = "fp32" if settings.itemsize == 4 else "bf16"
     kind: str = settings.vision_weights if part == "vision" else settings.head
-    kind = settings.weights if part == "decoder" else kind
+    kind = settings.weights if part in ("decoder", "predictor") else kind
     return f"{plain if kind == 'bf16' else kind}{shared}"
