@@ -29,8 +29,9 @@ from snugvl.layers.attention import AttentionMetadata
 from snugvl.layers.kernels.compiler.ahead_of_time import Launch, dry_run
 from snugvl.layers.kernels.device import Hardware
 from snugvl.layers.kv_cache import KVCache
+from snugvl.models.allocation import without_memory
 from snugvl.models.batch import ForwardBatch, GridTHW, PatchReader
-from snugvl.models.loader import Storage, choose_formats, without_memory
+from snugvl.models.loader import Storage, choose_formats
 from snugvl.models.networks import LoadableNetwork
 
 H200 = Hardware((9, 0), 132)

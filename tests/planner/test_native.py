@@ -58,7 +58,7 @@ def held(network: torch.nn.Module) -> int:
 
 @pytest.mark.parametrize("size", ["2B", "4B", "8B"])
 @pytest.mark.parametrize("head", ["bf16", "int8"])
-@pytest.mark.parametrize("weights", ["bf16", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "int8", "int6", "int5", "int4"])
 def test_weights_are_planned_to_the_byte(whole: dict[str, Any], size: str, head: Any, weights: Any) -> None:
     with torch.device("meta"):
         network = Qwen3VL(whole[size]).to(torch.bfloat16)
@@ -175,7 +175,7 @@ def test_sampling_takes_no_more_than_planned(params: SamplingParams, most: int) 
     assert most * 0.9 <= trace.peak / (rows * vocab) <= most * 1.001 + 0.01
 
 
-@pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["bf16", "int8", "int6", "int5", "int4"])
 @pytest.mark.parametrize("stored", ["bf16", "fp8"])
 def test_loading_takes_no_more_than_planned(weights: Any, stored: str) -> None:
     rows, columns = 256, 1024
@@ -184,7 +184,7 @@ def test_loading_takes_no_more_than_planned(weights: Any, stored: str) -> None:
     piece = torch.randn(rows, columns).to(torch.bfloat16 if stored == "bf16" else torch.float8_e4m3fn)
     scale = torch.rand(2, 8)
     trace = Trace()
-    for tensor in (piece, scale, linear.weight, linear.scale, linear.zero):
+    for tensor in (piece, scale, linear.weight, linear.scale, linear.zero, linear.upper):
         if tensor is not None:
             trace.keep(tensor)
     with torch.inference_mode(), trace:

@@ -21,7 +21,6 @@ from snugvl.planner.footprint.allocator import LARGE_ROUND_BYTES, up
 from snugvl.planner.footprint.component import Component
 from snugvl.planner.footprint.images import ImageSize
 from snugvl.planner.footprint.native import (
-    LOW_BIT,
     SMALL_ROWS,
     TOKEN_BYTES,
     library_bytes,
@@ -31,7 +30,7 @@ from snugvl.planner.footprint.native import (
 )
 from snugvl.planner.footprint.vision import encoder_bytes_per_token, native_workspace
 from snugvl.planner.inventory import Inventory, widths
-from snugvl.planner.settings import BLOCK_TOKENS, Settings
+from snugvl.planner.settings import BLOCK_TOKENS, LOW_BIT, Settings
 
 TOKENS: Final = 128  # the largest sizes of steps are multiples of
 PATCHES: Final = 4096  # of the largest picture
