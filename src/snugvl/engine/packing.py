@@ -236,10 +236,10 @@ def _fill(lines: Numbers[Array], chunks: Sequence[Chunk], shape: Shape, block_si
         table = np.asarray(sequence.table)
         places = np.arange(chunk.start, chunk.end)
         lines.slots[start:end] = table[places // block_size] * block_size + places % block_size
-        found = sequence.prompt.placeholders_in(chunk.start, chunk.end)
-        lines.pictured[pictured : pictured + len(found)] = found
-        lines.pictured[pictured : pictured + len(found)] += start - chunk.start
-        pictured += len(found)
+        if len(found := sequence.prompt.placeholders_in(chunk.start, chunk.end)):
+            lines.pictured[pictured : pictured + len(found)] = found
+            lines.pictured[pictured : pictured + len(found)] += start - chunk.start
+            pictured += len(found)
         lines.tables[row, : len(table)] = table
         lines.state_slots[row] = slot_of(sequence)
         lines.landings[row] = max(chunk.landing - chunk.start, 0)
@@ -264,7 +264,8 @@ def _positions(chunk: Chunk, out: Array) -> None:
     """M-RoPE positions of a chunk to `out` `[3, tokens]`: the prompt's own, then counting on."""
     prompt = chunk.sequence.prompt
     own = max(min(chunk.end, len(prompt)) - chunk.start, 0)
-    out[:, :own] = prompt.positions[:, chunk.start : chunk.start + own].numpy()
+    if own:
+        out[:, :own] = prompt.positions[:, chunk.start : chunk.start + own].numpy()
     out[:, own:] = np.arange(chunk.start + own, chunk.end) + prompt.delta
 
 

@@ -25,6 +25,7 @@ ENGINE_COUNTERS = (
     ("snugvl_preemptions", "Sequences that gave their KV blocks up for a while.", "preemptions"),
     ("snugvl_prefix_hit_tokens", "Prompt tokens found in the prefix cache.", "prefix_hit_tokens"),
     ("snugvl_prefix_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_query_tokens"),
+    ("snugvl_forced_tokens", "Tokens that a grammar forced, without a step for each.", "forced_tokens"),
     ("snugvl_engine_faults", "Steps of the engine that failed.", "faults"),
     ("snugvl_engine_shortages", "Steps that ran out of memory and were tried in parts.", "shortages"),
     ("snugvl_kernel_compilations", "Kernels compiled while requests waited.", "kernel_compilations"),

@@ -125,6 +125,7 @@ class NativeBackend:
             draft_method=stats.draft_method,
             drafted_tokens=stats.drafted_tokens,
             accepted_tokens=stats.accepted_tokens,
+            forced_tokens=stats.forced_tokens,
             faults=stats.faults,
             shortages=stats.shortages,
             kernel_compilations=stats.kernel_compilations,
