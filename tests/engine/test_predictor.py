@@ -204,7 +204,7 @@ def test_answers_are_those_without(
     assert stats.accepted_tokens > 0.5 * stats.drafted_tokens > 15
     one = stats.generated_tokens - stats.accepted_tokens  # of each step one would have come anyway
     assert stats.generated_tokens > (1.2 if kind == "now and then" else 1.5) * one
-    for item in asked():
+    for item in asked() if kind in ("plain", "graphs") else ():
         alone = said(engine_of(config), [item])
         assert alone == {key: line for key, line in right.items() if key[0] == item.request_id}
     tight = engine_of(replace(config, num_blocks=14, max_model_len=96, max_num_seqs=5, max_batched_tokens=9))
