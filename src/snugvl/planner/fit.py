@@ -278,8 +278,7 @@ class Fitter:
     def footprint(self, settings: Settings) -> Footprint:
         """Of this option's model."""
         if settings not in self._footprints:
-            found = footprint(self.option.model, settings, self.budget(settings).device)
-            self._footprints[settings] = found
+            self._footprints[settings] = footprint(self.option.model, settings, self.budget(settings).device)
         return self._footprints[settings]
 
     def fits(self, settings: Settings) -> bool:
