@@ -69,7 +69,7 @@ def load(
         memory: most that may be taken, in bytes or as a size such as "7200MiB", a GPU's CUDA context
             included; by default what is free, less a margin. On a GPU torch is held to it.
         backend: auto takes our own engine where it runs the model, llama.cpp for a GGUF file (in a process of
-            its own), else transformers.
+            its own; "native" reads many of them, too), else transformers.
         language_only: leave the vision tower out; pictures are refused, and its memory is free.
         prefix_cache: start a prompt from what earlier ones with the same beginning have left. The time to the
             first token then tells whether somebody asked like that before. Transformers never does it.
@@ -160,9 +160,11 @@ def backend_for(options: LoadOptions) -> Literal["native", "transformers", "llam
     gguf = gguf_files(options.model) is not None
     if gguf and options.backend in ("auto", "llamacpp"):
         return "llamacpp"
+    if gguf and options.backend == "native":
+        return "native"
     if gguf or options.backend == "llamacpp":
         raise RequestError(
-            f"backend {options.backend!r} reads no GGUF file; use auto or llamacpp"
+            f"backend {options.backend!r} reads no GGUF file; use auto, native or llamacpp"
             if gguf
             else f"backend 'llamacpp' reads GGUF files, and {options.model} is none; leave it out",
             field="backend",

@@ -227,13 +227,15 @@ class PackedInt4:
     """Ready-made 4-bit weights: `group` columns of a row share a scale and a zero point.
 
     Which matrices are stored so is what the files say; what isn't stays as it is. `symmetric`: files need no
-    zero points, code 8 means 0. `offset`: what is added to stored zero points.
+    zero points, code 8 means 0. `offset`: what is added to stored zero points. `ordered`: a group's columns
+    don't stand together; files say of each column which group it is of.
     """
 
     method: Literal["awq", "gptq", "compressed-tensors"]
     group: int
     symmetric: bool = False
     offset: int = 0
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

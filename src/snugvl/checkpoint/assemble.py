@@ -9,7 +9,8 @@ from typing import Any
 from snugvl.checkpoint.facts import FactSource, ModelFacts, Role, TensorFact
 from snugvl.checkpoint.families import describe, parse_config
 from snugvl.checkpoint.families.network import Network
-from snugvl.checkpoint.gguf_facts import ARCHITECTURE, gguf_facts
+from snugvl.checkpoint.gguf_facts import gguf_facts
+from snugvl.checkpoint.gguf_network import ARCHITECTURE
 from snugvl.checkpoint.material import Material, Stored
 from snugvl.checkpoint.quantized import Packing, check_whole, elements, place, read_packing
 from snugvl.checkpoint.safetensors import read_tensors
@@ -61,6 +62,7 @@ def assemble(name: str, material: Material, network: Network | None = None) -> M
         download_bytes=material.download_bytes,
         native=positions is not None,
         native_positions=positions if limited else None,
+        ordered=packing is not None and packing.ordered,
         predictor=network.predictor if predicts else None,
     )
 

@@ -114,6 +114,8 @@ class GgufFacts:
         experts_used: of a token; 0 without experts.
         deepstack: embeddings of a picture's token beyond the first, one for each of the first layers.
         file, projector: the first part and the mmproj on this machine, or "".
+        levels: blocks of the tower after which a deepstack merger stands.
+        why_not: why our own engine doesn't run it, or "".
     """
 
     file_type: str
@@ -121,6 +123,8 @@ class GgufFacts:
     deepstack: int = 0
     file: str = ""
     projector: str = ""
+    levels: tuple[int, ...] = ()
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,7 @@ class ModelFacts:
         quantization: "fp8", "int4", "int8" as stored, or None for plain weights.
         download_bytes: weight files and the small files beside them.
         native: our own engine runs it.
+        ordered: of a ready-made 4-bit checkpoint, whose groups' columns don't stand together.
         gguf: what is known of a GGUF alone; None for a safetensors checkpoint.
         native_positions: tokens of a context that our own engine runs, where they are fewer than the
             checkpoint allows (LongRoPE beyond its original context).
@@ -155,6 +160,7 @@ class ModelFacts:
     download_bytes: int
     native: bool
     native_positions: int | None = None
+    ordered: bool = False
     gguf: GgufFacts | None = None
     predictor: KVLayer | None = None
     predicts: bool = False

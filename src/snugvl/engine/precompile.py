@@ -25,6 +25,7 @@ from snugvl.engine.memory import allocate
 from snugvl.engine.sampling.filters import support
 from snugvl.engine.sampling.sampler import likeliest
 from snugvl.layers.attention import AttentionMetadata
+from snugvl.layers.ggml import Part
 from snugvl.layers.kernels.device import Hardware, hardware_of
 from snugvl.layers.kv_cache import KVCache
 from snugvl.layers.linear import Linear
@@ -44,12 +45,12 @@ class Outline:
 
     Attributes:
         tensors: dtype and shape of each parameter and buffer.
-        formats: of each linear layer, with the columns that share a scale.
+        formats: of each linear layer, with the columns that share a scale, and the parts of a GGUF's.
     """
 
     config: ModelConfig
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-    formats: Mapping[str, tuple[Format, int]]
+    formats: Mapping[str, tuple[Format, int, tuple[Part, ...]]]
 
 
 def outline_of(network: nn.Module, config: ModelConfig) -> Outline:
@@ -59,7 +60,7 @@ def outline_of(network: nn.Module, config: ModelConfig) -> Outline:
     return Outline(
         config,
         {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors},
-        {name: (linear.format, linear.group) for name, linear in linears},
+        {name: (linear.format, linear.group, linear.parts) for name, linear in linears},
     )
 
 
@@ -67,10 +68,10 @@ def network_from(outline: Outline) -> LoadableNetwork:
     """The network on "meta", with one decoder layer of each kind in place of all of them."""
     network = without_memory(outline.config)
     network.requires_grad_(False).eval()
-    for name, (kind, group) in outline.formats.items():
+    for name, (kind, group, parts) in outline.formats.items():
         linear = network.get_submodule(name)
         assert isinstance(linear, Linear)
-        linear.format, linear.group = kind, group
+        linear.format, linear.group, linear.parts = kind, group, parts
     for name, (dtype, shape) in outline.tensors.items():
         owner, _, attribute = name.rpartition(".")
         module = network.get_submodule(owner)

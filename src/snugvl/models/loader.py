@@ -28,7 +28,8 @@ from torch.overrides import TorchFunctionMode
 
 from snugvl.checkpoint.architecture import Fp8Blocks, ModelConfig, PackedInt4
 from snugvl.checkpoint.families import read_config
-from snugvl.checkpoint.safetensors import TensorEntry, read_tensors
+from snugvl.checkpoint.gguf_folder import read_weights
+from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import GROUP, Format
@@ -127,6 +128,7 @@ def load_model(
     give_memory(model, device, room_size)
     room = torch.empty(room_size, dtype=torch.uint8, device=device)
     fill(dict(targets_of(model)), opened.stored, device, readers, progress)
+    ready_made.check_orders(dict(targets_of(model)))
     if model.tower is not None and units:
         model.tower.weights = WeightStream(units, host, room, CopyStream(device))
     return model
@@ -147,7 +149,7 @@ def open_checkpoint(
     if predictor:
         config = config.with_predictor()
     model = without_memory(config)
-    tensors = _renamed(read_tensors(folder), model.aliases)
+    tensors = _renamed(read_weights(folder), model.aliases)
     model.requires_grad_(False).eval()
     model.to(dtype)  # still without memory
     form = config.quantization
@@ -161,6 +163,7 @@ def open_checkpoint(
         ready_made.store(dict(targets_of(model)), matrices, form, inside)
         storage = storage or Storage("int4")
     storage = storage or Storage()
+    ready_made.store_blocks(dict(targets_of(model)), tensors)
     choose_formats(model, storage, form, {name for name, each in tensors.items() if each.dtype in WIDE})
     return OpenCheckpoint(model, Stored(tensors, matrices, form), storage)
 
@@ -171,7 +174,8 @@ def choose_formats(
     form: Fp8Blocks | PackedInt4 | None,
     wide: Collection[str] = (),
 ) -> None:
-    """Choose the formats, before there is memory. What a format can't hold stays as it is.
+    """Choose the formats, before there is memory. What a format can't hold stays as it is, and so does all
+    that a GGUF has beside its blocks.
 
     `wide`: tensors that an FP8 checkpoint stores wide, which don't become FP8.
     """
@@ -179,7 +183,7 @@ def choose_formats(
     head = model.decoder.embed_tokens
     heads = [head] if config.tie_word_embeddings else [head, model.lm_head]
     for linear in heads:
-        if linear.columns % GROUP == 0:
+        if linear.columns % GROUP == 0 and linear.format == "bf16":
             linear.store_as(storage.head)
     if storage.layers == "fp8" and blocks is None:
         raise UnsupportedModel(
@@ -191,13 +195,14 @@ def choose_formats(
         id(target.linear) for name, target in targets_of(model) if storage.layers == "fp8" and name in wide
     }
     layers = chain(model.decoder.layers.modules(), model.mtp.modules() if config.text.predictors else ())
-    for module in () if isinstance(form, PackedInt4) else layers:
+    gguf = any(isinstance(each, Linear) and each.parts for each in model.decoder.layers.modules())
+    for module in () if gguf or isinstance(form, PackedInt4) else layers:
         if not isinstance(module, Linear) or not module.quantises or id(module) in stay:
             continue
         if _fits(module, storage, blocks):
             module.store_as(storage.layers, storage.group if storage.layers == "int4" else GROUP)
     for module in () if model.tower is None else model.tower.modules():
-        if isinstance(module, Linear):  # towers have odd widths: a scale for a whole row then
+        if isinstance(module, Linear) and module.format == "bf16":  # odd widths have a scale for a row
             module.store_as(storage.tower, module.columns if module.columns % GROUP else GROUP)
 
 
@@ -253,6 +258,9 @@ def _place(piece: TensorPiece, target: LoadTarget, blocks: Fp8Blocks | None) -> 
     """Put rows of a checkpoint tensor where they go, in the format they stay in."""
     start, linear = target.start + piece.start, target.linear
     values = piece.values
+    if linear is not None and linear.format == "ggml":
+        linear.put_bytes(start, values)
+        return
     if piece.scale is not None and blocks is not None:
         if linear is not None and linear.format == "fp8":
             linear.put_blocks(start, values, piece.scale)
@@ -381,11 +389,12 @@ def targets_of(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
     for name, parameter in model.named_parameters():
         linear = linears.get(id(parameter))
         owner, suffix = name.rsplit(".", 1)
+        whole = parameter.shape[0] if linear is None else linear.rows  # a GGUF's blocks are bytes
         if owner not in packed:
-            yield name, LoadTarget(parameter, 0, parameter.shape[0], linear)
+            yield name, LoadTarget(parameter, 0, whole, linear)
             continue
         start = 0
         for part, rows in packed[owner]:
             yield f"{owner.rsplit('.', 1)[0]}.{part}.{suffix}", LoadTarget(parameter, start, rows, linear)
             start += rows
-        assert start == parameter.shape[0], f"the parts of {name} are not the whole"
+        assert start == whole, f"the parts of {name} are not the whole"

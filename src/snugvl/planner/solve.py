@@ -161,9 +161,18 @@ def _possible(
             refusals[option.engine] = Refusal(option.engine, _no_goal(fitter))
         elif wishes.backend in ("auto", option.engine):
             fitters.append(fitter)
+    if wishes.backend == "auto":
+        fitters = _of_one(fitters)
     tried = {fitter.option.engine for fitter in fitters}
     asked = (each for each in refusals.values() if wishes.backend in ("auto", each.engine))
     return fitters, [refusal for refusal in asked if refusal.engine not in tried]
+
+
+def _of_one(fitters: list[Fitter]) -> list[Fitter]:
+    """Of a GGUF llama.cpp alone, where it can be had; of our engine what is left, on a GPU."""
+    theirs = [each for each in fitters if each.option.engine == "llamacpp"]
+    gguf = any(each.option.model.facts.gguf is not None and each.cpu for each in fitters)
+    return theirs if theirs or gguf else fitters
 
 
 def _offloaded(plan: Plan, fitters: list[tuple[Fitter, int]], host: Budget) -> Plan:

@@ -20,6 +20,9 @@ from snugvl.backends.place import Place, cap, device_of, dtype_of, place_on
 from snugvl.checkpoint.architecture import ModelConfig
 from snugvl.checkpoint.catalogue import thinks_about_pictures
 from snugvl.checkpoint.families import read_config
+from snugvl.checkpoint.gguf_files import gguf_files
+from snugvl.checkpoint.gguf_folder import folder_of
+from snugvl.checkpoint.gguf_network import ours
 from snugvl.checkpoint.locate import locate
 from snugvl.checkpoint.read import facts_of
 from snugvl.core.messages import Capabilities
@@ -97,14 +100,16 @@ def load_engine(
     """
     report = progress or (lambda _detail, _done: None)
     report("reading headers", READING)
-    folder = locate(options.model)
+    files = gguf_files(options.model)
+    folder = locate(options.model) if files is None else folder_of(files)
     config = read_config(folder)
     if options.language_only:
         config = replace(config, vision=None)
     target = device_of(options.device)
     place = place_on(target, options.memory_bytes, machine)
     mark("the device is there")
-    facts = replace(facts_of(str(folder), offline=True), name=options.model)
+    facts = facts_of(str(folder) if files is None else options.model, offline=True)
+    facts = replace(facts if files is None else ours(facts), name=options.model)
     counted = inventory(facts)
     # In a thread of its own: a tokenizer needs Python for about as long as the weights need the GPU.
     reader = ThreadPoolExecutor(1, "processor")
@@ -142,6 +147,8 @@ def load_engine(
         most_images=options.images,
         plan=allocation,
     )
+    if facts.gguf is not None and counted.has("blocks", "decoder"):
+        capabilities = replace(capabilities, weights=facts.gguf.file_type)
     thinking = Thinking(options.thinking, thinks_about_pictures(facts.family))
     made = engine, processor, capabilities, thinking
     held = _held(network, settings)
