@@ -101,7 +101,6 @@ class Comparison:
         for side in (self.reference, *(rival.side for rival in self.rivals)):
             side.close()
 
-    @torch.inference_mode()
     def run(self) -> list[Outcome]:
         """All outcomes, variant by variant in the order of the questions.
 
