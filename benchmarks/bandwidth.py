@@ -13,7 +13,7 @@ before it ends, and its time begins there: the sum may exceed the step.
 
 `--multiprocessors 30` holds the process to so many of the GPU's (a green context), as many as small cards
 have; tiles are chosen as for a card with so many, and the bandwidth is what so many reach. It prints how long
-a product takes on the whole GPU, held, and held from a CUDA graph, so that one sees that it is.
+a product takes on the whole GPU and held, so that one sees that it is.
 
 On a card of 448 GB/s (RTX 5060) two figures bound what to expect: the same fraction of the bandwidth as here
 (low: short kernels waste less of a slower memory), and the floor plus as many milliseconds as here lie above
@@ -23,7 +23,7 @@ it (high: those of a smaller chip are no fewer).
 import argparse
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,7 +87,7 @@ def held_to(units: int, device: torch.device, figures: dict[str, Any]) -> Iterat
     context: Any = GreenContext.create(num_sms=units, device_id=device.index or 0)
     context.set_context()
     try:
-        product |= {"held": product_s(device), "held, from a graph": product_s(device, graph=True)}
+        product["held"] = product_s(device)
         for name, seconds in product.items():
             print(f"a product, {name}: {seconds * 1e3:.3f} ms")
         figures |= {"multiprocessors": units, "product_s": product}
@@ -97,22 +97,14 @@ def held_to(units: int, device: torch.device, figures: dict[str, Any]) -> Iterat
         context.pop_context()
 
 
-def product_s(device: torch.device, *, graph: bool = False) -> float:
+def product_s(device: torch.device) -> float:
     """Seconds of a product that takes as long as there are few multiprocessors, the least of a few."""
     left = torch.ones(4096, 4096, dtype=torch.bfloat16, device=device)
-    out = torch.empty_like(left)
-    torch.mm(left, left, out=out)
-    run: Callable[[], object] = lambda: torch.mm(left, left, out=out)  # noqa: E731
-    if graph:
-        recording, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        with torch.cuda.graph(recording, stream=stream):
-            run()
-        run = recording.replay
-    times = []
-    for _ in range(5):
+    out, times = torch.empty_like(left), []
+    for _ in range(6):
         _wait(device)
         start = time.perf_counter()
-        run()
+        torch.mm(left, left, out=out)
         _wait(device)
         times.append(time.perf_counter() - start)
     return min(times)

@@ -367,11 +367,6 @@ def test_a_panic_in_one_of_several_is_no_error_of_the_others(
         def unsafe_compute_mask_ptr(self, *told: object) -> None:
             raise BaseException("somebody's")
 
-        def consume_token_par(self, pairs: list[tuple[Any, int]]) -> None:
-            matcher, token = pairs[0]
-            matcher.consume_token(token)  # one took it, and nobody knows who
-            raise BaseException("somebody's")
-
     answers = compiler.compile(Grammar("regex", "(ab|b)*"), choices=3)
     states = [moved(answers.start(), backend, "ab") for _ in range(3)]
     monkeypatch.setattr(grammar, "_executor", Panics)
@@ -379,22 +374,6 @@ def test_a_panic_in_one_of_several_is_no_error_of_the_others(
     _State.fill_all(states, bits)
     assert [state.error for state in states] == [None] * 3
     assert all(set(row.nonzero()[:, 0].tolist()) == allowed(states[0]) for row in unpacked(bits, VOCAB))
-    (token,) = backend.encode("b").ids
-    _State.accept_all(states, [token] * 3)
-    other = moved(answers.start(), backend, "abb")
-    assert [state.error for state in states] == [None] * 3
-    assert [allowed(state) for state in states] == [allowed(other)] * 3
-
-
-def test_several_take_their_tokens_and_one_that_is_wrong_is_its_own_error(
-    compiler: GrammarCompiler, backend: Backend
-) -> None:
-    answers = compiler.compile(Grammar("regex", "a[bc]d"), choices=4)
-    states = [moved(answers.start(), backend, "a") for _ in range(4)]
-    ids = [backend.encode(text).ids[0] for text in "bcab"]
-    _State.accept_all(states, ids)
-    assert [state.error is None for state in states] == [True, True, False, True]
-    assert allowed(states[0]) == allowed(states[1]) == set(backend.encode("d").ids)
 
 
 def moved(state: GrammarState, backend: Backend, text: str) -> _State:

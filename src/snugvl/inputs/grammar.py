@@ -215,7 +215,6 @@ class _State(GrammarState):
         self._first: bytes | None = lent.owner.first  # the mask, until there was a token
         self._panic: str | None = None
         self._lent: _Lent | None = lent  # None: nobody else's words are in its automata
-        self._owner = lent.owner
         self._tokens: list[int] = []
 
     @property
@@ -251,49 +250,21 @@ class _State(GrammarState):
                 state.fill(bits[row])
 
     def accept(self, token: int) -> None:
-        with self._guarded():
-            if self._takes_in(token):
+        self._first = None
+        try:  # not `_guarded`, which would take as long again: this is once a token
+            if not self._matcher.is_stopped():  # with `ignore_eos` end-of-sequence tokens go on coming
+                self._tokens.append(token)
                 self._matcher.consume_token(token)
                 self._goes_on()
-
-    @classmethod
-    def accept_all(cls, states: Sequence[Self], tokens: Sequence[int]) -> None:
-        if len(states) == 1:
-            states[0].accept(tokens[0])
-            return
-        pairs = zip(states, tokens, strict=True)
-        taken = [(state._matcher, token) for state, token in pairs if state._takes_in(token)]
-        try:
-            _executor().consume_token_par(taken)
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-                raise
-            for state in states:  # it doesn't say whose grammar Rust panicked at, nor who took its token
-                with state._guarded():
-                    state._again()
-            return
-        for state in states:
-            if state._matcher.is_error():
-                with state._guarded():
-                    state._goes_on()
-
-    def _takes_in(self, token: int) -> bool:
-        """Note a token; whether it means anything: with `ignore_eos` end-of-sequence tokens go on coming."""
-        self._first = None
-        if self._matcher.is_stopped():
-            return False
-        self._tokens.append(token)
-        return True
+            self._note(error)
 
     def _goes_on(self) -> bool:
         """Whether an answer that couldn't go on now can, in automata of its own."""
-        return self._lent is not None and self._matcher.is_error() and self._again()
-
-    def _again(self) -> bool:
-        """Take all tokens once more, in automata of its own; whether it could."""
-        if self._lent is not None:
-            self._lent.keep()
-        self._matcher, self._lent = self._owner.make(), None
+        if self._lent is None or not self._matcher.is_error():
+            return False
+        self._lent.keep()
+        self._matcher, self._lent = self._lent.owner.make(), None
         return self._matcher.consume_tokens(self._tokens)
 
     def takes(self, tokens: Sequence[int]) -> int:
@@ -312,6 +283,10 @@ class _State(GrammarState):
         try:
             yield
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
-                raise
-            self._panic = f"{type(error).__name__}: {one_line(str(error))}"
+            self._note(error)
+
+    def _note(self, error: BaseException) -> None:
+        """Keep what Rust panicked at; what is no error passes through."""
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+            raise error
+        self._panic = f"{type(error).__name__}: {one_line(str(error))}"

@@ -31,14 +31,13 @@ from snugvl.checkpoint.families import read_config
 from snugvl.checkpoint.gguf_folder import read_weights
 from snugvl.checkpoint.safetensors import TensorEntry
 from snugvl.errors import CheckpointError, UnsupportedModel
-from snugvl.layers.ggml import ggml_type
 from snugvl.layers.linear import Linear
 from snugvl.layers.weights import GROUP, Format
 from snugvl.models import ready_made
 from snugvl.models.main_memory import CopyStream, WeightStream, room_bytes, to_host, to_main_memory
 from snugvl.models.networks import LoadableNetwork, network_of
 from snugvl.models.ready_made import LoadTarget, PackedMatrix
-from snugvl.models.tensor_files import DTYPES, SCALE_SUFFIX, TensorFiles, TensorPiece, dequantise
+from snugvl.models.tensor_files import SCALE_SUFFIX, TensorFiles, TensorPiece, check_dtype, dequantise
 
 GPU_READERS = 4
 WIDE = ("BF16", "F16", "F32")  # dtypes of what isn't quantised
@@ -67,6 +66,32 @@ class Storage:
     embedding: Literal["gpu", "cpu"] = "gpu"
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the files hold, by the network's names."""
+
+    tensors: Mapping[str, TensorEntry]
+    matrices: Mapping[str, PackedMatrix]
+    form: Fp8Blocks | PackedInt4 | None
+
+    @property
+    def blocks(self) -> Fp8Blocks | None:
+        return _blocks(self.form)
+
+    def entry(self, name: str) -> TensorEntry:
+        """The tensor, or the codes of a 4-bit matrix."""
+        return self.matrices[name].words if name in self.matrices else self.tensors[name]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenCheckpoint:
+    """A network without memory, what its files hold, and how it is to be stored."""
+
+    model: LoadableNetwork
+    stored: Stored
+    storage: Storage
+
+
 def load_model(
     folder: Path,
     *,
@@ -93,6 +118,31 @@ def load_model(
         UnsupportedModel: an architecture, dtype or quantisation that this engine doesn't run.
         NoPageLockedMemory: there is none for the embedding; nothing was taken of the device yet.
     """
+    opened = open_checkpoint(folder, dtype, storage, language_only=language_only, predictor=predictor)
+    model, storage = opened.model, opened.storage
+    if storage.embedding == "cpu":
+        to_main_memory(model.decoder.embed_tokens, device)
+    units = [] if model.tower is None or storage.streamed is None else model.tower.units
+    host = to_host(units, pinned=storage.streamed == "pinned")
+    room_size = room_bytes(units, [len(each) for each in host])
+    give_memory(model, device, room_size)
+    room = torch.empty(room_size, dtype=torch.uint8, device=device)
+    fill(dict(targets_of(model)), opened.stored, device, readers, progress)
+    ready_made.check_orders(dict(targets_of(model)))
+    if model.tower is not None and units:
+        model.tower.weights = WeightStream(units, host, room, CopyStream(device))
+    return model
+
+
+def open_checkpoint(
+    folder: Path,
+    dtype: torch.dtype,
+    storage: Storage | None = None,
+    *,
+    language_only: bool = False,
+    predictor: bool = False,
+) -> OpenCheckpoint:
+    """The network that `folder` describes, without memory and in its final formats; see `load_model`."""
     config = read_config(folder)
     if language_only:
         config = replace(config, vision=None)
@@ -105,28 +155,17 @@ def load_model(
     form = config.quantization
     matrices: dict[str, PackedMatrix] = {}
     if isinstance(form, PackedInt4):
-        known = {name for name, _ in _targets(model)}
+        known = {name for name, _ in targets_of(model)}
         tensors, matrices = ready_made.collect(tensors, form, folder, known)
     check_names(model, config, tensors, folder, matrices)
     if isinstance(form, PackedInt4):
         inside = {id(module) for module in model.decoder.layers.modules()}
-        ready_made.store(dict(_targets(model)), matrices, form, inside)
+        ready_made.store(dict(targets_of(model)), matrices, form, inside)
         storage = storage or Storage("int4")
     storage = storage or Storage()
-    ready_made.store_blocks(dict(_targets(model)), tensors)
+    ready_made.store_blocks(dict(targets_of(model)), tensors)
     choose_formats(model, storage, form, {name for name, each in tensors.items() if each.dtype in WIDE})
-    if storage.embedding == "cpu":
-        to_main_memory(model.decoder.embed_tokens, device)
-    units = [] if model.tower is None or storage.streamed is None else model.tower.units
-    host = to_host(units, pinned=storage.streamed == "pinned")
-    room_size = room_bytes(units, [len(each) for each in host])
-    _give_memory(model, device, room_size)
-    room = torch.empty(room_size, dtype=torch.uint8, device=device)
-    _fill(dict(_targets(model)), _Stored(tensors, matrices, form), device, readers, progress)
-    ready_made.check_orders(dict(_targets(model)))
-    if model.tower is not None and units:
-        model.tower.weights = WeightStream(units, host, room, CopyStream(device))
-    return model
+    return OpenCheckpoint(model, Stored(tensors, matrices, form), storage)
 
 
 def choose_formats(
@@ -152,7 +191,9 @@ def choose_formats(
         )
     if isinstance(form, PackedInt4) and storage.layers != "int4":
         raise UnsupportedModel(f"4-bit weights stay 4-bit, not {storage.layers}; use int4 or auto")
-    stay = {id(target.linear) for name, target in _targets(model) if storage.layers == "fp8" and name in wide}
+    stay = {
+        id(target.linear) for name, target in targets_of(model) if storage.layers == "fp8" and name in wide
+    }
     layers = chain(model.decoder.layers.modules(), model.mtp.modules() if config.text.predictors else ())
     gguf = any(isinstance(each, Linear) and each.parts for each in model.decoder.layers.modules())
     for module in () if gguf or isinstance(form, PackedInt4) else layers:
@@ -173,26 +214,9 @@ def _fits(linear: Linear, storage: Storage, blocks: Fp8Blocks | None) -> bool:
     return linear.columns % (storage.group if storage.layers == "int4" else GROUP) == 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """What the files hold, by the network's names."""
-
-    tensors: Mapping[str, TensorEntry]
-    matrices: Mapping[str, PackedMatrix]
-    form: Fp8Blocks | PackedInt4 | None
-
-    @property
-    def blocks(self) -> Fp8Blocks | None:
-        return _blocks(self.form)
-
-    def entry(self, name: str) -> TensorEntry:
-        """The tensor, or the codes of a 4-bit matrix."""
-        return self.matrices[name].words if name in self.matrices else self.tensors[name]
-
-
-def _fill(
+def fill(
     targets: Mapping[str, LoadTarget],
-    stored: _Stored,
+    stored: Stored,
     device: torch.device,
     readers: int,
     progress: Callable[[int, int], None] | None,
@@ -205,7 +229,7 @@ def _fill(
     inference = torch.is_inference_mode_enabled()  # of the caller, who made the tensors; a thread has its own
     files: list[TensorFiles] = []
 
-    def fill(pair: tuple[str, TensorEntry]) -> int:
+    def read(pair: tuple[str, TensorEntry]) -> int:
         name, entry = pair
         if not hasattr(own, "files"):
             own.files = TensorFiles(by_name, stored.blocks, device)
@@ -220,7 +244,7 @@ def _fill(
 
     pool = ThreadPoolExecutor(readers if device.type == "cuda" else 1, thread_name_prefix="snugvl-load")
     try:
-        for nbytes in pool.map(fill, entries):
+        for nbytes in pool.map(read, entries):
             done += nbytes
             if progress is not None:
                 progress(done, total)
@@ -292,7 +316,7 @@ def without_memory(config: ModelConfig) -> LoadableNetwork:
         return network_of(config)
 
 
-def _give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
+def give_memory(model: nn.Module, device: torch.device, beside: int) -> None:
     """`model.to_empty(device=device)`, which imports all of sympy for a second on the way.
 
     On a GPU in one piece, of which torch's allocator then cuts the tensors: pieces of their own would be
@@ -326,7 +350,7 @@ def check_names(
     matrices: Mapping[str, PackedMatrix],
 ) -> None:
     """Compare names, shapes and dtypes of the checkpoint with the network's, before any memory is taken."""
-    targets = dict(_targets(model))
+    targets = dict(targets_of(model))
     for name, target in targets.items():
         if name in matrices:
             assert isinstance(config.quantization, PackedInt4)
@@ -340,7 +364,7 @@ def check_names(
                 f"{entry.file}: tensor {entry.name!r} has shape {list(entry.shape)}, "
                 f"config.json asks for {list(target.shape)}"
             )
-        _check_dtype(entry, tensors.get(name + SCALE_SUFFIX), _blocks(config.quantization))
+        check_dtype(entry, tensors.get(name + SCALE_SUFFIX), _blocks(config.quantization))
     for name, entry in (tensors | {name: matrix.words for name, matrix in matrices.items()}).items():
         known = name in targets or name.removesuffix(SCALE_SUFFIX) in targets
         tied_head = name == "lm_head.weight" and config.tie_word_embeddings
@@ -354,30 +378,7 @@ def _blocks(form: Fp8Blocks | PackedInt4 | None) -> Fp8Blocks | None:
     return form if isinstance(form, Fp8Blocks) else None
 
 
-def _check_dtype(entry: TensorEntry, scale: TensorEntry | None, blocks: Fp8Blocks | None) -> None:
-    if ggml_type(entry.dtype):
-        return
-    if entry.dtype not in DTYPES:
-        raise UnsupportedModel(
-            f"{entry.file}: tensor {entry.name!r} is {entry.dtype}; weights may be {', '.join(DTYPES)}"
-        )
-    if entry.dtype != "F8_E4M3":
-        return
-    if blocks is None:
-        raise CheckpointError(
-            f"{entry.file}: tensor {entry.name!r} is FP8 but config.json names no fp8 quantization"
-        )
-    if scale is None:
-        raise CheckpointError(f"{entry.file}: FP8 tensor {entry.name!r} has no {SCALE_SUFFIX[1:]} beside it")
-    expected = (-(-entry.shape[0] // blocks.rows), -(-entry.shape[1] // blocks.columns))
-    if scale.shape != expected or scale.dtype not in ("BF16", "F32", "F16"):
-        raise CheckpointError(
-            f"{scale.file}: tensor {scale.name!r} is {scale.dtype} {list(scale.shape)}, "
-            f"expected {list(expected)} scales for blocks of {blocks.rows}x{blocks.columns}"
-        )
-
-
-def _targets(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
+def targets_of(model: LoadableNetwork) -> Iterator[tuple[str, LoadTarget]]:
     """Checkpoint tensor names and the rows of parameters they fill."""
     packed = {
         f"{name}.{part}": parts

@@ -68,12 +68,6 @@ class GrammarState(Protocol):
         ...
 
     @classmethod
-    def accept_all(cls, states: Sequence[Self], tokens: Sequence[int]) -> None:
-        """Let each of several states take its token, as `accept` does for one."""
-        for state, token in zip(states, tokens, strict=True):
-            state.accept(token)
-
-    @classmethod
     def fill_all(cls, states: Sequence[Self], bits: torch.Tensor) -> None:
         """Write the mask of each of several states to its row of `bits` `[states, ceil(vocab / 32)]`.
 
@@ -347,7 +341,8 @@ def make(asked: Sequence[tuple[Mask, int]], processors: int = 1) -> None:
     for kind in {type(mask.state) for mask, _ in asked}:
         left = [pair for pair in asked if type(pair[0].state) is kind and not pair[0].dropped]
         while left:
-            kind.accept_all([mask.state for mask, _ in left], [token for _, token in left])
+            for mask, token in left:
+                mask.state.accept(token)
             sound = [mask for mask, _ in left if mask.state.error is None]
             if not sound:
                 break
