@@ -98,6 +98,14 @@ class OpenCheckpoint:
     stored: Stored
     storage: Storage
 
+    def weigh_inputs(self, device: torch.device, readers: int = GPU_READERS) -> None:
+        """Let the decoder's matrices know what to be rounded for, where that is to few bits.
+
+        Its layers are read once more for this, one after the other.
+        """
+        if self.storage.layers in FEW_BITS and not isinstance(self.stored.form, PackedInt4):
+            _weigh_inputs(self.model, self.stored, device, readers)
+
 
 def load_model(
     folder: Path,
@@ -127,8 +135,7 @@ def load_model(
     """
     opened = open_checkpoint(folder, dtype, storage, language_only=language_only, predictor=predictor)
     model, storage = opened.model, opened.storage
-    if storage.layers in FEW_BITS and not isinstance(opened.stored.form, PackedInt4):
-        _weigh_inputs(model, opened.stored, dtype, device, readers)
+    opened.weigh_inputs(device, readers)
     if storage.embedding == "cpu":
         to_main_memory(model.decoder.embed_tokens, device)
     units = [] if model.tower is None or storage.streamed is None else model.tower.units
@@ -144,12 +151,9 @@ def load_model(
     return model
 
 
-def _weigh_inputs(
-    model: LoadableNetwork, stored: Stored, dtype: torch.dtype, device: torch.device, readers: int
-) -> None:
-    """Let the decoder's matrices know what to be rounded for. Their layers are read once more for this."""
+def _weigh_inputs(model: LoadableNetwork, stored: Stored, device: torch.device, readers: int) -> None:
     wide = without_memory(replace(model.config, vision=None))
-    wide.requires_grad_(False).eval().to(dtype)
+    wide.requires_grad_(False).eval().to(model.dtype)
 
     def layer_ready(layer: nn.Module) -> None:
         give_memory(layer, device, 0)
@@ -160,7 +164,7 @@ def _weigh_inputs(
     embedding = next(name for name, each in targets_of(wide) if each.linear is wide.decoder.embed_tokens)
     with closing(TensorFiles({}, None, device)) as files:
         ids = sensitivity.some_ids(model.config.text.vocab_size)
-        embedded = files.some_rows(stored.entry(embedding), ids).to(dtype)
+        embedded = files.some_rows(stored.entry(embedding), ids).to(model.dtype)
     sensitivity.weigh_inputs(model, wide, embedded, layer_ready)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the network is one piece of memory, in which nothing else may lie
