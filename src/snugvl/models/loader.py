@@ -103,7 +103,9 @@ class OpenCheckpoint:
 
         Its layers are read once more for this, one after the other.
         """
-        if self.storage.layers in FEW_BITS and not isinstance(self.stored.form, PackedInt4):
+        made = self.storage.layers in FEW_BITS and not isinstance(self.stored.form, PackedInt4)
+        gguf = any(isinstance(each, Linear) and each.parts for each in self.model.decoder.layers.modules())
+        if made and not gguf:  # whose blocks stay as they are
             _weigh_inputs(self.model, self.stored, device, readers)
 
 
